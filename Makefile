@@ -1,0 +1,39 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all check bench clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: .venv/.installed  ## Create .venv with Atoll and the development tools
+
+# One stamp for everything: a second call installs nothing until the requirements change.
+.venv/.installed: pyproject.toml constraints.txt
+	@echo "Installing Atoll into .venv (once; the first time takes a few minutes) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/.installed  ## Compare six methods on the bundled digits, 20 clients, 3 seeds
+	$(BIN)/atoll compare local fedavg fedavg-ft fedprox ditto fedper \
+		--task digits --partition dirichlet:0.3 --clients 20 --seeds 3
+
+test: check  ## Everything the continuous integration runs: lint, format, types, tests
+	$(BIN)/pytest -m "not slow"
+
+test-all: check  ## The same with the slow tests
+	$(BIN)/pytest
+
+check: .venv/.installed  ## Lint, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/.installed  ## Measure speed on this machine
+	$(BIN)/atoll bench
+
+clean:  ## Remove the environment, caches and build output (runs/ stays)
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

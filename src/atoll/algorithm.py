@@ -1,0 +1,375 @@
+"""What a federated method is: an `Algorithm` says what clients do, what they send, and what the server makes of it."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import HyperparameterError, PayloadError
+from atoll.params import Params, Stack, Tree
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values a hyperparameter may take; the ends belong to it unless `open_low` or `open_high`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below and math.isfinite(value)
+
+    def __str__(self) -> str:
+        left = "(" if self.open_low or self.low == -math.inf else "["
+        right = ")" if self.open_high or self.high == math.inf else "]"
+        return f"{left}{self.low:g}, {self.high:g}{right}"
+
+
+NonNegative = Annotated[float, Range(low=0)]
+Positive = Annotated[float, Range(low=0, open_low=True)]
+Share = Annotated[float, Range(low=0, high=1)]
+Count = Annotated[int, Range(low=1)]
+Epochs = Annotated[int, Range(low=0)]
+Weighting = Literal["samples", "uniform"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a cohort returns from local work.
+
+    `send` leaves the clients and reaches the server, `weight` with it: the importance of each reply in a mean.
+    `keep` stays with the clients and comes back from `cohort.recall`; it never passes the channel.
+    """
+
+    send: Mapping[str, Stack] = field(default_factory=dict)
+    weight: Tensor | None = None
+    keep: Tree = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """Base of all methods. Override what differs from federated averaging; most methods need two or three.
+
+    Hyperparameters are fields, with their ranges in the annotation; a bad value raises when the object is made.
+    """
+
+    one_shot: ClassVar[bool] = False  # uploads once: rounds must be 1
+    needs_public_data: ClassVar[bool] = False
+    sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
+    cites: ClassVar[str] = ""  # BibTeX
+    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # {"local": {"lam": 0.0}}: equals that method so
+
+    def __post_init__(self) -> None:
+        for hyperparameter in hyperparameters(type(self)):
+            hyperparameter.check(type(self).__name__, getattr(self, hyperparameter.name))
+
+    # -- the server ----------------------------------------------------------------------------------------------
+    def start(self, task: Task) -> Tree:
+        """The server's state before the first round."""
+        return task.network.initial
+
+    def broadcast(self, server: Tree) -> Tree:
+        """What every client of a cohort receives."""
+        return server
+
+    def unicast(self, server: Tree, ids: NDArray[np.int64]) -> Tree:
+        """What each of these clients receives by itself, stacked; clients find it in `cohort.received`."""
+        return None
+
+    def aggregate(self, server: Tree, replies: Replies) -> Tree:
+        """The server's next state."""
+        return server + replies.mean("delta")
+
+    # -- the clients ---------------------------------------------------------------------------------------------
+    def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
+        """One light exchange with all clients before the first round; None if there is none."""
+        return None
+
+    def absorb(self, server: Tree, replies: Replies) -> Tree:
+        """The server's state after `prepare`."""
+        return server
+
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """What the clients of a cohort do in a round."""
+        raise NotImplementedError(f"{type(self).__name__} must define local().")
+
+    def finish(self, server: Tree, cohort: Cohort) -> Tree:
+        """A last local step of all clients after the last round, without upload: what they keep, or None."""
+        return None
+
+    # -- the models that come out --------------------------------------------------------------------------------
+    def personalize(self, server: Tree, cohort: Cohort) -> Params | Stack:
+        """The model that each client would deploy."""
+        model: Params = server
+        return model
+
+    def shared(self, server: Tree) -> Params | None:
+        """The model for everybody, if the method has one."""
+        return server if isinstance(server, Params) else None
+
+    def welcome(self, server: Tree, cohort: Cohort) -> Params | Stack:
+        """The model of clients that were never seen before."""
+        return self.personalize(server, cohort)
+
+
+class Arrival(typing.NamedTuple):
+    """Replies that arrived together: one row per client."""
+
+    clients: NDArray[np.int64]
+    fields: Mapping[str, Stack]
+    weight: Tensor
+
+
+class Replies:
+    """What the clients sent in a round.
+
+    If sums suffice, replies are added up as they arrive and never held together, so that memory does not grow with
+    the cohort; `stack` then raises. Otherwise they are kept and everything can be asked of them.
+    """
+
+    def __init__(self, arrivals: Iterable[Arrival], *, keep: bool) -> None:
+        self._arrivals: Iterator[Arrival] = iter(arrivals)
+        self._kept: list[Arrival] | None = list(self._arrivals) if keep else None
+        self._means: dict[str, Stack | Params] | None = None
+        self.total_weight: Tensor | None = None
+
+    def mean(self, name: str, weight: str | None = None) -> Params:
+        """The weighted mean of a field over clients; integer leaves take the maximum.
+
+        `weight` names a field that holds weights of its own for each client, for example class counts for class
+        prototypes: either one leaf for all or one per leaf. Where all weights are 0 the mean is 0.
+        """
+        if weight is not None:
+            return self._reduce(name, lambda arrival, leaf: _leaf(arrival, weight, leaf))
+        if self._kept is not None:
+            return self._reduce(name, lambda arrival, _: arrival.weight)
+        if self._means is None:
+            self._means = self._stream()
+        if name not in self._means:
+            raise PayloadError(f"No reply has a field {name!r}. There are: {', '.join(self._means) or 'none'}.")
+        return self._means[name]  # type: ignore[return-value]
+
+    def segment_mean(self, name: str, by: str, default: Stack) -> Stack:
+        """The weighted mean of a field within each segment; `by` names the field with each client's segment number.
+
+        Row j of the result is the mean of segment j, or row j of `default` where no client is in it.
+        """
+        segments = default.clients
+        sums: dict[str, _Sum] = {}
+        total: Tensor | None = None
+        for arrival in self._all():
+            one_hot = torch.nn.functional.one_hot(_leaf(arrival, by, None).long(), segments).to(arrival.weight.dtype)
+            shares = one_hot * arrival.weight[:, None]
+            total = shares.sum(0) if total is None else total + shares.sum(0)
+            for leaf_name, leaf in arrival.fields[name].items():
+                sums.setdefault(leaf_name, _Sum()).add(leaf, shares)
+        if total is None:
+            return default
+        found = {leaf: part.divided(total) for leaf, part in sums.items()}
+        return Stack(
+            {
+                leaf: torch.where((total > 0).reshape(-1, *[1] * (value.ndim - 1)), value, default[leaf])
+                for leaf, value in found.items()
+            },
+            default.layout,
+        )
+
+    def stack(self, name: str) -> Stack:
+        """A field of all replies together, one row per client, in the order of `clients`."""
+        parts = [arrival.fields[name] for arrival in self._held()]
+        return Stack({leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}, parts[0].layout)
+
+    @property
+    def clients(self) -> NDArray[np.int64]:
+        """Who replied."""
+        return np.concatenate([arrival.clients for arrival in self._held()])
+
+    @property
+    def weights(self) -> Tensor:
+        """The weights of the replies."""
+        return torch.cat([arrival.weight for arrival in self._held()])
+
+    def _held(self) -> list[Arrival]:
+        if self._kept is None:
+            raise PayloadError(
+                "This method says that sums suffice, so its replies are added up and not held.",
+                hint="set `sums_suffice: ClassVar[bool] = False` on the algorithm to ask for single replies.",
+            )
+        return self._kept
+
+    def _all(self) -> Iterable[Arrival]:
+        return self._arrivals if self._kept is None else self._kept
+
+    def _stream(self) -> dict[str, Any]:
+        """The means of all fields in one pass."""
+        sums: dict[str, dict[str, _Sum]] = {}
+        layouts: dict[str, Any] = {}
+        total: Tensor | None = None
+        for arrival in self._arrivals:
+            total = _running(total, arrival.weight)
+            for name, value in arrival.fields.items():
+                layouts[name] = value.layout
+                for leaf_name, leaf in value.items():
+                    sums.setdefault(name, {}).setdefault(leaf_name, _Sum()).add(leaf, arrival.weight)
+        self.total_weight = total
+        if total is None:
+            return {}
+        return {
+            name: Params({leaf: part.divided(total) for leaf, part in leaves.items()}, layouts[name])
+            for name, leaves in sums.items()
+        }
+
+    def _reduce(self, name: str, weigh: Callable[[Arrival, str], Tensor]) -> Params:
+        sums: dict[str, _Sum] = {}
+        totals: dict[str, Tensor] = {}
+        layout = None
+        for arrival in self._all():
+            layout = arrival.fields[name].layout
+            for leaf_name, leaf in arrival.fields[name].items():
+                weight = weigh(arrival, leaf_name)
+                sums.setdefault(leaf_name, _Sum()).add(leaf, weight)
+                totals[leaf_name] = _running(totals.get(leaf_name), weight)
+        return Params({leaf: part.divided(totals[leaf]) for leaf, part in sums.items()}, layout)
+
+
+def _leaf(arrival: Arrival, name: str, leaf: str | None) -> Tensor:
+    """A leaf of a field of weights or segments: the one of that name, or the only one there is."""
+    value = arrival.fields[name]
+    return value[leaf] if leaf in value else next(iter(value.values()))  # type: ignore[index]
+
+
+def _running(total: Tensor | None, weight: Tensor) -> Tensor:
+    """The sum of weights over clients; row by row in float64, so that chunks of any size give the same bits."""
+    if weight.dtype == torch.float64:
+        for row in weight:
+            total = row if total is None else total + row
+        assert total is not None
+        return total
+    return weight.sum(0) if total is None else total + weight.sum(0)
+
+
+class _Sum:
+    """A weighted sum over clients of one leaf; weights are (client,), (client, segment) or shaped like the leaf."""
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+
+    def add(self, leaf: Tensor, weight: Tensor) -> None:
+        if not leaf.is_floating_point():
+            largest = leaf.amax(0)
+            self.value = largest if self.value is None else torch.maximum(self.value, largest)
+        elif leaf.dtype == torch.float64:  # row by row: the same bits however the cohort is cut into chunks
+            for row, share in zip(leaf, weight.to(leaf.dtype), strict=True):
+                self._plus(_outer(share, row))
+        elif weight.ndim == 1:
+            self._plus(torch.tensordot(weight.to(leaf.dtype), leaf, dims=1))
+        else:
+            self._plus(torch.stack([_outer(s, r) for s, r in zip(weight.to(leaf.dtype), leaf, strict=True)]).sum(0))
+
+    def _plus(self, term: Tensor) -> None:
+        self.value = term if self.value is None else self.value + term
+
+    def divided(self, total: Tensor) -> Tensor:
+        assert self.value is not None
+        if not self.value.is_floating_point():
+            return self.value
+        total = total.to(self.value.dtype)
+        total = total.reshape(total.shape + (1,) * (self.value.ndim - total.ndim))
+        return torch.where(total > 0, self.value / total.clamp(min=torch.finfo(total.dtype).tiny), 0)
+
+
+def _outer(share: Tensor, row: Tensor) -> Tensor:
+    """share * row, where the axes of `share` are the first ones of the result."""
+    if share.ndim and share.shape != row.shape[: share.ndim]:  # one row per segment
+        return share.reshape(-1, *[1] * row.ndim) * row
+    return share.reshape(share.shape + (1,) * (row.ndim - share.ndim)) * row
+
+
+# -- hyperparameters -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hyperparameter:
+    """A field of an algorithm: its type, its range or choices, and its default."""
+
+    name: str
+    type: type
+    range: Range | None
+    choices: tuple[Any, ...]
+    optional: bool
+    default: Any
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return "one of " + ", ".join(map(repr, self.choices))
+        kind = {"int": "an int", "float": "a float", "bool": "True or False", "str": "a string"}[self.type.__name__]
+        words = kind if self.range is None else f"{kind} in {self.range}"
+        return f"{words}, or None" if self.optional else words
+
+    def check(self, owner: str, value: Any) -> None:
+        """Raise unless `value` is allowed."""
+        if value is None and self.optional:
+            return
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = {
+            "int": isinstance(value, int) and not isinstance(value, bool),
+            "float": number,
+            "bool": isinstance(value, bool),
+            "str": isinstance(value, str),
+        }[self.type.__name__]
+        if self.choices:
+            fits = value in self.choices
+        if not fits or (self.range is not None and value not in self.range):
+            raise HyperparameterError(f"`{self.name}` of {owner} must be {self.expected}. Got {value!r} instead.")
+
+    def parse(self, owner: str, text: str) -> Any:
+        """A value from the command line."""
+        if self.optional and text.lower() == "none":
+            return None
+        try:
+            if self.type is bool:
+                return {"true": True, "false": False}[text.lower()]
+            return self.type(text)
+        except (ValueError, KeyError):
+            raise HyperparameterError(
+                f"`{self.name}` of {owner} must be {self.expected}. Got {text!r} instead."
+            ) from None
+
+
+def hyperparameters(algorithm: type[Algorithm]) -> list[Hyperparameter]:
+    """The fields of an algorithm, read from its annotations."""
+    hints = typing.get_type_hints(algorithm, include_extras=True)
+    return [_hyperparameter(entry.name, hints[entry.name], entry.default) for entry in fields(algorithm)]
+
+
+def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
+    allowed: Range | None = None
+    optional = False
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        inner = [part for part in typing.get_args(hint) if part is not types.NoneType]
+        optional, hint = True, inner[0]
+    if typing.get_origin(hint) is Annotated:
+        hint, *extras = typing.get_args(hint)
+        allowed = next((extra for extra in extras if isinstance(extra, Range)), None)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        return Hyperparameter(name, type(choices[0]), None, choices, optional, default)
+    return Hyperparameter(name, hint, allowed, (), optional, default)

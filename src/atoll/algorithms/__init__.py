@@ -1,0 +1,83 @@
+"""One paper, one file. Methods are found by looking into this folder; there is no list to edit.
+
+Other packages add methods through the entry point group `atoll.algorithms`, users by a file of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from atoll.algorithm import Algorithm, hyperparameters
+from atoll.errors import UnknownName, unknown
+
+__all__ = ["create", "find", "found", "name_of"]
+
+
+def found() -> dict[str, type[Algorithm]]:
+    """All methods by name."""
+    modules = [importlib.import_module(f"{__name__}.{entry.name}") for entry in pkgutil.iter_modules(__path__)]
+    methods = [method for module in modules for method in _methods(module)]
+    methods += [entry.load() for entry in metadata.entry_points(group="atoll.algorithms")]
+    return {name_of(method): method for method in methods}
+
+
+def find(name: str) -> type[Algorithm]:
+    """A method by its name, or by the path of a file that defines it (`./mine.py`)."""
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    methods = found()
+    if name not in methods:
+        raise unknown("algorithm", name, methods)
+    return methods[name]
+
+
+def create(text: str, **more: str) -> Algorithm:
+    """A method with hyperparameters, as written on the command line: `ditto` or `ditto:lam=0.1,epochs=2`."""
+    name, _, rest = text.partition(":")
+    method = find(name)
+    known = {hyperparameter.name: hyperparameter for hyperparameter in hyperparameters(method)}
+    values = {}
+    for pair in [*filter(None, rest.split(",")), *(f"{key}={value}" for key, value in more.items())]:
+        key, given, value = pair.partition("=")
+        if key not in known:
+            raise unknown(f"hyperparameter of {name_of(method)}", key, known)
+        if not given:
+            raise UnknownName(f"Hyperparameters must be written name=value. Got {pair!r}.")
+        values[key] = known[key].parse(method.__name__, value)
+    return method(**values)
+
+
+def name_of(method: type[Algorithm]) -> str:
+    """What a method is called: its file's name."""
+    return method.__module__.rpartition(".")[2].replace("_", "-")
+
+
+def _methods(module: ModuleType) -> list[type[Algorithm]]:
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Algorithm) and value.__module__ == module.__name__
+    ]
+
+
+def _from_file(path: Path) -> type[Algorithm]:
+    if not path.is_file():
+        raise UnknownName(f"A method's file must exist. There is no {path}.", hint="`atoll new NAME` writes one.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    methods = _methods(module)
+    if len(methods) != 1:
+        names = ", ".join(method.__name__ for method in methods) or "none"
+        raise UnknownName(f"{path} must define exactly one Algorithm. It defines {names}.")
+    return methods[0]

@@ -1,0 +1,44 @@
+"""Ditto: one shared model w for the federation, one personal model v_k per client.
+
+    min_v  F_k(v) + (lam / 2) ||v - w||^2,        w by federated averaging
+
+With ``lam = 0`` each client trains alone; as ``lam`` grows, v_k is held to w.
+
+Reference: Li, Hu, Beirami, Smith. "Ditto: Fair and Robust Federated Learning Through Personalization."
+ICML 2021, Algorithm 1. https://arxiv.org/abs/2012.04221
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from atoll.algorithm import Algorithm, Epochs, NonNegative, Update, Weighting
+from atoll.cohort import Cohort
+from atoll.local import proximal, sgd
+from atoll.params import Params, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(Algorithm):
+    """A personal model per client, regularised towards the shared one."""
+
+    lam: NonNegative = 1.0  # λ: pull of the personal model towards the shared one
+    epochs: Epochs = 1  # local epochs on w
+    personal_epochs: Epochs = 1  # local epochs on v_k
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {"local": {"lam": 0.0}}
+    cites: ClassVar[str] = """@inproceedings{li2021ditto,
+  title={Ditto: Fair and Robust Federated Learning Through Personalization},
+  author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia}, booktitle={ICML}, year={2021}}"""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train both models; the anchor is the received w, so that their order does not matter."""
+        v = cohort.recall(default=w)
+        w_k = sgd(cohort, start=w, epochs=self.epochs)
+        v = sgd(cohort, start=v, epochs=self.personal_epochs, penalty=proximal(self.lam, center=w))
+        return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting), keep=v)
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """The client's own model; a client that never took part uses w."""
+        return cohort.recall(default=w)

@@ -1,0 +1,36 @@
+"""FedAvg: every client trains the shared model for a while, the server averages.
+
+    min_w  sum_k p_k F_k(w),        w <- w + sum_k p_k (w_k - w)
+
+w_k is w after `epochs` local epochs; p_k are the sample shares of the cohort, or uniform. One local step recovers
+gradient descent on the sum; many steps drift towards the mean of the clients' own optima.
+
+Reference: McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from
+Decentralized Data." AISTATS 2017, Algorithm 1. https://arxiv.org/abs/1602.05629
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from atoll.algorithm import Algorithm, Epochs, Update, Weighting
+from atoll.cohort import Cohort
+from atoll.local import sgd
+from atoll.params import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Algorithm):
+    """One shared model for all clients."""
+
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    cites: ClassVar[str] = """@inproceedings{mcmahan2017communication,
+  title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\\"u}era y Arcas, Blaise},
+  booktitle={AISTATS}, year={2017}}"""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train the shared model and send what changed."""
+        w_k = sgd(cohort, start=w, epochs=self.epochs)
+        return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))

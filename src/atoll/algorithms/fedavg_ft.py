@@ -1,0 +1,45 @@
+"""FedAvg-FT: federated averaging, then each client fine-tunes the shared model on its own data.
+
+    w by FedAvg;        v_k = SGD on F_k from w, for `tune_epochs` epochs over the leaves in `tune`
+
+Nothing of the tuning is sent or kept: a client tunes the newest shared model whenever it needs its own.
+With ``tune_epochs = 0`` this is FedAvg.
+
+Reference: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage. "Federated Evaluation of On-device Personalization."
+2019. https://arxiv.org/abs/1910.10252
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from atoll.algorithm import Algorithm, Epochs, Update, Weighting
+from atoll.cohort import Cohort
+from atoll.local import sgd
+from atoll.params import Params, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(Algorithm):
+    """The strongest simple baseline of personalization."""
+
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+    tune: Literal["all", "head", "norm"] = "all"  # which leaves are fine-tuned
+    tune_epochs: Epochs = 5  # E_ft: epochs of fine-tuning
+
+    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedavg": {"tune_epochs": 0}}
+    cites: ClassVar[str] = """@article{wang2019federated,
+  title={Federated Evaluation of On-device Personalization},
+  author={Wang, Kangkang and Mathews, Rajiv and Kiddon, Chlo{\\'e} and Eichner, Hubert and Beaufays, Fran{\\c{c}}oise
+          and Ramage, Daniel},
+  journal={arXiv:1910.10252}, year={2019}}"""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """As FedAvg."""
+        w_k = sgd(cohort, start=w, epochs=self.epochs)
+        return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """Fine-tune on the client's training data, never on its test data."""
+        return sgd(cohort, start=w, epochs=self.tune_epochs, only=self.tune, stream="tune")

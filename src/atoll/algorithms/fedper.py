@@ -1,0 +1,51 @@
+"""FedPer: the body of the network is shared, each client keeps its own head.
+
+    min_{w, h_1..h_N}  sum_k p_k F_k(w, h_k)              (w averaged, h_k never sent)
+
+With ``private = "none"`` this is FedAvg, with ``private = "all"`` every client trains alone.
+
+Reference: Arivazhagan, Aggarwal, Singh, Choudhary. "Federated Learning with Personalization Layers." 2019.
+https://arxiv.org/abs/1912.00818
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from atoll.algorithm import Algorithm, Epochs, Update, Weighting
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.params import Params, Part, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer(Algorithm):
+    """A shared body under personal heads."""
+
+    private: Part = "head"  # the leaves that never leave the client
+    epochs: Epochs = 1  # E: local epochs per round, on body and head together
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedavg": {"private": "none"}, "local": {"private": "all"}}
+    cites: ClassVar[str] = """@article{arivazhagan2019federated,
+  title={Federated Learning with Personalization Layers},
+  author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
+  journal={arXiv:1912.00818}, year={2019}}"""
+
+    def start(self, task: Task) -> Params:
+        """The server knows the shared leaves only."""
+        return task.network.initial.without_part(self.private)
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train everything, send the shared leaves, keep the rest."""
+        w_k = sgd(cohort, start=self.personalize(w, cohort), epochs=self.epochs)
+        shared, private = w_k.without_part(self.private), w_k.part(self.private)
+        return Update(send={"delta": shared - w}, weight=cohort.weights(self.weighting), keep=private)
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """The shared leaves with the client's own; a client that never took part has the initial ones."""
+        return cohort.recall(default=cohort.initial.part(self.private)) | w
+
+    def shared(self, w: Params) -> None:
+        """There is no model for everybody: w lacks a head."""

@@ -1,0 +1,38 @@
+"""FedProx: federated averaging with local training held near the received model.
+
+    min_v  F_k(v) + (mu / 2) ||v - w||^2                  (each client, from v = w)
+
+With ``mu = 0`` this is FedAvg; as ``mu`` grows, clients move less.
+
+Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. "Federated Optimization in Heterogeneous Networks."
+MLSys 2020, Algorithm 2. https://arxiv.org/abs/1812.06127
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from atoll.algorithm import Algorithm, Epochs, NonNegative, Update, Weighting
+from atoll.cohort import Cohort
+from atoll.local import proximal, sgd
+from atoll.params import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Algorithm):
+    """One shared model; the proximal term limits client drift."""
+
+    mu: NonNegative = 0.1  # μ: pull towards the received model
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedavg": {"mu": 0.0}}
+    cites: ClassVar[str] = """@inproceedings{li2020federated,
+  title={Federated Optimization in Heterogeneous Networks},
+  author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith, Virginia},
+  booktitle={MLSys}, year={2020}}"""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train from w, pulled back to w."""
+        w_k = sgd(cohort, start=w, epochs=self.epochs, penalty=proximal(self.mu, center=w))
+        return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))

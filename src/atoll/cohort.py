@@ -1,0 +1,176 @@
+"""A `Cohort` is some clients that train together: their ids, their data, their memory, and three verbs.
+
+    scan     fold a pure step over every client's batches
+    map      apply a pure function to every client's values
+    recall   what the clients kept last time
+
+The author of a method writes a step for ONE client and ONE batch. Whether the cohort is one vectorised batch, a
+chunk of one, or a single client on its own device is decided outside; the numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.batch import Batch
+from atoll.data.task import Task, Training
+from atoll.errors import CohortError
+from atoll.params import Params, Stack, Tree, flatten, spread
+
+if TYPE_CHECKING:
+    from atoll.engines.scan import Scanner
+    from atoll.memory import Memory
+
+Step = Callable[[Any, Batch, Any], Any]
+
+
+@dataclass(frozen=True)
+class Population:
+    """All clients, as the engine holds them: the task on its device, what clients keep, and the seed."""
+
+    task: Task
+    memory: Memory
+    seed: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data live."""
+        return self.task.x.device
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The clients `ids` of a population in one round, with access to the named splits only."""
+
+    population: Population
+    clients: NDArray[np.int64]
+    round: int
+    scanner: Scanner
+    received: Tree = None  # what `Algorithm.unicast` sent to each of these clients, stacked
+    splits: frozenset[str] = frozenset({"train", "val"})
+    notes: dict[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def ids(self) -> Tensor:
+        """The clients' numbers in the population."""
+        return torch.from_numpy(self.clients).to(self.population.device)
+
+    @property
+    def samples(self) -> Tensor:
+        """How many training samples each client has."""
+        sizes = self.population.task.splits["train"].sizes(self.clients)
+        return torch.from_numpy(sizes).to(self.population.device, self.initial_dtype)
+
+    def weights(self, weighting: str = "samples") -> Tensor:
+        """How much each client counts in a mean: its training samples, or 1."""
+        return torch.ones_like(self.samples) if weighting == "uniform" else self.samples
+
+    @property
+    def initial(self) -> Params:
+        """The model's initial parameters, which every client can make itself from the seed."""
+        return self.population.task.network.initial
+
+    @property
+    def initial_dtype(self) -> torch.dtype:
+        """The floating point type of the data."""
+        x = self.population.task.x
+        return x.dtype if x.is_floating_point() else torch.get_default_dtype()
+
+    @property
+    def training(self) -> Training:
+        """Step size, batch size and the like."""
+        return self.population.task.training
+
+    @property
+    def lr(self) -> Tensor:
+        """The step size of this round."""
+        return torch.tensor(
+            self.training.lr_in(self.round), dtype=self.initial_dtype, device=self.population.device
+        )
+
+    def scan(
+        self,
+        step: Step,
+        carry: Tree,
+        *,
+        given: Tree = None,
+        epochs: int = 1,
+        split: str = "train",
+        stream: str = "main",
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        train: bool = True,
+    ) -> Tree:
+        """Fold `step(carry, batch, given) -> carry` over each client's batches; returns the carry, stacked.
+
+        `step` is a pure function of one client and one batch: it sees a Stack as this client's Params. What
+        differs between clients is passed in `carry` or `given`, never captured from outside. The order of the
+        batches depends on (seed, client, round, stream, epoch) only. `train=False` evaluates: BatchNorm uses
+        its running statistics and dropout is off.
+        """
+        if split not in self.splits:
+            raise CohortError(
+                f"Only {', '.join(sorted(self.splits))} may be read here. Got split={split!r}.",
+                hint="test data are for evaluation; select on `val`.",
+            )
+        if epochs < 0:
+            raise CohortError(f"`epochs` must be at least 0. Got {epochs!r}.")
+        return self.scanner.scan(
+            self,
+            step,
+            self.stacked(carry),
+            given,
+            epochs=epochs,
+            split=split,
+            stream=stream,
+            batch_size=batch_size or self.training.batch_size,
+            shuffle=shuffle,
+            train=train,
+        )
+
+    def map(self, function: Callable[..., Any], *values: Tree) -> Tree:
+        """`function` of every client's values: a Stack in `values` is this client's Params inside.
+
+        Params that the function returns come back as a Stack, tensors with a leading client axis.
+        """
+        return self.scanner.map(self, function, values)
+
+    def recall(self, default: Tree) -> Tree:
+        """What the clients kept last time, stacked; `default` for clients that have kept nothing yet."""
+        return self.population.memory.recall(self.clients, self.stacked(default), before=self.round)
+
+    def observe(self, **values: Tensor) -> None:
+        """Record one number per client, such as its training loss, for the log of the simulation."""
+        self.notes.update(values)
+
+    def stacked(self, tree: Tree) -> Tree:
+        """The same tree with every Params spread to one per client."""
+        match tree:
+            case Params():
+                return spread(tree, len(self))
+            case Stack() if tree.clients != len(self) and len(tree):
+                raise CohortError(f"A Stack must have one row per client, {len(self)}. Got {tree.clients}.")
+            case Stack() | None:
+                return tree
+            case Mapping():
+                return {name: self.stacked(part) for name, part in tree.items()}
+            case list() | tuple():
+                return type(tree)(self.stacked(part) for part in tree)
+            case Tensor() | int() | float():
+                raise CohortError(
+                    "A value that every client has its own of must be Params or Stack. Got a bare "
+                    f"{type(tree).__name__}.",
+                    hint="name it: Params.of(loss=0.0).",
+                )
+        flatten(tree)  # raises with what is allowed
+        return tree

@@ -1,0 +1,1 @@
+"""Data sets, partitions across clients, and the tasks made of them."""

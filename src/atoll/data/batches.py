@@ -1,0 +1,80 @@
+"""Which samples a client sees at which step: a table of indices, built on the device from hashed keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.randomness import Keys
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of every client in one split: client k owns `order[offsets[k] : offsets[k + 1]]`."""
+
+    order: Tensor
+    offsets: NDArray[np.int64]
+
+    def sizes(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many samples these clients have."""
+        sizes: NDArray[np.int64] = self.offsets[clients + 1] - self.offsets[clients]
+        return sizes
+
+
+@dataclass(frozen=True)
+class BatchTable:
+    """Batch t of client k is `index[t, k]`; `valid[t, k]` marks what is not padding, or is None if nothing is.
+
+    The step comes first, so that the batches of step t lie together for any number of clients.
+    """
+
+    index: Tensor
+    valid: Tensor | None
+    steps: NDArray[np.int64]  # per client
+
+
+def batch_table(
+    split: Split, clients: NDArray[np.int64], keys: Keys | None, *, batch_size: int, epochs: int, limit: int | None
+) -> BatchTable:
+    """The batches of `epochs` passes over the clients' samples; shuffled anew in every epoch if there are keys."""
+    device = split.order.device
+    host_sizes = split.sizes(clients)
+    per_epoch = -(-host_sizes // batch_size)
+    steps = per_epoch * epochs
+    if limit is not None:
+        steps = np.minimum(steps, limit)
+    longest, most = int(host_sizes.max(initial=0)), int(steps.max(initial=0))
+    if most == 0:
+        empty = torch.zeros((0, len(clients), batch_size), dtype=torch.int64, device=device)
+        return BatchTable(empty, None, steps)
+    facts = np.stack([host_sizes, split.offsets[clients], np.maximum(per_epoch, 1)])
+    sizes, starts, passes = torch.from_numpy(facts).to(device)
+
+    most_epochs = epochs if limit is None else min(epochs, limit)
+    time = torch.arange(most, device=device)[:, None]
+    epoch, batch = (time // passes).clamp(max=most_epochs - 1), time % passes  # (step, client)
+    place = batch[:, :, None] * batch_size + torch.arange(batch_size, device=device)
+    real = place < sizes[:, None]
+    place = torch.where(real, place, 0)
+    if keys is not None:
+        shuffled = _orders(keys, sizes, longest, most_epochs)
+        client = torch.arange(len(clients), device=device)[:, None]
+        place = shuffled[client, epoch[:, :, None], place]
+    # Steps past a client's last one repeat samples of it; nothing reads what is computed from them.
+    index = split.order[(starts[:, None] + place).clamp(max=len(split.order) - 1)]
+    padded = bool((host_sizes % batch_size).any())
+    return BatchTable(index, real if padded else None, steps)
+
+
+def _orders(keys: Keys, sizes: Tensor, longest: int, epochs: int) -> Tensor:
+    """A permutation of its samples for every client and epoch: (client, epoch, place)."""
+    epoch = torch.arange(epochs, device=sizes.device)
+    per_epoch = Keys(keys.low[:, None], keys.high[:, None]).fold(epoch)
+    place = torch.arange(longest, device=sizes.device)
+    bits = Keys(per_epoch.low[:, :, None], per_epoch.high[:, :, None]).bits(place)
+    bits = torch.where(place < sizes[:, None, None], bits, 1 << 32)  # what does not exist sorts last
+    return bits.argsort(dim=-1, stable=True)

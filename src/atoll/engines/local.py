@@ -1,0 +1,395 @@
+"""The engine of one machine: runs local work one client at a time, in threads, in chunks or as a whole cohort.
+
+Which of these is fastest depends on the model, the batch and the hardware, so the engine measures: on the first steps
+of real work it tries the candidates worth trying, and remembers the winner. Measuring has no side effects, because
+local work is a pure function. How much is tried depends on how much work lies ahead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from atoll.cohort import Cohort, Population
+from atoll.data.task import Task
+from atoll.engines.programs import NotVectorisable, Plan, Programs
+from atoll.engines.scan import Scanner
+from atoll.errors import AtollError, EngineError
+from atoll.models.network import Precision
+from atoll.params import Tree
+
+log = logging.getLogger("atoll.engine")
+
+T = TypeVar("T")
+Clients = NDArray[np.int64]
+
+LARGEST_CHUNK = 128  # larger ones gain nothing, and memory would grow with the cohort
+WORTH_MEASURING = 3.0  # seconds of work ahead
+WORTH_COMPILING = 60.0
+FORCED = 10**9  # calls ahead of a plan that is being measured: its programs are always made
+
+
+class Done(NamedTuple, Generic[T]):
+    """The result of some clients' work."""
+
+    cohort: Cohort
+    result: T
+
+
+class Lost(NamedTuple):
+    """Clients whose reply did not arrive, and why."""
+
+    clients: Clients
+    reason: str
+
+
+class Job(NamedTuple):
+    """Work for some clients in one round, the same for all of them."""
+
+    population: Population
+    clients: Clients
+    round: int
+    work: Callable[[Cohort], Any]
+    phase: Hashable  # jobs of the same phase do the same kind of steps
+    calls_ahead: int = 1  # how often such a job will still come, this one included
+    splits: frozenset[str] = frozenset({"train", "val"})
+    unicast: Callable[[Clients], Tree] | None = None
+
+    def cohort(self, clients: Clients, scanner: Scanner) -> Cohort:
+        """Some of the clients, as the work sees them."""
+        received = None if self.unicast is None else self.unicast(clients)
+        return Cohort(self.population, clients, self.round, scanner, received, self.splits)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What calibration found: seconds per client-step, and the client-steps of one job."""
+
+    plan: Plan
+    seconds: float
+    steps: float
+
+
+class LocalEngine:
+    """Runs jobs on this machine's CPU or GPU.
+
+    `strategy` is `auto`, `loop`, `threads`, `whole` or `chunk:N`; `compile` is True, False or None for what pays;
+    a reply that takes longer than `timeout` seconds counts as lost.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        strategy: str = "auto",
+        compile: bool | None = None,  # noqa: A002 - the word users know
+        precision: Precision = "fp32",
+        dtype: torch.dtype = torch.float32,
+        timeout: float | None = None,
+    ) -> None:
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise EngineError(f"Device {device!r} must be present. This machine has no CUDA device.", hint="use --device cpu.")
+        if precision not in ("fp32", "tf32", "bf16"):
+            raise EngineError(f"`precision` must be fp32, tf32 or bf16. Got {precision!r}.")
+        self.device = torch.device(device)
+        self.strategy, self.chunk = parse_strategy(strategy)
+        self.compile, self.precision, self.dtype, self.timeout = compile, precision, dtype, timeout
+        self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        self.programs = Programs()
+        self.plans: dict[Hashable, Plan] = {}
+        self.step_seconds = 0.0  # spent in client steps; on a GPU without waiting for them
+
+    def place(self, task: Task) -> Task:
+        """The task with its tensors where this engine computes."""
+        return task.to(self.device, self.dtype)
+
+    def run(self, job: Job) -> Iterator[Done[Any] | Lost]:
+        """The results of all clients, chunk after chunk, in an order that depends on the clients alone."""
+        job = job._replace(clients=canonical(job))
+        plan = self._plan(job)
+        failure: Exception | None = None
+        lost = 0
+        try:
+            for outcome in self._outcomes(job, plan):
+                if isinstance(outcome, Exception):
+                    failure = outcome
+                    continue
+                lost += len(outcome.clients) if isinstance(outcome, Lost) else 0
+                yield outcome
+        except NotVectorisable as reason:
+            if lost or self.strategy in ("chunk", "whole"):
+                raise EngineError(f"This step cannot run for many clients at once: {reason}", hint="use --engine loop.") from reason
+            log.warning("%s: runs one client at a time, because the step cannot be vectorised (%s)", job.phase, reason)
+            self.plans[self._key(job)] = replace(self._only("loop"), plain=True)
+            yield from self.run(job)
+            return
+        if failure is not None and lost == len(job.clients):
+            raise failure  # nobody is left: this is the method's fault, not a client's
+
+    # -- running ---------------------------------------------------------------------------------------------------
+    def _outcomes(self, job: Job, plan: Plan) -> Iterator[Done[Any] | Lost | Exception]:
+        size = plan.size(len(job.clients))
+        chunks = [job.clients[start : start + size] for start in range(0, len(job.clients), size)]
+        attempts = self._threaded(job, plan, chunks) if plan.strategy == "threads" else self._in_turn(job, plan, chunks)
+        for clients, outcome in attempts:
+            if not isinstance(outcome, Exception):
+                yield outcome
+            elif len(clients) == 1:
+                yield outcome
+                yield Lost(clients, f"{type(outcome).__name__}: {outcome}")
+            else:  # find out which of them failed
+                alone = replace(plan, strategy="loop", chunk=None)
+                for client in clients:
+                    one = np.array([client])
+                    result = self._attempt(job, alone, one)
+                    if isinstance(result, Exception):
+                        yield result
+                        yield Lost(one, f"{type(result).__name__}: {result}")
+                    else:
+                        yield result
+
+    def _in_turn(self, job: Job, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
+        for clients in chunks:
+            yield clients, self._attempt(job, plan, clients)
+
+    def _threaded(self, job: Job, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
+        """One client per thread; results in order, and only a few of them waiting."""
+        with one_thread_each(), ThreadPoolExecutor(self.threads) as pool:
+            waiting: deque[tuple[Clients, Future[Any]]] = deque()
+            upcoming = iter(chunks)
+            for clients in itertools.islice(upcoming, 2 * self.threads):
+                waiting.append((clients, pool.submit(self._attempt, job, plan, clients)))
+            while waiting:
+                clients, future = waiting.popleft()
+                yield clients, future.result()
+                for following in itertools.islice(upcoming, 1):
+                    waiting.append((following, pool.submit(self._attempt, job, plan, following)))
+
+    def _attempt(self, job: Job, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
+        """The outcome for some clients; an exception that is theirs is returned, not raised."""
+        scanner = Scanner(plan, self.programs, calls_ahead=self._calls(job, plan))
+        began = time.perf_counter()
+        try:
+            with torch.no_grad(), arithmetic(plan.precision):
+                cohort = job.cohort(clients, scanner)
+                result = job.work(cohort)
+        except (AtollError, NotVectorisable, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a client may fail in any way, and the round goes on
+            log.warning("round %d: work of client(s) %s failed: %s", job.round, _some(clients), error)
+            return error
+        self.step_seconds += scanner.tally.seconds
+        took = time.perf_counter() - began
+        if self.timeout is not None and took > self.timeout:
+            return Lost(clients, f"late: {took:.2f} s, allowed {self.timeout:g} s")
+        return Done(cohort, result)
+
+    def _calls(self, job: Job, plan: Plan) -> int:
+        """How often a program made now will be used: in every coming job, once per chunk."""
+        return job.calls_ahead * -(-len(job.clients) // plan.size(len(job.clients)))
+
+    # -- choosing a plan -------------------------------------------------------------------------------------------
+    def _plan(self, job: Job) -> Plan:
+        key = self._key(job)
+        if key not in self.plans:
+            self.plans[key] = self._calibrate(job)
+        return self.plans[key]
+
+    def _key(self, job: Job) -> Hashable:
+        task = job.population.task
+        return (job.phase, task.network.signature, tuple(task.x.shape[1:]), task.training.batch_size, len(job.clients))
+
+    def _only(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
+        return Plan(strategy=strategy, chunk=self.chunk, precision=self.precision)
+
+    def _first(self, clients: int) -> Plan:
+        """The plan to begin with: as forced, else as many clients at once as is sensible."""
+        if self.strategy != "auto":
+            return self._only(self.strategy)
+        return self._grouped(min(clients, LARGEST_CHUNK), clients)
+
+    def _grouped(self, size: int, clients: int) -> Plan:
+        whole = size >= clients
+        return Plan("whole" if whole else "chunk", None if whole else size, precision=self.precision)
+
+    def _calibrate(self, job: Job) -> Plan:
+        network = job.population.task.network
+        if network.draws_globally:
+            log.warning("the model draws random numbers of its own in its forward pass: it runs one client at a time")
+            return replace(self._only("loop"), plain=True)
+        first = self._first(len(job.clients))
+        try:
+            best = self._measure(first, job)
+        except NotVectorisable as reason:
+            if self.strategy != "auto":
+                raise EngineError(f"This step cannot run for many clients at once: {reason}", hint="use --engine loop.") from reason
+            log.warning("%s: falls back to one client at a time, because the step cannot be vectorised (%s)", job.phase, reason)
+            return replace(self._only("loop"), plain=True)
+        ahead = best.seconds * best.steps * job.calls_ahead
+        tried = [best]
+        if ahead > WORTH_MEASURING or self.compile:
+            tried += self._try(self._candidates(job, best), job)
+            best = min(tried, key=lambda measured: measured.seconds)
+            ahead = best.seconds * best.steps * job.calls_ahead
+        if self.compile or (self.compile is None and ahead > WORTH_COMPILING):
+            tried += self._try(self._compiled(job, tried), job)
+            best = min(tried[1:] if self.compile else tried, key=lambda measured: measured.seconds)
+        log.info(
+            "%s: %s, %.1f us per client-step, %.1f s ahead (tried %s)",
+            job.phase, best.plan, best.seconds * 1e6, best.seconds * best.steps * job.calls_ahead,
+            "; ".join(f"{one.plan} {one.seconds * 1e6:.1f}" for one in tried),
+        )  # fmt: skip
+        return best.plan
+
+    def _candidates(self, job: Job, first: Measured) -> list[Plan]:
+        """Plans that need no compiler."""
+        convolves = _convolves(job.population.task)
+        on_gpu = self.device.type == "cuda"
+        traced = replace(first.plan, mode="traced", graph=on_gpu)
+        plans = [traced]
+        if on_gpu and convolves:
+            plans.append(replace(traced, columns=True))
+        if self.strategy == "auto":
+            clients = len(job.clients)
+            if not on_gpu:
+                plans += [replace(self._grouped(size, clients), mode="traced") for size in (32, 16, 8) if size < clients]
+            loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
+            plans.append(loop)
+            if convolves:
+                plans.append(replace(loop, channels_last=True))
+            if not on_gpu and self.threads > 1:
+                plans += [replace(plan, strategy="threads") for plan in plans if plan.strategy == "loop"]
+        elif not first.plan.vectorised and convolves:
+            plans.append(replace(traced, channels_last=True))
+        return plans
+
+    def _compiled(self, job: Job, tried: list[Measured]) -> list[Plan]:
+        """What is worth compiling, by how well it does without."""
+        ranked = sorted((one for one in tried if one.plan.mode == "traced"), key=lambda one: one.seconds)
+        if not ranked:
+            return []
+        chosen = ranked[:1]
+        if self.device.type == "cuda":  # the compiler favours either form of convolution, so both are tried
+            chosen += [one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=not ranked[0].plan.columns)]
+        elif ranked[0].plan.vectorised and self.strategy == "auto":
+            # Compiled steps are bound by memory, so that a chunk that fits the cache may win.
+            size = min(len(job.clients), 10)
+            chosen += [replace(ranked[0], plan=replace(self._grouped(size, len(job.clients)), mode="traced"))]
+        plans = [replace(one.plan, mode="compiled") for one in chosen]
+        return list(dict.fromkeys(plans))
+
+    def _try(self, plans: list[Plan], job: Job) -> list[Measured]:
+        measured = []
+        for plan in plans:
+            try:
+                measured.append(self._measure(plan, job))
+            except NotVectorisable as reason:
+                log.info("%s: %s is not possible (%s)", job.phase, plan, reason)
+        return measured
+
+    def _measure(self, plan: Plan, job: Job) -> Measured:
+        """Time a plan on a few real steps, after a few that make its programs."""
+        size = plan.size(len(job.clients))
+        groups = [job.clients[:size]]
+        if plan.strategy == "threads":
+            groups = [job.clients[k : k + 1] for k in range(min(self.threads, len(job.clients)))]
+
+        def timed(limit: int) -> tuple[float, int, float]:
+            scanners = [Scanner(plan, self.programs, calls_ahead=FORCED, limit=limit) for _ in groups]
+
+            def one(position: int) -> None:
+                with torch.no_grad(), arithmetic(plan.precision):
+                    job.work(job.cohort(groups[position], scanners[position]))
+
+            if plan.strategy == "threads":
+                with one_thread_each(), ThreadPoolExecutor(len(groups)) as pool:
+                    list(pool.map(one, range(len(groups))))
+            else:
+                one(0)
+            steps = sum(scanner.tally.client_steps for scanner in scanners)
+            planned = sum(scanner.tally.planned for scanner in scanners)
+            return max(scanner.tally.seconds for scanner in scanners), steps, planned
+
+        timed(limit=2)
+        seconds, steps, _ = timed(limit=2)
+        if steps == 0:
+            return Measured(plan, 0.0, 0.0)
+        # Enough steps for a stable figure, in about a fifth of a second.
+        limit = int(np.clip(0.2 / max(seconds / 2, 1e-6), 2, 64))
+        seconds, steps, planned = min((timed(limit) for _ in range(2)), key=lambda result: result[0])
+        samples = job.population.task.splits["train"].sizes(job.clients)
+        share = samples[: sum(map(len, groups))].sum() / max(samples.sum(), 1)
+        return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
+
+
+def parse_strategy(text: str) -> tuple[Any, int | None]:
+    """`auto`, `loop`, `threads`, `whole` or `chunk:N`."""
+    if text in ("auto", "loop", "threads", "whole"):
+        return text, None
+    name, _, number = text.partition(":")
+    if name == "chunk" and number.isdigit() and int(number) >= 1:
+        return "chunk", int(number)
+    raise EngineError(
+        f"`engine` must be auto, loop, threads, whole or chunk:N with N at least 1. Got {text!r}."
+    )
+
+
+def canonical(job: Job) -> Clients:
+    """Clients by falling number of training samples, so that those trained together take equally many steps."""
+    clients = np.sort(np.asarray(job.clients, dtype=np.int64))
+    sizes = job.population.task.splits["train"].sizes(clients)
+    ordered: Clients = clients[np.argsort(-sizes, kind="stable")]
+    return ordered
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Let several threads share the cores, with one core each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def arithmetic(precision: Precision) -> Iterator[None]:
+    """Use the GPU's TF32 units only where asked to."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    wanted = "tf32" if precision == "tf32" else "ieee"
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = wanted
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
+
+
+def _convolves(task: Task) -> bool:
+    return any(isinstance(part, nn.Conv2d) for part in task.network.submodules())
+
+
+def _some(clients: Clients) -> str:
+    shown = ", ".join(map(str, clients[:5]))
+    return shown if len(clients) <= 5 else f"{shown}, ... ({len(clients)} in all)"

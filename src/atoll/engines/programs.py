@@ -1,0 +1,423 @@
+"""A step made executable: as it is, traced into a flat list of tensor operations, compiled, or as a CUDA graph.
+
+Tracing runs the author's Python once and keeps only the tensor operations, so that later steps pay for neither Python
+nor `vmap`. Programs are found again by a fingerprint of the step, so that a method's step is traced or compiled once
+for all rounds; a step that captures tensors has no fingerprint and stays eager.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from atoll.batch import Batch
+from atoll.errors import AtollError, CohortError
+from atoll.models.network import Network, Precision, Variant
+from atoll.params import Params, Stack, Structure, flatten, stacked_leaves, unflatten
+from atoll.randomness import Keys, default_generator
+
+if TYPE_CHECKING:
+    from atoll.cohort import Step
+
+log = logging.getLogger("atoll.engine")
+
+Mode = Literal["eager", "traced", "compiled"]
+Leaves = list[Tensor]
+
+# A program pays only if it is called often enough: about the calls it takes to win back what making it costs.
+WORTHWHILE_CALLS: dict[Mode, int] = {"eager": 0, "traced": 40, "compiled": 1000}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients are grouped and how their steps run."""
+
+    strategy: Literal["loop", "threads", "chunk", "whole"] = "whole"
+    chunk: int | None = None
+    mode: Mode = "eager"
+    graph: bool = False  # capture as a CUDA graph
+    columns: bool = False  # convolutions as matrix products
+    channels_last: bool = False
+    plain: bool = False  # the step cannot be vectorised, not even for one client
+    precision: Precision = "fp32"
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether several clients share one call of `Algorithm.local`."""
+        return self.strategy in ("chunk", "whole")
+
+    def size(self, clients: int) -> int:
+        """How many clients are given to one call of `Algorithm.local`."""
+        return min(clients, self.chunk or clients) if self.vectorised else 1
+
+    def __str__(self) -> str:
+        grouping = f"chunk:{self.chunk}" if self.strategy == "chunk" else self.strategy
+        extras = [name for name in ("graph", "columns", "channels_last", "plain") if getattr(self, name)]
+        return " ".join([grouping, self.mode, *extras, self.precision])
+
+
+class NotVectorisable(Exception):
+    """The step or the model uses an operation that cannot run for many clients at once."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step of one scan, with everything about it that stays the same from batch to batch."""
+
+    step: Step
+    carry: Structure
+    given: Structure
+    network: Network
+    variant: Variant
+    vectorised: bool
+    x: Tensor
+    y: Tensor
+    masked: bool
+    keyed: bool
+    seeding: Callable[[int], int]  # step number -> key, for models that draw from torch's own generator
+
+    def one_client(
+        self, carry: Leaves, given: Leaves, x: Tensor, y: Tensor, mask: Any, low: Any, high: Any, time: Any
+    ) -> Leaves:
+        """The step for one client and one batch, on flat lists of tensors."""
+        keys = Keys(low, high).fold(time) if self.keyed else None
+        batch = Batch(x, y, mask, keys, self.network, self.variant, self.vectorised)
+        before = unflatten(self.carry, carry, one_client=True)
+        after, structure = flatten(self.step(before, batch, unflatten(self.given, given, one_client=True)))
+        _require_same(structure, flatten(before)[1], after, carry)
+        return after
+
+    def all_clients(
+        self, carry: Leaves, given: Leaves, index: Tensor, mask: Any, low: Any, high: Any, time: Any
+    ) -> Leaves:
+        """The step for every row of `carry`."""
+        x, y = self.x[index], self.y[index]
+        if not self.vectorised:
+            rows = stacked_leaves(self.given)
+            alone = [leaf[0] if row else leaf for leaf, row in zip(given, rows, strict=True)]
+            keys = (low[0], high[0]) if self.keyed else (None, None)
+            after = self.one_client(
+                [leaf[0] for leaf in carry], alone, x[0], y[0], mask[0] if self.masked else None, *keys, time
+            )
+            return [leaf[None] for leaf in after]
+        axes = [0 if row else None for row in stacked_leaves(self.given)]
+        masked, keyed = 0 if self.masked else None, 0 if self.keyed else None
+        call = vmap(self.one_client, in_dims=(0, axes, 0, 0, masked, keyed, keyed, None))
+        return call(carry, given, x, y, mask, low, high, time)  # type: ignore[no-any-return]
+
+    def rows(self, given: Leaves, size: int) -> Leaves:
+        """`given` for the first `size` clients."""
+        return [leaf[:size] if row else leaf for leaf, row in zip(given, stacked_leaves(self.given), strict=True)]
+
+
+def _require_same(after: Structure, before: Structure, new: Leaves, old: Leaves) -> None:
+    if after != before:
+        reason = "a step captured a Stack" if "stack" in repr(after) else "names or nesting differ"
+        raise CohortError(
+            f"A step must return a carry made like the one it was given ({reason}).\n"
+            f"given:    {_brief(before)}\nreturned: {_brief(after)}",
+            hint="pass what differs between clients in `carry` or `given`; inside a step it is Params.",
+        )
+    for position, (a, b) in enumerate(zip(new, old, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise CohortError(
+                "A step must return a carry of the same shapes and types. "
+                f"Leaf {position} was {tuple(b.shape)} {b.dtype}, now it is {tuple(a.shape)} {a.dtype}.",
+                hint="a per-client value captured from outside the step often shows like this; use `given`.",
+            )
+
+
+def _brief(structure: Structure) -> str:
+    if structure.kind == "dict":
+        pairs = zip(structure.names, structure.parts, strict=True)
+        return "{" + ", ".join(f"{name}: {_brief(part)}" for name, part in pairs) + "}"
+    if structure.kind in ("params", "stack"):
+        return f"{structure.kind.capitalize()}({', '.join(structure.names[:4])}{', ...' * (len(structure.names) > 4)})"
+    return structure.kind if not structure.parts else f"{structure.kind}({', '.join(map(_brief, structure.parts))})"
+
+
+class Running:
+    """A scan under way: `carry` after the steps so far. This one calls a function that returns new tensors."""
+
+    def __init__(self, call: Callable[..., Leaves], carry: Leaves, given: Leaves, keys: Keys | None) -> None:
+        self.carry, self._call, self._given = carry, call, given
+        self._low, self._high = (keys.low, keys.high) if keys is not None else (None, None)
+
+    def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
+        """One more batch."""
+        now = None if self._low is None else torch.full((), time, device=index.device)
+        self.carry = self._call(self.carry, self._given, index, mask, self._low, self._high, now)
+
+    def end(self) -> Leaves:
+        """The carry, in tensors of its own."""
+        return self.carry
+
+
+class EagerProgram:
+    """Runs the step's own Python for every batch."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def begin(self, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+        """Start a scan."""
+        return Running(self._call, carry, given, keys)
+
+    def _call(self, carry: Leaves, given: Leaves, index: Tensor, mask: Any, *rest: Any) -> Leaves:
+        work = self.work
+        if work.vectorised:
+            try:
+                return work.all_clients(carry, given, index, mask, *rest)
+            except AtollError:
+                raise
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                raise NotVectorisable(str(error).strip().splitlines()[0]) from error
+        return work.all_clients(carry, given, index, mask, *rest)
+
+
+class SeededLoop(Running):
+    """For a model that draws from torch's own generator: each step draws from its own key."""
+
+    def __init__(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> None:
+        super().__init__(work.all_clients, carry, given, keys)
+        self._seeding = work.seeding
+
+    def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
+        """One more batch."""
+        with default_generator(self._seeding(time)):
+            super().step(index, mask, time)
+
+
+class SeededProgram(EagerProgram):
+    """The eager program of such a model."""
+
+    def begin(self, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+        """Start a scan."""
+        return SeededLoop(self.work, carry, given, keys)
+
+
+class TracedProgram:
+    """Calls the traced operations; a compiled one overwrites its carry, which saves a pass over memory."""
+
+    def __init__(self, work: Work, example: tuple[Any, ...], *, compiled: bool, in_place: bool) -> None:
+        self.in_place = in_place
+        self._shared = (work.x, work.y)
+        counts = len(example[0]), len(example[1])
+        carry, given, *rest = example
+        optional = [value is not None for value in rest]
+
+        def flat(*tensors: Tensor) -> Leaves:
+            carry = list(tensors[: counts[0]])
+            given = list(tensors[counts[0] : sum(counts)])
+            x, y, *some = tensors[sum(counts) :]
+            supply = iter(some)
+            arguments = [next(supply) if present else None for present in optional]
+            after = replace(work, x=x, y=y).all_clients(carry, given, *arguments)  # type: ignore[arg-type]
+            if not in_place:
+                return after
+            for old, new in zip(carry, after, strict=True):
+                old.copy_(new)
+            return []
+
+        copies = [leaf.clone() for leaf in carry]
+        inputs = [*copies, *given, *self._shared, *(value for value in rest if value is not None)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = make_fx(flat)(*inputs)
+            _drop_detaches(graph)
+            self._run: Callable[..., Any] = graph
+            if compiled:
+                self._run = torch.compile(graph, dynamic=False)
+                self._run(*inputs)
+
+    def call(self, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
+        """One batch; returns the new carry, which is the old one overwritten where the program is in place."""
+        after = self._run(*carry, *given, *self._shared, *(value for value in rest if value is not None))
+        return carry if self.in_place else list(after)
+
+    def begin(self, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+        """Start a scan."""
+        return Running(self.call, [leaf.clone() for leaf in carry] if self.in_place else carry, given, keys)
+
+
+def _drop_detaches(graph: torch.fx.GraphModule) -> None:
+    """`detach` means nothing once there is no autograd, but would cost a call each."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    graph.recompile()
+
+
+class GraphProgram(Running):
+    """A CUDA graph over a traced program: a step copies its batch numbers in and replays the graph."""
+
+    _pool: Any = None
+
+    def __init__(self, program: TracedProgram, example: tuple[Any, ...]) -> None:
+        carry, given, index, mask, low, high, time = example
+        self.carry = [leaf.clone() for leaf in carry]
+        self._given = [leaf.clone() for leaf in given]
+        self._index, self._mask = index.clone(), None if mask is None else mask.clone()
+        self._keys = None if low is None else (low.clone(), high.clone())
+        self._time = time
+        arguments = (
+            self.carry, self._given, self._index, self._mask, *(self._keys or (None, None)), self._time
+        )  # fmt: skip
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                program.call(*arguments)
+        torch.cuda.current_stream().wait_stream(side)
+        if GraphProgram._pool is None:  # all graphs share their scratch memory: they never run at the same time
+            GraphProgram._pool = torch.cuda.graph_pool_handle()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=GraphProgram._pool):
+            after = program.call(*arguments)
+            if not program.in_place:
+                for old, new in zip(self.carry, after, strict=True):
+                    old.copy_(new)
+
+    def begin(self, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+        """Start a scan: the values are copied to where the graph reads them."""
+        for mine, theirs in zip(self.carry, carry, strict=True):
+            mine.copy_(theirs)
+        for mine, theirs in zip(self._given, given, strict=True):
+            mine.copy_(theirs)
+        if keys is not None and self._keys is not None:
+            self._keys[0].copy_(keys.low)
+            self._keys[1].copy_(keys.high)
+        return self
+
+    def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
+        """One more batch."""
+        self._index.copy_(index)
+        if self._mask is not None and mask is not None:
+            self._mask.copy_(mask)
+        if self._time is not None:
+            self._time.fill_(time)
+        self._graph.replay()
+
+    def end(self) -> Leaves:
+        """The carry, in tensors of its own."""
+        return [leaf.clone() for leaf in self.carry]
+
+
+Program = EagerProgram | TracedProgram | GraphProgram
+
+
+class Programs:
+    """All programs made so far."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Program] = {}
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def sizes(mode: Mode, clients: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        """The numbers of clients that programs are made for, ascending; None means any number."""
+        if mode == "eager":
+            return None
+        sizes = {clients}
+        while (smallest := min(sizes)) > 1:
+            # Four and three quarters of a power of two apart: at most a third of the rows is wasted.
+            sizes |= {-(-smallest * 3 // 4), -(-smallest // 2)} - {smallest}
+        return np.array(sorted(sizes))
+
+    def get(self, plan: Plan, work: Work, example: tuple[Any, ...], calls_ahead: int) -> Program:
+        """The program for these shapes, made now if it is new and if `calls_ahead` calls will pay for it."""
+        if work.network.draws_globally:
+            return SeededProgram(work)
+        mode = plan.mode
+        while mode != "eager" and calls_ahead < WORTHWHILE_CALLS[mode]:
+            mode = "traced" if mode == "compiled" else "eager"
+        if mode == "eager":
+            return EagerProgram(work)
+        try:
+            print_of_step = fingerprint(work.step)
+        except Unstable as reason:
+            log.info("step %s stays eager: %s", getattr(work.step, "__qualname__", work.step), reason)
+            return EagerProgram(work)
+        graph = plan.graph and work.x.is_cuda
+        leaves = tuple(
+            None if leaf is None else (tuple(leaf.shape), leaf.dtype)
+            for leaf in (*example[0], *example[1], *example[2:], work.x, work.y)
+        )
+        key = (
+            mode, graph, print_of_step, work.carry, work.given, work.network.signature, work.variant,
+            work.vectorised, leaves, (work.x.data_ptr(), work.y.data_ptr()) if graph else (work.x.device,),
+        )  # fmt: skip
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self._make(mode, graph, work, example)
+            program = self._made[key]
+        return program
+
+    def _make(self, mode: Mode, graph: bool, work: Work, example: tuple[Any, ...]) -> Program:
+        EagerProgram(work)._call(*example)  # so that what is wrong with the step itself shows as such
+        try:
+            program = TracedProgram(work, example, compiled=mode == "compiled", in_place=graph or mode == "compiled")
+            return GraphProgram(program, example) if graph else program
+        except Exception as error:  # noqa: BLE001 - whatever stops the compiler must not stop the run
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            log.warning("step stays eager: it cannot be %s (%s)", mode, reason)
+            return EagerProgram(work)
+
+
+class Unstable(Exception):
+    """A step captures something that may change from call to call."""
+
+
+def fingerprint(value: Any) -> Hashable:
+    """Two steps with the same fingerprint do the same; raises Unstable for what cannot be told."""
+    match value:
+        case None | bool() | int() | float() | str() | bytes() | torch.dtype() | torch.device():
+            return (type(value), value)
+        case Tensor() | Params() | Stack():
+            raise Unstable(f"it captures a {type(value).__name__}; pass it in `given`")
+        case FunctionType():
+            captured = [cell.cell_contents for cell in value.__closure__ or ()]
+            defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
+            return (value.__code__, *map(fingerprint, captured), *map(fingerprint, defaults))
+        case MethodType():
+            return (fingerprint(value.__func__), fingerprint(value.__self__))
+        case functools.partial():
+            return (fingerprint(value.func), fingerprint(value.args), fingerprint(value.keywords))
+        case tuple() | list():
+            return (type(value), *map(fingerprint, value))
+        case dict():
+            return (dict, *((name, fingerprint(part)) for name, part in value.items()))
+        case frozenset() | type():
+            return value
+        case Network():
+            return value.signature
+    if is_dataclass(value) and value.__dataclass_params__.frozen and value.__dataclass_params__.eq:  # type: ignore[attr-defined]
+        return (type(value), *(fingerprint(getattr(value, field.name)) for field in fields(value)))
+    if callable(value) and isinstance(value, Hashable) and hasattr(value, "__qualname__"):  # builtins
+        return value
+    raise Unstable(f"it captures a {type(value).__name__}")
+
+
+def forbid_captured_stacks(step: Callable[..., Any]) -> None:
+    """A Stack inside a closure would give every client the values of all clients."""
+    for name, cell in zip(
+        getattr(getattr(step, "__code__", None), "co_freevars", ()), getattr(step, "__closure__", None) or (), strict=True
+    ):
+        if isinstance(cell.cell_contents, Stack):
+            raise CohortError(
+                f"A step must be given per-client values, not capture them. It captures the Stack `{name}`.",
+                hint=f"pass it: cohort.scan(step, carry, given={{{name!r}: {name}}}).",
+            )

@@ -1,0 +1,197 @@
+"""Folding a step over the batches of a cohort.
+
+Clients are in the order of their steps, so that at step t the active ones are a prefix and nothing is computed for the
+others. Programs exist for a few sizes of prefix only; rows past the active ones compute into the void.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from atoll.data.batches import batch_table
+from atoll.engines.programs import Leaves, Plan, Programs, Work, forbid_captured_stacks
+from atoll.models.network import Variant
+from atoll.params import Stack, Tree, flatten, stacked_leaves, unflatten
+from atoll.randomness import Keys, number
+
+if TYPE_CHECKING:
+    from atoll.cohort import Cohort, Step
+
+
+@dataclass
+class Tally:
+    """What a scanner has done, for calibration and for the log."""
+
+    client_steps: int = 0
+    seconds: float = 0.0
+    planned: int = 0  # client-steps, had no limit cut them short
+
+
+class Scanner:
+    """Runs scans and maps as a plan says; `limit` cuts every scan short, to measure a plan."""
+
+    def __init__(
+        self, plan: Plan, programs: Programs, *, calls_ahead: int = 1, limit: int | None = None
+    ) -> None:
+        self.plan, self.programs = plan, programs
+        self.calls_ahead, self.limit = calls_ahead, limit
+        self.tally = Tally()
+
+    def scan(
+        self,
+        cohort: Cohort,
+        step: Step,
+        carry: Tree,
+        given: Tree,
+        *,
+        epochs: int,
+        split: str,
+        stream: str,
+        batch_size: int,
+        shuffle: bool,
+        train: bool,
+    ) -> Tree:
+        """See `Cohort.scan`."""
+        forbid_captured_stacks(step)
+        task, seed, round = cohort.population.task, cohort.population.seed, cohort.round
+        data, ids = task.splits[split], cohort.ids
+        steps_each = -(-data.sizes(cohort.clients) // batch_size) * epochs
+        self.tally.planned += int(steps_each.sum())
+        keys = Keys.of(ids, seed, "batches", round, stream) if shuffle else None
+        table = batch_table(
+            data, cohort.clients, keys, batch_size=batch_size, epochs=epochs, limit=self.limit
+        )
+        dropout = Keys.of(ids, seed, "dropout", round, stream) if train and task.network.draws else None
+        # Alone, a client runs plain autograd, which has less overhead. Its sums may differ in the last bit from those
+        # of a cohort, so that in float64, where bits are compared, it runs as a cohort of one instead.
+        exact = cohort.initial_dtype == torch.float64 and not self.plan.plain
+        vectorised = self.plan.vectorised or exact
+        variant = Variant(
+            train=train,
+            columns=self.plan.columns and vectorised,
+            channels_last=self.plan.channels_last,
+            precision=self.plan.precision,
+        )
+        carry_leaves, carry_structure = flatten(carry)
+        given_leaves, given_structure = flatten(given)
+        work = Work(
+            step, carry_structure, given_structure, task.network, variant, vectorised, task.x, task.y,
+            table.valid is not None, dropout is not None,
+            functools.partial(number, seed, "draws", round, stream, int(cohort.clients[0])),
+        )  # fmt: skip
+        mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
+        inputs = _Inputs(carry_leaves, given_leaves, table.index, mask, dropout, table.steps)
+        order = np.argsort(-table.steps, kind="stable")
+        if (order[1:] > order[:-1]).all():
+            return unflatten(carry_structure, self._fold(work, inputs))
+        there = torch.from_numpy(order).to(ids.device)
+        back = torch.from_numpy(np.argsort(order)).to(ids.device)
+        leaves = self._fold(work, inputs.permuted(there, order, stacked_leaves(given_structure)))
+        return unflatten(carry_structure, [leaf[back] for leaf in leaves])
+
+    def _fold(self, work: Work, inputs: _Inputs) -> Leaves:
+        steps, index, mask = inputs.steps, inputs.index, inputs.mask
+        clients, total = len(steps), int(steps.max(initial=0))
+        active = clients - np.searchsorted(np.sort(steps), np.arange(total), side="right")
+        sizes = self.programs.sizes(self.plan.mode, clients)
+        size_at = active if sizes is None else sizes[np.searchsorted(sizes, active)]
+        turns = np.flatnonzero(np.diff(size_at)) + 1
+        self.tally.client_steps += int(steps.sum())
+        began = self._clock(index.device)
+
+        carry, rows, done = inputs.carry, clients, list[Leaves]()
+        for start, stop in zip([0, *turns], [*turns, total], strict=True) if total else ():
+            # One stretch: the same program runs until few enough clients are active for a smaller one.
+            size = int(size_at[start])
+            if active[start] < rows:
+                done.append([leaf[active[start] : rows] for leaf in carry])
+                rows = int(active[start])
+            keys = inputs.keys and Keys(inputs.keys.low[:size], inputs.keys.high[:size])
+            here = [leaf[:size] for leaf in carry]
+            given = work.rows(inputs.given, size)
+            example = (
+                here, given, index[start, :size], None if mask is None else mask[start, :size],
+                keys and keys.low, keys and keys.high, keys and torch.zeros((), dtype=torch.int64, device=index.device),
+            )  # fmt: skip
+            program = self.programs.get(self.plan, work, example, int(stop - start) * self.calls_ahead)
+            running = program.begin(here, given, keys)
+            for t in range(start, stop):
+                if active[t] < rows:  # these clients are done: set them aside before they are overwritten
+                    done.append([leaf[active[t] : rows].clone() for leaf in running.carry])
+                    rows = int(active[t])
+                running.step(index[t, :size], None if mask is None else mask[t, :size], t)
+            carry = running.end()
+        self.tally.seconds += self._clock(index.device) - began
+        pieces = [[leaf[:rows] for leaf in carry], *reversed(done)]
+        return pieces[0] if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+
+    def _clock(self, device: torch.device) -> float:
+        if self.limit is not None and device.type == "cuda":  # a measurement waits for the device; a run does not
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def map(self, cohort: Cohort, function: Callable[..., Any], values: tuple[Tree, ...]) -> Tree:
+        """See `Cohort.map`."""
+        forbid_captured_stacks(function)
+        leaves, structure = flatten(values)
+        rows = stacked_leaves(structure)
+        made: list[Any] = []
+
+        def one_client(*mine: Tensor) -> Leaves:
+            results, shape = flatten(function(*unflatten(structure, mine, one_client=True)))
+            made.append(shape)
+            return results
+
+        if self.plan.vectorised and any(rows):
+            results = vmap(one_client, in_dims=tuple(0 if row else None for row in rows))(*leaves)
+        else:
+            each = [
+                one_client(*(leaf[k] if row else leaf for leaf, row in zip(leaves, rows, strict=True)))
+                for k in range(len(cohort))
+            ]
+            results = [torch.stack(parts) for parts in zip(*each, strict=True)]
+        return _stacked(unflatten(made[0], results))
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a fold reads: one row per client, and one per step and client for `index` and `mask`."""
+
+    carry: Leaves
+    given: Leaves
+    index: Tensor
+    mask: Tensor | None
+    keys: Keys | None
+    steps: NDArray[np.int64]
+
+    def permuted(self, there: Tensor, order: NDArray[np.int64], rows: list[bool]) -> _Inputs:
+        return _Inputs(
+            [leaf[there] for leaf in self.carry],
+            [leaf[there] if row else leaf for leaf, row in zip(self.given, rows, strict=True)],
+            self.index[:, there],
+            None if self.mask is None else self.mask[:, there],
+            self.keys and Keys(self.keys.low[there], self.keys.high[there]),
+            self.steps[order],
+        )
+
+
+def _stacked(tree: Tree) -> Tree:
+    """What one client returned as Params is a Stack for the cohort."""
+    match tree:
+        case dict():
+            return {name: _stacked(part) for name, part in tree.items()}
+        case list() | tuple():
+            return type(tree)(_stacked(part) for part in tree)
+        case Tensor() | None | int() | float() | str():
+            return tree
+    return Stack(tree, tree.layout)

@@ -1,0 +1,112 @@
+"""The errors Atoll raises: what must hold, what was given, and what to do on a last line `hint: ...`.
+
+Each one is also the builtin that fits it, so `except ValueError` works as well as `except AtollError`::
+
+    AtollError
+    ├── UnknownName          LookupError      a name that nothing answers to
+    ├── HyperparameterError  ValueError       a field of an algorithm out of range
+    ├── TaskError            ValueError       data, partition, model and metric do not fit together
+    ├── PartitionError       ValueError       the samples cannot be dealt to the clients as asked
+    ├── ModelError           ValueError       a network that cannot be built or used as asked
+    ├── DataError            ValueError       files that are missing or not what they should be
+    ├── DivergedError        ArithmeticError  training reached a value that is not finite
+    ├── RunError             RuntimeError     a run's folder cannot be written, read or continued
+    │   └── CheckpointError                   a checkpoint is missing, damaged or of another run
+    ├── OneShotError         ValueError       a one-shot method asked for more than one upload
+    ├── PayloadError         ValueError       a reply that is not what the server expects
+    ├── EngineError          RuntimeError     an engine cannot do what it is asked to
+    └── CohortError          ValueError       values that do not belong to the cohort they are used with
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class AtollError(Exception):
+    """Base of all errors raised on purpose; `hint` says what to do about it."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if self.hint is None else f"{message}\nhint: {self.hint}"
+
+
+class UnknownName(AtollError, LookupError):
+    """A name that nothing answers to; built by `unknown`."""
+
+
+class HyperparameterError(AtollError, ValueError):
+    """A field of an algorithm is out of range."""
+
+
+class TaskError(AtollError, ValueError):
+    """Data, partition, model and metric do not fit together."""
+
+
+class PartitionError(AtollError, ValueError):
+    """The samples cannot be dealt to the clients as asked."""
+
+
+class ModelError(AtollError, ValueError):
+    """A network cannot be built or used as asked."""
+
+
+class DataError(AtollError, ValueError):
+    """Files of a data set are missing or not what they should be."""
+
+
+class DivergedError(AtollError, ArithmeticError):
+    """Training of `client` in `round` reached a value that is not finite."""
+
+    # Both are optional because an error that crosses a process boundary is rebuilt from its message first.
+    def __init__(
+        self,
+        message: str,
+        *,
+        client: int | str | None = None,
+        round: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.client = client
+        self.round = round
+
+
+class RunError(AtollError, RuntimeError):
+    """A run's folder cannot be written, read or continued."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint is missing, damaged or belongs to another run."""
+
+
+class OneShotError(AtollError, ValueError):
+    """A one-shot method was asked for more than one upload."""
+
+
+class PayloadError(AtollError, ValueError):
+    """A reply is not what the server expects."""
+
+
+class EngineError(AtollError, RuntimeError):
+    """An engine cannot do what it is asked to."""
+
+
+class CohortError(AtollError, ValueError):
+    """Values do not belong to the cohort they are used with."""
+
+
+def unknown(kind: str, given: str, available: Iterable[str]) -> UnknownName:
+    """The error for a name that nothing answers to, with the nearest names there are.
+
+    >>> print(unknown("algorithm", "dito", ["ditto", "apfl"]))
+    Unknown algorithm 'dito'. Did you mean: ditto?
+    Available: apfl, ditto
+    """
+    names = sorted(available)
+    near = get_close_matches(given.lower(), names)
+    question = f" Did you mean: {', '.join(near)}?" if near else ""
+    return UnknownName(f"Unknown {kind} {given!r}.{question}\nAvailable: {', '.join(names)}")

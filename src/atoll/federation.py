@@ -1,0 +1,440 @@
+"""federate(): the only round loop. Read this file first.
+
+A round: the server chooses a cohort and sends it its state; the engine runs the method's `local` on the cohort; what
+the clients send passes the channel, which counts it; the server aggregates; from time to time all clients are
+evaluated. What the clients keep stays in their memory. A client that fails, drops out or is late leaves the round valid.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.algorithm import Algorithm, Arrival, Replies, Update
+from atoll.algorithms import name_of
+from atoll.channel import Channel, Ledger, Stage
+from atoll.cohort import Cohort, Population
+from atoll.data.task import Task
+from atoll.engines.local import Done, Job, LocalEngine
+from atoll.errors import CohortError, DivergedError, OneShotError, RunError
+from atoll.memory import Memory, open_memory
+from atoll.metrics import evaluate, evaluate_central
+from atoll.params import Tree, flatten
+from atoll.randomness import generator
+from atoll.report.report import Report
+from atoll.runs import Run
+
+log = logging.getLogger("atoll.federation")
+
+Clients = NDArray[np.int64]
+CHECKPOINT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation is run; together with task and algorithm, everything that decides its numbers."""
+
+    rounds: int = 20
+    seed: int = 0
+    cohort: int | float | None = None  # clients per round, or their share; all by default
+    drop: float = 0.0  # probability that a client of the cohort is lost
+    eval_every: int | None = None  # rounds; a tenth of all by default
+    evaluation: str = "all"  # "all" clients and the central test set, "central" only, or "none"
+    memory: str = "ram"  # where clients keep what they keep: "ram" or "disk"
+
+    def check(self, task: Task, algorithm: Algorithm) -> None:
+        """Raise for settings that make no sense for this task and algorithm."""
+        if self.rounds < 1:
+            raise CohortError(f"`rounds` must be at least 1. Got {self.rounds!r}.")
+        if algorithm.one_shot and self.rounds != 1:
+            raise OneShotError(
+                f"{type(algorithm).__name__} uploads once, so `rounds` must be 1. Got rounds={self.rounds}.",
+                hint="to train longer on each client, raise its `epochs`.",
+            )
+        if not 0 <= self.drop < 1:
+            raise CohortError(f"`drop` must be a float in [0, 1). Got {self.drop!r}.")
+        if self.evaluation not in ("all", "central", "none"):
+            raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
+        if self.evaluation == "central" and task.central is None:
+            raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
+        self.cohort_size(task.clients)
+
+    def cohort_size(self, clients: int) -> int:
+        """How many clients are asked in a round."""
+        asked = clients if self.cohort is None else self.cohort
+        if isinstance(asked, float):
+            if not 0 < asked <= 1:
+                raise CohortError(f"`cohort` as a share must be in (0, 1]. Got {asked!r}.")
+            asked = max(1, round(asked * clients))
+        if not 1 <= asked <= clients:
+            raise CohortError(
+                f"`cohort` must be between 1 and the number of clients, {clients}. Got {asked}.",
+                hint="lower --cohort, or raise --clients.",
+            )
+        return asked
+
+    def evaluates_after(self, rounds: int) -> bool:
+        """Whether clients are evaluated after so many rounds."""
+        every = self.eval_every or max(1, self.rounds // 10)
+        return self.evaluation != "none" and (rounds % every == 0 or rounds == self.rounds)
+
+
+@dataclass
+class Traffic:
+    """What happened to the clients of one round."""
+
+    asked: int
+    replied: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    notes: list[tuple[Clients, dict[str, NDArray[np.float64]]]] = field(default_factory=list)
+
+    def losses(self) -> dict[str, float]:
+        """Mean training losses over the clients that trained."""
+        totals: dict[str, list[NDArray[np.float64]]] = {}
+        for _, values in self.notes:
+            for name, value in values.items():
+                totals.setdefault(name, []).append(value)
+        return {name: float(np.concatenate(parts).mean()) for name, parts in totals.items()}
+
+
+def federate(
+    task: Task,
+    algorithm: Algorithm,
+    *,
+    settings: Settings | None = None,
+    engine: LocalEngine | None = None,
+    folder: Path | str | None = None,
+    resume: bool = False,
+    stages: Sequence[Stage] = (),
+    faults: Callable[[int, Clients], NDArray[np.bool_]] | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+    **more: Any,
+) -> Report:
+    """Run `algorithm` on `task` and report on every client.
+
+    Settings can be given as keywords: `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run
+    is written there and can be resumed after an interruption, bit for bit. `stages` change what clients send;
+    `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics.
+    """
+    settings = Settings(**more) if settings is None else settings
+    settings.check(task, algorithm)
+    say_limits(algorithm)
+    engine = engine or LocalEngine()
+    run, begun = _open_run(task, algorithm, settings, folder, resume)
+    here = engine.place(task)
+    population = Population(here, open_memory(settings.memory, task.clients, run and run.folder), settings.seed)
+    channel = Channel(stages)
+
+    with run.logging() if run else nullcontext(), interruptions(enabled=run is not None) as stop:
+        server, first = algorithm.start(here), 0
+        loaded = run.load(here.network.layout, engine.device) if run and begun else None
+        if run and begun:
+            server, first = _resume(run, loaded, server, population.memory, channel)
+        history = run.metrics() if run else []
+        if first == 0:
+            server = _prepare(algorithm, server, engine, population, channel)
+        saved_at = time.monotonic()
+        for round in range(first, settings.rounds):
+            began, entries = time.perf_counter(), len(channel.ledger.entries)
+            cohort = choose(settings, task.clients, round)
+            traffic = Traffic(asked=len(cohort))
+            present = _present(settings, cohort, round, faults, traffic)
+            arrivals = _gather(algorithm, server, engine, population, channel, present, settings, round, traffic)
+            first_arrival = next(arrivals, None)
+            if first_arrival is None:
+                log.warning("round %d: no client replied; the server's state stays as it is", round)
+            else:
+                replies = Replies(itertools.chain([first_arrival], arrivals), keep=not algorithm.sums_suffice)
+                server = algorithm.aggregate(server, replies)
+                for _ in arrivals:  # a method that asks nothing of its replies still trains its clients
+                    pass
+                _require_finite(server, round, task)
+            trained = time.perf_counter() - began
+            done = round + 1
+            if done == settings.rounds:
+                _finish(algorithm, server, engine, population, done)
+            line = _line(done, traffic, channel.ledger, round)
+            if settings.evaluates_after(done):
+                line["evaluation"] = _evaluate(algorithm, server, engine, population, settings, done)
+            line["seconds"] = {"round": trained, "evaluation": time.perf_counter() - began - trained}
+            history.append(line)
+            if run:
+                run.record(line, channel.ledger.entries[entries:])
+                due = settings.evaluates_after(done) or time.monotonic() - saved_at > CHECKPOINT_SECONDS
+                if due or stop.is_set() or done == settings.rounds:
+                    run.save(done, {"server": server, "memory": population.memory.save(round=done)})
+                    saved_at = time.monotonic()
+            if on_round:
+                on_round(line)
+            if stop.is_set() and done < settings.rounds:
+                assert run is not None
+                raise KeyboardInterrupt(f"stopped after round {done}; continue with `atoll resume {run.folder}`")
+    return Report(task, algorithm, settings, history, channel.ledger, server, population, engine)
+
+
+# -- the parts of a round ------------------------------------------------------------------------------------------
+
+
+def choose(settings: Settings, clients: int, round: int) -> Clients:
+    """The clients asked in a round."""
+    size = settings.cohort_size(clients)
+    if size == clients:
+        return np.arange(clients)
+    drawn = generator(settings.seed, "cohort", round).choice(clients, size, replace=False)
+    return np.sort(drawn).astype(np.int64)
+
+
+def _present(
+    settings: Settings,
+    cohort: Clients,
+    round: int,
+    faults: Callable[[int, Clients], NDArray[np.bool_]] | None,
+    traffic: Traffic,
+) -> Clients:
+    """The clients of a cohort that do not drop out."""
+    lost = generator(settings.seed, "drop", round).random(len(cohort)) < settings.drop
+    if faults is not None:
+        lost |= np.asarray(faults(round, cohort), dtype=bool)
+    if lost.any():
+        traffic.lost["dropped out"] += int(lost.sum())
+    return cohort[~lost]
+
+
+def _gather(
+    algorithm: Algorithm,
+    server: Tree,
+    engine: LocalEngine,
+    population: Population,
+    channel: Channel,
+    clients: Clients,
+    settings: Settings,
+    round: int,
+    traffic: Traffic,
+) -> Iterator[Arrival]:
+    """What the clients send, as it arrives; what they keep goes to their memory."""
+    broadcast = algorithm.broadcast(server)
+    channel.down("broadcast", broadcast, clients, round)
+
+    def unicast(some: Clients) -> Tree:
+        return algorithm.unicast(server, some)
+
+    job = Job(
+        population,
+        clients,
+        round,
+        lambda cohort: algorithm.local(broadcast, cohort),
+        phase=("local", algorithm),
+        calls_ahead=settings.rounds - round,
+        unicast=unicast,
+    )
+    for outcome in engine.run(job) if len(clients) else ():
+        if not isinstance(outcome, Done):
+            traffic.lost[outcome.reason] += len(outcome.clients)
+            log.warning("round %d: lost client(s) %s: %s", round, outcome.clients.tolist(), outcome.reason)
+            continue
+        cohort, update = outcome.cohort, outcome.result
+        _note(cohort, traffic, population.task)
+        channel.down("unicast", cohort.received, cohort.clients, round)
+        if update.keep is not None:
+            population.memory.keep(cohort.clients, update.keep, round=round)
+        traffic.replied += len(cohort)
+        yield channel.up(algorithm, cohort.clients, update, round)
+
+
+def _prepare(
+    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, channel: Channel
+) -> Tree:
+    """The light exchange before training, if the method has one; it is written as round -1."""
+    if type(algorithm).prepare is Algorithm.prepare:
+        return server
+    everybody = np.arange(population.task.clients)
+    broadcast = algorithm.broadcast(server)
+    channel.down("broadcast", broadcast, everybody, -1)
+
+    def arrivals() -> Iterator[Arrival]:
+        job = Job(population, everybody, -1, lambda cohort: algorithm.prepare(broadcast, cohort), ("prepare", algorithm))
+        for outcome in engine.run(job):
+            if isinstance(outcome, Done) and outcome.result is not None:
+                yield channel.up(algorithm, outcome.cohort.clients, outcome.result, -1)
+
+    return algorithm.absorb(server, Replies(arrivals(), keep=True))
+
+
+def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, round: int) -> None:
+    """The last local step of all clients, if the method has one."""
+    if type(algorithm).finish is Algorithm.finish:
+        return
+    everybody = np.arange(population.task.clients)
+    job = Job(population, everybody, round, lambda cohort: algorithm.finish(server, cohort), ("finish", algorithm))
+    for outcome in engine.run(job):
+        if isinstance(outcome, Done) and outcome.result is not None:
+            population.memory.keep(outcome.cohort.clients, outcome.result, round=round - 1)
+
+
+def _evaluate(
+    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, settings: Settings, done: int
+) -> dict[str, Any]:
+    """Scores of the personal models, of the shared one after the last round, and on the central test set."""
+    found: dict[str, Any] = {}
+    ahead = max(1, (settings.rounds - done) // (settings.eval_every or max(1, settings.rounds // 10)))
+    shared = algorithm.shared(server)
+    if settings.evaluation == "all":
+        kinds = ["personal"]
+        if done == settings.rounds and shared is not None and type(algorithm).personalize is not Algorithm.personalize:
+            kinds.append("shared")
+        for kind in kinds:
+            scores = evaluate(engine, population, algorithm, server, round=done, model=kind, calls_ahead=ahead)
+            found[kind] = {
+                split: {
+                    **one.summary(),
+                    "clients": one.score.tolist(),
+                    "losses": one.loss.tolist(),
+                    "samples": one.samples.tolist(),
+                }
+                for split, one in scores.items()
+            }
+    if population.task.central is not None and shared is not None:
+        found["central"] = evaluate_central(engine, population.task, shared)
+    return found
+
+
+def _line(done: int, traffic: Traffic, ledger: Ledger, round: int) -> dict[str, Any]:
+    """The metrics of a round, as they are written."""
+    return {
+        "round": done,
+        "asked": traffic.asked,
+        "replied": traffic.replied,
+        "lost": dict(traffic.lost),
+        "loss": traffic.losses(),
+        "bytes": ledger.in_round(round),
+    }
+
+
+def _note(cohort: Cohort, traffic: Traffic, task: Task) -> None:
+    """Collect what clients observed; a loss that is not finite ends the run."""
+    if not cohort.notes:
+        return
+    table = torch.stack([value.double() for value in cohort.notes.values()]).cpu().numpy()
+    bad = ~np.isfinite(table).all(axis=0)
+    if bad.any():
+        client = int(cohort.clients[int(np.flatnonzero(bad)[0])])
+        raise DivergedError(
+            f"Training must stay finite. The loss of client {task.client_name(client)} in round {cohort.round} is not.",
+            client=client,
+            round=cohort.round,
+            hint="lower --lr or set --clip; the run can be resumed from its last checkpoint.",
+        )
+    traffic.notes.append((cohort.clients, dict(zip(cohort.notes, table, strict=True))))
+
+
+def _require_finite(server: Tree, round: int, task: Task) -> None:
+    leaves = [leaf for leaf in flatten(server)[0] if leaf.is_floating_point()]
+    if leaves and not bool(torch.isfinite(torch.stack([leaf.sum() for leaf in leaves]).sum())):
+        raise DivergedError(
+            f"Training must stay finite. The server's state after round {round} of {task.name} is not.",
+            round=round,
+            hint="lower --lr or set --clip; the run can be resumed from its last checkpoint.",
+        )
+
+
+# -- around the loop -----------------------------------------------------------------------------------------------
+
+
+def say_limits(algorithm: Algorithm) -> None:
+    """Say aloud when hyperparameters make a method equal to a simpler one."""
+    for other, values in algorithm.limits.items():
+        if all(getattr(algorithm, name) == value for name, value in values.items()):
+            given = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            log.warning("%s with %s does the same as %s", type(algorithm).__name__, given, other)
+
+
+def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:
+    """The resolved configuration of a run."""
+    return {
+        "task": {"name": task.name, "clients": task.clients, **task.facts},
+        "training": asdict(task.training),
+        "algorithm": {"name": name_of(type(algorithm)), **asdict(algorithm)},
+        "settings": asdict(settings),
+        "model": {"parameters": task.network.parameters},
+    }
+
+
+def _open_run(
+    task: Task, algorithm: Algorithm, settings: Settings, folder: Path | str | None, resume: bool
+) -> tuple[Run | None, bool]:
+    """The run's folder, and whether it was begun before."""
+    if folder is None:
+        if resume:
+            raise RunError("Only a run with a folder can be resumed. Got folder=None.")
+        return None, False
+    config = describe(task, algorithm, settings)
+    if not resume:
+        return Run.create(Path(folder), config), False
+    run = Run.open(Path(folder))
+    written = run.config
+    for part in ("task", "training", "algorithm", "settings"):
+        asked = _plain(config[part])
+        if written[part] != asked:
+            differs = sorted(name for name in {*asked, *written[part]} if asked.get(name) != written[part].get(name))
+            raise RunError(
+                f"A run must be resumed with what it was begun with. The {part} differs in {', '.join(differs)}.",
+                hint="begin a new run in another folder.",
+            )
+    return run, True
+
+
+def _plain(value: Any) -> Any:
+    """As it looks after a round trip through JSON."""
+    import json
+
+    return json.loads(json.dumps(value))
+
+
+def _resume(
+    run: Run, loaded: tuple[int, Tree] | None, server: Tree, memory: Memory, channel: Channel
+) -> tuple[Tree, int]:
+    """The state of the newest whole checkpoint; everything written after it is forgotten."""
+    rounds, state = loaded if loaded is not None else (0, {"server": server, "memory": None})
+    run.rewind(rounds)
+    memory.load(state["memory"], round=rounds)
+    channel.ledger.entries.extend(run.ledger())
+    log.info("resumed after round %d", rounds)
+    return state["server"], rounds
+
+
+@contextmanager
+def interruptions(*, enabled: bool) -> Iterator[threading.Event]:
+    """Ctrl-C or SIGTERM lets the round finish, so that nothing is lost; a second one stops at once."""
+    stop = threading.Event()
+    if not enabled or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        log.warning("stopping after this round; once more to stop at once")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+

@@ -1,0 +1,86 @@
+"""What clients keep, in one SQLite file: for more clients than RAM holds, and whole after `kill -9`.
+
+Rows are (client, round), so that a run resumed at an earlier round does not see what later rounds kept; a checkpoint
+removes what it supersedes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import CohortError
+from atoll.params import Tree, flatten, unflatten
+from atoll.serialise import from_bytes, to_bytes
+
+
+class DiskMemory:
+    """One row per client and round; a cohort is read and written in one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS kept (client INTEGER, round INTEGER, tree BLOB, PRIMARY KEY (client, round))"
+        )
+
+    def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
+        """See `Memory.recall`."""
+        leaves, structure = flatten(default)
+        found: dict[int, bytes] = {}
+        for position, client in enumerate(clients):
+            row = self._connection.execute(
+                "SELECT tree FROM kept WHERE client = ? AND round < ? ORDER BY round DESC LIMIT 1",
+                (int(client), before),
+            ).fetchone()
+            if row is not None:
+                found[position] = row[0]
+        if not found:
+            return default
+        mixed = [leaf.clone() for leaf in leaves]
+        for position, message in found.items():
+            kept = from_bytes(message)
+            if len(kept) != len(mixed):
+                raise CohortError("`recall` must be given a default made like what was kept.")
+            for leaf, row_of_leaf in zip(mixed, kept, strict=True):
+                leaf[position] = row_of_leaf.to(leaf.device)
+        return unflatten(structure, mixed)
+
+    def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
+        """See `Memory.keep`."""
+        leaves = [leaf.detach().cpu() for leaf in flatten(tree)[0]]
+        rows = [
+            (int(client), round, to_bytes([leaf[position] for leaf in leaves]))
+            for position, client in enumerate(clients)
+        ]
+        with self._connection:
+            self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", rows)
+
+    def save(self, *, round: int) -> Tree:
+        """See `Memory.save`: the rows are on disk; those that an older checkpoint could need stay."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return None
+
+    def load(self, saved: Tree, *, round: int) -> None:  # noqa: ARG002
+        """See `Memory.load`."""
+        with self._connection:
+            self._connection.execute("DELETE FROM kept WHERE round >= ?", (round,))
+
+    def prune(self, *, round: int) -> None:
+        """Forget what no checkpoint at or after `round` rounds can need."""
+        with self._connection:
+            self._connection.execute(
+                "DELETE FROM kept WHERE EXISTS (SELECT 1 FROM kept AS newer WHERE newer.client = kept.client "
+                "AND newer.round > kept.round AND newer.round < ?)",
+                (round,),
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+

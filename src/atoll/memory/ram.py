@@ -1,0 +1,80 @@
+"""What clients keep, in RAM or on the GPU: one growing block per leaf, so that recalling a cohort is one gather."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.errors import CohortError
+from atoll.params import Structure, Tree, flatten, unflatten
+
+
+class RamMemory:
+    """Rows are handed out as clients first keep something, so that memory grows with the clients seen."""
+
+    def __init__(self, clients: int) -> None:
+        self._row = np.full(clients, -1, dtype=np.int64)
+        self._rows = 0
+        self._blocks: list[Tensor] = []
+        self._structure: Structure | None = None
+
+    def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:  # noqa: ARG002
+        """See `Memory.recall`."""
+        rows = self._row[clients]
+        known = rows >= 0
+        if self._structure is None or not known.any():
+            return default
+        leaves, structure = flatten(default)
+        if structure != self._structure:
+            raise CohortError(
+                "`recall` must be given a default made like what was kept.",
+                hint="compare the names and nesting of `Update.keep` with those of `default`.",
+            )
+        if known.all():
+            at = torch.from_numpy(rows)
+            return unflatten(structure, [block[at.to(block.device)] for block in self._blocks])
+        where, at = torch.from_numpy(np.flatnonzero(known)), torch.from_numpy(rows[known])
+        recalled = []
+        for leaf, block in zip(leaves, self._blocks, strict=True):
+            mixed = leaf.clone()
+            mixed[where.to(leaf.device)] = block[at.to(block.device)]
+            recalled.append(mixed)
+        return unflatten(structure, recalled)
+
+    def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:  # noqa: ARG002
+        """See `Memory.keep`."""
+        leaves, structure = flatten(tree)
+        if self._structure is None:
+            self._structure = structure
+            self._blocks = [leaf.new_empty((0, *leaf.shape[1:])) for leaf in leaves]
+        if structure != self._structure:
+            raise CohortError("A method must keep a tree of the same names and nesting in every round.")
+        new = clients[self._row[clients] < 0]
+        self._row[new] = np.arange(self._rows, self._rows + len(new))
+        self._rows += len(new)
+        at = torch.from_numpy(self._row[clients])
+        for number, leaf in enumerate(leaves):
+            block = self._blocks[number]
+            if len(block) < self._rows:  # double, so that growing costs little per client
+                room = min(max(self._rows, 2 * len(block)), len(self._row))
+                block = torch.cat([block, leaf.new_empty((room - len(block), *leaf.shape[1:]))])
+                self._blocks[number] = block
+            block[at.to(block.device)] = leaf
+
+    def save(self, *, round: int) -> Tree:  # noqa: ARG002
+        """See `Memory.save`."""
+        if self._structure is None:
+            return None
+        owners = np.flatnonzero(self._row >= 0)
+        rows = torch.from_numpy(self._row[owners])
+        kept = unflatten(self._structure, [block[rows.to(block.device)] for block in self._blocks])
+        return {"clients": torch.from_numpy(owners), "kept": kept}
+
+    def load(self, saved: Tree, *, round: int) -> None:
+        """See `Memory.load`."""
+        self._row.fill(-1)
+        self._rows, self._blocks, self._structure = 0, [], None
+        if saved is not None:
+            self.keep(saved["clients"].cpu().numpy(), saved["kept"], round=round)

@@ -1,0 +1,48 @@
+"""Small reference networks with a declared body and head."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from atoll.errors import ModelError, unknown
+from atoll.models.cnn import PFLlibCNN, SimpleCNN
+from atoll.models.mlp import MLP
+from atoll.models.resnet import ResNet18
+from atoll.models.split import BodyAndHead
+
+__all__ = ["MLP", "BodyAndHead", "PFLlibCNN", "ResNet18", "SimpleCNN", "build", "names"]
+
+BUILDERS: dict[str, Callable[..., BodyAndHead]] = {
+    "mlp": MLP,
+    "cnn": PFLlibCNN,
+    "simple-cnn": SimpleCNN,
+    "resnet18": ResNet18,
+    "resnet18-gn": partial(ResNet18, norm="group"),
+}
+
+
+def names() -> list[str]:
+    """The models `build` knows."""
+    return list(BUILDERS)
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> BodyAndHead:
+    """A freshly initialised model for samples of `shape` (without the batch axis).
+
+    Initial values are drawn from torch's default generator, as `nn.Module`s do.
+    """
+    if name not in BUILDERS:
+        raise unknown("model", name, BUILDERS)
+    builder = BUILDERS[name]
+    shape = tuple(shape)
+    if not shape or min(shape) < 1 or classes < 1:
+        raise ModelError(f"A model needs positive sizes. Got shape {shape} and {classes} classes.")
+    known = [option for option in inspect.signature(builder).parameters if option not in ("shape", "classes")]
+    for option in options:
+        if option not in known:
+            raise ModelError(
+                f"Model {name!r} has no option {option!r}.",
+                hint=f"its options are: {', '.join(known)}." if known else "it has no options.",
+            )
+    return builder(shape, classes, **options)

@@ -1,0 +1,57 @@
+"""The two small convolutional networks whose published results Atoll compares itself with."""
+
+from torch import nn
+
+from atoll.models.split import BodyAndHead, image_size
+
+
+class PFLlibCNN(BodyAndHead):
+    """The CNN of PFLlib (Zhang et al., JMLR 2025), after McMahan et al. (AISTATS 2017), without padding.
+
+    582,026 parameters on 1x28x28 and 878,538 on 3x32x32, with 10 classes.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        channels, height, width = image_size("PFLlibCNN", shape, smallest=16)
+        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        body = nn.Sequential(
+            nn.Conv2d(channels, 32, kernel_size=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, kernel_size=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * rows * columns, 512),
+            nn.ReLU(),
+        )
+        super().__init__(body, nn.Linear(512, classes))
+
+
+class SimpleCNN(BodyAndHead):
+    """The CIFAR-10 network of the pfl-research benchmarks (Granqvist et al., NeurIPS 2024).
+
+    1,626,442 parameters on 3x32x32 with 10 classes.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        channels, height, width = image_size("SimpleCNN", shape, smallest=6)
+        rows, columns = ((side - 4) // 2 for side in (height, width))
+        body = nn.Sequential(
+            nn.Conv2d(channels, 32, kernel_size=3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(64 * rows * columns, 128),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+        )
+        super().__init__(body, nn.Linear(128, classes))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)

@@ -1,0 +1,177 @@
+"""A `Network` turns any `nn.Module` into pure functions of Params: outputs, loss and score."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from atoll.errors import ModelError
+from atoll.models.portable import KEY_HIGH, KEY_LOW, MASK, portable
+from atoll.params import Kind, Layout, Params
+from atoll.randomness import Keys
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PerSample = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per sample
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Per-sample cross-entropy of class logits; axes beyond the class axis (tokens) are averaged."""
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Per-sample share of targets that have the largest logit: 1 or 0, or between them for tokens."""
+    right = (outputs.argmax(1) == targets).to(outputs.dtype)
+    return right if right.ndim == 1 else right.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a forward pass is computed; every variant computes the same function, to rounding."""
+
+    train: bool = True
+    features: bool = False  # stop where the head begins
+    columns: bool = False  # convolutions as matrix products
+    channels_last: bool = False
+    precision: Precision = "fp32"
+
+
+class Network:
+    """An architecture with its initial parameters, loss and score; it holds nothing that training changes."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        loss: PerSample = cross_entropy,
+        score: PerSample = accuracy,
+        signature: Hashable = None,
+    ) -> None:
+        self.loss, self.score = loss, score
+        # Networks with the same signature compute the same function, so that they share compiled programs.
+        self.signature = signature or object()
+        self.draws_globally = False  # whether a forward pass draws from torch's own generator; a task finds out
+        self._original = module
+        self.layout = layout_of(module)
+        leaves = [*module.named_parameters(), *module.named_buffers()]
+        self.initial = Params({name: leaf.detach().clone() for name, leaf in leaves}, self.layout)
+        # `functional_call` swaps tensors inside the module while it runs, so that threads must not share one.
+        self._copies = threading.local()
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Network:
+        """The same network with its values on `device`, floating point ones in `dtype`."""
+        module = deepcopy(self._original).to(device=device, dtype=dtype)
+        moved = Network(module, loss=self.loss, score=self.score, signature=self.signature)
+        moved.draws_globally = self.draws_globally
+        return moved
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(leaf.numel() for leaf in self.initial.trained.values())
+
+    def submodules(self) -> Iterable[nn.Module]:
+        """The parts of the module."""
+        return self._original.modules()
+
+    @property
+    def draws(self) -> bool:
+        """Whether a forward pass needs keys, because there is dropout in it."""
+        return bool(self.module(Variant()).low_buffers)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the module declares what enters its head."""
+        return callable(getattr(self._original, "features", None))
+
+    def module(self, variant: Variant) -> PortableModule:
+        """This thread's own copy of the module, made portable."""
+        copies: dict[str, PortableModule] = self._copies.__dict__
+        key = f"{variant.train}-{variant.features}-{variant.columns}"
+        if key not in copies:
+            if variant.features and not self.has_features:
+                raise ModelError(
+                    f"{type(self._original).__name__} must have a method `features(x)` for this algorithm.",
+                    hint="let it return what enters the head, with forward(x) = head(features(x)).",
+                )
+            copies[key] = PortableModule(self._original, variant)
+        return copies[key]
+
+
+class PortableModule:
+    """A portable copy of a module and the names of the buffers through which masks and keys reach its layers."""
+
+    def __init__(self, original: nn.Module, variant: Variant) -> None:
+        module = portable(original, columns=variant.columns).train(variant.train).requires_grad_(False)
+        if variant.features:
+            module.forward = module.features  # type: ignore[assignment]
+        self.module = module
+        names = [name for name, _ in module.named_buffers()]
+        self.low_buffers, self.high_buffers, self.mask_buffers = (
+            [name for name in names if name.endswith(end)] for end in (KEY_LOW, KEY_HIGH, MASK)
+        )
+
+    def __call__(
+        self, variant: Variant, params: Params, x: Tensor, mask: Tensor | None, keys: Keys | None
+    ) -> tuple[Tensor, Params]:
+        """Outputs, and `params` with the buffers as the pass left them."""
+        buffers = params.buffers
+        state = dict(params)
+        if variant.precision == "bf16":  # master weights and statistics stay in fp32
+            state = {name: leaf if name in buffers else _bf16(leaf) for name, leaf in state.items()}
+            x = _bf16(x)
+        if variant.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if keys is not None:
+            state |= dict.fromkeys(self.low_buffers, keys.low) | dict.fromkeys(self.high_buffers, keys.high)
+        if mask is not None:
+            state |= dict.fromkeys(self.mask_buffers, mask)
+        outputs = functional_call(self.module, state, (x,))
+        if outputs.dtype == torch.bfloat16:
+            outputs = outputs.float()
+        # `functional_call` has written the buffers that the layers assigned back into `state`.
+        return outputs, Params({**params, **{name: state[name] for name in buffers}}, params.layout)
+
+
+def _bf16(leaf: Tensor) -> Tensor:
+    return leaf.to(torch.bfloat16) if leaf.is_floating_point() else leaf
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """Which leaves are trained, frozen or buffers, and which belong to the head and to norm layers."""
+    kinds: dict[str, Kind] = {
+        name: "trained" if leaf.requires_grad else "frozen" for name, leaf in module.named_parameters()
+    }
+    kinds |= dict.fromkeys((name for name, _ in module.named_buffers()), "buffer")
+    norm_types = nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm
+    norms = tuple(name for name, part in module.named_modules() if isinstance(part, norm_types))
+    return Layout(kinds, _inside(kinds, head_modules(module)), _inside(kinds, norms))
+
+
+def head_modules(module: nn.Module) -> tuple[str, ...]:
+    """The submodules that form the head: as declared in `head_modules`, else the last linear layer."""
+    declared: tuple[str, ...] | None = getattr(module, "head_modules", None)
+    if declared is None:
+        linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+        return tuple(linear[-1:])
+    known = dict(module.named_modules())
+    for name in declared:
+        if name not in known:
+            raise ModelError(
+                f"`head_modules` of {type(module).__name__} must name its submodules. Got {name!r}.",
+                hint=f"there are: {', '.join(filter(None, known))}.",
+            )
+    return declared
+
+
+def _inside(names: dict[str, Kind], modules: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in names if any(name.startswith(f"{part}.") for part in modules if part))

@@ -1,0 +1,343 @@
+"""Named tensors that behave like vectors: `Params` of one model, and a `Stack` of one per client.
+
+    w_k - w        the delta of every client of a cohort (Stack minus Params)
+    w + delta      a step; leaves that `delta` does not name stay as they are
+    0.5 * w        integer buffers ride along unchanged
+
+A leaf is trained, frozen or a buffer, which the model's `Layout` says. Norms and inner products run over trained
+leaves only, so that a proximal term never pulls at BatchNorm statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from atoll.errors import CohortError
+
+Kind = Literal["trained", "frozen", "buffer"]
+Part = Literal["all", "none", "head", "body", "norm"]
+Scalar = float | int | Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a model's leaves are: their kind, and which of them form the head and the norm layers."""
+
+    kinds: Mapping[str, Kind]
+    head: frozenset[str] = frozenset()
+    norm: frozenset[str] = frozenset()
+    _hash: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((tuple(self.kinds.items()), self.head, self.norm)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def names(self, kind: Kind) -> frozenset[str]:
+        """The leaves of one kind."""
+        return frozenset(name for name, found in self.kinds.items() if found == kind)
+
+    def part(self, part: Part) -> frozenset[str]:
+        """The leaves of a declared part of the model."""
+        everything = frozenset(self.kinds)
+        parts = {
+            "all": everything,
+            "none": frozenset[str](),
+            "head": self.head,
+            "body": everything - self.head,
+            "norm": self.norm,
+        }
+        return parts[part]
+
+
+class _Leaves(Mapping[str, Tensor]):
+    """What Params and Stack have in common: a read-only mapping from names to tensors, with arithmetic."""
+
+    __slots__ = ("_leaves", "layout")
+
+    def __init__(self, leaves: Mapping[str, Tensor], layout: Layout | None = None) -> None:
+        self._leaves = dict(leaves)
+        self.layout = layout
+
+    # -- a mapping -----------------------------------------------------------------------------------------------
+    def __getitem__(self, name: str) -> Tensor:
+        return self._leaves[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __repr__(self) -> str:
+        leaves = ", ".join(f"{name}: {tuple(leaf.shape)}" for name, leaf in self._leaves.items())
+        return f"{type(self).__name__}({leaves})"
+
+    def __or__(self, other: _Leaves) -> Self | Stack:
+        """Both together; on a shared name the right one wins."""
+        mine, theirs = self._beside(other)
+        return self._result(other)({**mine, **theirs}, self.layout or other.layout)
+
+    def only(self, names: Iterable[str]) -> Self:
+        """The leaves with these names; names that do not occur are ignored."""
+        wanted = frozenset(names)
+        return self._like({name: leaf for name, leaf in self._leaves.items() if name in wanted})
+
+    def without(self, names: Iterable[str]) -> Self:
+        """All leaves but those with these names."""
+        unwanted = frozenset(names)
+        return self._like({name: leaf for name, leaf in self._leaves.items() if name not in unwanted})
+
+    def part(self, part: Part) -> Self:
+        """The leaves of a declared part of the model."""
+        return self.only(self.layout.part(part) if self.layout else ())
+
+    def without_part(self, part: Part) -> Self:
+        """All leaves outside a declared part of the model."""
+        return self.without(self.layout.part(part) if self.layout else ())
+
+    @property
+    def trained(self) -> Self:
+        """The leaves that gradients reach."""
+        return self if self.layout is None else self.only(self.layout.names("trained"))
+
+    @property
+    def buffers(self) -> Self:
+        """The leaves that a forward pass writes, such as BatchNorm's statistics."""
+        return self.only(self.layout.names("buffer") if self.layout else ())
+
+    # -- a vector ------------------------------------------------------------------------------------------------
+    def __add__(self, other: _Leaves) -> Self | Stack:
+        return self._combine(other, torch.add)
+
+    def __sub__(self, other: _Leaves) -> Self | Stack:
+        return self._combine(other, torch.sub)
+
+    def __mul__(self, scale: Scalar) -> Self:
+        return self._scaled(scale, torch.mul)
+
+    def __truediv__(self, scale: Scalar) -> Self:
+        return self._scaled(scale, torch.div)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Self:
+        return self * -1.0
+
+    def moved(self, direction: _Leaves, size: Scalar) -> Self:
+        """self + size * direction in one pass over memory, for the named leaves; the others stay as they are."""
+        new = dict(self._leaves)
+        for name, step in direction.items():
+            leaf = self._named(name)
+            # addcmul takes a tensor as the step size, so that a compiled step does not bake it in.
+            new[name] = torch.addcmul(leaf, step, size) if isinstance(size, Tensor) else torch.add(leaf, step, alpha=size)
+        return self._like(new)
+
+    def lerp(self, other: _Leaves, share: Scalar) -> Self | Stack:
+        """(1 - share) * self + share * other."""
+        return self * (1 - share) + other * share
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """`function` of every leaf."""
+        return self._like({name: function(leaf) for name, leaf in self._leaves.items()})
+
+    def zeros(self) -> Self:
+        """Zeros of the same shapes, for the trained leaves."""
+        return self.trained.map(torch.zeros_like)
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+    def _like(self, leaves: Mapping[str, Tensor]) -> Self:
+        return type(self)(leaves, self.layout)
+
+    def _named(self, name: str) -> Tensor:
+        try:
+            return self._leaves[name]
+        except KeyError:
+            raise CohortError(
+                f"The left operand must have every leaf of the right one. Got none called {name!r} in {self!r}.",
+                hint="cut the right operand with `.only(...)`, or swap the two.",
+            ) from None
+
+    def _result(self, other: _Leaves) -> type[Any]:
+        return Stack if isinstance(self, Stack) or isinstance(other, Stack) else type(self)
+
+    def _beside(self, other: _Leaves) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """The leaves of both, with a client axis on both if one has it."""
+        if isinstance(self, Stack) == isinstance(other, Stack):
+            return self._leaves, other._leaves
+        clients = (self if isinstance(self, Stack) else other).clients  # type: ignore[union-attr]
+        both = (one._leaves if isinstance(one, Stack) else spread(one, clients)._leaves for one in (self, other))
+        mine, theirs = both
+        return mine, theirs
+
+    def _combine(self, other: _Leaves, operation: Callable[[Tensor, Tensor], Tensor]) -> Self | Stack:
+        if not isinstance(other, _Leaves):
+            return NotImplemented
+        new = {name: operation(self._named(name), leaf) for name, leaf in other.items()}
+        rest: Mapping[str, Tensor] = self._leaves
+        if isinstance(other, Stack) and not isinstance(self, Stack) and len(new) < len(self):
+            rest = spread(self, other.clients)._leaves
+        return self._result(other)({name: new.get(name, leaf) for name, leaf in rest.items()}, self.layout)
+
+    def _scaled(self, scale: Scalar, operation: Callable[[Tensor, Any], Tensor]) -> Self:
+        if isinstance(scale, _Leaves):
+            return NotImplemented
+        return self.map(
+            lambda leaf: operation(leaf, self._aligned(scale, leaf)) if leaf.is_floating_point() else leaf
+        )
+
+    def _aligned(self, scale: Scalar, leaf: Tensor) -> Scalar:
+        return scale
+
+    def _float_trained(self) -> dict[str, Tensor]:
+        return {name: leaf for name, leaf in self.trained.items() if leaf.is_floating_point()}
+
+
+class Params(_Leaves):
+    """The named tensors of one model, or of anything else that belongs together."""
+
+    @classmethod
+    def of(cls, **values: Tensor | float) -> Params:
+        """Params from keywords: `Params.of(loss=0.0, count=0.0)`."""
+        return cls({name: torch.as_tensor(value) for name, value in values.items()})
+
+    def dot(self, other: Params) -> Tensor:
+        """Inner product over the trained leaves."""
+        return _total([(a * other[name]).sum() for name, a in self._float_trained().items()])
+
+    def norm(self) -> Tensor:
+        """Euclidean norm over the trained leaves."""
+        return self.dot(self).sqrt()
+
+
+class Stack(_Leaves):
+    """One Params per client of a cohort: every leaf has a leading client axis."""
+
+    @classmethod
+    def of(cls, **values: Tensor) -> Stack:
+        """A Stack from keywords; each tensor has the clients on its first axis."""
+        return cls(values)
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return next((len(leaf) for leaf in self._leaves.values()), 0)
+
+    def dot(self, other: _Leaves) -> Tensor:
+        """Inner product over the trained leaves, one value per client."""
+        return _total([(a * other[name]).flatten(1).sum(1) for name, a in self._float_trained().items()])
+
+    def norm(self) -> Tensor:
+        """Euclidean norm over the trained leaves, one value per client."""
+        return self.dot(self).sqrt()
+
+    def rows(self, index: slice | Tensor) -> Stack:
+        """The clients at these positions."""
+        return self.map(lambda leaf: leaf[index])
+
+    def client(self, position: int) -> Params:
+        """One client's Params."""
+        return Params({name: leaf[position] for name, leaf in self.items()}, self.layout)
+
+    def _aligned(self, scale: Scalar, leaf: Tensor) -> Scalar:
+        """A scale per client is laid along the client axis."""
+        if isinstance(scale, Tensor) and scale.ndim == 1:
+            return scale.reshape(-1, *[1] * (leaf.ndim - 1))
+        return scale
+
+
+def spread(params: Params | _Leaves, clients: int) -> Stack:
+    """The same values for every client, without copying them."""
+    return Stack({name: leaf.expand(clients, *leaf.shape) for name, leaf in params.items()}, params.layout)
+
+
+def stack(many: Iterable[Params]) -> Stack:
+    """One Stack from the Params of several clients."""
+    each = list(many)
+    return Stack({name: torch.stack([one[name] for one in each]) for name in each[0]}, each[0].layout)
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum(0) if parts else torch.zeros(())
+
+
+# -- trees: what may be passed around, kept, sent and saved -------------------------------------------------------
+# A tree is None, a number, a string, a tensor, a Params, a Stack, or a dict, list or tuple of trees.
+
+Tree = Any
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A tree without its tensors; hashable, so that compiled programs can be found again by it."""
+
+    kind: Literal["static", "tensor", "params", "stack", "dict", "list", "tuple"]
+    names: tuple[str, ...] = ()
+    parts: tuple[Structure, ...] = ()
+    layout: Layout | None = None
+    value: Any = None
+
+
+def flatten(tree: Tree) -> tuple[list[Tensor], Structure]:
+    """The tensors of a tree, in order, and what is left of it without them."""
+    leaves: list[Tensor] = []
+    return leaves, _flatten(tree, leaves)
+
+
+def _flatten(tree: Tree, leaves: list[Tensor]) -> Structure:
+    match tree:
+        case Tensor():
+            leaves.append(tree)
+            return Structure("tensor")
+        case Params() | Stack():
+            leaves.extend(tree.values())
+            return Structure("stack" if isinstance(tree, Stack) else "params", tuple(tree), layout=tree.layout)
+        case dict():
+            return Structure("dict", tuple(map(str, tree)), tuple(_flatten(part, leaves) for part in tree.values()))
+        case list() | tuple():
+            parts = tuple(_flatten(part, leaves) for part in tree)
+            return Structure("list" if isinstance(tree, list) else "tuple", parts=parts)
+        case None | bool() | int() | float() | str():
+            return Structure("static", value=tree)
+    raise CohortError(
+        f"A value must be made of numbers, tensors, Params, Stack, dict, list or tuple. Got {type(tree).__name__}.",
+        hint="put tensors that belong together into Params.of(name=tensor).",
+    )
+
+
+def unflatten(structure: Structure, leaves: Iterable[Tensor], *, one_client: bool = False) -> Tree:
+    """The tree again; with `one_client`, leaves have lost their client axis and a Stack becomes Params."""
+    return _unflatten(structure, iter(leaves), one_client)
+
+
+def _unflatten(structure: Structure, leaves: Iterator[Tensor], one_client: bool) -> Tree:
+    match structure.kind:
+        case "static":
+            return structure.value
+        case "tensor":
+            return next(leaves)
+        case "params" | "stack":
+            made = Params if structure.kind == "params" or one_client else Stack
+            return made({name: next(leaves) for name in structure.names}, structure.layout)
+        case "dict":
+            parts = (_unflatten(part, leaves, one_client) for part in structure.parts)
+            return dict(zip(structure.names, parts, strict=True))
+        case "list" | "tuple":
+            made_of = [_unflatten(part, leaves, one_client) for part in structure.parts]
+            return made_of if structure.kind == "list" else tuple(made_of)
+
+
+def stacked_leaves(structure: Structure) -> list[bool]:
+    """For each tensor of a flattened tree, whether it has a client axis, that is, whether it sits in a Stack."""
+    if structure.kind in ("params", "stack"):
+        return [structure.kind == "stack"] * len(structure.names)
+    if structure.kind == "tensor":
+        return [False]
+    return [flag for part in structure.parts for flag in stacked_leaves(part)]

@@ -1,0 +1,70 @@
+"""Every random draw is a function of (seed, purpose, round, client, stream): nothing else draws.
+
+Two forms. `generator` gives a NumPy generator for the few draws made on the host: partitions, cohorts. `Keys` are
+counters hashed on the device, one key per client, for the many draws made inside training: batch orders and
+dropout masks. A hash has no state, so the draws of a client do not depend on who trains beside it, on chunking,
+on the device, or on what was drawn before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+
+
+def number(seed: int, purpose: str, *counters: int | str) -> int:
+    """A 64-bit number for this seed, purpose and counters."""
+    text = "\x1f".join(map(str, (seed, purpose, *counters)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def generator(seed: int, purpose: str, *counters: int | str) -> np.random.Generator:
+    """A NumPy generator for this seed, purpose and counters."""
+    return np.random.Generator(np.random.Philox(number(seed, purpose, *counters)))
+
+
+@contextmanager
+def default_generator(key: int) -> Iterator[None]:
+    """Let code that draws from torch's default generator, such as `nn.Module` constructors, draw from `key`."""
+    with torch.random.fork_rng():
+        state = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF).get_state()
+        torch.random.set_rng_state(state)
+        yield
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Two 32-bit words per client, held in int64 tensors so that no product overflows."""
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, clients: Tensor, seed: int, purpose: str, *counters: int | str) -> Keys:
+        """The keys of these clients for this seed, purpose and counters."""
+        word = number(seed, purpose, *counters)
+        return cls(torch.full_like(clients, word & _MASK), torch.full_like(clients, word >> 32)).fold(clients)
+
+    def fold(self, counter: Tensor | int) -> Keys:
+        """The keys for one more counter."""
+        low = _mix(self.low ^ counter)
+        return Keys(low, _mix(self.high ^ ((low + counter) & _MASK)))
+
+    def bits(self, counter: Tensor) -> Tensor:
+        """32 random bits, as int64, for each counter; keys and counters broadcast."""
+        return _mix(_mix(counter ^ self.low) ^ self.high)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """A 32-bit avalanche; both multipliers are below 2^31, so that int64 products never overflow."""
+    word = (word ^ (word >> 16)) * 0x21F0AAAD & _MASK
+    word = (word ^ (word >> 15)) * 0x735A2D97 & _MASK
+    return word ^ (word >> 15)

@@ -1,0 +1,52 @@
+"""A `Report` is the evidence of one run: every round, every client, every byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from atoll.algorithm import Algorithm
+    from atoll.channel import Ledger
+    from atoll.cohort import Population
+    from atoll.data.task import Task
+    from atoll.engines.local import LocalEngine
+    from atoll.federation import Settings
+    from atoll.params import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What `federate` returns."""
+
+    task: Task
+    algorithm: Algorithm
+    settings: Settings
+    history: list[dict[str, Any]]  # one entry per round, as in metrics.jsonl
+    ledger: Ledger
+    server: Tree
+    population: Population
+    engine: LocalEngine
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The rounds in which clients were evaluated."""
+        return [line for line in self.history if "evaluation" in line]
+
+    def scores(self, split: str = "test", model: str = "personal") -> NDArray[np.float64]:
+        """Every client's score after the last round."""
+        return np.array(self.evaluations[-1]["evaluation"][model][split]["clients"])
+
+    def summary(self, split: str = "test", model: str = "personal") -> dict[str, float]:
+        """Mean, worst and so on after the last round."""
+        found = self.evaluations[-1]["evaluation"][model][split]
+        return {name: value for name, value in found.items() if isinstance(value, float)}
+
+    @property
+    def citations(self) -> str:
+        """BibTeX of the method that was used."""
+        return self.algorithm.cites

@@ -1,0 +1,95 @@
+"""Trees as bytes: safetensors and JSON only, so that nothing that came from outside is ever executed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from atoll.errors import PayloadError
+from atoll.params import Layout, Structure, Tree, flatten, stacked_leaves, unflatten
+
+
+def pack(tree: Tree) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a tree by number, on the CPU, and the rest of it as JSON."""
+    leaves, structure = flatten(tree)
+    tensors = {str(number): leaf.detach().cpu().contiguous() for number, leaf in enumerate(leaves)}
+    return tensors, json.dumps(_to_json(structure), separators=(",", ":"))
+
+
+def unpack(tensors: dict[str, Tensor], structure: str, layout: Layout | None, device: torch.device) -> Tree:
+    """The tree again, on `device`; model parameters get their `layout` back."""
+    leaves = [tensors[str(number)].to(device) for number in range(len(tensors))]
+    return unflatten(_from_json(json.loads(structure), layout), leaves)
+
+
+def to_bytes(tree: Tree) -> bytes:
+    """A tree as one message."""
+    tensors, structure = pack(tree)
+    return safetensors.torch.save(tensors, {"structure": structure})
+
+
+def from_bytes(message: bytes, layout: Layout | None = None, device: torch.device | str = "cpu") -> Tree:
+    """The tree of a message; raises PayloadError for anything that is not one."""
+    try:
+        length = int.from_bytes(message[:8], "little")
+        structure = json.loads(message[8 : 8 + length])["__metadata__"]["structure"]
+        return unpack(safetensors.torch.load(message), structure, layout, torch.device(device))
+    except (safetensors.SafetensorError, ValueError, KeyError, IndexError) as error:
+        raise PayloadError(f"A message must be safetensors with a structure. It is not: {error}") from error
+
+
+def size_of(tree: Tree) -> int:
+    """The length of `to_bytes(tree)` for ONE client's part of a tree, where a Stack stands for its rows.
+
+    The length of a safetensors message depends on names, types and shapes alone, so that each form is
+    serialised once and its length remembered; nothing leaves the device to be counted.
+    """
+    leaves, structure = flatten(tree)
+    one = _one_client(structure)
+    rows = stacked_leaves(structure)
+    shapes = tuple(
+        (tuple(leaf.shape[1:] if row else leaf.shape), leaf.dtype) for leaf, row in zip(leaves, rows, strict=True)
+    )
+    return _size(one, shapes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _size(structure: Structure, shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]) -> int:
+    return len(to_bytes(unflatten(structure, [torch.zeros(shape, dtype=dtype) for shape, dtype in shapes])))
+
+
+def _one_client(structure: Structure) -> Structure:
+    parts = tuple(_one_client(part) for part in structure.parts)
+    kind = "params" if structure.kind == "stack" else structure.kind
+    return Structure(kind, structure.names, parts, structure.layout, structure.value)
+
+
+
+
+def _to_json(structure: Structure) -> dict[str, Any]:
+    entry: dict[str, Any] = {"kind": structure.kind}
+    if structure.names:
+        entry["names"] = structure.names
+    if structure.parts:
+        entry["parts"] = [_to_json(part) for part in structure.parts]
+    if structure.kind == "static":
+        entry["value"] = structure.value
+    if structure.layout is not None:
+        entry["model"] = True
+    return entry
+
+
+def _from_json(entry: dict[str, Any], layout: Layout | None) -> Structure:
+    return Structure(
+        entry["kind"],
+        tuple(entry.get("names", ())),
+        tuple(_from_json(part, layout) for part in entry.get("parts", ())),
+        layout if entry.get("model") else None,
+        entry.get("value"),
+    )
