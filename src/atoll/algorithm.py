@@ -46,6 +46,7 @@ Share = Annotated[float, Range(low=0, high=1)]
 Count = Annotated[int, Range(low=1)]
 Epochs = Annotated[int, Range(low=0)]
 Weighting = Literal["samples", "uniform"]
+Limits = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Algorithm:
     needs_public_data: ClassVar[bool] = False
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
-    cites: ClassVar[str] = ""  # BibTeX
-    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # {"local": {"lam": 0.0}}: equals that method so
+    cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
+    limits: ClassVar[Limits] = {}  # {"local": {"lam": 0.0}}: equals that method so
 
     def __post_init__(self) -> None:
         for hyperparameter in hyperparameters(type(self)):
@@ -120,8 +121,9 @@ class Algorithm:
         return model
 
     def shared(self, server: Tree) -> Params | None:
-        """The model for everybody, if the method has one."""
-        return server if isinstance(server, Params) else None
+        """The model for everybody, if the method has one: the server's state where that is a whole model."""
+        whole = isinstance(server, Params) and server.layout is not None and len(server) == len(server.layout.kinds)
+        return server if whole else None
 
     def welcome(self, server: Tree, cohort: Cohort) -> Params | Stack:
         """The model of clients that were never seen before."""
@@ -140,12 +142,13 @@ class Replies:
     """What the clients sent in a round.
 
     If sums suffice, replies are added up as they arrive and never held together, so that memory does not grow with
-    the cohort; `stack` then raises. Otherwise they are kept and everything can be asked of them.
+    the cohort; they can be gone through once, and `stack` raises. Otherwise they are kept and everything can be asked.
     """
 
     def __init__(self, arrivals: Iterable[Arrival], *, keep: bool) -> None:
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._kept: list[Arrival] | None = list(self._arrivals) if keep else None
+        self._passed = False
         self._means: dict[str, Stack | Params] | None = None
         self.total_weight: Tensor | None = None
 
@@ -162,7 +165,7 @@ class Replies:
         if self._means is None:
             self._means = self._stream()
         if name not in self._means:
-            raise PayloadError(f"No reply has a field {name!r}. There are: {', '.join(self._means) or 'none'}.")
+            raise _no_field(name, self._means)
         return self._means[name]  # type: ignore[return-value]
 
     def segment_mean(self, name: str, by: str, default: Stack) -> Stack:
@@ -176,9 +179,9 @@ class Replies:
         for arrival in self._all():
             one_hot = torch.nn.functional.one_hot(_leaf(arrival, by, None).long(), segments).to(arrival.weight.dtype)
             shares = one_hot * arrival.weight[:, None]
-            total = shares.sum(0) if total is None else total + shares.sum(0)
-            for leaf_name, leaf in arrival.fields[name].items():
-                sums.setdefault(leaf_name, _Sum()).add(leaf, shares)
+            total = _running(total, shares)
+            for leaf_name, leaf in _field(arrival, name).items():
+                sums.setdefault(leaf_name, _Sum(segmented=True)).add(leaf, shares)
         if total is None:
             return default
         found = {leaf: part.divided(total) for leaf, part in sums.items()}
@@ -192,7 +195,7 @@ class Replies:
 
     def stack(self, name: str) -> Stack:
         """A field of all replies together, one row per client, in the order of `clients`."""
-        parts = [arrival.fields[name] for arrival in self._held()]
+        parts = [_field(arrival, name) for arrival in self._held()]
         return Stack({leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}, parts[0].layout)
 
     @property
@@ -214,19 +217,28 @@ class Replies:
         return self._kept
 
     def _all(self) -> Iterable[Arrival]:
-        return self._arrivals if self._kept is None else self._kept
+        if self._kept is not None:
+            return self._kept
+        if self._passed:
+            raise PayloadError(
+                "This method says that sums suffice, so its replies can be gone through once; they have been.",
+                hint="ask for all plain means at once, or set `sums_suffice: ClassVar[bool] = False`.",
+            )
+        self._passed = True
+        return self._arrivals
 
     def _stream(self) -> dict[str, Any]:
         """The means of all fields in one pass."""
         sums: dict[str, dict[str, _Sum]] = {}
         layouts: dict[str, Any] = {}
         total: Tensor | None = None
-        for arrival in self._arrivals:
+        for arrival in self._all():
             total = _running(total, arrival.weight)
             for name, value in arrival.fields.items():
                 layouts[name] = value.layout
+                parts = sums.setdefault(name, {})  # there even for a field without leaves
                 for leaf_name, leaf in value.items():
-                    sums.setdefault(name, {}).setdefault(leaf_name, _Sum()).add(leaf, arrival.weight)
+                    parts.setdefault(leaf_name, _Sum()).add(leaf, arrival.weight)
         self.total_weight = total
         if total is None:
             return {}
@@ -240,17 +252,27 @@ class Replies:
         totals: dict[str, Tensor] = {}
         layout = None
         for arrival in self._all():
-            layout = arrival.fields[name].layout
-            for leaf_name, leaf in arrival.fields[name].items():
+            layout = _field(arrival, name).layout
+            for leaf_name, leaf in _field(arrival, name).items():
                 weight = weigh(arrival, leaf_name)
                 sums.setdefault(leaf_name, _Sum()).add(leaf, weight)
                 totals[leaf_name] = _running(totals.get(leaf_name), weight)
         return Params({leaf: part.divided(totals[leaf]) for leaf, part in sums.items()}, layout)
 
 
+def _field(arrival: Arrival, name: str) -> Stack:
+    if name not in arrival.fields:
+        raise _no_field(name, arrival.fields)
+    return arrival.fields[name]
+
+
+def _no_field(name: str, fields: Iterable[str]) -> PayloadError:
+    return PayloadError(f"No reply has a field {name!r}. There are: {', '.join(fields) or 'none'}.")
+
+
 def _leaf(arrival: Arrival, name: str, leaf: str | None) -> Tensor:
     """A leaf of a field of weights or segments: the one of that name, or the only one there is."""
-    value = arrival.fields[name]
+    value = _field(arrival, name)
     return value[leaf] if leaf in value else next(iter(value.values()))  # type: ignore[index]
 
 
@@ -265,22 +287,35 @@ def _running(total: Tensor | None, weight: Tensor) -> Tensor:
 
 
 class _Sum:
-    """A weighted sum over clients of one leaf; weights are (client,), (client, segment) or shaped like the leaf."""
+    """A weighted sum over clients of one leaf, or one such sum per segment.
 
-    def __init__(self) -> None:
+    Weights are (client,), or shaped like the first axes of the leaf; for segments they are (client, segment).
+    """
+
+    def __init__(self, *, segmented: bool = False) -> None:
         self.value: Tensor | None = None
+        self.segmented = segmented
 
     def add(self, leaf: Tensor, weight: Tensor) -> None:
         if not leaf.is_floating_point():
-            largest = leaf.amax(0)
+            largest = self._largest(leaf, weight)
             self.value = largest if self.value is None else torch.maximum(self.value, largest)
-        elif leaf.dtype == torch.float64:  # row by row: the same bits however the cohort is cut into chunks
-            for row, share in zip(leaf, weight.to(leaf.dtype), strict=True):
-                self._plus(_outer(share, row))
-        elif weight.ndim == 1:
-            self._plus(torch.tensordot(weight.to(leaf.dtype), leaf, dims=1))
+            return
+        weight = weight.to(leaf.dtype)
+        if leaf.dtype == torch.float64:  # row by row: the same bits however the cohort is cut into chunks
+            for row, share in zip(leaf, weight, strict=True):
+                self._plus(_axes(share, share.ndim + row.ndim if self.segmented else row.ndim) * row)
+        elif self.segmented or weight.ndim == 1:
+            self._plus(torch.tensordot(weight.t(), leaf, dims=1))
         else:
-            self._plus(torch.stack([_outer(s, r) for s, r in zip(weight.to(leaf.dtype), leaf, strict=True)]).sum(0))
+            self._plus((_axes(weight, leaf.ndim) * leaf).sum(0))
+
+    def _largest(self, leaf: Tensor, weight: Tensor) -> Tensor:
+        if not self.segmented:
+            return leaf.amax(0)
+        inside = _axes(weight.t() > 0, leaf.ndim + 1)  # (segment, client, ...)
+        lowest = False if leaf.dtype == torch.bool else torch.iinfo(leaf.dtype).min
+        return torch.where(inside, leaf, lowest).amax(1)
 
     def _plus(self, term: Tensor) -> None:
         self.value = term if self.value is None else self.value + term
@@ -289,16 +324,13 @@ class _Sum:
         assert self.value is not None
         if not self.value.is_floating_point():
             return self.value
-        total = total.to(self.value.dtype)
-        total = total.reshape(total.shape + (1,) * (self.value.ndim - total.ndim))
+        total = _axes(total.to(self.value.dtype), self.value.ndim)
         return torch.where(total > 0, self.value / total.clamp(min=torch.finfo(total.dtype).tiny), 0)
 
 
-def _outer(share: Tensor, row: Tensor) -> Tensor:
-    """share * row, where the axes of `share` are the first ones of the result."""
-    if share.ndim and share.shape != row.shape[: share.ndim]:  # one row per segment
-        return share.reshape(-1, *[1] * row.ndim) * row
-    return share.reshape(share.shape + (1,) * (row.ndim - share.ndim)) * row
+def _axes(value: Tensor, ndim: int) -> Tensor:
+    """`value` with axes of length 1 behind its own, up to `ndim`."""
+    return value.reshape(value.shape + (1,) * (ndim - value.ndim))
 
 
 # -- hyperparameters -----------------------------------------------------------------------------------------------

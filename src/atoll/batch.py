@@ -92,7 +92,9 @@ class Batch:
             with torch.enable_grad():
                 leaves = [leaf.detach().requires_grad_() for leaf in at.values()]
                 value, extra = flat(*leaves)
-                gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True) if names else ()
+                gradients = (
+                    torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True) if names else ()
+                )
             extra = [tensor.detach() for tensor in extra]
         return Params(dict(zip(names, gradients, strict=True)), layout), unflatten(made[0], extra)
 

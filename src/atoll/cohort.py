@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from atoll.batch import Batch
 from atoll.data.task import Task, Training
 from atoll.errors import CohortError
-from atoll.params import Params, Stack, Tree, flatten, spread
+from atoll.params import Params, Stack, Tree, flatten, spread, stacked_leaves
 
 if TYPE_CHECKING:
     from atoll.engines.scan import Scanner
@@ -94,9 +94,7 @@ class Cohort:
     @property
     def lr(self) -> Tensor:
         """The step size of this round."""
-        return torch.tensor(
-            self.training.lr_in(self.round), dtype=self.initial_dtype, device=self.population.device
-        )
+        return torch.tensor(self.training.lr_in(self.round), dtype=self.initial_dtype, device=self.population.device)
 
     def scan(
         self,
@@ -129,7 +127,7 @@ class Cohort:
             self,
             step,
             self.stacked(carry),
-            given,
+            self._mine(given),
             epochs=epochs,
             split=split,
             stream=stream,
@@ -143,8 +141,12 @@ class Cohort:
 
         Params that the function returns come back as a Stack, tensors with a leading client axis.
         """
-        return self.scanner.map(self, function, values)
+        return self.scanner.map(self, function, self._mine(values))
 
+    @overload
+    def recall(self, default: Params | Stack) -> Stack: ...
+    @overload
+    def recall(self, default: dict[str, Any]) -> dict[str, Any]: ...
     def recall(self, default: Tree) -> Tree:
         """What the clients kept last time, stacked; `default` for clients that have kept nothing yet."""
         return self.population.memory.recall(self.clients, self.stacked(default), before=self.round)
@@ -152,6 +154,14 @@ class Cohort:
     def observe(self, **values: Tensor) -> None:
         """Record one number per client, such as its training loss, for the log of the simulation."""
         self.notes.update(values)
+
+    def _mine(self, tree: Tree) -> Tree:
+        """The same tree, if every Stack in it belongs to this cohort."""
+        leaves, structure = flatten(tree)
+        for leaf, row in zip(leaves, stacked_leaves(structure), strict=True):
+            if row and len(leaf) != len(self):
+                raise CohortError(f"A Stack must have one row per client, {len(self)}. Got {len(leaf)}.")
+        return tree
 
     def stacked(self, tree: Tree) -> Tree:
         """The same tree with every Params spread to one per client."""

@@ -2,7 +2,8 @@
 
 A round: the server chooses a cohort and sends it its state; the engine runs the method's `local` on the cohort; what
 the clients send passes the channel, which counts it; the server aggregates; from time to time all clients are
-evaluated. What the clients keep stays in their memory. A client that fails, drops out or is late leaves the round valid.
+evaluated. What the clients keep stays in their memory. A client that fails, drops out or is late leaves the round
+valid.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,14 +25,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.algorithm import Algorithm, Arrival, Replies, Update
-from atoll.algorithms import name_of
+from atoll.algorithm import Algorithm, Arrival, Replies
+from atoll.algorithms import file_of, name_of
 from atoll.channel import Channel, Ledger, Stage
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine
-from atoll.errors import CohortError, DivergedError, OneShotError, RunError
-from atoll.memory import Memory, open_memory
+from atoll.errors import CohortError, DivergedError, OneShotError, RunError, unknown
+from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
 from atoll.params import Tree, flatten
 from atoll.randomness import generator
@@ -71,6 +72,8 @@ class Settings:
             raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
         if self.evaluation == "central" and task.central is None:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
+        if self.memory not in MEMORIES:
+            raise unknown("memory", self.memory, MEMORIES)
         self.cohort_size(task.clients)
 
     def cohort_size(self, clients: int) -> int:
@@ -122,6 +125,7 @@ def federate(
     stages: Sequence[Stage] = (),
     faults: Callable[[int, Clients], NDArray[np.bool_]] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    stop: threading.Event | None = None,
     **more: Any,
 ) -> Report:
     """Run `algorithm` on `task` and report on every client.
@@ -129,27 +133,32 @@ def federate(
     Settings can be given as keywords: `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run
     is written there and can be resumed after an interruption, bit for bit. `stages` change what clients send;
     `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics.
+    Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it.
     """
-    settings = Settings(**more) if settings is None else settings
+    settings = replace(settings or Settings(), **more)
     settings.check(task, algorithm)
     say_limits(algorithm)
     engine = engine or LocalEngine()
-    run, begun = _open_run(task, algorithm, settings, folder, resume)
+    run, begun = _open_run(task, algorithm, settings, engine, folder, resume)
     here = engine.place(task)
-    population = Population(here, open_memory(settings.memory, task.clients, run and run.folder), settings.seed)
+    population = Population(
+        here, open_memory(settings.memory, task.clients, run.folder if run else None), settings.seed
+    )
     channel = Channel(stages)
 
-    with run.logging() if run else nullcontext(), interruptions(enabled=run is not None) as stop:
+    watch = interruptions(enabled=run is not None) if stop is None else nullcontext(stop)
+    with run.logging() if run else nullcontext(), watch as stop:
         server, first = algorithm.start(here), 0
         loaded = run.load(here.network.layout, engine.device) if run and begun else None
         if run and begun:
             server, first = _resume(run, loaded, server, population.memory, channel)
         history = run.metrics() if run else []
+        written = len(channel.ledger.entries)
         if first == 0:
             server = _prepare(algorithm, server, engine, population, channel)
         saved_at = time.monotonic()
         for round in range(first, settings.rounds):
-            began, entries = time.perf_counter(), len(channel.ledger.entries)
+            began = time.perf_counter()
             cohort = choose(settings, task.clients, round)
             traffic = Traffic(asked=len(cohort))
             present = _present(settings, cohort, round, faults, traffic)
@@ -163,6 +172,8 @@ def federate(
                 for _ in arrivals:  # a method that asks nothing of its replies still trains its clients
                     pass
                 _require_finite(server, round, task)
+            if traffic.lost:
+                log.info("round %d: lost %d of %d clients", round, traffic.lost.total(), traffic.asked)
             trained = time.perf_counter() - began
             done = round + 1
             if done == settings.rounds:
@@ -172,17 +183,20 @@ def federate(
                 line["evaluation"] = _evaluate(algorithm, server, engine, population, settings, done)
             line["seconds"] = {"round": trained, "evaluation": time.perf_counter() - began - trained}
             history.append(line)
+            stopping = stop.is_set() and done < settings.rounds  # a signal that comes later waits for the next round
             if run:
-                run.record(line, channel.ledger.entries[entries:])
+                run.record(line, channel.ledger.entries[written:])
+                written = len(channel.ledger.entries)
                 due = settings.evaluates_after(done) or time.monotonic() - saved_at > CHECKPOINT_SECONDS
-                if due or stop.is_set() or done == settings.rounds:
+                if due or stopping or done == settings.rounds:
                     run.save(done, {"server": server, "memory": population.memory.save(round=done)})
+                    population.memory.prune(round=run.checkpoints()[0])
                     saved_at = time.monotonic()
             if on_round:
                 on_round(line)
-            if stop.is_set() and done < settings.rounds:
-                assert run is not None
-                raise KeyboardInterrupt(f"stopped after round {done}; continue with `atoll resume {run.folder}`")
+            if stopping:
+                how = f"; continue with `atoll resume {run.folder}`" if run else ""
+                raise KeyboardInterrupt(f"stopped after round {done}{how}")
     return Report(task, algorithm, settings, history, channel.ledger, server, population, engine)
 
 
@@ -227,7 +241,7 @@ def _gather(
 ) -> Iterator[Arrival]:
     """What the clients send, as it arrives; what they keep goes to their memory."""
     broadcast = algorithm.broadcast(server)
-    channel.down("broadcast", broadcast, clients, round)
+    channel.broadcast(broadcast, clients, round)
 
     def unicast(some: Clients) -> Tree:
         return algorithm.unicast(server, some)
@@ -239,6 +253,7 @@ def _gather(
         lambda cohort: algorithm.local(broadcast, cohort),
         phase=("local", algorithm),
         calls_ahead=settings.rounds - round,
+        usual=settings.cohort_size(population.task.clients),
         unicast=unicast,
     )
     for outcome in engine.run(job) if len(clients) else ():
@@ -248,27 +263,33 @@ def _gather(
             continue
         cohort, update = outcome.cohort, outcome.result
         _note(cohort, traffic, population.task)
-        channel.down("unicast", cohort.received, cohort.clients, round)
+        channel.unicast(cohort.received, cohort.clients, round)
         if update.keep is not None:
             population.memory.keep(cohort.clients, update.keep, round=round)
         traffic.replied += len(cohort)
         yield channel.up(algorithm, cohort.clients, update, round)
 
 
-def _prepare(
-    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, channel: Channel
-) -> Tree:
+def _prepare(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, channel: Channel) -> Tree:
     """The light exchange before training, if the method has one; it is written as round -1."""
     if type(algorithm).prepare is Algorithm.prepare:
         return server
     everybody = np.arange(population.task.clients)
     broadcast = algorithm.broadcast(server)
-    channel.down("broadcast", broadcast, everybody, -1)
+    channel.broadcast(broadcast, everybody, -1)
 
     def arrivals() -> Iterator[Arrival]:
-        job = Job(population, everybody, -1, lambda cohort: algorithm.prepare(broadcast, cohort), ("prepare", algorithm))
+        job = Job(
+            population,
+            everybody,
+            -1,
+            lambda cohort: algorithm.prepare(broadcast, cohort),
+            ("prepare", algorithm),
+        )
         for outcome in engine.run(job):
             if isinstance(outcome, Done) and outcome.result is not None:
+                if outcome.result.keep is not None:
+                    population.memory.keep(outcome.cohort.clients, outcome.result.keep, round=-1)
                 yield channel.up(algorithm, outcome.cohort.clients, outcome.result, -1)
 
     return algorithm.absorb(server, Replies(arrivals(), keep=True))
@@ -286,7 +307,12 @@ def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population:
 
 
 def _evaluate(
-    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, settings: Settings, done: int
+    algorithm: Algorithm,
+    server: Tree,
+    engine: LocalEngine,
+    population: Population,
+    settings: Settings,
+    done: int,
 ) -> dict[str, Any]:
     """Scores of the personal models, of the shared one after the last round, and on the central test set."""
     found: dict[str, Any] = {}
@@ -364,24 +390,30 @@ def say_limits(algorithm: Algorithm) -> None:
 
 def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:
     """The resolved configuration of a run."""
+    file = file_of(type(algorithm))
     return {
         "task": {"name": task.name, "clients": task.clients, **task.facts},
         "training": asdict(task.training),
-        "algorithm": {"name": name_of(type(algorithm)), **asdict(algorithm)},
+        "algorithm": {"name": name_of(type(algorithm)), "file": file and str(file), **asdict(algorithm)},
         "settings": asdict(settings),
         "model": {"parameters": task.network.parameters},
     }
 
 
 def _open_run(
-    task: Task, algorithm: Algorithm, settings: Settings, folder: Path | str | None, resume: bool
+    task: Task,
+    algorithm: Algorithm,
+    settings: Settings,
+    engine: LocalEngine,
+    folder: Path | str | None,
+    resume: bool,
 ) -> tuple[Run | None, bool]:
     """The run's folder, and whether it was begun before."""
     if folder is None:
         if resume:
             raise RunError("Only a run with a folder can be resumed. Got folder=None.")
         return None, False
-    config = describe(task, algorithm, settings)
+    config = {**describe(task, algorithm, settings), "engine": engine.options}
     if not resume:
         return Run.create(Path(folder), config), False
     run = Run.open(Path(folder))
@@ -436,5 +468,3 @@ def interruptions(*, enabled: bool) -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class _Leaves(Mapping[str, Tensor]):
         leaves = ", ".join(f"{name}: {tuple(leaf.shape)}" for name, leaf in self._leaves.items())
         return f"{type(self).__name__}({leaves})"
 
-    def __or__(self, other: _Leaves) -> Self | Stack:
+    def _union(self, other: _Leaves) -> Any:
         """Both together; on a shared name the right one wins."""
         mine, theirs = self._beside(other)
         return self._result(other)({**mine, **theirs}, self.layout or other.layout)
@@ -112,13 +112,12 @@ class _Leaves(Mapping[str, Tensor]):
         """The leaves that a forward pass writes, such as BatchNorm's statistics."""
         return self.only(self.layout.names("buffer") if self.layout else ())
 
+    @property
+    def floating(self) -> Self:
+        """The leaves that are not integers or flags."""
+        return self.only(name for name, leaf in self._leaves.items() if leaf.is_floating_point())
+
     # -- a vector ------------------------------------------------------------------------------------------------
-    def __add__(self, other: _Leaves) -> Self | Stack:
-        return self._combine(other, torch.add)
-
-    def __sub__(self, other: _Leaves) -> Self | Stack:
-        return self._combine(other, torch.sub)
-
     def __mul__(self, scale: Scalar) -> Self:
         return self._scaled(scale, torch.mul)
 
@@ -131,17 +130,16 @@ class _Leaves(Mapping[str, Tensor]):
         return self * -1.0
 
     def moved(self, direction: _Leaves, size: Scalar) -> Self:
-        """self + size * direction in one pass over memory, for the named leaves; the others stay as they are."""
+        """Self + size * direction in one pass over memory, for the named leaves; the others stay as they are."""
         new = dict(self._leaves)
         for name, step in direction.items():
             leaf = self._named(name)
+            scale = self._aligned(size, leaf)
             # addcmul takes a tensor as the step size, so that a compiled step does not bake it in.
-            new[name] = torch.addcmul(leaf, step, size) if isinstance(size, Tensor) else torch.add(leaf, step, alpha=size)
+            new[name] = (
+                torch.addcmul(leaf, step, scale) if isinstance(scale, Tensor) else torch.add(leaf, step, alpha=scale)
+            )
         return self._like(new)
-
-    def lerp(self, other: _Leaves, share: Scalar) -> Self | Stack:
-        """(1 - share) * self + share * other."""
-        return self * (1 - share) + other * share
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """`function` of every leaf."""
@@ -169,34 +167,24 @@ class _Leaves(Mapping[str, Tensor]):
 
     def _beside(self, other: _Leaves) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The leaves of both, with a client axis on both if one has it."""
-        if isinstance(self, Stack) == isinstance(other, Stack):
-            return self._leaves, other._leaves
-        clients = (self if isinstance(self, Stack) else other).clients  # type: ignore[union-attr]
-        both = (one._leaves if isinstance(one, Stack) else spread(one, clients)._leaves for one in (self, other))
-        mine, theirs = both
-        return mine, theirs
+        if isinstance(self, Stack) and not isinstance(other, Stack):
+            return self._leaves, spread(other, self.clients)._leaves
+        if isinstance(other, Stack) and not isinstance(self, Stack):
+            return spread(self, other.clients)._leaves, other._leaves
+        return self._leaves, other._leaves
 
-    def _combine(self, other: _Leaves, operation: Callable[[Tensor, Tensor], Tensor]) -> Self | Stack:
+    def _combine(self, other: _Leaves, operation: Callable[[Tensor, Tensor], Tensor]) -> Any:
         if not isinstance(other, _Leaves):
             return NotImplemented
-        new = {name: operation(self._named(name), leaf) for name, leaf in other.items()}
-        rest: Mapping[str, Tensor] = self._leaves
-        if isinstance(other, Stack) and not isinstance(self, Stack) and len(new) < len(self):
-            rest = spread(self, other.clients)._leaves
+        new = {name: _unless_flags(operation)(self._named(name), leaf) for name, leaf in other.items()}
+        rest = self._leaves if len(new) == len(self) else self._beside(other)[0]
         return self._result(other)({name: new.get(name, leaf) for name, leaf in rest.items()}, self.layout)
 
     def _scaled(self, scale: Scalar, operation: Callable[[Tensor, Any], Tensor]) -> Self:
-        if isinstance(scale, _Leaves):
-            return NotImplemented
-        return self.map(
-            lambda leaf: operation(leaf, self._aligned(scale, leaf)) if leaf.is_floating_point() else leaf
-        )
+        return self.map(lambda leaf: operation(leaf, self._aligned(scale, leaf)) if leaf.is_floating_point() else leaf)
 
     def _aligned(self, scale: Scalar, leaf: Tensor) -> Scalar:
         return scale
-
-    def _float_trained(self) -> dict[str, Tensor]:
-        return {name: leaf for name, leaf in self.trained.items() if leaf.is_floating_point()}
 
 
 class Params(_Leaves):
@@ -207,9 +195,34 @@ class Params(_Leaves):
         """Params from keywords: `Params.of(loss=0.0, count=0.0)`."""
         return cls({name: torch.as_tensor(value) for name, value in values.items()})
 
+    @overload
+    def __add__(self, other: Params) -> Params: ...
+    @overload
+    def __add__(self, other: Stack) -> Stack: ...
+    def __add__(self, other: _Leaves) -> _Leaves:
+        return self._combine(other, torch.add)  # type: ignore[no-any-return]
+
+    @overload
+    def __sub__(self, other: Params) -> Params: ...
+    @overload
+    def __sub__(self, other: Stack) -> Stack: ...
+    def __sub__(self, other: _Leaves) -> _Leaves:
+        return self._combine(other, torch.sub)  # type: ignore[no-any-return]
+
+    @overload
+    def __or__(self, other: Params) -> Params: ...
+    @overload
+    def __or__(self, other: Stack) -> Stack: ...
+    def __or__(self, other: _Leaves) -> _Leaves:
+        return self._union(other)  # type: ignore[no-any-return]
+
+    def lerp(self, other: Params, share: Scalar) -> Params:
+        """(1 - share) * self + share * other, for the floating point leaves of `other`; the rest stays."""
+        return self | (self.only(there := other.floating) * (1 - share) + there * share)
+
     def dot(self, other: Params) -> Tensor:
         """Inner product over the trained leaves."""
-        return _total([(a * other[name]).sum() for name, a in self._float_trained().items()])
+        return _total([(a * other[name]).sum() for name, a in self.trained.floating.items()])
 
     def norm(self) -> Tensor:
         """Euclidean norm over the trained leaves."""
@@ -224,6 +237,20 @@ class Stack(_Leaves):
         """A Stack from keywords; each tensor has the clients on its first axis."""
         return cls(values)
 
+    def __add__(self, other: _Leaves) -> Stack:
+        return self._combine(other, torch.add)  # type: ignore[no-any-return]
+
+    def __sub__(self, other: _Leaves) -> Stack:
+        return self._combine(other, torch.sub)  # type: ignore[no-any-return]
+
+    def __or__(self, other: _Leaves) -> Stack:
+        return self._union(other)  # type: ignore[no-any-return]
+
+    def lerp(self, other: _Leaves, share: Scalar) -> Stack:
+        """As `Params.lerp`; `share` may differ from client to client."""
+        there = (other if isinstance(other, Stack) else spread(other, self.clients)).floating
+        return self | (self.only(there) * (1 - share) + there * share)
+
     @property
     def clients(self) -> int:
         """How many clients there are."""
@@ -231,7 +258,8 @@ class Stack(_Leaves):
 
     def dot(self, other: _Leaves) -> Tensor:
         """Inner product over the trained leaves, one value per client."""
-        return _total([(a * other[name]).flatten(1).sum(1) for name, a in self._float_trained().items()])
+        products = (a * other[name] for name, a in self.trained.floating.items())
+        return _total([product.reshape(len(product), -1).sum(1) for product in products])
 
     def norm(self) -> Tensor:
         """Euclidean norm over the trained leaves, one value per client."""
@@ -263,6 +291,11 @@ def stack(many: Iterable[Params]) -> Stack:
     return Stack({name: torch.stack([one[name] for one in each]) for name in each[0]}, each[0].layout)
 
 
+def _unless_flags(operation: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Flags, such as a mask in a buffer, have no sum: the left ones stay."""
+    return lambda mine, other: mine if mine.dtype == torch.bool else operation(mine, other)
+
+
 def _total(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts).sum(0) if parts else torch.zeros(())
 
@@ -271,14 +304,14 @@ def _total(parts: list[Tensor]) -> Tensor:
 # A tree is None, a number, a string, a tensor, a Params, a Stack, or a dict, list or tuple of trees.
 
 Tree = Any
-T = TypeVar("T")
+StructureKind = Literal["static", "tensor", "params", "stack", "dict", "list", "tuple"]
 
 
 @dataclass(frozen=True)
 class Structure:
     """A tree without its tensors; hashable, so that compiled programs can be found again by it."""
 
-    kind: Literal["static", "tensor", "params", "stack", "dict", "list", "tuple"]
+    kind: StructureKind
     names: tuple[str, ...] = ()
     parts: tuple[Structure, ...] = ()
     layout: Layout | None = None

@@ -8,7 +8,7 @@ on the device, or on what was drawn before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -34,10 +34,30 @@ def generator(seed: int, purpose: str, *counters: int | str) -> np.random.Genera
 @contextmanager
 def default_generator(key: int) -> Iterator[None]:
     """Let code that draws from torch's default generator, such as `nn.Module` constructors, draw from `key`."""
-    with torch.random.fork_rng():
-        state = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF).get_state()
-        torch.random.set_rng_state(state)
+    seed = key & 0x7FFFFFFFFFFFFFFF
+    with torch.random.fork_rng(devices := _devices()):
+        torch.random.set_rng_state(torch.Generator().manual_seed(seed).get_state())
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
         yield
+
+
+def moves_default_generator(function: Callable[[], object]) -> bool:
+    """Whether `function` draws from torch's default generator, which is left as it was."""
+    with torch.random.fork_rng(devices := _devices()):
+        before = _states(devices)
+        function()
+        return any(not torch.equal(old, new) for old, new in zip(before, _states(devices), strict=True))
+
+
+def _devices() -> list[int]:
+    """The GPU in use, if any is: each has a default generator of its own."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.cuda.current_device()] if used else []
+
+
+def _states(devices: list[int]) -> list[Tensor]:
+    return [torch.random.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 
 
 @dataclass(frozen=True)

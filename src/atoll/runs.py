@@ -20,7 +20,9 @@ import json
 import logging
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -58,7 +60,8 @@ class Run:
             )
         with writing(folder):
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-            write_json(folder / "config.json", {**config, "versions": versions(), "machine": machine()})
+            origin = {"versions": versions(), "machine": machine(), "command": command()}
+            write_json(folder / "config.json", {**config, **origin})
         return cls(folder)
 
     @classmethod
@@ -92,15 +95,16 @@ class Run:
 
     def ledger(self) -> list[Entry]:
         """All messages so far."""
-        return [
-            Entry(**{**line, "clients": tuple(line["clients"])}) for line in _lines(self.folder / "ledger.jsonl")
-        ]
+        return [Entry(**{**line, "clients": tuple(line["clients"])}) for line in _lines(self.folder / "ledger.jsonl")]
 
     def rewind(self, rounds: int) -> None:
-        """Forget what came after the first `rounds` rounds."""
+        """Forget what came after the first `rounds` rounds, and what a crash left half written."""
         with writing(self.folder):
+            for stale in self.folder.rglob(".*.tmp"):
+                stale.unlink(missing_ok=True)
+            # Metrics count rounds from 1, messages from 0; those before the first round are sent again with it.
             for name, last in (("metrics.jsonl", rounds), ("ledger.jsonl", rounds - 1)):
-                kept = [line for line in _lines(self.folder / name) if line["round"] <= last]
+                kept = [line for line in _lines(self.folder / name) if rounds and line["round"] <= last]
                 _write(self.folder / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -110,7 +114,10 @@ class Run:
         data = safetensors.torch.save(tensors, {"structure": structure})
         facts = {"round": rounds, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         with writing(self.folder):
-            for name in ("metrics.jsonl", "ledger.jsonl"):  # what a checkpoint builds on must not be lost after it
+            for name in (
+                "metrics.jsonl",
+                "ledger.jsonl",
+            ):  # what a checkpoint builds on must not be lost after it
                 if (self.folder / name).exists():
                     with (self.folder / name).open("rb") as file:
                         os.fsync(file.fileno())
@@ -122,7 +129,9 @@ class Run:
 
     def checkpoints(self) -> list[int]:
         """The rounds of the checkpoints there are, damaged ones included."""
-        return sorted(int(path.stem.removeprefix("round-")) for path in (self.folder / "checkpoints").glob("round-*.json"))
+        return sorted(
+            int(path.stem.removeprefix("round-")) for path in (self.folder / "checkpoints").glob("round-*.json")
+        )
 
     def load(self, layout: Layout, device: torch.device) -> tuple[int, Tree] | None:
         """The newest checkpoint that is whole, as (rounds, state); None if there is none at all."""
@@ -143,14 +152,16 @@ class Run:
             data = path.read_bytes()
             if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
                 raise CheckpointError(
-                    f"Checkpoint {path.name} is damaged: {len(data)} bytes, expected {facts['bytes']} with the recorded "
-                    "checksum. The one before it is used."
+                    f"Checkpoint {path.name} is damaged: {len(data)} bytes, expected {facts['bytes']} with the "
+                    "recorded checksum. The one before it is used."
                 )
             length = int.from_bytes(data[:8], "little")
             structure = json.loads(data[8 : 8 + length])["__metadata__"]["structure"]
             return unpack(safetensors.torch.load(data), structure, layout, device)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            raise CheckpointError(f"Checkpoint {path.name} cannot be read ({error}). The one before it is used.") from error
+            raise CheckpointError(
+                f"Checkpoint {path.name} cannot be read ({error}). The one before it is used."
+            ) from error
 
     def _checkpoint(self, rounds: int, suffix: str) -> Path:
         return self.folder / "checkpoints" / f"round-{rounds:06d}.{suffix}"
@@ -160,7 +171,8 @@ class Run:
     def logging(self) -> Iterator[None]:
         """Write what Atoll logs to run.log as well."""
         logger = logging.getLogger("atoll")
-        handler = logging.FileHandler(self.folder / "run.log")
+        with writing(self.folder):
+            handler = logging.FileHandler(self.folder / "run.log")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         before = logger.level
         logger.addHandler(handler)
@@ -182,7 +194,7 @@ def writing(folder: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(
                 f"The disk with {folder} must have room for the run. It is full.",
-                hint=f"make room, then continue with `atoll resume {folder}`; nothing before the last checkpoint is lost.",
+                hint=f"make room, then continue with `atoll resume {folder}`; all before the last checkpoint is safe.",
             ) from error
         raise RunError(f"{folder} must be writable: {error}.") from error
 
@@ -237,6 +249,11 @@ def machine() -> dict[str, Any]:
     """The machine that seconds depend on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count(), "gpu": gpu}
+
+
+def command() -> str:
+    """The command line, without the folder of the program."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def now() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+from typing import Any, get_args
 
 import safetensors
 import safetensors.torch
@@ -12,20 +12,29 @@ import torch
 from torch import Tensor
 
 from atoll.errors import PayloadError
-from atoll.params import Layout, Structure, Tree, flatten, stacked_leaves, unflatten
+from atoll.params import Layout, Structure, StructureKind, Tree, flatten, stacked_leaves, unflatten
 
 
 def pack(tree: Tree) -> tuple[dict[str, Tensor], str]:
     """The tensors of a tree by number, on the CPU, and the rest of it as JSON."""
     leaves, structure = flatten(tree)
-    tensors = {str(number): leaf.detach().cpu().contiguous() for number, leaf in enumerate(leaves)}
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for number, leaf in enumerate(leaves):
+        plain = leaf.detach().cpu().contiguous()
+        # safetensors refuses two names for one memory, which a state that holds the same model twice would have.
+        tensors[str(number)] = plain.clone() if plain.data_ptr() in seen else plain
+        seen.add(plain.data_ptr())
     return tensors, json.dumps(_to_json(structure), separators=(",", ":"))
 
 
 def unpack(tensors: dict[str, Tensor], structure: str, layout: Layout | None, device: torch.device) -> Tree:
     """The tree again, on `device`; model parameters get their `layout` back."""
     leaves = [tensors[str(number)].to(device) for number in range(len(tensors))]
-    return unflatten(_from_json(json.loads(structure), layout), leaves)
+    made = _from_json(json.loads(structure), layout)
+    if len(stacked_leaves(made)) != len(leaves):
+        raise ValueError(f"{len(leaves)} tensors for a structure of {len(stacked_leaves(made))}")
+    return unflatten(made, leaves)
 
 
 def to_bytes(tree: Tree) -> bytes:
@@ -40,19 +49,19 @@ def from_bytes(message: bytes, layout: Layout | None = None, device: torch.devic
         length = int.from_bytes(message[:8], "little")
         structure = json.loads(message[8 : 8 + length])["__metadata__"]["structure"]
         return unpack(safetensors.torch.load(message), structure, layout, torch.device(device))
-    except (safetensors.SafetensorError, ValueError, KeyError, IndexError) as error:
+    except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PayloadError(f"A message must be safetensors with a structure. It is not: {error}") from error
 
 
-def size_of(tree: Tree) -> int:
-    """The length of `to_bytes(tree)` for ONE client's part of a tree, where a Stack stands for its rows.
+def size_of(tree: Tree, *, each: bool = False) -> int:
+    """The length of `to_bytes(tree)`; with `each`, of ONE client's part of it, where a Stack stands for its rows.
 
     The length of a safetensors message depends on names, types and shapes alone, so that each form is
     serialised once and its length remembered; nothing leaves the device to be counted.
     """
     leaves, structure = flatten(tree)
-    one = _one_client(structure)
-    rows = stacked_leaves(structure)
+    one = _one_client(structure) if each else structure
+    rows = [each and row for row in stacked_leaves(structure)]
     shapes = tuple(
         (tuple(leaf.shape[1:] if row else leaf.shape), leaf.dtype) for leaf, row in zip(leaves, rows, strict=True)
     )
@@ -70,8 +79,6 @@ def _one_client(structure: Structure) -> Structure:
     return Structure(kind, structure.names, parts, structure.layout, structure.value)
 
 
-
-
 def _to_json(structure: Structure) -> dict[str, Any]:
     entry: dict[str, Any] = {"kind": structure.kind}
     if structure.names:
@@ -86,6 +93,8 @@ def _to_json(structure: Structure) -> dict[str, Any]:
 
 
 def _from_json(entry: dict[str, Any], layout: Layout | None) -> Structure:
+    if entry["kind"] not in get_args(StructureKind):
+        raise ValueError(f"unknown kind {entry['kind']!r}")
     return Structure(
         entry["kind"],
         tuple(entry.get("names", ())),

@@ -53,8 +53,7 @@ def test_shares_of_a_class_follow_the_dirichlet_law():
     labels = np.zeros(10_000, dtype=np.int64)
     generator = rng()
     sizes = [
-        [len(part) for part in Dirichlet(alpha, min_samples=0).split(labels, clients, generator)]
-        for _ in range(2000)
+        [len(part) for part in Dirichlet(alpha, min_samples=0).split(labels, clients, generator)] for _ in range(2000)
     ]
     shares = np.array(sizes) / len(labels)
     assert shares.mean(0) == pytest.approx([0.25] * 4, abs=0.02)
@@ -133,9 +132,7 @@ def test_parse_reads_what_names_lists():
 def test_parse_offers_the_nearest_name():
     with pytest.raises(UnknownName) as caught:
         parse("dirichlett:0.1")
-    assert str(caught.value) == (
-        "Unknown partition 'dirichlett'. Did you mean: dirichlet?\nAvailable: dirichlet, iid"
-    )
+    assert str(caught.value) == ("Unknown partition 'dirichlett'. Did you mean: dirichlet?\nAvailable: dirichlet, iid")
 
 
 @pytest.mark.parametrize("text", ["dirichlet", "dirichlet:", "dirichlet:often"])

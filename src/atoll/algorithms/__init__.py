@@ -17,7 +17,9 @@ from types import ModuleType
 from atoll.algorithm import Algorithm, hyperparameters
 from atoll.errors import UnknownName, unknown
 
-__all__ = ["create", "find", "found", "name_of"]
+__all__ = ["create", "file_of", "find", "found", "name_of"]
+
+FROM_FILES = "atoll_methods"  # users' files are modules in here, so that none of them hides another module
 
 
 def found() -> dict[str, type[Algorithm]]:
@@ -59,6 +61,11 @@ def name_of(method: type[Algorithm]) -> str:
     return method.__module__.rpartition(".")[2].replace("_", "-")
 
 
+def file_of(method: type[Algorithm]) -> Path | None:
+    """The file of a user's own method; None for a method that is found by its name."""
+    return Path(inspect.getfile(method)) if method.__module__.startswith(f"{FROM_FILES}.") else None
+
+
 def _methods(module: ModuleType) -> list[type[Algorithm]]:
     return [
         value
@@ -70,11 +77,12 @@ def _methods(module: ModuleType) -> list[type[Algorithm]]:
 def _from_file(path: Path) -> type[Algorithm]:
     if not path.is_file():
         raise UnknownName(f"A method's file must exist. There is no {path}.", hint="`atoll new NAME` writes one.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"{FROM_FILES}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     methods = _methods(module)
     if len(methods) != 1:

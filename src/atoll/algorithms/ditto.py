@@ -8,11 +8,10 @@ Reference: Li, Hu, Beirami, Smith. "Ditto: Fair and Robust Federated Learning Th
 ICML 2021, Algorithm 1. https://arxiv.org/abs/2012.04221
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, NonNegative, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
 from atoll.cohort import Cohort
 from atoll.local import proximal, sgd
 from atoll.params import Params, Stack
@@ -27,10 +26,8 @@ class Ditto(Algorithm):
     personal_epochs: Epochs = 1  # local epochs on v_k
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {"local": {"lam": 0.0}}
-    cites: ClassVar[str] = """@inproceedings{li2021ditto,
-  title={Ditto: Fair and Robust Federated Learning Through Personalization},
-  author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia}, booktitle={ICML}, year={2021}}"""
+    limits: ClassVar[Limits] = {"local": {"lam": 0.0}}
+    cites: ClassVar[str] = "li2021ditto"
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models; the anchor is the received w, so that their order does not matter."""

@@ -25,10 +25,7 @@ class FedAvg(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    cites: ClassVar[str] = """@inproceedings{mcmahan2017communication,
-  title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\\"u}era y Arcas, Blaise},
-  booktitle={AISTATS}, year={2017}}"""
+    cites: ClassVar[str] = "mcmahan2017communication"
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train the shared model and send what changed."""

@@ -9,11 +9,10 @@ Reference: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage. "Federated Evaluati
 2019. https://arxiv.org/abs/1910.10252
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from atoll.algorithm import Algorithm, Epochs, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, Update, Weighting
 from atoll.cohort import Cohort
 from atoll.local import sgd
 from atoll.params import Params, Stack
@@ -28,12 +27,8 @@ class FedAvgFT(Algorithm):
     tune: Literal["all", "head", "norm"] = "all"  # which leaves are fine-tuned
     tune_epochs: Epochs = 5  # E_ft: epochs of fine-tuning
 
-    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedavg": {"tune_epochs": 0}}
-    cites: ClassVar[str] = """@article{wang2019federated,
-  title={Federated Evaluation of On-device Personalization},
-  author={Wang, Kangkang and Mathews, Rajiv and Kiddon, Chlo{\\'e} and Eichner, Hubert and Beaufays, Fran{\\c{c}}oise
-          and Ramage, Daniel},
-  journal={arXiv:1910.10252}, year={2019}}"""
+    limits: ClassVar[Limits] = {"fedavg": {"tune_epochs": 0}}
+    cites: ClassVar[str] = "wang2019federated"
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """As FedAvg."""

@@ -8,11 +8,10 @@ Reference: Arivazhagan, Aggarwal, Singh, Choudhary. "Federated Learning with Per
 https://arxiv.org/abs/1912.00818
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, Update, Weighting
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.local import sgd
@@ -27,11 +26,8 @@ class FedPer(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round, on body and head together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedavg": {"private": "none"}, "local": {"private": "all"}}
-    cites: ClassVar[str] = """@article{arivazhagan2019federated,
-  title={Federated Learning with Personalization Layers},
-  author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
-  journal={arXiv:1912.00818}, year={2019}}"""
+    limits: ClassVar[Limits] = {"fedavg": {"private": "none"}, "local": {"private": "all"}}
+    cites: ClassVar[str] = "arivazhagan2019federated"
 
     def start(self, task: Task) -> Params:
         """The server knows the shared leaves only."""
@@ -45,7 +41,4 @@ class FedPer(Algorithm):
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """The shared leaves with the client's own; a client that never took part has the initial ones."""
-        return cohort.recall(default=cohort.initial.part(self.private)) | w
-
-    def shared(self, w: Params) -> None:
-        """There is no model for everybody: w lacks a head."""
+        return cohort.recall(default=cohort.initial.part(self.private)) | cohort.stacked(w)

@@ -8,11 +8,10 @@ Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. "Federated Optimization 
 MLSys 2020, Algorithm 2. https://arxiv.org/abs/1812.06127
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, NonNegative, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
 from atoll.cohort import Cohort
 from atoll.local import proximal, sgd
 from atoll.params import Params
@@ -26,11 +25,8 @@ class FedProx(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    limits: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedavg": {"mu": 0.0}}
-    cites: ClassVar[str] = """@inproceedings{li2020federated,
-  title={Federated Optimization in Heterogeneous Networks},
-  author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith, Virginia},
-  booktitle={MLSys}, year={2020}}"""
+    limits: ClassVar[Limits] = {"fedavg": {"mu": 0.0}}
+    cites: ClassVar[str] = "li2020federated"
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train from w, pulled back to w."""

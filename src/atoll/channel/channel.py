@@ -37,7 +37,7 @@ class Clip:
         if not self.norm > 0:
             raise HyperparameterError(f"`norm` of Clip must be a float in (0, inf). Got {self.norm!r} instead.")
 
-    def apply(self, fields: Mapping[str, Stack], *, round: int, clients: NDArray[np.int64]) -> Mapping[str, Stack]:  # noqa: ARG002
+    def apply(self, fields: Mapping[str, Stack], *, round: int, clients: NDArray[np.int64]) -> Mapping[str, Stack]:
         """See `Stage.apply`."""
         if self.field not in fields:
             return fields
@@ -53,11 +53,18 @@ class Channel:
         self.stages = tuple(stages)
         self.ledger = ledger or Ledger()
 
-    def down(self, field: str, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
-        """Count what the server sends to these clients."""
+    def broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
+        """Count what the server sends to all of these clients alike."""
+        self._down("broadcast", tree, clients, round, each=False)
+
+    def unicast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
+        """Count what the server sends to each of these clients by itself: its row of a stacked tree."""
+        self._down("unicast", tree, clients, round, each=True)
+
+    def _down(self, field: str, tree: Tree, clients: NDArray[np.int64], round: int, *, each: bool) -> None:
         if tree is not None:
-            entry = Entry("down", round, field, _kind(tree), size_of(tree), tuple(map(int, clients)))
-            self.ledger.record(entry)
+            size = size_of(tree, each=each)
+            self.ledger.record(Entry("down", round, field, _kind(tree), size, tuple(map(int, clients))))
 
     def up(self, algorithm: Algorithm, clients: NDArray[np.int64], update: Update, round: int) -> Arrival:
         """Pass on what these clients send, after checking that it is what the method declares."""
@@ -74,9 +81,12 @@ class Channel:
         fields = dict(update.send)
         for stage in self.stages:
             fields = dict(stage.apply(fields, round=round, clients=clients))
-        for name, value in fields.items():
-            kind = algorithm.sends[name]
-            self.ledger.record(Entry("up", round, name, kind, size_of(value), tuple(map(int, clients))))
+        messages = [(name, algorithm.sends[name], value) for name, value in fields.items()]
+        if fields and update.weight is not None:  # it tells the server how much data a client has
+            messages.append(("weight", "statistic", Stack.of(weight=update.weight)))
+        for name, kind, value in messages:
+            size = size_of(value, each=True)
+            self.ledger.record(Entry("up", round, name, kind, size, tuple(map(int, clients))))
         return Arrival(clients, fields, _weight(update, clients))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,6 +18,13 @@ class Split:
 
     order: Tensor
     offsets: NDArray[np.int64]
+    _uneven: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
+
+    def uneven(self, batch_size: int) -> bool:
+        """Whether any client's last batch is short; asked of all clients, so that every cohort computes alike."""
+        if batch_size not in self._uneven:
+            self._uneven[batch_size] = bool((np.diff(self.offsets) % batch_size).any())
+        return self._uneven[batch_size]
 
     def sizes(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many samples these clients have."""
@@ -38,7 +45,13 @@ class BatchTable:
 
 
 def batch_table(
-    split: Split, clients: NDArray[np.int64], keys: Keys | None, *, batch_size: int, epochs: int, limit: int | None
+    split: Split,
+    clients: NDArray[np.int64],
+    keys: Keys | None,
+    *,
+    batch_size: int,
+    epochs: int,
+    limit: int | None,
 ) -> BatchTable:
     """The batches of `epochs` passes over the clients' samples; shuffled anew in every epoch if there are keys."""
     device = split.order.device
@@ -66,8 +79,7 @@ def batch_table(
         place = shuffled[client, epoch[:, :, None], place]
     # Steps past a client's last one repeat samples of it; nothing reads what is computed from them.
     index = split.order[(starts[:, None] + place).clamp(max=len(split.order) - 1)]
-    padded = bool((host_sizes % batch_size).any())
-    return BatchTable(index, real if padded else None, steps)
+    return BatchTable(index, real if split.uneven(batch_size) else None, steps)
 
 
 def _orders(keys: Keys, sizes: Tensor, longest: int, epochs: int) -> Tensor:

@@ -138,9 +138,7 @@ def _normalised(values: NDArray[np.uint8] | NDArray[np.float64], top: float) -> 
     return torch.from_numpy(values.astype(np.float32)).div_(top).sub_(0.5).div_(0.5)
 
 
-def _find(
-    name: str, root: Path | None, layouts: Sequence[tuple[str, list[str], list[str]]]
-) -> tuple[str, list[Path]]:
+def _find(name: str, root: Path | None, layouts: Sequence[tuple[str, list[str], list[str]]]) -> tuple[str, list[Path]]:
     """The first folder with a file for every stem, under one of the suffixes, and those files in order."""
     if root is None:
         raise DataError(
@@ -169,9 +167,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path} could not be read: {error}", hint="the file is damaged; fetch it again."
-        ) from error
+        raise DataError(f"{path} could not be read: {error}", hint="the file is damaged; fetch it again.") from error
 
 
 def _read_idx(path: Path) -> Bytes:

@@ -58,9 +58,7 @@ class Dirichlet:
             )
         _require_min_samples(self)
         if self.max_tries < 1:
-            raise PartitionError(
-                f"`max_tries` of Dirichlet must be at least 1. Got {self.max_tries!r} instead."
-            )
+            raise PartitionError(f"`max_tries` of Dirichlet must be at least 1. Got {self.max_tries!r} instead.")
 
     def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Indices]:
         """The sample indices of each client, ascending."""

@@ -17,7 +17,7 @@ from atoll.data.datasets import Dataset
 from atoll.data.partition import Partition
 from atoll.errors import ModelError, TaskError
 from atoll.models.network import Network, PerSample, accuracy, cross_entropy
-from atoll.randomness import default_generator, generator, number
+from atoll.randomness import default_generator, generator, moves_default_generator, number
 
 SPLITS = ("train", "val", "test")
 
@@ -124,16 +124,16 @@ class Task:
         parts = partition.split(dataset.y.numpy(), clients, generator(deal, "partition"))
         shuffled = [generator(deal, "split", client).permutation(part) for client, part in enumerate(parts)]
         shape = tuple(dataset.x.shape[1:])
+        chosen = model or _usual_model(shape)
         with default_generator(number(seed, "model")):
-            module = (
-                model() if callable(model) else models.build(model or _usual_model(shape), shape, dataset.classes)
-            )
+            module = chosen() if callable(chosen) else models.build(chosen, shape, dataset.classes)
+        signature = None if callable(chosen) else (chosen, shape, dataset.classes)
         return cls(
             name=dataset.name,
             x=dataset.x,
             y=dataset.y,
             splits=_splits(shuffled, shares),
-            network=Network(module),
+            network=Network(module, signature=signature),
             classes=dataset.classes,
             training=training or Training(),
             central=dataset.central,
@@ -143,7 +143,7 @@ class Task:
     @classmethod
     def of_clients(
         cls,
-        data: Mapping[str, tuple[Tensor, Tensor]],
+        data: Mapping[str, tuple[Any, Any]],
         model: nn.Module,
         *,
         name: str = "own",
@@ -154,12 +154,21 @@ class Task:
         shares: tuple[float, float, float] = (0.6, 0.15, 0.25),
         seed: int = 0,
     ) -> Task:
-        """A task from each client's own samples and targets; `classes` is found from integer targets."""
+        """A task from each client's own samples and targets, tensors or arrays.
+
+        `classes` is found from integer targets; floating point values become of the model's type.
+        """
         if not data:
             raise TaskError("A task must have at least 1 client. Got 0.")
+        dtype = next((leaf.dtype for leaf in model.parameters() if leaf.is_floating_point()), torch.get_default_dtype())
+
+        def joined(part: int) -> Tensor:
+            values = torch.cat([torch.as_tensor(both[part]) for both in data.values()])
+            return values.to(dtype) if values.is_floating_point() else values
+
         sizes = [len(x) for x, _ in data.values()]
         ends = np.cumsum(sizes)
-        y = torch.cat([targets for _, targets in data.values()])
+        y = joined(1)
         if classes is None and not y.is_floating_point():
             classes = int(y.max()) + 1
         parts = [
@@ -168,7 +177,7 @@ class Task:
         ]
         return cls(
             name=name,
-            x=torch.cat([samples for samples, _ in data.values()]),
+            x=joined(0),
             y=y,
             splits=_splits(parts, shares),
             network=Network(module=model, loss=loss, score=score),
@@ -178,20 +187,26 @@ class Task:
         )
 
     def _check_outputs(self) -> None:
-        """The network must take the samples and give one output per class."""
+        """The network must take the samples and give one output per class; whether it draws is found out as well."""
         from atoll.batch import Batch
         from atoll.models.network import Variant
 
         few = self.splits["train"].order[:2]
-        batch = Batch(self.x[few], self.y[few], None, None, self.network, Variant(train=False))
+
+        @torch.no_grad()
+        def outputs_of(*, train: bool) -> Tensor:
+            batch = Batch(self.x[few], self.y[few], None, None, self.network, Variant(train=train))
+            return batch.outputs(self.network.initial)
+
         model = type(self.network._original).__name__
         shape = tuple(self.x.shape[1:])
         try:
-            with torch.no_grad():
-                outputs = batch.outputs(self.network.initial)
-        except RuntimeError as error:
+            outputs = outputs_of(train=False)
+            self.network.draws_globally |= moves_default_generator(lambda: outputs_of(train=True))
+        except Exception as error:  # a model may fail in any way
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
-                f"{model} must take samples of shape {shape}. It failed: {str(error).splitlines()[0]}",
+                f"{model} must take samples of shape {shape}. It failed: {reason}",
                 hint="check the model's first layer against the data.",
             ) from error
         if self.classes is not None and (outputs.ndim < 2 or outputs.shape[1] != self.classes):

@@ -39,6 +39,7 @@ Clients = NDArray[np.int64]
 LARGEST_CHUNK = 128  # larger ones gain nothing, and memory would grow with the cohort
 WORTH_MEASURING = 3.0  # seconds of work ahead
 WORTH_COMPILING = 60.0
+MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
 FORCED = 10**9  # calls ahead of a plan that is being measured: its programs are always made
 
 
@@ -65,6 +66,7 @@ class Job(NamedTuple):
     work: Callable[[Cohort], Any]
     phase: Hashable  # jobs of the same phase do the same kind of steps
     calls_ahead: int = 1  # how often such a job will still come, this one included
+    usual: int = 0  # how many clients such a job has when nobody drops out
     splits: frozenset[str] = frozenset({"train", "val"})
     unicast: Callable[[Clients], Tree] | None = None
 
@@ -81,6 +83,10 @@ class Measured:
     plan: Plan
     seconds: float
     steps: float
+
+    def ahead(self, job: Job) -> float:
+        """The seconds that this and all coming jobs would take."""
+        return self.seconds * self.steps * job.calls_ahead
 
 
 class LocalEngine:
@@ -103,11 +109,20 @@ class LocalEngine:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise EngineError(f"Device {device!r} must be present. This machine has no CUDA device.", hint="use --device cpu.")
+            raise EngineError(
+                f"Device {device!r} must be present. This machine has no CUDA device.",
+                hint="use --device cpu.",
+            )
         if precision not in ("fp32", "tf32", "bf16"):
             raise EngineError(f"`precision` must be fp32, tf32 or bf16. Got {precision!r}.")
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except RuntimeError as error:
+            raise EngineError(f"`device` must be auto, cpu, cuda or cuda:N. Got {device!r}.") from error
         self.strategy, self.chunk = parse_strategy(strategy)
+        self.options: dict[str, Any] = {  # what was asked for, for the run's configuration
+            "device": device, "strategy": strategy, "compile": compile, "precision": precision, "timeout": timeout,
+        }  # fmt: skip
         self.compile, self.precision, self.dtype, self.timeout = compile, precision, dtype, timeout
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self.programs = Programs()
@@ -121,23 +136,21 @@ class LocalEngine:
     def run(self, job: Job) -> Iterator[Done[Any] | Lost]:
         """The results of all clients, chunk after chunk, in an order that depends on the clients alone."""
         job = job._replace(clients=canonical(job))
-        plan = self._plan(job)
+        waiting, lost = job.clients, 0
         failure: Exception | None = None
-        lost = 0
-        try:
-            for outcome in self._outcomes(job, plan):
-                if isinstance(outcome, Exception):
-                    failure = outcome
-                    continue
-                lost += len(outcome.clients) if isinstance(outcome, Lost) else 0
-                yield outcome
-        except NotVectorisable as reason:
-            if lost or self.strategy in ("chunk", "whole"):
-                raise EngineError(f"This step cannot run for many clients at once: {reason}", hint="use --engine loop.") from reason
-            log.warning("%s: runs one client at a time, because the step cannot be vectorised (%s)", job.phase, reason)
-            self.plans[self._key(job)] = replace(self._only("loop"), plain=True)
-            yield from self.run(job)
-            return
+        plan = self._plan(job)
+        while len(waiting):
+            try:
+                for outcome in self._outcomes(job._replace(clients=waiting), plan):
+                    if isinstance(outcome, Exception):
+                        failure = outcome
+                        continue
+                    clients = outcome.cohort.clients if isinstance(outcome, Done) else outcome.clients
+                    waiting = waiting[len(clients) :]
+                    lost += len(clients) if isinstance(outcome, Lost) else 0
+                    yield outcome
+            except NotVectorisable as reason:  # those that are done stay done; the others go on one at a time
+                plan = self.plans[self._key(job)] = self._alone(job, reason)
         if failure is not None and lost == len(job.clients):
             raise failure  # nobody is left: this is the method's fault, not a client's
 
@@ -182,7 +195,8 @@ class LocalEngine:
 
     def _attempt(self, job: Job, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
         """The outcome for some clients; an exception that is theirs is returned, not raised."""
-        scanner = Scanner(plan, self.programs, calls_ahead=self._calls(job, plan))
+        nominal = plan.size(max(job.usual, len(job.clients)))
+        scanner = Scanner(plan, self.programs, nominal=nominal, calls_ahead=self._calls(job, plan))
         began = time.perf_counter()
         try:
             with torch.no_grad(), arithmetic(plan.precision):
@@ -207,21 +221,44 @@ class LocalEngine:
     def _plan(self, job: Job) -> Plan:
         key = self._key(job)
         if key not in self.plans:
-            self.plans[key] = self._calibrate(job)
+            try:
+                self.plans[key] = self._calibrate(job)
+            except (AtollError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
+                log.info("%s: nothing was measured, because a client failed (%s)", job.phase, error)
+                return self._first(len(job.clients), _convolves(job.population.task))
         return self.plans[key]
 
     def _key(self, job: Job) -> Hashable:
         task = job.population.task
-        return (job.phase, task.network.signature, tuple(task.x.shape[1:]), task.training.batch_size, len(job.clients))
+        return (
+            job.phase,
+            task.network.signature,
+            tuple(task.x.shape[1:]),
+            task.training.batch_size,
+            max(job.usual, len(job.clients)),
+        )
 
     def _only(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
         return Plan(strategy=strategy, chunk=self.chunk, precision=self.precision)
 
-    def _first(self, clients: int) -> Plan:
+    def _first(self, clients: int, convolves: bool) -> Plan:
         """The plan to begin with: as forced, else as many clients at once as is sensible."""
         if self.strategy != "auto":
             return self._only(self.strategy)
+        if convolves and self.device.type == "cpu":
+            return self._only("loop")  # grouped convolutions are slow there
         return self._grouped(min(clients, LARGEST_CHUNK), clients)
+
+    def _alone(self, job: Job, reason: NotVectorisable) -> Plan:
+        """The plan for a step that fails under `vmap`."""
+        if self.strategy in ("chunk", "whole"):
+            raise EngineError(
+                f"This step cannot run for many clients at once: {reason}", hint="use --engine loop."
+            ) from reason
+        log.warning("%s: runs one client at a time, because the step cannot be vectorised (%s)", job.phase, reason)
+        return Plan("threads" if self.strategy == "threads" else "loop", plain=True, precision=self.precision)
 
     def _grouped(self, size: int, clients: int) -> Plan:
         whole = size >= clients
@@ -231,52 +268,49 @@ class LocalEngine:
         network = job.population.task.network
         if network.draws_globally:
             log.warning("the model draws random numbers of its own in its forward pass: it runs one client at a time")
-            return replace(self._only("loop"), plain=True)
-        first = self._first(len(job.clients))
+            return Plan("loop", plain=True, precision=self.precision)
+        first = self._first(len(job.clients), _convolves(job.population.task))
         try:
             best = self._measure(first, job)
         except NotVectorisable as reason:
-            if self.strategy != "auto":
-                raise EngineError(f"This step cannot run for many clients at once: {reason}", hint="use --engine loop.") from reason
-            log.warning("%s: falls back to one client at a time, because the step cannot be vectorised (%s)", job.phase, reason)
-            return replace(self._only("loop"), plain=True)
-        ahead = best.seconds * best.steps * job.calls_ahead
+            return self._alone(job, reason)
         tried = [best]
-        if ahead > WORTH_MEASURING or self.compile:
-            tried += self._try(self._candidates(job, best), job)
-            best = min(tried, key=lambda measured: measured.seconds)
-            ahead = best.seconds * best.steps * job.calls_ahead
-        if self.compile or (self.compile is None and ahead > WORTH_COMPILING):
-            tried += self._try(self._compiled(job, tried), job)
-            best = min(tried[1:] if self.compile else tried, key=lambda measured: measured.seconds)
+        if best.ahead(job) > WORTH_MEASURING or self.compile:
+            tried += self._try(self._candidates(job, best), job, tried)
+        best = min(tried, key=lambda measured: measured.seconds)
+        if self.compile or (self.compile is None and best.ahead(job) > WORTH_COMPILING):
+            compiled = self._try(self._compiled(job, tried), job, tried)
+            best = min(compiled if self.compile and compiled else [*tried, *compiled], key=lambda one: one.seconds)
+            tried += compiled
         log.info(
             "%s: %s, %.1f us per client-step, %.1f s ahead (tried %s)",
-            job.phase, best.plan, best.seconds * 1e6, best.seconds * best.steps * job.calls_ahead,
+            job.phase, best.plan, best.seconds * 1e6, best.ahead(job),
             "; ".join(f"{one.plan} {one.seconds * 1e6:.1f}" for one in tried),
         )  # fmt: skip
         return best.plan
 
     def _candidates(self, job: Job, first: Measured) -> list[Plan]:
         """Plans that need no compiler."""
-        convolves = _convolves(job.population.task)
+        clients, convolves = len(job.clients), _convolves(job.population.task)
         on_gpu = self.device.type == "cuda"
-        traced = replace(first.plan, mode="traced", graph=on_gpu)
-        plans = [traced]
-        if on_gpu and convolves:
-            plans.append(replace(traced, columns=True))
-        if self.strategy == "auto":
-            clients = len(job.clients)
-            if not on_gpu:
-                plans += [replace(self._grouped(size, clients), mode="traced") for size in (32, 16, 8) if size < clients]
-            loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
-            plans.append(loop)
-            if convolves:
-                plans.append(replace(loop, channels_last=True))
-            if not on_gpu and self.threads > 1:
-                plans += [replace(plan, strategy="threads") for plan in plans if plan.strategy == "loop"]
-        elif not first.plan.vectorised and convolves:
-            plans.append(replace(traced, channels_last=True))
-        return plans
+        first_traced = replace(first.plan, mode="traced", graph=on_gpu)
+        if self.strategy != "auto":
+            extras = [replace(first_traced, columns=True)] if on_gpu and convolves else []
+            if not first.plan.vectorised and convolves:
+                extras = [replace(first_traced, channels_last=True)]
+            return [first_traced, *extras]
+        loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
+        loops = [loop, replace(loop, channels_last=True)] if convolves else [loop]
+        if on_gpu:
+            return [first_traced, *([replace(first_traced, columns=True)] if convolves else []), *loops]
+        threads = [replace(plan, strategy="threads") for plan in loops] if self.threads > 1 else []
+        grouped = [
+            replace(self._grouped(size, clients), mode="traced")
+            for size in (min(clients, LARGEST_CHUNK), 32, 16, 8)
+            if size <= clients
+        ]
+        # What is usually best comes first, because measuring stops when it has taken its share of the work ahead.
+        return [*loops, *threads, *grouped[-1:]] if convolves else [*grouped, *loops, *threads]
 
     def _compiled(self, job: Job, tried: list[Measured]) -> list[Plan]:
         """What is worth compiling, by how well it does without."""
@@ -285,7 +319,9 @@ class LocalEngine:
             return []
         chosen = ranked[:1]
         if self.device.type == "cuda":  # the compiler favours either form of convolution, so both are tried
-            chosen += [one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=not ranked[0].plan.columns)]
+            chosen += [
+                one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=not ranked[0].plan.columns)
+            ]
         elif ranked[0].plan.vectorised and self.strategy == "auto":
             # Compiled steps are bound by memory, so that a chunk that fits the cache may win.
             size = min(len(job.clients), 10)
@@ -293,9 +329,14 @@ class LocalEngine:
         plans = [replace(one.plan, mode="compiled") for one in chosen]
         return list(dict.fromkeys(plans))
 
-    def _try(self, plans: list[Plan], job: Job) -> list[Measured]:
-        measured = []
+    def _try(self, plans: list[Plan], job: Job, so_far: list[Measured]) -> list[Measured]:
+        """Measure plans one after another, as long as the work ahead is worth it."""
+        measured: list[Measured] = []
+        began = time.perf_counter()
         for plan in plans:
+            ahead = min(one.ahead(job) for one in [*so_far, *measured])
+            if time.perf_counter() - began > MEASURING_SHARE * ahead and not self.compile:
+                break
             try:
                 measured.append(self._measure(plan, job))
             except NotVectorisable as reason:
@@ -303,13 +344,13 @@ class LocalEngine:
         return measured
 
     def _measure(self, plan: Plan, job: Job) -> Measured:
-        """Time a plan on a few real steps, after a few that make its programs."""
+        """Time a plan on a few real steps, after one that makes its programs."""
         size = plan.size(len(job.clients))
         groups = [job.clients[:size]]
         if plan.strategy == "threads":
             groups = [job.clients[k : k + 1] for k in range(min(self.threads, len(job.clients)))]
 
-        def timed(limit: int) -> tuple[float, int, float]:
+        def timed(limit: int) -> tuple[float, int, int]:
             scanners = [Scanner(plan, self.programs, calls_ahead=FORCED, limit=limit) for _ in groups]
 
             def one(position: int) -> None:
@@ -325,13 +366,11 @@ class LocalEngine:
             planned = sum(scanner.tally.planned for scanner in scanners)
             return max(scanner.tally.seconds for scanner in scanners), steps, planned
 
-        timed(limit=2)
-        seconds, steps, _ = timed(limit=2)
-        if steps == 0:
-            return Measured(plan, 0.0, 0.0)
-        # Enough steps for a stable figure, in about a fifth of a second.
-        limit = int(np.clip(0.2 / max(seconds / 2, 1e-6), 2, 64))
-        seconds, steps, planned = min((timed(limit) for _ in range(2)), key=lambda result: result[0])
+        timed(limit=1)
+        seconds, steps, planned = timed(limit=2)
+        if steps and seconds < 0.2:  # too short to trust: take as many steps as fit into a fifth of a second
+            limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))
+            seconds, steps, planned = min((timed(limit) for _ in range(2)), key=lambda result: result[0] / result[1])
         samples = job.population.task.splits["train"].sizes(job.clients)
         share = samples[: sum(map(len, groups))].sum() / max(samples.sum(), 1)
         return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
@@ -344,9 +383,7 @@ def parse_strategy(text: str) -> tuple[Any, int | None]:
     name, _, number = text.partition(":")
     if name == "chunk" and number.isdigit() and int(number) >= 1:
         return "chunk", int(number)
-    raise EngineError(
-        f"`engine` must be auto, loop, threads, whole or chunk:N with N at least 1. Got {text!r}."
-    )
+    raise EngineError(f"`engine` must be auto, loop, threads, whole or chunk:N with N at least 1. Got {text!r}.")
 
 
 def canonical(job: Job) -> Clients:
@@ -375,7 +412,7 @@ def arithmetic(precision: Precision) -> Iterator[None]:
         yield
         return
     wanted = "tf32" if precision == "tf32" else "ieee"
-    places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    places: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before = [place.fp32_precision for place in places]
     for place in places:
         place.fp32_precision = wanted

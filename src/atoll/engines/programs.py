@@ -11,9 +11,10 @@ import functools
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -72,6 +73,18 @@ class NotVectorisable(Exception):
     """The step or the model uses an operation that cannot run for many clients at once."""
 
 
+@contextmanager
+def vectorising() -> Iterator[None]:
+    """Whatever fails under `vmap` may succeed for one client at a time."""
+    try:
+        yield
+    except AtollError:
+        raise
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        reason = str(error).strip() or type(error).__name__
+        raise NotVectorisable(reason.splitlines()[0]) from error
+
+
 @dataclass(frozen=True)
 class Work:
     """One step of one scan, with everything about it that stays the same from batch to batch."""
@@ -107,15 +120,14 @@ class Work:
         if not self.vectorised:
             rows = stacked_leaves(self.given)
             alone = [leaf[0] if row else leaf for leaf, row in zip(given, rows, strict=True)]
-            keys = (low[0], high[0]) if self.keyed else (None, None)
-            after = self.one_client(
-                [leaf[0] for leaf in carry], alone, x[0], y[0], mask[0] if self.masked else None, *keys, time
-            )
+            own_low, own_high = (low[0], high[0]) if self.keyed else (None, None)
+            own_mask = mask[0] if self.masked else None
+            after = self.one_client([leaf[0] for leaf in carry], alone, x[0], y[0], own_mask, own_low, own_high, time)
             return [leaf[None] for leaf in after]
         axes = [0 if row else None for row in stacked_leaves(self.given)]
         masked, keyed = 0 if self.masked else None, 0 if self.keyed else None
         call = vmap(self.one_client, in_dims=(0, axes, 0, 0, masked, keyed, keyed, None))
-        return call(carry, given, x, y, mask, low, high, time)  # type: ignore[no-any-return]
+        return call(carry, given, x, y, mask, low, high, time)
 
     def rows(self, given: Leaves, size: int) -> Leaves:
         """`given` for the first `size` clients."""
@@ -153,7 +165,8 @@ class Running:
 
     def __init__(self, call: Callable[..., Leaves], carry: Leaves, given: Leaves, keys: Keys | None) -> None:
         self.carry, self._call, self._given = carry, call, given
-        self._low, self._high = (keys.low, keys.high) if keys is not None else (None, None)
+        self._low = None if keys is None else keys.low
+        self._high = None if keys is None else keys.high
 
     def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
         """One more batch."""
@@ -168,23 +181,16 @@ class Running:
 class EagerProgram:
     """Runs the step's own Python for every batch."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-
-    def begin(self, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
         """Start a scan."""
-        return Running(self._call, carry, given, keys)
+        return Running(functools.partial(self.call, work), carry, given, keys)
 
-    def _call(self, carry: Leaves, given: Leaves, index: Tensor, mask: Any, *rest: Any) -> Leaves:
-        work = self.work
-        if work.vectorised:
-            try:
-                return work.all_clients(carry, given, index, mask, *rest)
-            except AtollError:
-                raise
-            except (RuntimeError, NotImplementedError, ValueError) as error:
-                raise NotVectorisable(str(error).strip().splitlines()[0]) from error
-        return work.all_clients(carry, given, index, mask, *rest)
+    def call(self, work: Work, *arguments: Any) -> Leaves:
+        """One batch."""
+        if not work.vectorised:
+            return work.all_clients(*arguments)
+        with vectorising():
+            return work.all_clients(*arguments)
 
 
 class SeededLoop(Running):
@@ -200,12 +206,12 @@ class SeededLoop(Running):
             super().step(index, mask, time)
 
 
-class SeededProgram(EagerProgram):
+class SeededProgram:
     """The eager program of such a model."""
 
-    def begin(self, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
         """Start a scan."""
-        return SeededLoop(self.work, carry, given, keys)
+        return SeededLoop(work, carry, given, keys)
 
 
 class TracedProgram:
@@ -213,7 +219,6 @@ class TracedProgram:
 
     def __init__(self, work: Work, example: tuple[Any, ...], *, compiled: bool, in_place: bool) -> None:
         self.in_place = in_place
-        self._shared = (work.x, work.y)
         counts = len(example[0]), len(example[1])
         carry, given, *rest = example
         optional = [value is not None for value in rest]
@@ -231,8 +236,7 @@ class TracedProgram:
                 old.copy_(new)
             return []
 
-        copies = [leaf.clone() for leaf in carry]
-        inputs = [*copies, *given, *self._shared, *(value for value in rest if value is not None)]
+        inputs = [*_copies(carry), *_copies(given), work.x, work.y, *(value for value in rest if value is not None)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = make_fx(flat)(*inputs)
@@ -242,14 +246,20 @@ class TracedProgram:
                 self._run = torch.compile(graph, dynamic=False)
                 self._run(*inputs)
 
-    def call(self, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
+    def call(self, work: Work, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
         """One batch; returns the new carry, which is the old one overwritten where the program is in place."""
-        after = self._run(*carry, *given, *self._shared, *(value for value in rest if value is not None))
-        return carry if self.in_place else list(after)
+        after = self._run(*carry, *given, work.x, work.y, *(value for value in rest if value is not None))
+        return carry if self.in_place else [leaf.contiguous() for leaf in after]
 
-    def begin(self, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
-        """Start a scan."""
-        return Running(self.call, [leaf.clone() for leaf in carry] if self.in_place else carry, given, keys)
+    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+        """Start a scan on the data of `work`: the program itself holds none."""
+        mine = _copies(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
+        return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], keys)
+
+
+def _copies(leaves: Leaves) -> Leaves:
+    """Copies laid out plainly: a traced program holds for one layout of its inputs only."""
+    return [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
 
 
 def _drop_detaches(graph: torch.fx.GraphModule) -> None:
@@ -264,34 +274,30 @@ def _drop_detaches(graph: torch.fx.GraphModule) -> None:
 class GraphProgram(Running):
     """A CUDA graph over a traced program: a step copies its batch numbers in and replays the graph."""
 
-    _pool: Any = None
-
-    def __init__(self, program: TracedProgram, example: tuple[Any, ...]) -> None:
+    def __init__(self, program: TracedProgram, work: Work, example: tuple[Any, ...], pool: Any) -> None:
         carry, given, index, mask, low, high, time = example
-        self.carry = [leaf.clone() for leaf in carry]
-        self._given = [leaf.clone() for leaf in given]
+        self._reads = (program, work)  # the graph reads their tensors, so that they must live as long
+        self.carry, self._given = _copies(carry), _copies(given)
         self._index, self._mask = index.clone(), None if mask is None else mask.clone()
         self._keys = None if low is None else (low.clone(), high.clone())
         self._time = time
         arguments = (
-            self.carry, self._given, self._index, self._mask, *(self._keys or (None, None)), self._time
+            work, self.carry, self._given, self._index, self._mask, *(self._keys or (None, None)), self._time
         )  # fmt: skip
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
                 program.call(*arguments)
         torch.cuda.current_stream().wait_stream(side)
-        if GraphProgram._pool is None:  # all graphs share their scratch memory: they never run at the same time
-            GraphProgram._pool = torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=GraphProgram._pool):
+        with torch.cuda.graph(self._graph, pool=pool):
             after = program.call(*arguments)
             if not program.in_place:
                 for old, new in zip(self.carry, after, strict=True):
                     old.copy_(new)
 
-    def begin(self, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:  # noqa: ARG002
         """Start a scan: the values are copied to where the graph reads them."""
         for mine, theirs in zip(self.carry, carry, strict=True):
             mine.copy_(theirs)
@@ -316,7 +322,7 @@ class GraphProgram(Running):
         return [leaf.clone() for leaf in self.carry]
 
 
-Program = EagerProgram | TracedProgram | GraphProgram
+Program = EagerProgram | SeededProgram | TracedProgram | GraphProgram
 
 
 class Programs:
@@ -325,6 +331,7 @@ class Programs:
     def __init__(self) -> None:
         self._made: dict[Hashable, Program] = {}
         self._lock = threading.Lock()
+        self._pool: Any = None
 
     @staticmethod
     def sizes(mode: Mode, clients: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
@@ -340,41 +347,45 @@ class Programs:
     def get(self, plan: Plan, work: Work, example: tuple[Any, ...], calls_ahead: int) -> Program:
         """The program for these shapes, made now if it is new and if `calls_ahead` calls will pay for it."""
         if work.network.draws_globally:
-            return SeededProgram(work)
-        mode = plan.mode
-        while mode != "eager" and calls_ahead < WORTHWHILE_CALLS[mode]:
-            mode = "traced" if mode == "compiled" else "eager"
-        if mode == "eager":
-            return EagerProgram(work)
+            return SeededProgram()
+        if plan.mode == "eager":
+            return EagerProgram()
         try:
             print_of_step = fingerprint(work.step)
         except Unstable as reason:
             log.info("step %s stays eager: %s", getattr(work.step, "__qualname__", work.step), reason)
-            return EagerProgram(work)
+            return EagerProgram()
         graph = plan.graph and work.x.is_cuda
         leaves = tuple(
             None if leaf is None else (tuple(leaf.shape), leaf.dtype)
             for leaf in (*example[0], *example[1], *example[2:], work.x, work.y)
         )
         key = (
-            mode, graph, print_of_step, work.carry, work.given, work.network.signature, work.variant,
+            graph, print_of_step, work.carry, work.given, work.network.signature, work.variant,
             work.vectorised, leaves, (work.x.data_ptr(), work.y.data_ptr()) if graph else (work.x.device,),
         )  # fmt: skip
+        modes: tuple[Mode, ...] = ("compiled", "traced")
         with self._lock:
-            if key not in self._made:
-                self._made[key] = self._make(mode, graph, work, example)
-            program = self._made[key]
-        return program
+            for mode in modes[modes.index(plan.mode) :]:
+                if (mode, key) not in self._made and calls_ahead >= WORTHWHILE_CALLS[mode]:
+                    self._made[mode, key] = self._make(mode, graph, work, example)
+                if (mode, key) in self._made:
+                    return self._made[mode, key]
+        return EagerProgram()
 
     def _make(self, mode: Mode, graph: bool, work: Work, example: tuple[Any, ...]) -> Program:
-        EagerProgram(work)._call(*example)  # so that what is wrong with the step itself shows as such
+        EagerProgram().call(work, *example)  # so that what is wrong with the step itself shows as such
         try:
             program = TracedProgram(work, example, compiled=mode == "compiled", in_place=graph or mode == "compiled")
-            return GraphProgram(program, example) if graph else program
+            if not graph:
+                return program
+            if self._pool is None:  # all graphs share their scratch memory: they never run at the same time
+                self._pool = torch.cuda.graph_pool_handle()
+            return GraphProgram(program, work, example, self._pool)
         except Exception as error:  # noqa: BLE001 - whatever stops the compiler must not stop the run
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             log.warning("step stays eager: it cannot be %s (%s)", mode, reason)
-            return EagerProgram(work)
+            return EagerProgram()
 
 
 class Unstable(Exception):
@@ -391,7 +402,7 @@ def fingerprint(value: Any) -> Hashable:
         case FunctionType():
             captured = [cell.cell_contents for cell in value.__closure__ or ()]
             defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
-            return (value.__code__, *map(fingerprint, captured), *map(fingerprint, defaults))
+            return (value.__code__, *map(fingerprint, [*captured, *defaults, *_global_values(value)]))
         case MethodType():
             return (fingerprint(value.__func__), fingerprint(value.__self__))
         case functools.partial():
@@ -404,20 +415,39 @@ def fingerprint(value: Any) -> Hashable:
             return value
         case Network():
             return value.signature
-    if is_dataclass(value) and value.__dataclass_params__.frozen and value.__dataclass_params__.eq:  # type: ignore[attr-defined]
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__hash__ is not None:  # frozen
         return (type(value), *(fingerprint(getattr(value, field.name)) for field in fields(value)))
     if callable(value) and isinstance(value, Hashable) and hasattr(value, "__qualname__"):  # builtins
         return value
     raise Unstable(f"it captures a {type(value).__name__}")
 
 
+def _global_values(function: FunctionType) -> list[Any]:
+    """The numbers and tensors that a function reads from its module, which someone may have changed since."""
+
+    def names(code: CodeType) -> Iterator[str]:
+        yield from code.co_names
+        for inner in code.co_consts:
+            if isinstance(inner, CodeType):
+                yield from names(inner)
+
+    space = function.__globals__
+    used = (space[name] for name in names(function.__code__) if name in space)
+    return [value for value in used if isinstance(value, int | float | Tensor | Params | Stack)]
+
+
 def forbid_captured_stacks(step: Callable[..., Any]) -> None:
     """A Stack inside a closure would give every client the values of all clients."""
-    for name, cell in zip(
-        getattr(getattr(step, "__code__", None), "co_freevars", ()), getattr(step, "__closure__", None) or (), strict=True
-    ):
-        if isinstance(cell.cell_contents, Stack):
+    if isinstance(step, functools.partial):
+        step = step.func
+    if not isinstance(step, FunctionType):
+        return
+    for name, cell in zip(step.__code__.co_freevars, step.__closure__ or (), strict=True):
+        captured = cell.cell_contents
+        if isinstance(captured, Stack):
             raise CohortError(
                 f"A step must be given per-client values, not capture them. It captures the Stack `{name}`.",
                 hint=f"pass it: cohort.scan(step, carry, given={{{name!r}: {name}}}).",
             )
+        if isinstance(captured, FunctionType) and captured is not step:
+            forbid_captured_stacks(captured)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from atoll.data.batches import batch_table
-from atoll.engines.programs import Leaves, Plan, Programs, Work, forbid_captured_stacks
+from atoll.engines.programs import Leaves, Plan, Programs, Work, forbid_captured_stacks, vectorising
 from atoll.models.network import Variant
 from atoll.params import Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.randomness import Keys, number
@@ -38,13 +38,16 @@ class Tally:
 
 
 class Scanner:
-    """Runs scans and maps as a plan says; `limit` cuts every scan short, to measure a plan."""
+    """Runs scans and maps as a plan says; `limit` cuts every scan short, to measure a plan.
+
+    `nominal` is the number of clients that a call usually has.
+    """
 
     def __init__(
-        self, plan: Plan, programs: Programs, *, calls_ahead: int = 1, limit: int | None = None
+        self, plan: Plan, programs: Programs, *, nominal: int = 1, calls_ahead: int = 1, limit: int | None = None
     ) -> None:
         self.plan, self.programs = plan, programs
-        self.calls_ahead, self.limit = calls_ahead, limit
+        self.nominal, self.calls_ahead, self.limit = nominal, calls_ahead, limit
         self.tally = Tally()
 
     def scan(
@@ -68,20 +71,18 @@ class Scanner:
         steps_each = -(-data.sizes(cohort.clients) // batch_size) * epochs
         self.tally.planned += int(steps_each.sum())
         keys = Keys.of(ids, seed, "batches", round, stream) if shuffle else None
-        table = batch_table(
-            data, cohort.clients, keys, batch_size=batch_size, epochs=epochs, limit=self.limit
-        )
+        table = batch_table(data, cohort.clients, keys, batch_size=batch_size, epochs=epochs, limit=self.limit)
         dropout = Keys.of(ids, seed, "dropout", round, stream) if train and task.network.draws else None
-        # Alone, a client runs plain autograd, which has less overhead. Its sums may differ in the last bit from those
-        # of a cohort, so that in float64, where bits are compared, it runs as a cohort of one instead.
-        exact = cohort.initial_dtype == torch.float64 and not self.plan.plain
-        vectorised = self.plan.vectorised or exact
+        vectorised = self._vectorises(cohort)
         variant = Variant(
             train=train,
             columns=self.plan.columns and vectorised,
             channels_last=self.plan.channels_last,
             precision=self.plan.precision,
         )
+        task.network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
+        if task.network.has_features:
+            task.network.module(replace(variant, features=True))
         carry_leaves, carry_structure = flatten(carry)
         given_leaves, given_structure = flatten(given)
         work = Work(
@@ -103,8 +104,12 @@ class Scanner:
         steps, index, mask = inputs.steps, inputs.index, inputs.mask
         clients, total = len(steps), int(steps.max(initial=0))
         active = clients - np.searchsorted(np.sort(steps), np.arange(total), side="right")
-        sizes = self.programs.sizes(self.plan.mode, clients)
+        # Programs are made for the sizes of a full cohort: one with drop-outs uses them too, with rows to spare.
+        sizes = self.programs.sizes(self.plan.mode, max(clients, self.nominal))
         size_at = active if sizes is None else sizes[np.searchsorted(sizes, active)]
+        if total and size_at[0] > clients:
+            inputs = inputs.padded(int(size_at[0]) - clients, stacked_leaves(work.given))
+            index, mask = inputs.index, inputs.mask
         turns = np.flatnonzero(np.diff(size_at)) + 1
         self.tally.client_steps += int(steps.sum())
         began = self._clock(index.device)
@@ -124,7 +129,7 @@ class Scanner:
                 keys and keys.low, keys and keys.high, keys and torch.zeros((), dtype=torch.int64, device=index.device),
             )  # fmt: skip
             program = self.programs.get(self.plan, work, example, int(stop - start) * self.calls_ahead)
-            running = program.begin(here, given, keys)
+            running = program.begin(work, here, given, keys)
             for t in range(start, stop):
                 if active[t] < rows:  # these clients are done: set them aside before they are overwritten
                     done.append([leaf[active[t] : rows].clone() for leaf in running.carry])
@@ -134,6 +139,14 @@ class Scanner:
         self.tally.seconds += self._clock(index.device) - began
         pieces = [[leaf[:rows] for leaf in carry], *reversed(done)]
         return pieces[0] if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+
+    def _vectorises(self, cohort: Cohort) -> bool:
+        """Alone, a client runs plain autograd, which has less overhead.
+
+        Its sums may differ in the last bit from those of a cohort, so that in float64, where bits are compared, it
+        runs as a cohort of one instead.
+        """
+        return self.plan.vectorised or (cohort.initial_dtype == torch.float64 and not self.plan.plain)
 
     def _clock(self, device: torch.device) -> float:
         if self.limit is not None and device.type == "cuda":  # a measurement waits for the device; a run does not
@@ -152,8 +165,9 @@ class Scanner:
             made.append(shape)
             return results
 
-        if self.plan.vectorised and any(rows):
-            results = vmap(one_client, in_dims=tuple(0 if row else None for row in rows))(*leaves)
+        if self._vectorises(cohort) and any(rows):
+            with vectorising():
+                results = vmap(one_client, in_dims=tuple(0 if row else None for row in rows))(*leaves)
         else:
             each = [
                 one_client(*(leaf[k] if row else leaf for leaf, row in zip(leaves, rows, strict=True)))
@@ -173,6 +187,23 @@ class _Inputs:
     mask: Tensor | None
     keys: Keys | None
     steps: NDArray[np.int64]
+
+    def padded(self, rows: int, given_rows: list[bool]) -> _Inputs:
+        """With more rows, whose values nothing reads."""
+
+        def longer(leaf: Tensor, axis: int = 0) -> Tensor:
+            return torch.cat(
+                [leaf, leaf.narrow(axis, 0, 1).expand(*leaf.shape[:axis], rows, *leaf.shape[axis + 1 :])], axis
+            )
+
+        return _Inputs(
+            [longer(leaf) for leaf in self.carry],
+            [longer(leaf) if row else leaf for leaf, row in zip(self.given, given_rows, strict=True)],
+            longer(self.index, 1),
+            None if self.mask is None else longer(self.mask, 1),
+            self.keys and Keys(longer(self.keys.low), longer(self.keys.high)),
+            self.steps,
+        )
 
     def permuted(self, there: Tensor, order: NDArray[np.int64], rows: list[bool]) -> _Inputs:
         return _Inputs(

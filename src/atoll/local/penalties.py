@@ -25,4 +25,4 @@ def proximal(lam: Scalar, center: Params | Stack) -> Penalty:
 
 def _proximal(w: Params, given: Tree) -> Tensor:
     apart = w - given["center"].only(w)
-    return 0.5 * given["lam"] * apart.dot(apart)  # type: ignore[no-any-return, arg-type]
+    return 0.5 * given["lam"] * apart.dot(apart)  # type: ignore[no-any-return]

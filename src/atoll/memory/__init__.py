@@ -17,7 +17,9 @@ from atoll.memory.disk import DiskMemory
 from atoll.memory.ram import RamMemory
 from atoll.params import Tree
 
-__all__ = ["DiskMemory", "Memory", "RamMemory", "open_memory"]
+__all__ = ["MEMORIES", "DiskMemory", "Memory", "RamMemory", "open_memory"]
+
+MEMORIES = ("ram", "disk")
 
 
 class Memory(Protocol):
@@ -39,6 +41,10 @@ class Memory(Protocol):
         """Return to the state after `round` rounds."""
         ...
 
+    def prune(self, *, round: int) -> None:
+        """Forget what no checkpoint at or after `round` rounds can need."""
+        ...
+
 
 def open_memory(kind: str, clients: int, folder: Path | None) -> Memory:
     """A memory for a run: `ram`, or `disk` inside the run's folder."""
@@ -48,4 +54,4 @@ def open_memory(kind: str, clients: int, folder: Path | None) -> Memory:
         if folder is None:
             raise UnknownName("A memory on disk must have a folder.", hint="give the run a folder.")
         return DiskMemory(folder / "memory.sqlite")
-    raise unknown("memory", kind, ["ram", "disk"])
+    raise unknown("memory", kind, MEMORIES)

@@ -7,12 +7,13 @@ removes what it supersedes.
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import CohortError
+from atoll.errors import CohortError, RunError
 from atoll.params import Tree, flatten, unflatten
 from atoll.serialise import from_bytes, to_bytes
 
@@ -21,7 +22,9 @@ class DiskMemory:
     """One row per client and round; a cohort is read and written in one transaction."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._connection = sqlite3.connect(path, check_same_thread=False)
+        self.close = weakref.finalize(self, self._connection.close)  # by itself, when nobody holds the memory
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.execute(
@@ -57,8 +60,14 @@ class DiskMemory:
             (int(client), round, to_bytes([leaf[position] for leaf in leaves]))
             for position, client in enumerate(clients)
         ]
-        with self._connection:
-            self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", rows)
+        try:
+            with self._connection:
+                self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", rows)
+        except sqlite3.OperationalError as error:
+            raise RunError(
+                f"What clients keep must be written to {self._path}. It cannot be: {error}.",
+                hint=f"make room, then continue with `atoll resume {self._path.parent}`.",
+            ) from error
 
     def save(self, *, round: int) -> Tree:
         """See `Memory.save`: the rows are on disk; those that an older checkpoint could need stay."""
@@ -71,16 +80,10 @@ class DiskMemory:
             self._connection.execute("DELETE FROM kept WHERE round >= ?", (round,))
 
     def prune(self, *, round: int) -> None:
-        """Forget what no checkpoint at or after `round` rounds can need."""
+        """See `Memory.prune`: what a client kept before the newest that the checkpoint at `round` sees."""
         with self._connection:
             self._connection.execute(
                 "DELETE FROM kept WHERE EXISTS (SELECT 1 FROM kept AS newer WHERE newer.client = kept.client "
                 "AND newer.round > kept.round AND newer.round < ?)",
                 (round,),
             )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
-
-

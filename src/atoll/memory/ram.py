@@ -72,6 +72,9 @@ class RamMemory:
         kept = unflatten(self._structure, [block[rows.to(block.device)] for block in self._blocks])
         return {"clients": torch.from_numpy(owners), "kept": kept}
 
+    def prune(self, *, round: int) -> None:
+        """See `Memory.prune`: only the newest is held anyway."""
+
     def load(self, saved: Tree, *, round: int) -> None:
         """See `Memory.load`."""
         self._row.fill(-1)

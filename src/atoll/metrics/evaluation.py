@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,8 @@ def evaluate(
 
     def work(cohort: Cohort) -> dict[str, Stack]:
         if model == "personal":
-            w = algorithm.personalize(server, cohort)
+            # The method makes the model without the test data, which only `_score` reads.
+            w = algorithm.personalize(server, replace(cohort, splits=cohort.splits - {"test"}))
         else:
             shared = algorithm.shared(server)
             assert shared is not None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from atoll.errors import ModelError
-from atoll.models.portable import KEY_HIGH, KEY_LOW, MASK, portable
+from atoll.models.portable import KEY_HIGH, KEY_LOW, MASK, KeyedDropout, MaskedBatchNorm, portable
 from atoll.params import Kind, Layout, Params
 from atoll.randomness import Keys
 
@@ -115,6 +115,14 @@ class PortableModule:
         if variant.features:
             module.forward = module.features  # type: ignore[assignment]
         self.module = module
+        self._dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
+        # Layers that are not ours may write their buffers in place, so that they are given copies.
+        self._foreign = [
+            f"{path}.{name}" if path else name
+            for path, part in module.named_modules()
+            if not isinstance(part, KeyedDropout | MaskedBatchNorm)
+            for name, _ in part.named_buffers(recurse=False)
+        ]
         names = [name for name, _ in module.named_buffers()]
         self.low_buffers, self.high_buffers, self.mask_buffers = (
             [name for name in names if name.endswith(end)] for end in (KEY_LOW, KEY_HIGH, MASK)
@@ -125,7 +133,9 @@ class PortableModule:
     ) -> tuple[Tensor, Params]:
         """Outputs, and `params` with the buffers as the pass left them."""
         buffers = params.buffers
-        state = dict(params)
+        state = dict(params) | {name: params[name].clone() for name in self._foreign if name in params}
+        for dropout in self._dropouts:
+            dropout.calls = 0
         if variant.precision == "bf16":  # master weights and statistics stay in fp32
             state = {name: leaf if name in buffers else _bf16(leaf) for name, leaf in state.items()}
             x = _bf16(x)

@@ -26,6 +26,7 @@ class KeyedDropout(nn.Module):
     def __init__(self, rate: float, layer: int, *, channels: bool) -> None:
         super().__init__()
         self.rate, self.layer, self.channels = rate, layer, channels
+        self.calls = 0  # in this forward pass: one layer may be used in several places
         for name in (KEY_LOW, KEY_HIGH):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -35,9 +36,10 @@ class KeyedDropout(nn.Module):
             return x
         shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.channels else x.shape
         counter = torch.arange(shape.numel(), device=x.device).reshape(shape)
-        bits = Keys(self._key_low, self._key_high).fold(self.layer).bits(counter)
+        bits = Keys(self._key_low, self._key_high).fold(self.layer).fold(self.calls).bits(counter)
+        self.calls += 1
         keep = bits >= int(self.rate * 2**32)
-        return x * keep / (1 - self.rate)
+        return x * keep / (1 - self.rate if self.rate < 1 else 1)
 
 
 class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -103,8 +105,9 @@ class ColumnConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name nn.Conv2d gives it
         """The same values as Conv2d, to rounding."""
         (down, right), (rows, columns) = self.stride, self.kernel_size
+        assert not isinstance(self.padding, str)
         pad_rows, pad_columns = self.padding
-        x = F.pad(input, (int(pad_columns),) * 2 + (int(pad_rows),) * 2)
+        x = F.pad(input, (pad_columns, pad_columns, pad_rows, pad_rows))
         samples, channels, height, width = x.shape
         high, wide = (height - rows) // down + 1, (width - columns) // right + 1
         shifted = [
@@ -123,7 +126,7 @@ class ColumnConv2d(nn.Conv2d):
 def portable(module: nn.Module, *, columns: bool = False) -> nn.Module:
     """A copy of `module` with portable layers; with `columns`, convolutions become matrix products."""
     copy = deepcopy(module)
-    for layer, (name, part) in enumerate(list(copy.named_modules())):
+    for layer, (name, part) in enumerate(list(copy.named_modules(remove_duplicate=False))):
         if isinstance(part, nn.modules.dropout._DropoutNd) and type(part).__module__ == nn.Dropout.__module__:
             if type(part) in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
                 _replace(copy, name, KeyedDropout(part.p, layer, channels=type(part) is not nn.Dropout))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.references import bibtex
+
 if TYPE_CHECKING:
     from atoll.algorithm import Algorithm
     from atoll.channel import Ledger
@@ -49,4 +51,4 @@ class Report:
     @property
     def citations(self) -> str:
         """BibTeX of the method that was used."""
-        return self.algorithm.cites
+        return bibtex(self.algorithm.cites)

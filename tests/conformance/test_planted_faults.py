@@ -1,0 +1,410 @@
+"""Methods with a fault planted in them: each must fail the check that is there for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import pytest
+import torch
+
+from atoll.algorithm import Algorithm, NonNegative, Range, Replies, Update
+from atoll.algorithms import find
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.conformance import Check, ConformanceError, check, checks
+from atoll.local import sgd
+from atoll.params import Params, Stack, Tree
+from atoll.randomness import Keys
+
+
+def names_of_failed(method: type[Algorithm]) -> set[str]:
+    return {result.name for result in check(method) if not result.passed}
+
+
+def the_check(name: str) -> Check:
+    return next(one for one in checks() if one.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sound(Algorithm):
+    """What the faulty methods below are without their fault."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        return Update(send={"delta": sgd(cohort, start=w, epochs=1) - w}, weight=cohort.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak(Sound):
+    """Every client's delta contains the mean over the cohort, as batch statistics across clients would."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update = super().local(w, cohort)
+        delta = update.send["delta"]
+        return Update(send={"delta": delta + delta.map(lambda leaf: leaf.mean(0))}, weight=update.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overwrites(Sound):
+    """Writes into the model it received, after it has trained from it."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update = super().local(w, cohort)
+        w["head.bias"].add_(0.01)
+        return update
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverwritesInAStep(Algorithm):
+    """Writes into its carry, which is the received model itself where a client is alone."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        def step(w: Params, batch: Batch, lr: torch.Tensor) -> Params:
+            g, after, _ = batch.gradient(w)
+            w["head.bias"].add_(0.01)
+            return after.moved(g, -lr)
+
+        return Update(send={"delta": cohort.scan(step, w, given=cohort.lr) - w}, weight=cohort.samples)
+
+
+def scaled_sgd(w: Params, cohort: Cohort, scale: torch.Tensor) -> Stack:
+    """A step whose size depends on a tensor with one row per client, which it captures."""
+
+    def step(w: Params, batch: Batch, lr: torch.Tensor) -> Params:
+        g, w, _ = batch.gradient(w)
+        return w.moved(g, -lr / scale.mean())
+
+    return cohort.scan(step, w, given=cohort.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captures(Algorithm):
+    """The step closes over the samples of all clients."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        w_k = scaled_sgd(w, cohort, cohort.samples)
+        return Update(send={"delta": w_k - w}, weight=cohort.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturesAStack(Algorithm):
+    """The step closes over a Stack, each client's starting point."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        v = cohort.recall(default=w)
+
+        def step(w: Params, batch: Batch, lr: torch.Tensor) -> Params:
+            g, w, _ = batch.gradient(w)
+            return w.moved(g, -lr).moved(v.trained, -0.01)
+
+        w_k = cohort.scan(step, w, given=cohort.lr)
+        return Update(send={"delta": w_k - w}, weight=cohort.samples, keep=w_k)
+
+
+SCHEDULE = [1.0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsAGlobal(Algorithm):
+    """The step reads a number that changes from round to round behind its back: a traced one keeps the first."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        SCHEDULE[0] = 0.5**cohort.round
+
+        def step(w: Params, batch: Batch, lr: torch.Tensor) -> Params:
+            g, w, _ = batch.gradient(w)
+            return w.moved(g, -lr * SCHEDULE[0])
+
+        return Update(send={"delta": cohort.scan(step, w, given=cohort.lr) - w}, weight=cohort.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsWhatItKeeps(Algorithm):
+    """The personal model stays on the client, and goes to the server all the same."""
+
+    sends: ClassVar[Mapping[str, str]] = {"model": "model"}
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        v = sgd(cohort, start=cohort.recall(default=w), epochs=1)
+        return Update(send={"model": v}, weight=cohort.samples, keep=v)
+
+    def aggregate(self, w: Params, replies: Replies) -> Params:
+        return replies.mean("model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsASample(Sound):
+    """The first sample of each client travels along."""
+
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "example": "statistic"}
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update = super().local(w, cohort)
+        task = cohort.population.task
+        split = task.splits["train"]
+        first = task.x[split.order[split.offsets[cohort.clients]]]
+        return Update(send={**update.send, "example": Stack.of(x=first)}, weight=update.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaresNothing(Sound):
+    """Sends a field that it does not declare."""
+
+    sends: ClassVar[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainsOnTest(Algorithm):
+    """Asks for the test split."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        def step(w: Params, batch: Batch, lr: torch.Tensor) -> Params:
+            g, w, _ = batch.gradient(w)
+            return w.moved(g, -lr)
+
+        w_k = cohort.scan(step, w, given=cohort.lr, split="test")
+        return Update(send={"delta": w_k - w}, weight=cohort.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeeksAtTestLabels(Sound):
+    """Weighs clients by their test labels, which it reads behind the cohort's back."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update = super().local(w, cohort)
+        task = cohort.population.task
+        test = task.splits["test"]
+        labels = [task.y[test.order[test.offsets[k] : test.offsets[k + 1]]].sum() for k in cohort.clients]
+        return Update(send=update.send, weight=cohort.samples + torch.stack(labels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsGlobally(Sound):
+    """Adds noise from torch's own generator."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update = super().local(w, cohort)
+        noisy = update.send["delta"].map(lambda leaf: leaf + 0.01 * torch.randn_like(leaf))
+        return Update(send={"delta": noisy}, weight=update.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(Sound):
+    """Counts its rounds in the class, where no checkpoint finds them."""
+
+    calls: ClassVar[list[int]] = []
+
+    def aggregate(self, w: Params, replies: Replies) -> Params:
+        self.calls.append(1)
+        return w + replies.mean("delta") * (1 + 0.01 * len(self.calls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsPositions(Sound):
+    """The first client of the cohort counts most, whoever it is."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update = super().local(w, cohort)
+        return Update(send=update.send, weight=1 / (1 + torch.arange(len(cohort), dtype=torch.float64)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class IgnoresTheSeed(Algorithm):
+    """Shuffles by itself, always in the same way."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        def step(w: Params, batch: Batch, lr: torch.Tensor) -> Params:
+            g, w, _ = batch.gradient(w)
+            return w.moved(g, -lr)
+
+        w_k = cohort.scan(step, w, given=cohort.lr, shuffle=False)
+        return Update(send={"delta": w_k - w}, weight=cohort.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullsTooHard(Sound):
+    """Claims to be FedAvg with mu = 0, which it is not."""
+
+    mu: NonNegative = 0.1
+    limits: ClassVar[Mapping[str, Mapping[str, float]]] = {"fedavg": {"mu": 0.0}}
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update = super().local(w, cohort)
+        return Update(send={"delta": update.send["delta"] * (0.9 - self.mu)}, weight=update.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChecksNothing(Sound):
+    """Has a range and forgets to check it."""
+
+    mu: Annotated[float, Range(low=0)] = 0.1
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsTwoSamples(Sound):
+    """Divides by the sample count less one, as a variance does."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update = super().local(w, cohort)
+        scaled = update.send["delta"] / (cohort.samples - 1)
+        return Update(send={"delta": scaled}, weight=update.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadsTwice(Sound):
+    """Says that it is one-shot, and uploads before its only round as well."""
+
+    one_shot: ClassVar[bool] = True
+
+    def prepare(self, w: Params, cohort: Cohort) -> Update:
+        return self.local(w, cohort)
+
+    def absorb(self, w: Params, replies: Replies) -> Params:
+        return self.aggregate(w, replies)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunesOnTest(Sound):
+    """Trains fairly, then makes the personal model from test data."""
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        def step(w: Params, batch: Batch, lr: torch.Tensor) -> Params:
+            g, w, _ = batch.gradient(w)
+            return w.moved(g, -lr)
+
+        return cohort.scan(step, w, given=cohort.lr, split="test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectsEverybody(Algorithm):
+    """Takes for granted that each client was there in the first round."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        first = cohort.recall(default=w if cohort.round == 0 else w * float("nan"))
+        w_k = sgd(cohort, start=w, epochs=1)
+        return Update(send={"delta": w_k - first}, weight=cohort.samples, keep=first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragesCounters(Sound):
+    """Makes floating point numbers of BatchNorm's counter."""
+
+    def aggregate(self, w: Params, replies: Replies) -> Params:
+        return w + replies.mean("delta").map(torch.Tensor.double)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsCode(Sound):
+    """Broadcasts a function, which no message can hold."""
+
+    def broadcast(self, server: Params) -> Tree:
+        return {"w": server, "loss": torch.nn.functional.cross_entropy}
+
+    def local(self, received: Tree, cohort: Cohort) -> Update:
+        return super().local(received["w"], cohort)
+
+
+FAULTS = {
+    Leak: {"clients-are-isolated", "strategies-agree"},
+    Overwrites: {"inputs-are-unchanged"},
+    OverwritesInAStep: {"inputs-are-unchanged"},
+    Captures: {"clients-are-isolated", "strategies-agree"},
+    CapturesAStack: {"clients-are-isolated", "strategies-agree"},
+    ReadsAGlobal: {"strategies-agree"},
+    SendsWhatItKeeps: {"only-what-is-declared-leaves"},
+    SendsASample: {"only-what-is-declared-leaves"},
+    DeclaresNothing: {"only-what-is-declared-leaves"},
+    TrainsOnTest: {"test-data-are-never-read"},
+    PeeksAtTestLabels: {"test-data-are-never-read"},
+    TunesOnTest: {"test-data-are-never-read"},
+    ExpectsEverybody: {"clients-may-drop-out", "absent-clients-keep-their-memory"},
+    AveragesCounters: {"batchnorm-and-dropout-work"},
+    SendsCode: {"payload-survives-serialisation"},
+    DrawsGlobally: {"same-seed-same-bits", "stop-and-resume"},
+    Remembers: {"same-seed-same-bits", "stop-and-resume"},
+    CountsPositions: {"order-of-clients-does-not-matter"},
+    IgnoresTheSeed: {"same-seed-same-bits"},
+    PullsTooHard: {"declared-limits-hold"},
+    ChecksNothing: {"bad-hyperparameters-are-refused"},
+    NeedsTwoSamples: {"odd-clients-are-served"},
+    UploadsTwice: {"one-shot-methods-upload-once"},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [pytest.param(method, name, id=f"{method.__name__}-{name}") for method, names in FAULTS.items() for name in names],
+)
+def test_fault_is_found(method: type[Algorithm], name: str) -> None:
+    with pytest.raises(ConformanceError):
+        the_check(name).run(method)
+
+
+def test_the_method_without_a_fault_passes() -> None:
+    assert names_of_failed(Sound) == set()
+
+
+def test_a_method_with_random_numbers_of_its_own_passes_if_they_are_keyed() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Keyed(Sound):
+        def local(self, w: Params, cohort: Cohort) -> Update:
+            update = super().local(w, cohort)
+            keys = Keys.of(cohort.ids, cohort.population.seed, "noise", cohort.round)
+            scale = 1 + keys.bits(torch.zeros_like(cohort.ids)).double() / 2**33
+            return Update(send={"delta": update.send["delta"] * scale}, weight=update.weight)
+
+    assert names_of_failed(Keyed) == set()
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "said"),
+    [
+        (Leak, "clients-are-isolated", "must do the same alone as in a cohort of 6"),
+        (Overwrites, "inputs-are-unchanged", "`local` of Overwrites must leave its inputs as they are.*head.bias"),
+        (Captures, "clients-are-isolated", "hint: pass what differs between clients in `carry` or `given`"),
+        (ReadsAGlobal, "strategies-agree", "`whole` and `traced` must give the same numbers"),
+        (CapturesAStack, "clients-are-isolated", "captures the Stack `v`"),
+        (TrainsOnTest, "test-data-are-never-read", "Got split='test'"),
+        (SendsWhatItKeeps, "only-what-is-declared-leaves", "What is kept must not leave"),
+        (DrawsGlobally, "same-seed-same-bits", "draw from `atoll.randomness` only"),
+    ],
+)
+def test_message_says_what_is_wrong(method: type[Algorithm], name: str, said: str) -> None:
+    with pytest.raises(ConformanceError, match=f"(?s){said}"):
+        the_check(name).run(method)
+
+
+def test_a_method_in_a_file_of_its_own_is_checked(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        """
+from dataclasses import dataclass
+
+from atoll import Algorithm, Update
+from atoll.local import sgd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Algorithm):
+    limits = {"fedavg": {}}
+
+    def local(self, w, cohort):
+        return Update(send={"delta": sgd(cohort, start=w, epochs=1) - w}, weight=cohort.samples)
+"""
+    )
+    assert names_of_failed(find(str(file))) == set()
+
+
+def test_results_are_handed_out_as_they_come() -> None:
+    seen = []
+    results = check(Leak, on_result=seen.append)
+    assert seen == results
+    assert [result.name for result in results] == [one.name for one in checks()]
+    assert all(result.message for result in results if not result.passed)
+
+
+def test_every_check_finds_some_fault() -> None:
+    assert set().union(*FAULTS.values()) == {one.name for one in checks()}

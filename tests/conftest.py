@@ -1,0 +1,61 @@
+"""What several tests build on: a small task, and a cohort of it under any plan."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll.cohort import Cohort, Population
+from atoll.data.task import Task, Training
+from atoll.engines.local import FORCED
+from atoll.engines.programs import Plan, Programs
+from atoll.engines.scan import Scanner
+from atoll.memory import RamMemory
+from atoll.models import MLP
+from atoll.randomness import default_generator, generator
+
+
+@pytest.fixture
+def make_task() -> Callable[..., Task]:
+    """Clients of these sizes with normal samples; all of them for training unless `shares` says otherwise."""
+
+    def make(
+        model: Callable[[], nn.Module] | None = None,
+        *,
+        sizes=(5, 1, 12, 7),
+        shape=(4,),
+        classes=3,
+        shares=(1.0, 0.0, 0.0),
+        dtype=torch.float32,
+        **training,
+    ) -> Task:
+        draw = generator(0, "test data")
+        data = {
+            f"client {number}": (
+                torch.from_numpy(draw.normal(size=(size, *shape))).float(),
+                torch.from_numpy(draw.integers(classes, size=size)),
+            )
+            for number, size in enumerate(sizes)
+        }
+        with default_generator(0):
+            module = MLP(shape, classes, hidden=(6,)) if model is None else model()
+        rule = Training(**{"lr": 0.1, "batch_size": 4, **training})
+        task = Task.of_clients(data, module, classes=classes, training=rule, shares=shares)
+        return task.to(torch.device("cpu"), dtype)
+
+    return make
+
+
+@pytest.fixture
+def make_cohort() -> Callable[..., Cohort]:
+    """Some clients of a task in a round, run as a plan says."""
+
+    def make(task, plan=None, clients=None, *, round=0, seed=0, programs=None, calls_ahead=FORCED, splits=None):
+        scanner = Scanner(plan or Plan(), programs or Programs(), calls_ahead=calls_ahead)
+        population = Population(task, RamMemory(task.clients), seed)
+        who = np.arange(task.clients) if clients is None else np.asarray(clients)
+        return Cohort(population, who, round, scanner, splits=frozenset(splits or {"train", "val"}))
+
+    return make

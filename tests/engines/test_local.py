@@ -1,0 +1,276 @@
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll import LocalEngine, federate
+from atoll.algorithm import Algorithm, Update
+from atoll.algorithms.ditto import Ditto
+from atoll.algorithms.fedavg import FedAvg
+from atoll.cohort import Population
+from atoll.engines import local as engines
+from atoll.engines.local import Done, Job, Lost, canonical, parse_strategy
+from atoll.engines.programs import Plan
+from atoll.errors import DivergedError, EngineError
+from atoll.local import sgd
+from atoll.memory import RamMemory
+from atoll.params import Params
+
+
+def job_of(task, work, clients=None, **options):
+    who = np.arange(task.clients) if clients is None else np.asarray(clients)
+    return Job(Population(task, RamMemory(task.clients), 0), who, 0, work, ("test", work), **options)
+
+
+def train(cohort):
+    return sgd(cohort, start=cohort.initial, epochs=1)
+
+
+def models(outcomes):
+    """The head of each client's model, by client."""
+    return {
+        int(client): done.result["head.weight"][row].clone()
+        for done in outcomes
+        if isinstance(done, Done)
+        for row, client in enumerate(done.cohort.clients)
+    }
+
+
+# -- strategies ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["auto", "loop", "threads", "whole"])
+def test_a_strategy_is_a_word(text):
+    assert parse_strategy(text) == (text, None)
+
+
+def test_a_chunk_has_a_size():
+    assert parse_strategy("chunk:16") == ("chunk", 16)
+
+
+@pytest.mark.parametrize("text", ["", "chunk", "chunk:", "chunk:0", "chunk:-1", "chunk:x", "fast", "whole:2"])
+def test_a_wrong_strategy_says_what_there_is(text):
+    with pytest.raises(EngineError, match="`engine` must be auto, loop, threads, whole or chunk:N with N at least 1. Got"):
+        LocalEngine(strategy=text)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(EngineError, match="Device 'cuda' must be present. .*\nhint: use --device cpu."):
+        LocalEngine(device="cuda")
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(EngineError, match="`device` must be auto, cpu, cuda or cuda:N. Got 'gpu'."):
+        LocalEngine(device="gpu")
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(EngineError, match="`precision` must be fp32, tf32 or bf16. Got 'fp8'."):
+        LocalEngine(precision="fp8")
+
+
+def test_all_strategies_give_the_same_bits_in_float64(make_task):
+    task = make_task(dtype=torch.float64)
+    reference = models(LocalEngine(strategy="loop").run(job_of(task, train)))
+    assert set(reference) == {0, 1, 2, 3}
+    for strategy, groups in (("whole", 1), ("chunk:3", 2), ("threads", 4), ("auto", 1)):
+        outcomes = list(LocalEngine(strategy=strategy).run(job_of(task, train)))
+        assert len(outcomes) == groups
+        found = models(outcomes)
+        assert all(torch.equal(found[client], reference[client]) for client in range(4))
+
+
+@pytest.mark.parametrize("strategy", ["loop", "threads", "whole", "chunk:2"])
+def test_a_forced_strategy_is_kept(make_task, strategy):
+    engine = LocalEngine(strategy=strategy)
+    list(engine.run(job_of(make_task(), train)))
+    (plan,) = engine.plans.values()
+    assert str(plan).startswith(strategy)
+
+
+def test_the_order_of_clients_does_not_matter(make_task):
+    task, engine = make_task(dtype=torch.float64), LocalEngine(strategy="chunk:2")
+    forwards, backwards = (
+        [done.cohort.clients.tolist() for done in engine.run(job_of(task, train, clients))]
+        for clients in ([0, 1, 2, 3], [3, 2, 1, 0])
+    )
+    assert forwards == backwards == [[2, 3], [0, 1]]  # by falling size: 12, 7, 5, 1
+    assert canonical(job_of(task, train, [1, 3])).tolist() == [3, 1]
+
+
+def test_threads_leave_the_number_of_torchs_threads_alone(make_task):
+    before = torch.get_num_threads()
+    list(LocalEngine(strategy="threads").run(job_of(make_task(), train)))
+    assert torch.get_num_threads() == before
+
+
+# -- calibration ---------------------------------------------------------------------------------------------------
+
+
+def test_calibration_chooses_once_and_remembers(make_task, caplog):
+    engine, task = LocalEngine(), make_task()
+    with caplog.at_level(logging.INFO, "atoll.engine"):
+        list(engine.run(job_of(task, train)))
+        first = dict(engine.plans)
+        list(engine.run(job_of(task, train)))
+    assert len(first) == 1
+    assert engine.plans == first
+    assert caplog.text.count("us per client-step") == 1
+
+
+def test_with_much_work_ahead_more_plans_are_tried(make_task, monkeypatch, caplog):
+    monkeypatch.setattr(engines, "WORTH_MEASURING", 0.0)
+    engine = LocalEngine(compile=False)
+    task = make_task(sizes=(8, 8), dtype=torch.float64)
+    with caplog.at_level(logging.INFO, "atoll.engine"):
+        found = models(engine.run(job_of(task, train, calls_ahead=1000)))
+    assert "whole traced" in caplog.text
+    assert not any(plan.mode == "compiled" for plan in engine.plans.values())
+    reference = models(LocalEngine(strategy="loop").run(job_of(task, train)))
+    assert all(torch.equal(found[client], reference[client]) for client in found)
+
+
+def test_measuring_changes_nothing(make_task):
+    """Work that has been measured gives what it gives without."""
+    task = make_task(shares=(0.6, 0.2, 0.2), dtype=torch.float64)
+    engine = LocalEngine(dtype=torch.float64, strategy="whole")
+    first, second = (federate(task, Ditto(), rounds=2, engine=engine) for _ in range(2))  # the second measures nothing
+    assert torch.equal(first.server["head.weight"], second.server["head.weight"])
+    np.testing.assert_array_equal(first.scores(), second.scores())
+
+
+# -- steps that cannot be vectorised -------------------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("strategy", ["auto", "loop", "threads"])
+def test_a_model_that_branches_on_data_runs_one_client_at_a_time(make_task, caplog, dtype, strategy):
+    task = make_task(Branches, dtype=dtype)
+    with caplog.at_level(logging.WARNING, "atoll.engine"):
+        found = models(LocalEngine(strategy=strategy, dtype=dtype).run(job_of(task, train)))
+    assert set(found) == {0, 1, 2, 3}
+    if strategy == "auto" or dtype == torch.float64:
+        assert "runs one client at a time, because the step cannot be vectorised" in caplog.text
+        assert "data-dependent control flow" in caplog.text
+
+
+def test_a_forced_whole_cohort_that_cannot_be_is_an_error(make_task):
+    engine = LocalEngine(strategy="whole")
+    with pytest.raises(EngineError, match="This step cannot run for many clients at once: .*\nhint: use --engine loop."):
+        list(engine.run(job_of(make_task(Branches), train)))
+
+
+def test_clients_that_are_done_are_not_run_again_when_others_cannot_be_vectorised(make_task, monkeypatch):
+    """The first chunk succeeds, the second turns out not to be vectorisable."""
+    task = make_task(sizes=(8, 8, 4, 4), dtype=torch.float64)
+
+    def work(cohort):
+        if 3 in cohort.clients:
+            cohort.scan(lambda c, b, g: c if b.x.sum() > 0 else c * 1.0, Params.of(n=torch.zeros((), dtype=torch.float64)))
+        return train(cohort)
+
+    monkeypatch.setattr(engines, "LARGEST_CHUNK", 2)
+    outcomes = list(LocalEngine().run(job_of(task, work)))
+    assert sorted(int(client) for done in outcomes for client in done.cohort.clients) == [0, 1, 2, 3]
+
+
+# -- clients that fail ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragile(FedAvg):
+    """Clients 1 and 2 fail from the second round on, or always."""
+
+    always: bool = False
+    everybody: bool = False
+
+    def local(self, w, cohort):
+        if (self.always or cohort.round > 0) and (self.everybody or {1, 2} & set(cohort.clients.tolist())):
+            raise OSError("the battery is empty")
+        return super().local(w, cohort)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "loop", "threads", "whole", "chunk:2"])
+@pytest.mark.parametrize("always", [False, True])
+def test_a_client_that_fails_is_lost_and_the_others_count(make_task, strategy, always, caplog):
+    task = make_task()
+    engine = LocalEngine(strategy=strategy, dtype=torch.float64)
+    with caplog.at_level(logging.WARNING, "atoll"):
+        report = federate(task, Fragile(always=always), rounds=2, engine=engine, evaluation="none")
+    last = report.history[-1]
+    assert (last["asked"], last["replied"], last["lost"]) == (4, 2, {"OSError: the battery is empty": 2})
+    assert "lost client(s) [1]: OSError: the battery is empty" in caplog.text
+    if always:  # as if only clients 0 and 3 had been asked
+        spared = federate(task, FedAvg(), rounds=2, engine=engine, evaluation="none", faults=lambda _, c: np.isin(c, [1, 2]))
+        assert all(torch.equal(report.server[name], spared.server[name]) for name in report.server)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "threads", "whole"])
+def test_if_everybody_fails_it_is_the_methods_fault(make_task, strategy):
+    with pytest.raises(OSError, match="the battery is empty"):
+        federate(make_task(), Fragile(always=True, everybody=True), rounds=1, engine=LocalEngine(strategy=strategy))
+
+
+def test_a_reply_that_is_late_is_lost(make_task):
+    def slow(cohort):
+        if 2 in cohort.clients:
+            time.sleep(0.3)
+        return train(cohort)
+
+    engine = LocalEngine(strategy="loop", timeout=0.25)
+    outcomes = list(engine.run(job_of(make_task(), slow)))
+    late = [outcome for outcome in outcomes if isinstance(outcome, Lost)]
+    assert 2 in [int(client) for outcome in late for client in outcome.clients]
+    assert all(outcome.reason.startswith("late: ") and "allowed 0.25 s" in outcome.reason for outcome in late)
+
+
+def test_a_round_in_which_everybody_is_late_leaves_the_server_as_it_is(make_task, caplog):
+    task = make_task()
+    with caplog.at_level(logging.WARNING, "atoll"):
+        report = federate(task, FedAvg(), rounds=1, engine=LocalEngine(timeout=0.0), evaluation="none")
+    assert report.history[0]["replied"] == 0
+    assert torch.equal(report.server["head.weight"], task.network.initial["head.weight"])
+    assert "no client replied; the server's state stays as it is" in caplog.text
+
+
+# -- training that diverges ----------------------------------------------------------------------------------------
+
+
+def test_divergence_names_client_and_round(make_task):
+    task = make_task(lr=1e30, sizes=(40, 4))
+    with pytest.raises(DivergedError) as error:
+        federate(task, FedAvg(epochs=5), rounds=3, evaluation="none")
+    assert (error.value.client, error.value.round) == (0, 0)
+    assert str(error.value) == (
+        "Training must stay finite. The loss of client client 0 in round 0 is not.\n"
+        "hint: lower --lr or set --clip; the run can be resumed from its last checkpoint."
+    )
+
+
+def test_a_server_that_diverges_is_found_out(make_task):
+    @dataclass(frozen=True, kw_only=True)
+    class Explodes(Algorithm):
+        def local(self, w, cohort):
+            return Update(send={"delta": (cohort.map(lambda v: v, w) * float("inf"))})
+
+    with pytest.raises(DivergedError, match="The server's state after round 0 of own is not."):
+        federate(make_task(), Explodes(), rounds=1)
+
+
+def test_a_plan_is_a_value():
+    assert Plan("whole") == Plan("whole")
+    assert len({Plan("whole"), Plan("whole"), Plan("loop")}) == 2

@@ -1,0 +1,201 @@
+import gc
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from atoll import federate
+from atoll.algorithms.ditto import Ditto
+from atoll.algorithms.fedper import FedPer
+from atoll.errors import CohortError, RunError, UnknownName
+from atoll.memory import DiskMemory, RamMemory, open_memory
+from atoll.params import Params, Stack
+from atoll.runs import KEPT_CHECKPOINTS
+
+
+@pytest.fixture(params=["ram", "disk"])
+def memory(request, tmp_path):
+    return open_memory(request.param, 1000, tmp_path)
+
+
+def rows(*values):
+    return Stack.of(v=torch.tensor(values))
+
+
+def recalled(memory, clients, before=100, default=-1.0):
+    found = memory.recall(np.array(clients), rows(*[default] * len(clients)), before=before)
+    return found["v"].tolist()
+
+
+def keep(memory, clients, *values, round=0):
+    memory.keep(np.array(clients), rows(*values), round=round)
+
+
+def test_nothing_kept_is_the_default(memory):
+    assert recalled(memory, [3, 1]) == [-1.0, -1.0]
+
+
+def test_clients_get_their_own_in_any_order_and_company(memory):
+    keep(memory, [5, 2], 50.0, 20.0)
+    keep(memory, [9], 90.0, round=1)
+    assert recalled(memory, [9, 2, 4, 5]) == [90.0, 20.0, -1.0, 50.0]
+    assert recalled(memory, [2]) == [20.0]
+
+
+def test_the_newest_counts(memory):
+    for round in range(5):
+        keep(memory, [1, 2], float(round), 10.0 + round, round=round)
+    assert recalled(memory, [2, 1]) == [14.0, 4.0]
+
+
+def test_what_is_recalled_is_a_copy(memory):
+    keep(memory, [1, 2], 1.0, 2.0)
+    memory.recall(np.array([1, 2]), rows(0.0, 0.0), before=9)["v"].fill_(99.0)
+    assert recalled(memory, [1, 2]) == [1.0, 2.0]
+
+
+def test_what_was_kept_is_a_copy_and_the_default_is_not_written(memory):
+    mine, default = rows(1.0), rows(-1.0, -1.0)
+    memory.keep(np.array([0]), mine, round=0)
+    mine["v"].fill_(99.0)
+    memory.recall(np.array([0, 1]), default, before=9)
+    assert recalled(memory, [0]) == [1.0]
+    assert default["v"].tolist() == [-1.0, -1.0]
+
+
+def test_memory_grows_with_the_clients_seen(memory):
+    for first in range(0, 900, 90):  # doubling, with chunks that do not fit it
+        keep(memory, range(first, first + 90), *map(float, range(first, first + 90)), round=0)
+    assert recalled(memory, range(0, 1000, 7)) == [float(k) if k < 900 else -1.0 for k in range(0, 1000, 7)]
+
+
+def test_ram_holds_no_more_than_twice_what_was_kept():
+    memory = RamMemory(1_000_000)
+    keep(memory, range(100), *map(float, range(100)))
+    assert len(memory._blocks[0]) <= 200
+
+
+def test_trees_of_any_form_are_kept(memory):
+    tree = {"w": rows(1.0, 2.0), "list": [Stack.of(n=torch.tensor([3, 4])), None], "number": 7}
+    memory.keep(np.array([0, 1]), tree, round=0)
+    default = {"w": rows(0.0), "list": [Stack.of(n=torch.tensor([0])), None], "number": 7}
+    found = memory.recall(np.array([1]), default, before=1)
+    assert found["w"]["v"].tolist() == [2.0]
+    assert found["list"][0]["n"].tolist() == [4]
+    assert found["list"][0]["n"].dtype == torch.int64
+    assert found["number"] == 7
+
+
+def test_a_default_made_unlike_what_was_kept_is_refused(memory):
+    keep(memory, [0], 1.0)
+    with pytest.raises(CohortError, match="`recall` must be given a default made like what was kept."):
+        memory.recall(np.array([0]), {"v": rows(0.0), "more": rows(0.0)}, before=1)
+
+
+def test_a_saved_memory_comes_back(tmp_path):
+    for kind in ("ram", "disk"):
+        memory = open_memory(kind, 10, tmp_path)
+        keep(memory, [4, 2], 4.0, 2.0)
+        saved = memory.save(round=1)
+        keep(memory, [4, 7], 44.0, 77.0, round=1)
+        memory.load(saved, round=1)
+        assert recalled(memory, [2, 4, 7], before=9) == [2.0, 4.0, -1.0]
+
+
+def test_a_memory_that_never_kept_anything_is_saved_and_loaded(memory):
+    memory.load(memory.save(round=1), round=1)
+    assert recalled(memory, [0]) == [-1.0]
+
+
+# -- on disk -------------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_round_does_not_see_later_rows(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    for round in range(4):
+        keep(memory, [0], float(round), round=round)
+    assert [recalled(memory, [0], before=round)[0] for round in range(5)] == [-1.0, 0.0, 1.0, 2.0, 3.0]
+    memory.load(None, round=2)  # back to after two rounds: 0 and 1
+    assert recalled(memory, [0], before=100) == [1.0]
+
+
+def test_rows_are_there_for_the_next_process(tmp_path):
+    keep(DiskMemory(tmp_path / "m.sqlite"), [3], 3.0)
+    assert recalled(DiskMemory(tmp_path / "m.sqlite"), [3]) == [3.0]
+
+
+def stored(path):
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT client, round FROM kept ORDER BY client, round").fetchall()
+    connection.close()
+    return found
+
+
+def test_pruning_leaves_what_a_checkpoint_can_need(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    for round in range(6):
+        keep(memory, [0], float(round), round=round)
+    keep(memory, [1], 10.0, round=0)
+    memory.prune(round=4)  # checkpoints after 4 and 5 rounds remain: they see rounds below 4 and below 5
+    assert stored(tmp_path / "m.sqlite") == [(0, 3), (0, 4), (0, 5), (1, 0)]
+    assert [recalled(memory, [0], before=before)[0] for before in (4, 5, 6)] == [3.0, 4.0, 5.0]
+
+
+def test_a_run_removes_rows_that_no_checkpoint_needs(make_task, tmp_path):
+    task = make_task()
+    federate(task, Ditto(), rounds=8, folder=tmp_path / "run", memory="disk", eval_every=1)
+    # Checkpoints after 7 and 8 rounds remain; they need what was kept in rounds 6 and 7.
+    assert KEPT_CHECKPOINTS == 2
+    assert stored(tmp_path / "run" / "memory.sqlite") == [(client, round) for client in range(4) for round in (6, 7)]
+
+
+def test_the_file_is_closed_when_nobody_holds_the_memory(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    keep(memory, [0], 1.0)
+    connection = memory._connection
+    del memory
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+    assert not (tmp_path / "m.sqlite-wal").exists()
+
+
+def test_a_full_disk_says_what_to_do(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    memory._connection.execute("PRAGMA max_page_count = 4")  # a disk of 16 KiB
+    with pytest.raises(RunError, match=r"must be written to .*m.sqlite. It cannot be: database or disk is full.\nhint: make room"):
+        memory.keep(np.arange(10), Stack.of(v=torch.zeros(10, 1000)), round=0)
+    assert recalled(memory, [0]) == [-1.0]  # all rows of a cohort or none
+
+
+def test_unknown_memories_and_missing_folders_are_refused(make_task, tmp_path):
+    with pytest.raises(UnknownName, match="Unknown memory 'dsk'. Did you mean: disk?"):
+        federate(make_task(), Ditto(), memory="dsk", folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UnknownName, match="A memory on disk must have a folder."):
+        open_memory("disk", 3, None)
+
+
+# -- in a run ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [Ditto(lam=0.5), FedPer()], ids=["ditto", "fedper"])
+def test_ram_and_disk_give_the_same_run(make_task, tmp_path, algorithm):
+    task = make_task(sizes=(12, 8, 5, 9, 3, 7), shares=(0.6, 0.2, 0.2))
+
+    def run(kind: str, folder: Path | None):
+        report = federate(task, algorithm, rounds=5, cohort=3, memory=kind, folder=folder, eval_every=1)
+        lines = [{name: value for name, value in line.items() if name != "seconds"} for line in report.history]
+        own = report.population.memory
+        default = task.network.initial.part("head") if isinstance(algorithm, FedPer) else task.network.initial
+        kept = own.recall(np.arange(6), Stack({n: v.expand(6, *v.shape) for n, v in default.items()}, default.layout), before=5)
+        return lines, report.server, kept
+
+    lines, server, kept = run("ram", None)
+    lines_2, server_2, kept_2 = run("disk", tmp_path / "run")
+    np.testing.assert_equal(lines_2, lines)
+    assert all(torch.equal(server[name], server_2[name]) for name in server)
+    assert all(torch.equal(kept[name], kept_2[name]) for name in kept)
+    assert isinstance(server, Params)

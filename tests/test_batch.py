@@ -1,0 +1,142 @@
+import pytest
+import torch
+from torch import nn
+
+from atoll.batch import Batch
+from atoll.errors import ModelError
+from atoll.models import MLP
+from atoll.models.network import Network, Variant
+from atoll.params import Params
+from atoll.randomness import default_generator
+
+
+def batch_of(module, samples=6, mask=None, vectorised=False, train=True):
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 4, generator=draw, dtype=torch.float64)
+    y = torch.arange(samples) % 3
+    network = Network(module.double())
+    network.module(Variant(train=train))  # made ahead, as a scan does: inside a transform it cannot be
+    return Batch(x, y, mask, None, network, Variant(train=train), vectorised), network.initial
+
+
+def mlp():
+    with default_generator(0):
+        return MLP((4,), 3, hidden=(5,))
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_the_gradient_is_autograds(vectorised):
+    module = mlp().double()
+    batch, w = batch_of(module, vectorised=vectorised)
+    g, after, loss = batch.gradient(w)
+    expected = nn.functional.cross_entropy(module(batch.x), batch.y)
+    expected.backward()
+    assert torch.allclose(loss, expected.detach(), atol=1e-14)
+    for name, parameter in module.named_parameters():
+        assert torch.allclose(g[name], parameter.grad, atol=1e-14)
+    assert all(torch.equal(after[name], w[name]) for name in w)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_padding_counts_for_nothing(vectorised):
+    module = mlp()
+    mask = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    padded, w = batch_of(module, mask=mask, vectorised=vectorised)
+    short = Batch(padded.x[:4], padded.y[:4], None, None, padded.network, padded.variant, vectorised)
+    (g, _, loss), (g_short, _, loss_short) = padded.gradient(w), short.gradient(w)
+    assert padded.count.item() == short.count.item() == 4
+    assert torch.allclose(loss, loss_short, atol=1e-15)
+    assert all(torch.allclose(g[name], g_short[name], atol=1e-15) for name in g)
+
+
+def test_totals_and_means_leave_padding_out():
+    batch, _ = batch_of(mlp(), samples=3, mask=torch.tensor([1.0, 1.0, 0.0]))
+    values = torch.tensor([1.0, 2.0, 100.0])
+    assert batch.total(values).item() == 3.0
+    assert batch.mean(values).item() == 1.5
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_a_penalty_adds_to_the_gradient_but_not_to_the_loss(vectorised):
+    batch, w = batch_of(mlp(), vectorised=vectorised)
+    plain, _, loss = batch.gradient(w)
+    pulled, _, same = batch.gradient(w, lambda v: 0.5 * v.dot(v))  # its gradient is v
+    assert torch.equal(loss, same)
+    assert all(torch.allclose(pulled[name], plain[name] + w[name], atol=1e-14) for name in w)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_the_gradient_of_a_part_has_its_leaves_only(vectorised):
+    batch, w = batch_of(mlp(), vectorised=vectorised)
+    whole, _, _ = batch.gradient(w)
+    head, _, _ = batch.gradient(w, only=w.layout.part("head"))
+    assert set(head) == {"head.weight", "head.bias"}
+    assert all(torch.allclose(head[name], whole[name], atol=1e-15) for name in head)
+    nothing, after, loss = batch.gradient(w, only=())
+    assert not nothing
+    assert set(after) == set(w)
+    assert loss.item() > 0
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_statistics_of_layers_that_are_not_trained_stay(vectorised):
+    batch, w = batch_of(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), vectorised=vectorised)
+    _, moved, _ = batch.gradient(w)
+    _, still, _ = batch.gradient(w, only=["1.weight", "1.bias"])
+    assert not torch.equal(moved["0.running_mean"], w["0.running_mean"])
+    assert moved["0.num_batches_tracked"].item() == 1
+    assert all(torch.equal(still[name], w[name]) for name in w)
+
+
+def test_neither_parameters_nor_buffers_are_written_in_place():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.head(x)
+
+    batch, w = batch_of(Counts())
+    for _ in range(2):
+        _, after, _ = batch.gradient(w)
+        assert after["calls"].item() == 1
+        assert w["calls"].item() == 0
+
+
+def test_differentiate_returns_the_second_value_untouched():
+    batch, _ = batch_of(mlp())
+    at = Params.of(a=torch.tensor(3.0))
+    g, extra = batch.differentiate(lambda p: (p["a"] ** 2, {"twice": 2 * p["a"], "note": "kept"}), at)
+    assert g["a"].item() == 6.0  # d a^2 / da = 2a
+    assert extra["twice"].item() == 6.0
+    assert extra["note"] == "kept"
+    assert not extra["twice"].requires_grad
+
+
+def test_a_parameter_that_is_not_used_has_gradient_zero():
+    batch, _ = batch_of(mlp())
+    g, _ = batch.differentiate(lambda p: (p["a"] ** 2, None), Params.of(a=1.0, b=2.0))
+    assert (g["a"].item(), g["b"].item()) == (2.0, 0.0)
+
+
+def test_features_enter_the_head():
+    module = mlp().double()
+    batch, w = batch_of(module)
+    features = batch.features(w)
+    assert features.shape == (6, 5)
+    assert torch.allclose(module.head(features), batch.outputs(w), atol=1e-15)
+
+
+def test_a_model_without_features_says_what_it_needs():
+    batch, w = batch_of(nn.Linear(4, 3))
+    with pytest.raises(ModelError, match=r"Linear must have a method `features\(x\)` for this algorithm.\nhint: let it"):
+        batch.features(w)
+
+
+def test_evaluation_uses_running_statistics():
+    module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    batch, w = batch_of(module, train=False)
+    assert torch.allclose(batch.outputs(w), module.eval()(batch.x), atol=1e-14)

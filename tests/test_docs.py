@@ -1,0 +1,145 @@
+"""The documentation says what is so: every method has its page, links lead somewhere, code runs, options exist."""
+
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.algorithm import hyperparameters
+from atoll.algorithms import found
+from atoll.errors import AtollError
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+METHODS = found()
+
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# -- one page per method -----------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_page_and_every_page_a_method() -> None:
+    assert {path.stem for path in (ROOT / "docs/algorithms").glob("*.md")} == set(METHODS)
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/index.md").read_text()
+    links = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)#]+\.md)", index)}
+    assert {path for path in DOCS if path.name != "index.md"} <= links
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_lists_the_hyperparameters(name: str) -> None:
+    text = (ROOT / f"docs/algorithms/{name}.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|", text, flags=re.MULTILINE)
+    known = [(one.name, one.expected, str(one.default)) for one in hyperparameters(METHODS[name])]
+    assert listed == known
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_names_its_limits(name: str) -> None:
+    text = (ROOT / f"docs/algorithms/{name}.md").read_text()
+    for values in METHODS[name].limits.values():
+        for field, value in values.items():
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            assert re.search(rf'`{field}="?{re.escape(shown)}"?`', text), field
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_relative_links_resolve(page: Path) -> None:
+    text = FENCE.sub("", page.read_text())
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
+
+
+# -- code --------------------------------------------------------------------------------------------------------------
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return [(info.strip(), code) for info, code in FENCE.findall(page.read_text())]
+
+
+RUNNABLE = [page for page in DOCS if any(info.startswith("python ") for info, _ in blocks(page))]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=named)
+def test_code_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page run one after the other; a block that raises gives the message shown after it."""
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look their module up
+    upcoming = iter(blocks(page))
+    for info, code in upcoming:
+        if info == "python run":
+            exec(compile(code, named(page), "exec"), vars(module))
+        elif info == "python raises":
+            with pytest.raises(AtollError) as raised:
+                exec(compile(code, named(page), "exec"), vars(module))
+            following, message = next(upcoming)
+            assert following == "text"
+            assert f"{type(raised.value).__name__}: {raised.value}" == message.strip()
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The `atoll ...` commands on a page, as words, in fences and between backticks."""
+    text = page.read_text()
+    shell = [code for info, code in FENCE.findall(text) if info.strip() in ("", "console", "sh")]
+    lines = [line.strip().removeprefix("$ ") for code in shell for line in code.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`(atoll [^`\n]+)`", FENCE.sub("", text))
+    for line in lines:
+        if re.match(r"atoll [a-z]", line):
+            yield shlex.split(line, comments=True)[1:]
+
+
+WITH_COMMANDS = [page for page in PAGES if any(commands(page))]
+
+
+def test_options_named_alone_exist() -> None:
+    import typer.main
+
+    from atoll.cli import app
+
+    group = typer.main.get_command(app)
+    parameters = [one for command in group.commands.values() for one in command.params]  # type: ignore[attr-defined]
+    options = {option for one in parameters for option in (*one.opts, *one.secondary_opts)}
+    for page in PAGES:
+        for option in re.findall(r"`(--[a-z-]+)", FENCE.sub("", page.read_text())):
+            assert option in options, f"{named(page)}: {option}"
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=named)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    import typer.main
+
+    from atoll.cli import app
+
+    group = typer.main.get_command(app)
+    for name, *words in commands(page):
+        assert name in group.commands, f"atoll {name}"  # type: ignore[attr-defined]
+        parameters = group.commands[name].params  # type: ignore[attr-defined]
+        options = {option for one in parameters for option in (*one.opts, *one.secondary_opts)} | {"--help"}
+        for word in words:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in options, f"atoll {name} {word}"

@@ -1,0 +1,60 @@
+"""The scripts in examples/ run; with few clients and rounds, because only that they run is tested."""
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from atoll.algorithms import find
+from atoll.data.task import Task
+from atoll.federation import federate
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def main_of(name: str) -> Callable[..., None]:
+    main: Callable[..., None] = runpy.run_path(str(EXAMPLES / name))["main"]
+    return main
+
+
+def test_every_example_is_tested() -> None:
+    tested = {"quickstart.py", "own_data.py", "new_method.py", "drop_outs.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_examples_are_short() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert max(lengths.values()) < 40, lengths
+
+
+def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("quickstart.py")(clients=3, rounds=1)
+    assert "each client sent 0.1 MB in 1 rounds" in capsys.readouterr().out
+
+
+def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("own_data.py")(rounds=1)
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == ["Ulm", "Local", "FedAvg", "FedPer"]
+
+
+def test_drop_outs(capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("drop_outs.py")(clients=8, rounds=2)
+    out = capsys.readouterr().out
+    assert "dropped out" in out
+    assert "all 8 clients" in out
+
+
+def test_new_method(tiny_task: Task) -> None:
+    blend = find(str(EXAMPLES / "new_method.py"))
+    assert federate(tiny_task, blend(share=0.3), rounds=1).scores().shape == (tiny_task.clients,)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"`share` of Blend must be a float in \[0, 1\]"):
+        blend(share=1.5)  # type: ignore[call-arg]
+
+
+@pytest.fixture
+def tiny_task() -> Task:
+    from atoll.data import datasets, partition
+
+    return Task.build(datasets.load("digits"), partition.parse("iid"), clients=2)

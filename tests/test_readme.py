@@ -1,0 +1,46 @@
+"""The code in README.md runs, and what it shows of the package is what the package holds."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_first_code_runs(capsys) -> None:  # type: ignore[no-untyped-def]
+    """As it is, but for fewer rounds and clients."""
+    code = BLOCKS[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 14
+    small = code.replace("rounds=20", "rounds=1").replace("clients=20", "clients=3")
+    assert small != code
+    exec(compile(small, "README.md", "exec"), {})
+    assert "Ditto" in capsys.readouterr().out
+
+
+def test_ditto_is_shown_as_it_is() -> None:
+    source = (ROOT / "src/atoll/algorithms/ditto.py").read_text()
+    shown = next(block for block in BLOCKS if "class Ditto" in block)
+    assert shown.strip() == source.strip()
+
+
+def test_the_method_of_five_lines_runs() -> None:
+    code = next(block for block in BLOCKS if "class Mine" in block)
+    names: dict[str, object] = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), names)
+
+    from atoll import Task, federate
+    from atoll.data import datasets, partition
+
+    task = Task.build(datasets.load("digits"), partition.parse("iid"), clients=2)
+    federate(task, names["Mine"](), rounds=1)  # type: ignore[operator]
+
+
+def test_the_layout_is_the_one_there_is() -> None:
+    shown = re.search(r"^src/atoll/\n((?:  .*\n)+)", README, flags=re.MULTILINE)
+    assert shown is not None
+    names = {name for line in shown[1].splitlines() for name in re.findall(r"[a-z_]+(?:\.py|/)", line[:40])}
+    there = {path.name + ("/" if path.is_dir() else "") for path in (ROOT / "src/atoll").iterdir()}
+    assert names <= there, names - there
+    missing = {name for name in there if not name.startswith("_") and name.endswith(("/", ".py"))} - names
+    assert not missing

@@ -1,0 +1,482 @@
+import errno
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from atoll import federate
+from atoll.algorithm import Update
+from atoll.algorithms.ditto import Ditto
+from atoll.algorithms.fedavg import FedAvg
+from atoll.channel.ledger import Entry
+from atoll.errors import DivergedError, RunError
+from atoll.params import Layout, Params
+from atoll.runs import KEPT_CHECKPOINTS, Run
+from atoll.serialise import to_bytes
+
+CPU = torch.device("cpu")
+LAYOUT = Layout({"w": "trained"})
+
+
+def state(value):
+    return {"server": Params({"w": torch.full((50,), float(value))}, LAYOUT), "memory": None}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with checkpoints after 1 to 3 rounds, of which two remain."""
+    run = Run.create(tmp_path / "run", {"settings": {"rounds": 3}})
+    for rounds in (1, 2, 3):
+        run.record({"round": rounds, "loss": 1 / rounds}, [Entry("up", rounds - 1, "delta", "model", 10, (0, 1))])
+        run.save(rounds, state(rounds))
+    return run
+
+
+def loaded(run):
+    found = run.load(LAYOUT, CPU)
+    return None if found is None else (found[0], found[1]["server"]["w"][0].item())
+
+
+# -- the folder ----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_what_is_needed_to_understand_and_continue(run):
+    assert sorted(path.name for path in run.folder.iterdir()) == ["checkpoints", "config.json", "ledger.jsonl", "metrics.jsonl"]
+    config = run.config
+    assert config["settings"] == {"rounds": 3}
+    assert config["versions"]["torch"] == torch.__version__
+    assert config["machine"]["cores"] == os.cpu_count()
+    assert [line["round"] for line in run.metrics()] == [1, 2, 3]
+    assert run.ledger()[2] == Entry("up", 2, "delta", "model", 10, (0, 1))
+
+
+def test_only_the_newest_checkpoints_stay(run):
+    assert run.checkpoints() == [2, 3]
+    assert len(list((run.folder / "checkpoints").iterdir())) == 2 * KEPT_CHECKPOINTS
+
+
+def test_a_checkpoint_records_its_own_checksum(run):
+    data = (run.folder / "checkpoints" / "round-000003.safetensors").read_bytes()
+    facts = json.loads((run.folder / "checkpoints" / "round-000003.json").read_text())
+    assert facts == {"round": 3, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_a_folder_that_holds_a_run_is_refused(run):
+    with pytest.raises(RunError) as error:
+        Run.create(run.folder, {})
+    assert str(error.value) == (
+        f"A new run must have a folder of its own. {run.folder} already holds one.\n"
+        f"hint: continue it with `atoll resume {run.folder}`, or choose another folder."
+    )
+
+
+def test_a_folder_without_a_run_cannot_be_opened(tmp_path):
+    with pytest.raises(RunError, match="A run's folder must hold config.json. .* does not."):
+        Run.open(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="must be writable"):
+        Run.create(tmp_path / "file" / "run", {})
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_checkpoint_is_loaded(run):
+    assert loaded(run) == (3, 3.0)
+    assert run.load(LAYOUT, CPU)[1]["server"].layout is LAYOUT
+
+
+def spoil(run, rounds, how):
+    data, facts = (run.folder / "checkpoints" / f"round-{rounds:06d}.{suffix}" for suffix in ("safetensors", "json"))
+    whole = data.read_bytes()
+    match how:
+        case "flipped byte":
+            data.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+        case "truncated":
+            data.write_bytes(whole[: len(whole) // 2])
+        case "empty":
+            data.write_bytes(b"")
+        case "no tensors":
+            data.unlink()
+        case "facts cut short":
+            facts.write_text(facts.read_text()[:20])
+        case "facts of another form":
+            facts.write_text("[1, 2]")
+
+
+WAYS = ["flipped byte", "truncated", "empty", "no tensors", "facts cut short", "facts of another form"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(run, how, caplog):
+    spoil(run, 3, how)
+    with caplog.at_level(logging.WARNING, "atoll.run"):
+        assert loaded(run) == (2, 2.0)
+    assert "Checkpoint round-000003.safetensors" in caplog.text
+    assert "The one before it is used." in caplog.text
+
+
+def test_without_a_whole_checkpoint_the_run_begins_again(run, caplog):
+    spoil(run, 2, "truncated")
+    spoil(run, 3, "flipped byte")
+    with caplog.at_level(logging.WARNING, "atoll.run"):
+        assert loaded(run) is None
+    assert "no checkpoint is whole: the run begins again" in caplog.text
+
+
+def test_a_tensor_file_without_its_facts_does_not_count(run):
+    (run.folder / "checkpoints" / "round-000009.safetensors").write_bytes(to_bytes(state(9)))
+    assert loaded(run) == (3, 3.0)
+
+
+# -- metrics and ledger --------------------------------------------------------------------------------------------
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(run):
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "lo')
+    assert [line["round"] for line in run.metrics()] == [1, 2, 3]
+
+
+def test_rewinding_forgets_what_came_later(run):
+    (run.folder / ".config.json.123.tmp").write_text("left by a crash")
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "lo')
+    run.rewind(2)
+    assert [line["round"] for line in run.metrics()] == [1, 2]
+    assert [entry.round for entry in run.ledger()] == [0, 1]
+    assert (run.folder / "metrics.jsonl").read_text().endswith("}\n")
+    assert not list(run.folder.rglob("*.tmp"))
+    run.rewind(0)
+    assert run.metrics() == run.ledger() == []
+
+
+# -- a full disk ---------------------------------------------------------------------------------------------------
+
+
+def full_disk(monkeypatch, after):
+    """`os.fsync` fails from call number `after` on."""
+    calls, real = [], os.fsync
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr("atoll.runs.os.fsync", fsync)
+
+
+def test_a_full_disk_loses_nothing_before_the_last_checkpoint(run, monkeypatch):
+    full_disk(monkeypatch, after=2)  # the metrics and the ledger can still be flushed, the checkpoint cannot
+    with pytest.raises(RunError) as error:
+        run.save(4, state(4))
+    assert str(error.value).startswith(f"The disk with {run.folder} must have room for the run. It is full.\nhint: make room")
+    monkeypatch.undo()
+    assert loaded(run) == (3, 3.0)
+    assert not list(run.folder.rglob("*.tmp"))
+
+
+def without_seconds(lines):
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def same_run(folder: Path, other: Path):
+    first, second = Run.open(folder), Run.open(other)
+    np.testing.assert_equal(without_seconds(second.metrics()), without_seconds(first.metrics()))
+    assert (other / "ledger.jsonl").read_bytes() == (folder / "ledger.jsonl").read_bytes()
+    assert first.checkpoints() == second.checkpoints()
+    last = f"checkpoints/round-{first.checkpoints()[-1]:06d}.safetensors"
+    assert (other / last).read_bytes() == (folder / last).read_bytes()
+
+
+OPTIONS = {"rounds": 6, "cohort": 3, "eval_every": 2, "drop": 0.2}
+
+
+@pytest.fixture
+def reference(make_task, tmp_path):
+    task = make_task(sizes=(12, 8, 5, 9), shares=(0.6, 0.2, 0.2))
+    federate(task, Ditto(), folder=tmp_path / "whole", **OPTIONS)
+    return task, tmp_path / "whole"
+
+
+@pytest.mark.parametrize("after", [2, 6, 9, 14])
+def test_a_run_on_a_full_disk_is_resumed_bit_for_bit(reference, tmp_path, monkeypatch, after):
+    task, whole = reference
+    full_disk(monkeypatch, after)
+    with pytest.raises(RunError, match="It is full.\nhint: make room, then continue with `atoll resume"):
+        federate(task, Ditto(), folder=tmp_path / "run", **OPTIONS)
+    monkeypatch.undo()
+    federate(task, Ditto(), folder=tmp_path / "run", resume=True, **OPTIONS)
+    same_run(whole, tmp_path / "run")
+
+
+# -- resuming ------------------------------------------------------------------------------------------------------
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_after(round):
+    def on_round(line):
+        if line["round"] == round:
+            raise Crash
+
+    return on_round
+
+
+@pytest.mark.parametrize("memory", ["ram", "disk"])
+@pytest.mark.parametrize("round", [1, 3, 4, 5])
+def test_a_run_that_crashed_is_resumed_bit_for_bit(make_task, tmp_path, memory, round):
+    task = make_task(sizes=(12, 8, 5, 9), shares=(0.6, 0.2, 0.2))
+    options = {**OPTIONS, "memory": memory}
+    federate(task, Ditto(), folder=tmp_path / "whole", **options)
+    with pytest.raises(Crash):
+        federate(task, Ditto(), folder=tmp_path / "run", on_round=crash_after(round), **options)
+    report = federate(task, Ditto(), folder=tmp_path / "run", resume=True, **options)
+    same_run(tmp_path / "whole", tmp_path / "run")
+    assert [line["round"] for line in report.history] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_run_with_a_damaged_checkpoint_is_resumed_bit_for_bit(reference, tmp_path, how):
+    task, whole = reference
+    with pytest.raises(Crash):
+        federate(task, Ditto(), folder=tmp_path / "run", on_round=crash_after(5), **OPTIONS)
+    spoil(Run.open(tmp_path / "run"), 4, how)
+    federate(task, Ditto(), folder=tmp_path / "run", resume=True, **OPTIONS)
+    same_run(whole, tmp_path / "run")
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert "Checkpoint round-000004.safetensors" in log
+    assert "resumed after round 2" in log
+
+
+def test_a_run_without_any_whole_checkpoint_begins_again(reference, tmp_path):
+    task, whole = reference
+    with pytest.raises(Crash):
+        federate(task, Ditto(), folder=tmp_path / "run", on_round=crash_after(5), **OPTIONS)
+    for rounds in (2, 4):
+        spoil(Run.open(tmp_path / "run"), rounds, "truncated")
+    federate(task, Ditto(), folder=tmp_path / "run", resume=True, **OPTIONS)
+    same_run(whole, tmp_path / "run")
+    assert "no checkpoint is whole: the run begins again" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_resuming_a_run_that_is_finished_changes_nothing(reference):
+    task, whole = reference
+    files = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file() and path.suffix != ".log"}
+    report = federate(task, Ditto(), folder=whole, resume=True, **OPTIONS)
+    assert len(report.history) == 6
+    assert {path: path.read_bytes() for path in files} == files
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changed", "text"),
+    [
+        (Ditto(lam=2.0), {}, "The algorithm differs in lam."),
+        (FedAvg(), {}, "The algorithm differs in"),
+        (Ditto(), {"rounds": 9, "seed": 1}, "The settings differs in rounds, seed."),
+    ],
+)
+def test_a_run_must_be_resumed_with_what_it_was_begun_with(reference, algorithm, changed, text):
+    task, whole = reference
+    with pytest.raises(RunError, match=f"A run must be resumed with what it was begun with. {text}"):
+        federate(task, algorithm, folder=whole, resume=True, **{**OPTIONS, **changed})
+
+
+def test_a_run_is_not_overwritten_and_nothing_is_resumed_from_nowhere(reference, tmp_path):
+    task, whole = reference
+    with pytest.raises(RunError, match="already holds one"):
+        federate(task, Ditto(), folder=whole, **OPTIONS)
+    with pytest.raises(RunError, match="must hold config.json"):
+        federate(task, Ditto(), folder=tmp_path / "none", resume=True, **OPTIONS)
+    with pytest.raises(RunError, match="Only a run with a folder can be resumed"):
+        federate(task, Ditto(), resume=True, **OPTIONS)
+
+
+def test_a_run_that_diverged_stays_resumable(make_task, tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Diverges(FedAvg):
+        def local(self, w, cohort):
+            update = super().local(w, cohort)
+            if cohort.round == 3:
+                cohort.observe(loss=cohort.samples * float("nan"))
+            return update
+
+    options = {"rounds": 5, "eval_every": 1}
+    with pytest.raises(DivergedError) as error:
+        federate(make_task(), Diverges(), folder=tmp_path / "run", **options)
+    assert error.value.round == 3
+    run = Run.open(tmp_path / "run")
+    assert run.checkpoints() == [2, 3]
+    assert [line["round"] for line in run.metrics()] == [1, 2, 3]
+
+
+def test_messages_before_the_first_round_are_written_and_resumed(make_task, tmp_path):
+    """A method with a light exchange before training, which also keeps something."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Prepared(Ditto):
+        sends = {"delta": "model", "size": "statistic"}  # noqa: RUF012
+
+        def prepare(self, broadcast, cohort):
+            w = cohort.map(lambda v: v * 0.5, broadcast)
+            return Update(send={"size": cohort.map(lambda v: Params.of(n=v.norm()), w)}, keep=w)
+
+        def absorb(self, server, replies):
+            assert replies.stack("size").clients == 4
+            return server
+
+    task, options = make_task(), {"rounds": 2, "eval_every": 1}
+    whole = federate(task, Prepared(), folder=tmp_path / "whole", **options)
+    prepared = [entry for entry in whole.ledger.entries if entry.round == -1]
+    assert [(entry.direction, entry.field) for entry in prepared] == [("down", "broadcast"), ("up", "size")]
+    for spoiled in (False, True):  # resumed after the first round, and from the very beginning
+        folder = tmp_path / f"run {spoiled}"
+        with pytest.raises(Crash):
+            federate(task, Prepared(), folder=folder, on_round=crash_after(1), **options)
+        if spoiled:
+            spoil(Run.open(folder), 1, "empty")
+        federate(task, Prepared(), folder=folder, resume=True, **options)
+        same_run(tmp_path / "whole", folder)
+
+
+# -- signals -------------------------------------------------------------------------------------------------------
+
+SCRIPT = '''
+import os, select, signal, sys, time
+from pathlib import Path
+
+import torch
+
+from atoll import Task, Training, federate
+from atoll.algorithms.ditto import Ditto
+from atoll.models import MLP
+from atoll.randomness import default_generator, generator, number
+
+torch.set_num_threads(1)  # so that this process can fork
+
+
+def task():
+    draw = generator(0, "data")
+    data = {str(k): (torch.from_numpy(draw.normal(size=(n, 4))).float(), torch.from_numpy(draw.integers(3, size=n)))
+            for k, n in enumerate((12, 8, 5, 9))}
+    with default_generator(0):
+        return Task.of_clients(data, MLP((4,), 3, hidden=(6,)), classes=3, training=Training(batch_size=4))
+
+
+def run(folder, resume=False, on_round=None):
+    rounds = int(sys.argv[2])
+    federate(task(), Ditto(), folder=folder, resume=resume, on_round=on_round,
+             rounds=rounds, cohort=3, eval_every=1, drop=0.1, memory="disk")
+
+
+def attempt(folder, on_round):
+    """A child that begins or continues the run."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run(folder, (Path(folder) / "config.json").exists(), on_round)
+        except BaseException as error:
+            print(type(error).__name__, error, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return child
+'''
+
+KILLS = (
+    SCRIPT
+    + '''
+folder, kills = sys.argv[1], 0
+while True:
+    reader, writer = os.pipe()
+    child = attempt(folder, lambda line: os.write(writer, b"."))
+    os.close(writer)
+    if kills == 10:
+        break
+    if kills % 3:  # two of three strike after a round, at any point of the next ones; the others while it starts
+        select.select([reader], [], [])
+    time.sleep(number(0, "delay", kills) % 1000 / 1000 * 0.06)
+    os.kill(child, signal.SIGKILL)
+    killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    os.close(reader)
+    assert killed, "the run ended before it was killed"
+    kills += 1
+assert os.waitpid(child, 0)[1] == 0
+print("kills", kills)
+'''
+)
+
+TERMINATED = (
+    SCRIPT
+    + '''
+child = attempt(sys.argv[1], lambda line: line["round"] == 2 and os.kill(os.getpid(), signal.SIGTERM))
+print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+'''
+)
+
+UNINTERRUPTED = SCRIPT + '\nrun(sys.argv[1])\nprint("ended")\n'
+
+
+def play(script, folder, rounds):
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder), str(rounds)], capture_output=True, text=True, timeout=300, cwd=folder.parent
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_ten_kills_at_random_moments_change_nothing(tmp_path):
+    assert "ended" in play(UNINTERRUPTED, tmp_path / "whole", 60)
+    assert "kills 10" in play(KILLS, tmp_path / "killed", 60)
+    same_run(tmp_path / "whole", tmp_path / "killed")
+    assert (tmp_path / "killed" / "run.log").read_text().count("resumed after round") >= 5
+    assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_sigterm_ends_after_the_round_with_a_checkpoint(tmp_path):
+    out = play(TERMINATED, tmp_path / "run", 6)
+    assert f"KeyboardInterrupt stopped after round 3; continue with `atoll resume {tmp_path / 'run'}`" in out
+    assert "status 1" in out
+    run = Run.open(tmp_path / "run")
+    assert run.checkpoints()[-1] == 3
+    assert [line["round"] for line in run.metrics()] == [1, 2, 3]
+    assert "stopping after this round; once more to stop at once" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_ctrl_c_saves_the_round_and_twice_stops_at_once(make_task, tmp_path):
+    task, options = make_task(), {"rounds": 6, "evaluation": "none"}
+    federate(task, Ditto(), folder=tmp_path / "whole", **options)
+
+    def interrupt(times):
+        return lambda line: line["round"] == 1 and [signal.raise_signal(signal.SIGINT) for _ in range(times)]
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="stopped after round 2"):
+        federate(task, Ditto(), folder=tmp_path / "once", on_round=interrupt(1), **options)
+    assert Run.open(tmp_path / "once").checkpoints() == [2]
+    with pytest.raises(KeyboardInterrupt, match="^$"):
+        federate(task, Ditto(), folder=tmp_path / "twice", on_round=interrupt(2), **options)
+    assert Run.open(tmp_path / "twice").checkpoints() == []
+    assert signal.getsignal(signal.SIGINT) is before
+    for name in ("once", "twice"):
+        federate(task, Ditto(), folder=tmp_path / name, resume=True, **options)
+        assert Run.open(tmp_path / name).checkpoints()[-1] == 6
+        assert (tmp_path / name / "ledger.jsonl").read_bytes() == (tmp_path / "whole" / "ledger.jsonl").read_bytes()
+        last = "checkpoints/round-000006.safetensors"
+        assert (tmp_path / name / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
