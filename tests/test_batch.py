@@ -132,7 +132,9 @@ def test_features_enter_the_head():
 
 def test_a_model_without_features_says_what_it_needs():
     batch, w = batch_of(nn.Linear(4, 3))
-    with pytest.raises(ModelError, match=r"Linear must have a method `features\(x\)` for this algorithm.\nhint: let it"):
+    with pytest.raises(
+        ModelError, match=r"Linear must have a method `features\(x\)` for this algorithm.\nhint: let it"
+    ):
         batch.features(w)
 
 

@@ -48,7 +48,9 @@ def test_fewer_than_no_epochs_are_refused(make_task, make_cohort):
 
 
 def test_test_data_cannot_be_read_in_training(make_task, make_cohort):
-    with pytest.raises(CohortError, match="Only train, val may be read here. Got split='test'.\nhint: test data are for"):
+    with pytest.raises(
+        CohortError, match="Only train, val may be read here. Got split='test'.\nhint: test data are for"
+    ):
         make_cohort(make_task()).scan(count, Params.of(n=0.0), split="test")
 
 
@@ -75,7 +77,9 @@ def test_a_stack_of_another_cohort_is_refused_wherever_it_is_passed(make_task, m
 def test_map_gives_each_client_its_own_row(make_task, make_cohort, plan):
     cohort = make_cohort(make_task(), plan)
     own, shared = Stack.of(a=torch.arange(4.0)), Params.of(b=torch.tensor([10.0, 20.0]))
-    found = cohort.map(lambda mine, all_: {"sum": Params.of(c=mine["a"] + all_["b"]), "bare": mine["a"] * 2}, own, shared)
+    found = cohort.map(
+        lambda mine, all_: {"sum": Params.of(c=mine["a"] + all_["b"]), "bare": mine["a"] * 2}, own, shared
+    )
     assert isinstance(found["sum"], Stack)
     assert found["sum"]["c"].tolist() == [[10.0 + k, 20.0 + k] for k in range(4)]
     assert found["bare"].tolist() == [0.0, 2.0, 4.0, 6.0]
@@ -92,14 +96,17 @@ def test_map_gives_the_same_bits_alone_and_together_in_float64(make_task, make_c
     many = Stack.of(a=torch.randn(4, 5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     whole = make_cohort(task, Plan("whole")).map(lambda p: p.norm(), many)
     alone = [
-        make_cohort(task, Plan("loop"), [k]).map(lambda p: p.norm(), many.rows(slice(k, k + 1))).item() for k in range(4)
+        make_cohort(task, Plan("loop"), [k]).map(lambda p: p.norm(), many.rows(slice(k, k + 1))).item()
+        for k in range(4)
     ]
     assert whole.tolist() == alone
 
 
 def test_a_captured_stack_is_refused_by_scan_and_map(make_task, make_cohort):
     cohort, mine = make_cohort(make_task()), Stack.of(a=torch.zeros(4))
-    expected = "must be given per-client values, not capture them. It captures the Stack `mine`.\nhint: pass it: cohort.scan"
+    expected = (
+        "must be given per-client values, not capture them. It captures the Stack `mine`.\nhint: pass it: cohort.scan"
+    )
     with pytest.raises(CohortError, match=expected):
         cohort.scan(lambda carry, batch, given: carry + mine.client(0), Params.of(n=0.0))
     with pytest.raises(CohortError, match=expected):

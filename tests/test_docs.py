@@ -11,6 +11,7 @@ import pytest
 
 from atoll.algorithm import hyperparameters
 from atoll.algorithms import found
+from atoll.engines.local import one_thread_each
 from atoll.errors import AtollError
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +20,13 @@ PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.
 METHODS = found()
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small gain nothing from a second thread, and lose much where cores are busy."""
+    with one_thread_each():
+        yield
 
 
 def named(path: Path) -> str:

@@ -1,16 +1,25 @@
 """The scripts in examples/ run; with few clients and rounds, because only that they run is tested."""
 
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from atoll.algorithms import find
+from atoll.data import datasets, partition
 from atoll.data.task import Task
+from atoll.engines.local import one_thread_each
 from atoll.federation import federate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small gain nothing from a second thread, and lose much where cores are busy."""
+    with one_thread_each():
+        yield
 
 
 def main_of(name: str) -> Callable[..., None]:
@@ -55,6 +64,4 @@ def test_new_method(tiny_task: Task) -> None:
 
 @pytest.fixture
 def tiny_task() -> Task:
-    from atoll.data import datasets, partition
-
     return Task.build(datasets.load("digits"), partition.parse("iid"), clients=2)

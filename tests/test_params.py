@@ -90,7 +90,12 @@ def test_params_plus_a_partial_stack_is_a_stack_of_all_leaves():
 
 def test_a_scale_per_client_lies_along_the_client_axis():
     scaled = spread(model(), 2) * torch.tensor([1.0, 10.0])
-    assert values(scaled) == {"w": [[3.0, 4.0], [30.0, 40.0]], "frozen": [2.0, 20.0], "mean": [1.0, 10.0], "seen": [5, 5]}
+    assert values(scaled) == {
+        "w": [[3.0, 4.0], [30.0, 40.0]],
+        "frozen": [2.0, 20.0],
+        "mean": [1.0, 10.0],
+        "seen": [5, 5],
+    }
 
 
 def test_a_step_may_have_a_size_per_client():
@@ -179,5 +184,7 @@ def test_one_client_sees_its_row_of_a_stack_as_params():
 
 
 def test_what_a_tree_cannot_hold_is_refused_with_what_it_can():
-    with pytest.raises(CohortError, match="must be made of numbers, tensors, Params, Stack.* Got set.\nhint: put tensors"):
+    with pytest.raises(
+        CohortError, match="must be made of numbers, tensors, Params, Stack.* Got set.\nhint: put tensors"
+    ):
         flatten({"a": {1, 2}})

@@ -73,7 +73,10 @@ def test_bits_of_neighbouring_clients_are_unrelated():
 
 
 def test_generators_repeat_and_differ():
-    assert generator(0, "cohort", 3).integers(1000, size=4).tolist() == generator(0, "cohort", 3).integers(1000, size=4).tolist()
+    assert (
+        generator(0, "cohort", 3).integers(1000, size=4).tolist()
+        == generator(0, "cohort", 3).integers(1000, size=4).tolist()
+    )
     assert generator(0, "cohort", 3).random() != generator(0, "cohort", 4).random()
     assert sorted(generator(0, "split", 1).permutation(50).tolist()) == list(range(50))
 

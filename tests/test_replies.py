@@ -1,4 +1,3 @@
-import gc
 import weakref
 
 import numpy as np
@@ -71,7 +70,10 @@ def test_segments_have_means_of_their_own(keep, dtype):
     parts = [
         Arrival(
             np.array([k]),
-            {"delta": Stack.of(w=torch.tensor([row], dtype=dtype), n=torch.tensor([k])), "by": Stack.of(s=torch.tensor([s]))},
+            {
+                "delta": Stack.of(w=torch.tensor([row], dtype=dtype), n=torch.tensor([k])),
+                "by": Stack.of(s=torch.tensor([s])),
+            },
             torch.tensor([weight], dtype=dtype),
         )
         for k, (row, s, weight) in enumerate([([1.0, 2.0], 0, 1.0), ([3.0, 4.0], 0, 3.0), ([5.0, 6.0], 1, 2.0)])
@@ -86,7 +88,9 @@ def test_segments_have_means_of_their_own(keep, dtype):
 def test_an_empty_segment_keeps_its_default(dtype):
     fields = {"delta": Stack.of(w=torch.tensor([[1.0, 2.0]], dtype=dtype)), "by": Stack.of(s=torch.tensor([2]))}
     default = Stack.of(w=torch.arange(6, dtype=dtype).reshape(3, 2))
-    found = Replies([Arrival(np.arange(1), fields, torch.ones(1, dtype=dtype))], keep=True).segment_mean("delta", "by", default)
+    found = Replies([Arrival(np.arange(1), fields, torch.ones(1, dtype=dtype))], keep=True).segment_mean(
+        "delta", "by", default
+    )
     assert found["w"].tolist() == [[0.0, 1.0], [2.0, 3.0], [1.0, 2.0]]
 
 
@@ -99,7 +103,9 @@ def test_held_replies_can_be_stacked_in_the_order_of_their_clients():
 
 @pytest.mark.parametrize("ask", [lambda r: r.stack("delta"), lambda r: r.clients, lambda r: r.weights])
 def test_replies_that_are_added_up_cannot_be_asked_one_by_one(ask):
-    with pytest.raises(PayloadError, match="sums suffice, so its replies are added up and not held.\nhint: set `sums_suffice"):
+    with pytest.raises(
+        PayloadError, match="sums suffice, so its replies are added up and not held.\nhint: set `sums_suffice"
+    ):
         ask(Replies(TWO, keep=False))
 
 
@@ -150,7 +156,6 @@ def test_a_streaming_mean_holds_one_chunk_at_a_time():
 
     def arrivals():
         for first in range(20):
-            gc.collect()
             held.append(sum(one() is not None for one in alive))
             chunk = Stack.of(w=torch.full((1, 4), float(first)))
             alive.append(weakref.ref(chunk))

@@ -50,7 +50,12 @@ def loaded(run):
 
 
 def test_a_folder_holds_what_is_needed_to_understand_and_continue(run):
-    assert sorted(path.name for path in run.folder.iterdir()) == ["checkpoints", "config.json", "ledger.jsonl", "metrics.jsonl"]
+    assert sorted(path.name for path in run.folder.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "ledger.jsonl",
+        "metrics.jsonl",
+    ]
     config = run.config
     assert config["settings"] == {"rounds": 3}
     assert config["versions"]["torch"] == torch.__version__
@@ -183,7 +188,9 @@ def test_a_full_disk_loses_nothing_before_the_last_checkpoint(run, monkeypatch):
     full_disk(monkeypatch, after=2)  # the metrics and the ledger can still be flushed, the checkpoint cannot
     with pytest.raises(RunError) as error:
         run.save(4, state(4))
-    assert str(error.value).startswith(f"The disk with {run.folder} must have room for the run. It is full.\nhint: make room")
+    assert str(error.value).startswith(
+        f"The disk with {run.folder} must have room for the run. It is full.\nhint: make room"
+    )
     monkeypatch.undo()
     assert loaded(run) == (3, 3.0)
     assert not list(run.folder.rglob("*.tmp"))
@@ -399,11 +406,11 @@ def attempt(folder, on_round):
 
 KILLS = (
     SCRIPT
-    + '''
+    + """
 folder, kills = sys.argv[1], 0
 while True:
     reader, writer = os.pipe()
-    child = attempt(folder, lambda line: os.write(writer, b"."))
+    child = attempt(folder, lambda line: (os.write(writer, b"."), time.sleep(0.01)))  # at least 10 ms a round
     os.close(writer)
     if kills == 10:
         break
@@ -417,15 +424,15 @@ while True:
     kills += 1
 assert os.waitpid(child, 0)[1] == 0
 print("kills", kills)
-'''
+"""
 )
 
 TERMINATED = (
     SCRIPT
-    + '''
+    + """
 child = attempt(sys.argv[1], lambda line: line["round"] == 2 and os.kill(os.getpid(), signal.SIGTERM))
 print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-'''
+"""
 )
 
 UNINTERRUPTED = SCRIPT + '\nrun(sys.argv[1])\nprint("ended")\n'
@@ -433,7 +440,12 @@ UNINTERRUPTED = SCRIPT + '\nrun(sys.argv[1])\nprint("ended")\n'
 
 def play(script, folder, rounds):
     done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), str(rounds)], capture_output=True, text=True, timeout=300, cwd=folder.parent
+        [sys.executable, "-c", script, str(folder), str(rounds)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=folder.parent,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -441,8 +453,8 @@ def play(script, folder, rounds):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_ten_kills_at_random_moments_change_nothing(tmp_path):
-    assert "ended" in play(UNINTERRUPTED, tmp_path / "whole", 60)
-    assert "kills 10" in play(KILLS, tmp_path / "killed", 60)
+    assert "ended" in play(UNINTERRUPTED, tmp_path / "whole", 45)
+    assert "kills 10" in play(KILLS, tmp_path / "killed", 45)
     same_run(tmp_path / "whole", tmp_path / "killed")
     assert (tmp_path / "killed" / "run.log").read_text().count("resumed after round") >= 5
     assert not list((tmp_path / "killed").rglob("*.tmp"))

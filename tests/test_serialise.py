@@ -70,8 +70,9 @@ def test_nothing_is_unpickled(tmp_path):
 @pytest.mark.parametrize(
     "structure",
     [
-        "[]", "{}", "1", "null", '{"kind":"exec"}', '{"kind":"params","names":["a","b"]}', '{"kind":"params","names":3}',
-        '{"kind":"static","value":1}', '{"kind":"dict","names":["a"],"parts":[]}', '{"kind":"list","parts":[1]}', "{",
+        "[]", "{}", "1", "null", "{", '{"kind":"exec"}', '{"kind":"static","value":1}',
+        '{"kind":"params","names":["a","b"]}', '{"kind":"params","names":3}',
+        '{"kind":"dict","names":["a"],"parts":[]}', '{"kind":"list","parts":[1]}',
     ],
 )  # fmt: skip
 def test_a_message_with_a_wrong_structure_is_refused(structure):

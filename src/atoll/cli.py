@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a run or a check failed, 2 bad input, 130 stopped by Ctrl-
 import dataclasses
 import inspect
 import logging
+import os
 import re
 import signal
 import sys
@@ -80,6 +81,8 @@ app = typer.Typer(
 
 def main() -> None:
     """The `atoll` program."""
+    # Threads that spin while they wait make small steps ten times slower as soon as another program wants the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app(prog_name="atoll")
 
 
@@ -504,7 +507,7 @@ def present_comparison(comparison: "Comparison", folder: Path, reused: int) -> N
     write("", comparison.table(), Text(notes, style="dim"))
     runs = len(comparison.outcomes) * len(comparison.seeds)
     if reused:
-        say(f"{reused} of {runs} runs were finished already and are reused; --fresh runs them again.")
+        say(f"{reused} of {runs} runs were finished already and are reused.")
     _paths(report=report, results=table, json=data, clients=clients)
 
 

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from atoll.algorithm import Algorithm
 from atoll.algorithms import create, file_of, find, name_of
-from atoll.references import bibtex
 from atoll.channel import Ledger
 from atoll.channel.ledger import Direction
 from atoll.data.task import Task, Training
@@ -36,6 +35,7 @@ from atoll.engines.local import LocalEngine
 from atoll.errors import RunError
 from atoll.federation import Settings, describe, federate, interruptions
 from atoll.recipe import Recipe
+from atoll.references import bibtex
 from atoll.report.report import Report
 from atoll.runs import Run, write_json, writing
 

@@ -152,6 +152,7 @@ def federate(
         loaded = run.load(here.network.layout, engine.device) if run and begun else None
         if run and begun:
             server, first = _resume(run, loaded, server, population.memory, channel)
+            engine.adopt(loaded[1]["plans"] if loaded else [], algorithm, here)
         history = run.metrics() if run else []
         written = len(channel.ledger.entries)
         if first == 0:
@@ -189,7 +190,8 @@ def federate(
                 written = len(channel.ledger.entries)
                 due = settings.evaluates_after(done) or time.monotonic() - saved_at > CHECKPOINT_SECONDS
                 if due or stopping or done == settings.rounds:
-                    run.save(done, {"server": server, "memory": population.memory.save(round=done)})
+                    kept, plans = population.memory.save(round=done), engine.chosen(algorithm, here)
+                    run.save(done, {"server": server, "memory": kept, "plans": plans})
                     population.memory.prune(round=run.checkpoints()[0])
                     saved_at = time.monotonic()
             if on_round:

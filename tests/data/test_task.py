@@ -19,7 +19,9 @@ def data(*sizes, shape=(4,), classes=3):
 
 
 def dataset(samples=60):
-    return Dataset("toy", torch.randn(samples, 4, generator=torch.Generator()), torch.arange(samples) % 3, 3, None, "toy")
+    return Dataset(
+        "toy", torch.randn(samples, 4, generator=torch.Generator()), torch.arange(samples) % 3, 3, None, "toy"
+    )
 
 
 def test_splits_are_disjoint_and_complete():
@@ -140,7 +142,9 @@ def test_such_a_model_runs_one_client_at_a_time_with_the_same_bits_for_the_same_
     def trained(seed, strategy="auto"):
         from atoll import LocalEngine
 
-        return federate(task, FedAvg(), rounds=2, seed=seed, engine=LocalEngine(strategy=strategy)).server["head.weight"]
+        return federate(task, FedAvg(), rounds=2, seed=seed, engine=LocalEngine(strategy=strategy)).server[
+            "head.weight"
+        ]
 
     before = torch.random.get_rng_state()
     with caplog.at_level(logging.WARNING, "atoll"):

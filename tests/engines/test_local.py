@@ -1,6 +1,6 @@
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
@@ -54,7 +54,9 @@ def test_a_chunk_has_a_size():
 
 @pytest.mark.parametrize("text", ["", "chunk", "chunk:", "chunk:0", "chunk:-1", "chunk:x", "fast", "whole:2"])
 def test_a_wrong_strategy_says_what_there_is(text):
-    with pytest.raises(EngineError, match="`engine` must be auto, loop, threads, whole or chunk:N with N at least 1. Got"):
+    with pytest.raises(
+        EngineError, match="`engine` must be auto, loop, threads, whole or chunk:N with N at least 1. Got"
+    ):
         LocalEngine(strategy=text)
 
 
@@ -170,7 +172,9 @@ def test_a_model_that_branches_on_data_runs_one_client_at_a_time(make_task, capl
 
 def test_a_forced_whole_cohort_that_cannot_be_is_an_error(make_task):
     engine = LocalEngine(strategy="whole")
-    with pytest.raises(EngineError, match="This step cannot run for many clients at once: .*\nhint: use --engine loop."):
+    with pytest.raises(
+        EngineError, match="This step cannot run for many clients at once: .*\nhint: use --engine loop."
+    ):
         list(engine.run(job_of(make_task(Branches), train)))
 
 
@@ -180,7 +184,9 @@ def test_clients_that_are_done_are_not_run_again_when_others_cannot_be_vectorise
 
     def work(cohort):
         if 3 in cohort.clients:
-            cohort.scan(lambda c, b, g: c if b.x.sum() > 0 else c * 1.0, Params.of(n=torch.zeros((), dtype=torch.float64)))
+            cohort.scan(
+                lambda c, b, g: c if b.x.sum() > 0 else c * 1.0, Params.of(n=torch.zeros((), dtype=torch.float64))
+            )
         return train(cohort)
 
     monkeypatch.setattr(engines, "LARGEST_CHUNK", 2)
@@ -215,7 +221,9 @@ def test_a_client_that_fails_is_lost_and_the_others_count(make_task, strategy, a
     assert (last["asked"], last["replied"], last["lost"]) == (4, 2, {"OSError: the battery is empty": 2})
     assert "lost client(s) [1]: OSError: the battery is empty" in caplog.text
     if always:  # as if only clients 0 and 3 had been asked
-        spared = federate(task, FedAvg(), rounds=2, engine=engine, evaluation="none", faults=lambda _, c: np.isin(c, [1, 2]))
+        spared = federate(
+            task, FedAvg(), rounds=2, engine=engine, evaluation="none", faults=lambda _, c: np.isin(c, [1, 2])
+        )
         assert all(torch.equal(report.server[name], spared.server[name]) for name in report.server)
 
 
@@ -274,3 +282,27 @@ def test_a_server_that_diverges_is_found_out(make_task):
 def test_a_plan_is_a_value():
     assert Plan("whole") == Plan("whole")
     assert len({Plan("whole"), Plan("whole"), Plan("loop")}) == 2
+
+
+def test_a_resumed_run_goes_on_with_the_plans_it_had(make_task, tmp_path):
+    """Plans differ in the last bit of fp32, and which one is fastest is a matter of chance."""
+    task, options = make_task(shares=(0.6, 0.2, 0.2)), {"rounds": 4, "eval_every": 1, "folder": tmp_path / "run"}
+
+    def stop(line):
+        if line["round"] == 2:
+            raise InterruptedError
+
+    first, second = LocalEngine(), LocalEngine()
+    first.adopt([{"phase": ["local"], "clients": 4, "plan": asdict(Plan("chunk", 3))}], Ditto(), task)
+    with pytest.raises(InterruptedError):
+        federate(task, Ditto(), engine=first, on_round=stop, **options)
+    federate(task, Ditto(), engine=second, resume=True, **options)
+    chosen = {one["phase"][0]: one["plan"]["chunk"] for one in second.chosen(Ditto(), task)}
+    assert chosen == {"local": 3, "evaluate": None}
+    assert LocalEngine().chosen(Ditto(), task) == []
+
+
+def test_a_forced_strategy_is_not_overruled_by_an_older_plan(make_task):
+    task, engine = make_task(), LocalEngine(strategy="loop")
+    engine.adopt([{"phase": ["local"], "clients": 4, "plan": asdict(Plan("whole"))}], Ditto(), task)
+    assert engine.plans == {}

@@ -24,7 +24,9 @@ def test_a_closure_made_again_has_the_same_fingerprint():
     assert hash(fingerprint(make(0.1, {"a": [1, (2, None)]}))) is not None
 
 
-@pytest.mark.parametrize("other", [make(0.2), make(0.1, ("b",)), make(0.1, ["a"]), make(1), make(True), make(0.1, rule=Ditto(lam=2.0))])
+@pytest.mark.parametrize(
+    "other", [make(0.2), make(0.1, ("b",)), make(0.1, ["a"]), make(1), make(True), make(0.1, rule=Ditto(lam=2.0))]
+)
 def test_different_captures_have_different_fingerprints(other):
     assert fingerprint(make(0.1)) != fingerprint(other)
 
@@ -66,7 +68,8 @@ class Mutable:
 
 
 @pytest.mark.parametrize(
-    "captured", [torch.ones(1), Params.of(a=1.0), Stack.of(a=torch.ones(1)), {1, 2}, object(), Mutable(1.0), [torch.ones(1)]]
+    "captured",
+    [torch.ones(1), Params.of(a=1.0), Stack.of(a=torch.ones(1)), {1, 2}, object(), Mutable(1.0), [torch.ones(1)]],
 )
 def test_what_may_change_has_no_fingerprint(captured):
     with pytest.raises(Unstable):

@@ -165,7 +165,9 @@ def test_the_file_is_closed_when_nobody_holds_the_memory(tmp_path):
 def test_a_full_disk_says_what_to_do(tmp_path):
     memory = DiskMemory(tmp_path / "m.sqlite")
     memory._connection.execute("PRAGMA max_page_count = 4")  # a disk of 16 KiB
-    with pytest.raises(RunError, match=r"must be written to .*m.sqlite. It cannot be: database or disk is full.\nhint: make room"):
+    with pytest.raises(
+        RunError, match=r"must be written to .*m.sqlite. It cannot be: database or disk is full.\nhint: make room"
+    ):
         memory.keep(np.arange(10), Stack.of(v=torch.zeros(10, 1000)), round=0)
     assert recalled(memory, [0]) == [-1.0]  # all rows of a cohort or none
 
@@ -190,7 +192,9 @@ def test_ram_and_disk_give_the_same_run(make_task, tmp_path, algorithm):
         lines = [{name: value for name, value in line.items() if name != "seconds"} for line in report.history]
         own = report.population.memory
         default = task.network.initial.part("head") if isinstance(algorithm, FedPer) else task.network.initial
-        kept = own.recall(np.arange(6), Stack({n: v.expand(6, *v.shape) for n, v in default.items()}, default.layout), before=5)
+        kept = own.recall(
+            np.arange(6), Stack({n: v.expand(6, *v.shape) for n, v in default.items()}, default.layout), before=5
+        )
         return lines, report.server, kept
 
     lines, server, kept = run("ram", None)

@@ -83,7 +83,9 @@ def test_a_declared_head_that_does_not_exist_is_refused():
     class Wrong(nn.Sequential):
         head_modules: ClassVar = ("classifier",)
 
-    with pytest.raises(ModelError, match="`head_modules` of Wrong must name its submodules. Got 'classifier'.\nhint: there are: 0."):
+    with pytest.raises(
+        ModelError, match="`head_modules` of Wrong must name its submodules. Got 'classifier'.\nhint: there are: 0."
+    ):
         Network(Wrong(nn.Linear(4, 3)))
 
 

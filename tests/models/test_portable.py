@@ -7,7 +7,12 @@ from atoll.models.network import Network, Variant
 from atoll.models.portable import ColumnConv2d, KeyedDropout, MaskedBatchNorm, portable
 from atoll.randomness import Keys
 
-NORMS = [(nn.BatchNorm1d, (6, 3)), (nn.BatchNorm1d, (6, 3, 5)), (nn.BatchNorm2d, (6, 3, 4, 5)), (nn.BatchNorm3d, (2, 3, 2, 4, 2))]
+NORMS = [
+    (nn.BatchNorm1d, (6, 3)),
+    (nn.BatchNorm1d, (6, 3, 5)),
+    (nn.BatchNorm2d, (6, 3, 4, 5)),
+    (nn.BatchNorm3d, (2, 3, 2, 4, 2)),
+]
 
 
 def normal(*shape, seed=0):
@@ -182,7 +187,9 @@ def test_a_convolution_by_columns_is_torchs_with_its_gradients(options):
     assert all(map(close, found[2], expected[2]))
 
 
-@pytest.mark.parametrize("options", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "circular", "padding": 1}])
+@pytest.mark.parametrize(
+    "options", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "circular", "padding": 1}]
+)
 def test_convolutions_that_are_not_plain_stay_torchs(options):
     assert type(portable(nn.Sequential(nn.Conv2d(3, 3, 3, **options)), columns=True)[0]) is nn.Conv2d
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,6 +35,8 @@ log = logging.getLogger("atoll.engine")
 
 T = TypeVar("T")
 Clients = NDArray[np.int64]
+Phase = tuple[Hashable, ...]  # what is done, and last by which algorithm: ("local", Ditto())
+PlanKey = tuple[Phase, Hashable, int]  # with the facts of the task and the number of clients
 
 LARGEST_CHUNK = 128  # larger ones gain nothing, and memory would grow with the cohort
 WORTH_MEASURING = 3.0  # seconds of work ahead
@@ -64,7 +66,7 @@ class Job(NamedTuple):
     clients: Clients
     round: int
     work: Callable[[Cohort], Any]
-    phase: Hashable  # jobs of the same phase do the same kind of steps
+    phase: Phase  # jobs of the same phase do the same kind of steps
     calls_ahead: int = 1  # how often such a job will still come, this one included
     usual: int = 0  # how many clients such a job has when nobody drops out
     splits: frozenset[str] = frozenset({"train", "val"})
@@ -126,7 +128,7 @@ class LocalEngine:
         self.compile, self.precision, self.dtype, self.timeout = compile, precision, dtype, timeout
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self.programs = Programs()
-        self.plans: dict[Hashable, Plan] = {}
+        self.plans: dict[PlanKey, Plan] = {}
         self.step_seconds = 0.0  # spent in client steps; on a GPU without waiting for them
 
     def place(self, task: Task) -> Task:
@@ -230,15 +232,23 @@ class LocalEngine:
                 return self._first(len(job.clients), _convolves(job.population.task))
         return self.plans[key]
 
-    def _key(self, job: Job) -> Hashable:
-        task = job.population.task
-        return (
-            job.phase,
-            task.network.signature,
-            tuple(task.x.shape[1:]),
-            task.training.batch_size,
-            max(job.usual, len(job.clients)),
-        )
+    def chosen(self, algorithm: Hashable, task: Task) -> list[Tree]:
+        """The plans for a method on a task. A run that is resumed must go on with them to get the same bits."""
+        return [
+            {"phase": list(phase[:-1]), "clients": clients, "plan": asdict(plan)}
+            for (phase, facts, clients), plan in self.plans.items()
+            if phase[-1] == algorithm and facts == _facts(task)
+        ]
+
+    def adopt(self, chosen: list[Tree], algorithm: Hashable, task: Task) -> None:
+        """Take over what `chosen` gave, unless something else is forced now."""
+        for one in chosen:
+            plan = Plan(**one["plan"])
+            if self.strategy in ("auto", plan.strategy) and self.precision == plan.precision:
+                self.plans[(*one["phase"], algorithm), _facts(task), one["clients"]] = plan
+
+    def _key(self, job: Job) -> PlanKey:
+        return job.phase, _facts(job.population.task), max(job.usual, len(job.clients))
 
     def _only(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
         return Plan(strategy=strategy, chunk=self.chunk, precision=self.precision)
@@ -366,14 +376,21 @@ class LocalEngine:
             planned = sum(scanner.tally.planned for scanner in scanners)
             return max(scanner.tally.seconds for scanner in scanners), steps, planned
 
-        timed(limit=1)
-        seconds, steps, planned = timed(limit=2)
-        if steps and seconds < 0.2:  # too short to trust: take as many steps as fit into a fifth of a second
-            limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))
-            seconds, steps, planned = min((timed(limit) for _ in range(2)), key=lambda result: result[0] / result[1])
         samples = job.population.task.splits["train"].sizes(job.clients)
         share = samples[: sum(map(len, groups))].sum() / max(samples.sum(), 1)
-        return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
+
+        def measured(seconds: float, steps: int, planned: int) -> Measured:
+            return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
+
+        timed(limit=1)
+        seconds, steps, planned = timed(limit=2)
+        rough = measured(seconds, steps, planned)
+        matters = self.compile or rough.ahead(job) > WORTH_MEASURING / 3  # else nothing is decided by the figure
+        if not steps or seconds >= 0.2 or not matters:
+            return rough
+        # Too short to trust: take as many steps as fit into a fifth of a second.
+        limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))
+        return min((measured(*timed(limit)) for _ in range(2)), key=lambda one: one.seconds)
 
 
 def parse_strategy(text: str) -> tuple[Any, int | None]:
@@ -421,6 +438,11 @@ def arithmetic(precision: Precision) -> Iterator[None]:
     finally:
         for place, value in zip(places, before, strict=True):
             place.fp32_precision = value
+
+
+def _facts(task: Task) -> Hashable:
+    """What the speed of a plan depends on."""
+    return task.network.signature, tuple(task.x.shape[1:]), task.training.batch_size
 
 
 def _convolves(task: Task) -> bool:

@@ -297,7 +297,7 @@ class GraphProgram(Running):
                 for old, new in zip(self.carry, after, strict=True):
                     old.copy_(new)
 
-    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:  # noqa: ARG002
+    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
         """Start a scan: the values are copied to where the graph reads them."""
         for mine, theirs in zip(self.carry, carry, strict=True):
             mine.copy_(theirs)

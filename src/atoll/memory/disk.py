@@ -74,7 +74,7 @@ class DiskMemory:
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return None
 
-    def load(self, saved: Tree, *, round: int) -> None:  # noqa: ARG002
+    def load(self, saved: Tree, *, round: int) -> None:
         """See `Memory.load`."""
         with self._connection:
             self._connection.execute("DELETE FROM kept WHERE round >= ?", (round,))

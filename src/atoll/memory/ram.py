@@ -20,7 +20,7 @@ class RamMemory:
         self._blocks: list[Tensor] = []
         self._structure: Structure | None = None
 
-    def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:  # noqa: ARG002
+    def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
         """See `Memory.recall`."""
         rows = self._row[clients]
         known = rows >= 0
@@ -43,7 +43,7 @@ class RamMemory:
             recalled.append(mixed)
         return unflatten(structure, recalled)
 
-    def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:  # noqa: ARG002
+    def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
         """See `Memory.keep`."""
         leaves, structure = flatten(tree)
         if self._structure is None:
@@ -63,7 +63,7 @@ class RamMemory:
                 self._blocks[number] = block
             block[at.to(block.device)] = leaf
 
-    def save(self, *, round: int) -> Tree:  # noqa: ARG002
+    def save(self, *, round: int) -> Tree:
         """See `Memory.save`."""
         if self._structure is None:
             return None

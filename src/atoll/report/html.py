@@ -79,8 +79,14 @@ def page(comparison: Comparison) -> str:
 def _results(comparison: Comparison) -> str:
     paired = comparison.reference("local") is not None and len(comparison.outcomes) > 1
     several = len(comparison.seeds) > 1
-    heads = ["Method", "Mean ± 95 %" if several else "Mean", "Worst client", "Bottom 10 %", "Std over clients"]
-    heads += ["Gain vs Local", "Gain vs FedAvg", f"Harmed of {comparison.clients}"] if paired else []
+    heads = [
+        "Method",
+        "Mean ±\u00a095\u00a0%" if several else "Mean",
+        "Worst client",
+        "Bottom 10\u00a0%",
+        "Std over clients",
+    ]
+    heads += ["Gain vs Local", "Gain vs FedAvg", f"Harmed of\u00a0{comparison.clients}"] if paired else []
     rows = []
     for row in comparison.results:
         best = paired and row["method"] == comparison.best

@@ -1,0 +1,259 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from atoll import conformance
+from atoll.cli import app, cohort_of, unused
+
+TINY = ["--rounds", "2", "--clients", "4"]
+PROGRAM = [sys.executable, "-c", "from atoll.cli import main; main()"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATOLL_DATA", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # models this small only wait for a second one
+    yield
+    torch.set_num_threads(before)
+
+
+def atoll(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def metrics(folder: Path) -> list[dict]:
+    """All rounds without their times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+# -- run, compare, resume ----------------------------------------------------------------------------------------------
+
+
+def test_run_shows_a_table_and_leaves_a_folder():
+    result = atoll("run", "ditto:lam=0.5", *TINY, "--set", "epochs=2", "--out", "here")
+    assert result.exit_code == 0, result.output
+    assert "all 4 clients" in result.stdout
+    config = json.loads(Path("here/config.json").read_text())
+    assert (config["algorithm"]["lam"], config["algorithm"]["epochs"]) == (0.5, 2)
+    assert config["task"]["recipe"]["partition"] == "dirichlet:0.3"
+    assert Path("here/report.html").exists()
+
+
+def test_run_names_its_folder_after_task_and_method():
+    assert atoll("run", "local", *TINY).exit_code == 0
+    assert [path.name.rsplit("-", 2)[0] for path in Path("runs").iterdir()] == ["digits-local"]
+    listed = atoll("list", "runs").stdout
+    assert "runs/digits-local-" in listed
+    assert "2/2" in listed
+
+
+def test_compare_adds_references_and_reuses_what_is_finished():
+    first = atoll("compare", "fedper", "ditto:lam=0.1", "ditto", *TINY, "--seeds", "2", "--out", "c")
+    assert first.exit_code == 0, first.output
+    assert "added local and fedavg" in first.stderr
+    assert "± is the 95 % t-interval over 2 seeds" in " ".join(first.stdout.split())
+    assert len(list(Path("c").glob("*-seed?"))) == 10
+    again = atoll("compare", "fedper", "ditto:lam=0.1", "ditto", *TINY, "--seeds", "2", "--out", "c")
+    assert "10 of 10 runs were finished already" in again.stderr
+    assert again.stdout == first.stdout
+    resumed = atoll("resume", "c")
+    assert resumed.exit_code == 0
+    assert resumed.stdout == first.stdout
+
+
+def test_compare_chooses_the_same_folder_for_the_same_question():
+    for _ in range(2):
+        assert atoll("compare", "local", "fedavg", *TINY, "--seeds", "1").exit_code == 0
+    assert len(list(Path("runs").iterdir())) == 1
+    assert atoll("compare", "local", "fedavg", *TINY, "--seeds", "1", "--fresh").exit_code == 0
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_finished_run_is_not_run_again():
+    atoll("run", "fedavg", *TINY, "--out", "done")
+    before = Path("done/metrics.jsonl").read_text()
+    result = atoll("resume", "done")
+    assert result.exit_code == 0
+    assert "finished already" in result.stderr
+    assert Path("done/metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_was_stopped_is_resumed_to_the_same_numbers(number):
+    asked = ["run", "ditto", "--rounds", "12", "--clients", "8", "--cohort", "6", "--drop", "0.2"]
+    process = subprocess.Popen(
+        [*PROGRAM, *asked, "--out", "stopped"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    while not Path("stopped/metrics.jsonl").exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "atoll resume stopped" in messages
+    assert len(metrics(Path("stopped"))) < 12
+    assert atoll("resume", "stopped").exit_code == 0
+    assert atoll(*asked, "--out", "whole").exit_code == 0
+    assert metrics(Path("stopped")) == metrics(Path("whole"))
+
+
+def test_resume_explains_what_it_cannot_rebuild():
+    from atoll import Recipe, federate
+    from atoll.algorithms import create
+
+    task = Recipe(clients=4).build()
+    object.__setattr__(task, "facts", {})
+    with pytest.raises(ZeroDivisionError):
+        federate(task, create("fedavg"), rounds=2, folder="own", on_round=lambda line: 1 / 0)
+    result = atoll("resume", "own")
+    assert result.exit_code == 2
+    assert "resume=True" in result.stderr
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("rum ditto", "Did you mean 'run'"),
+        ("run dito", "Unknown algorithm 'dito'. Did you mean: ditto?"),
+        ("run ./nothing.py", "There is no nothing.py"),
+        ("run ditto --task digit", "Unknown data set 'digit'. Did you mean: digits?"),
+        ("run ditto --lrr 1", "--lr"),
+        ("run ditto --set lam=-1", "`lam` of Ditto must be a float in [0, inf). Got -1.0 instead."),
+        ("run ditto --set lan=1", "Did you mean: lam?"),
+        ("run ditto --set lam", "name=value"),
+        ("run ditto --cohort 50", "between 1 and the number of clients, 20. Got 50."),
+        ("run ditto --cohort 1.5", "must be in (0, 1]"),
+        ("run ditto --cohort many", "number of clients or a share"),
+        ("run ditto --engine chunk:0", "chunk:N with N at least 1. Got 'chunk:0'"),
+        ("run ditto --engine warp", "Got 'warp'"),
+        ("run ditto --precision fp8", "fp32, tf32 or bf16"),
+        ("run ditto --device tpu", "Got 'tpu'"),
+        ("run ditto --rounds 0", "`rounds` must be at least 1"),
+        ("run ditto --lr -1", "`lr` of Training"),
+        ("run ditto --clients 0", "at least 1 client"),
+        ("run ditto --clients 5000", "5000 clients"),
+        ("run ditto --partition dirichlet", "followed by its alpha"),
+        ("run ditto --memory tape", "Unknown memory 'tape'"),
+        ("run ditto --model resnet", "Did you mean: resnet18"),
+        ("run ditto --task mnist --data nowhere", "`mnist` was not found"),
+        ("run ditto --task mnist", "ATOLL_DATA"),
+        ("compare ditto --set foo=1", "Unknown hyperparameter 'foo'"),
+        ("resume nowhere", "must hold config.json"),
+        ("list things", "Unknown list 'things'"),
+        ("new 3x", "begin with a letter"),
+        ("check dito", "Did you mean: ditto?"),
+    ],
+)
+def test_bad_input_is_explained_and_leaves_nothing_behind(arguments, said):
+    result = atoll(*arguments.split())
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert result.stdout == ""
+    assert not Path("runs").exists()
+
+
+def test_a_run_folder_that_exists_is_refused():
+    atoll("run", "local", *TINY, "--out", "here")
+    before = Path("here/metrics.jsonl").read_text()
+    result = atoll("run", "local", *TINY, "--out", "here")
+    assert result.exit_code == 2
+    assert "hint: continue it with `atoll resume here`" in result.stderr
+    assert Path("here/metrics.jsonl").read_text() == before
+
+
+def test_a_diverging_run_fails_and_names_the_client():
+    result = atoll("run", "fedavg", *TINY, "--lr", "1e20")
+    assert result.exit_code == 1
+    assert "Training must stay finite" in result.stderr
+
+
+# -- list, show, new, check --------------------------------------------------------------------------------------------
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, atoll.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_and_version():
+    assert "compare" in atoll().output
+    assert atoll("--version").stdout.startswith("atoll ")
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [("algorithms", "ditto"), ("tasks", "cifar10"), ("partitions", "dirichlet:ALPHA"), ("models", "resnet18-gn")],
+)
+def test_list(what, expected):
+    assert expected in atoll("list", what).stdout
+
+
+def test_show_explains_a_method():
+    shown = atoll("show", "ditto").stdout
+    for part in ("min_v", "lam", "[0, inf)", "pull of the personal model", "delta (model)", "it is local", "@inproc"):
+        assert part in shown
+
+
+def test_new_writes_a_method_that_passes_its_checks():
+    assert atoll("new", "my-method").exit_code == 0
+    assert "class MyMethod(Algorithm)" in Path("my_method.py").read_text()
+    assert 'with_name("my_method.py")' in Path("test_my_method.py").read_text()
+    again = atoll("new", "my-method")
+    assert again.exit_code == 2
+    assert "my_method.py exists" in again.stderr
+    checked = atoll("check", "./my_method.py")
+    assert checked.exit_code == 0, checked.output
+    assert "checks passed" in checked.stdout
+    assert atoll("run", "./my_method.py:personal_epochs=1", *TINY, "--out", "mine").exit_code == 0
+    config = json.loads(Path("mine/config.json").read_text())
+    assert Path(config["algorithm"]["file"]).samefile("my_method.py")
+    assert atoll("resume", "mine").exit_code == 0
+
+
+def test_check_fails_loudly(monkeypatch):
+    failed = conformance.Result("inputs-are-unchanged", False, "`w` was changed", 0.1)
+    monkeypatch.setattr(conformance, "check", lambda method, on_result=None: [failed])
+    result = atoll("check", "ditto")
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+    assert "1 of 1 checks failed" in result.stdout
+
+
+def test_colour_is_left_out_where_it_is_not_wanted():
+    run = subprocess.run(
+        [*PROGRAM, "list", "partitions"],
+        env={**os.environ, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "\x1b[3" not in run.stdout
+
+
+# -- small parts -------------------------------------------------------------------------------------------------------
+
+
+def test_cohorts_are_numbers_or_shares():
+    assert [cohort_of(text) for text in (None, "10", "0.1", "1.0")] == [None, 10, 0.1, 1.0]
+
+
+def test_unused_folders_are_counted(tmp_path):
+    assert unused(tmp_path / "a") == tmp_path / "a"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a-2").mkdir()
+    assert unused(tmp_path / "a") == tmp_path / "a-3"

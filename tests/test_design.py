@@ -1,0 +1,113 @@
+"""Decisions that a change should not undo by accident."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atoll
+
+SOURCE = Path(atoll.__file__).parent
+MODULES = {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+
+
+def imported(tree):
+    """The atoll modules that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def calls(tree, method):
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
+    ]
+
+
+def test_only_federation_has_a_round_loop():
+    """Conformance calls single hooks on purpose; nobody else aggregates."""
+    assert {name for name, tree in MODULES.items() if calls(tree, "aggregate")} - {"conformance.py"} == {
+        "federation.py"
+    }
+    assert len(calls(MODULES["federation.py"], "aggregate")) == 1
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name in MODULES if name.startswith("algorithms/") and name != "algorithms/__init__.py")
+)
+def test_a_method_knows_nothing_of_engines_memory_and_channel(name):
+    forbidden = (
+        "atoll.engines",
+        "atoll.memory",
+        "atoll.channel",
+        "atoll.federation",
+        "atoll.runs",
+        "atoll.report",
+        "atoll.cli",
+    )
+    assert not [module for module in imported(MODULES[name]) if module.startswith(forbidden)]
+
+
+def test_the_kernel_does_not_depend_on_methods_or_interfaces():
+    for name in ("params.py", "randomness.py", "serialise.py", "batch.py", "cohort.py", "algorithm.py", "runs.py"):
+        forbidden = ("atoll.algorithms", "atoll.cli", "atoll.comparison", "atoll.report")
+        assert not [module for module in imported(MODULES[name]) if module.startswith(forbidden)], name
+
+
+def test_nothing_is_unpickled():
+    for name, tree in MODULES.items():
+        assert not {"pickle", "dill", "cloudpickle", "joblib"} & set(imported(tree)), name
+        assert "torch.load(" not in ast.unparse(tree).replace("safetensors.torch.load(", ""), name
+
+
+def test_public_names_are_sorted_and_there():
+    assert atoll.__all__ == sorted(atoll.__all__)
+    for name in atoll.__all__:
+        assert getattr(atoll, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'atoll' has no attribute 'fedrate'"):
+        atoll.fedrate  # noqa: B018
+
+
+IMPORT = """
+import json, os, threading
+import numpy, torch
+import torch.fx.experimental.proxy_tensor, torch.func  # what torch itself does on import is not the question
+
+def state():
+    return [torch.random.get_rng_state().tolist(), numpy.random.get_state()[1].tolist()]
+
+before, threads = state(), threading.active_count()
+import atoll
+for name in atoll.__all__:
+    getattr(atoll, name)
+import atoll.cli
+print(json.dumps({
+    "files": os.listdir("."), "threads": threading.active_count() - threads, "drawn": before != state(),
+    "seeded": torch.initial_seed() == 0, "handlers": len(__import__("logging").getLogger("atoll").handlers),
+    "grad": torch.is_grad_enabled(), "dtype": str(torch.get_default_dtype()),
+}))
+"""
+
+
+def test_importing_has_no_side_effects(tmp_path):
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {
+        "files": [], "threads": 0, "drawn": False, "seeded": False, "handlers": 0, "grad": True,
+        "dtype": "torch.float32",
+    }  # fmt: skip
+
+
+def test_asking_for_help_does_not_wait_for_torch():
+    program = "import sys, atoll; dir(atoll); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
