@@ -53,10 +53,10 @@ class Workload:
 CPU = (
     Workload("mlp", (1, 8, 8), 50, 10, target=5.0),
     Workload("mlp", (1, 28, 28), 50, 10, target=5.0),
-    Workload("cnn", (1, 28, 28), 20, 10, target=1.2, steps=20),
-    Workload("cnn", (3, 32, 32), 20, 10, target=1.2, steps=20),
-    Workload("cnn", (1, 28, 28), 10, 50, target=1.0, steps=8),
-    Workload("cnn", (3, 32, 32), 10, 50, target=1.0, steps=8),
+    Workload("cnn", (1, 28, 28), 20, 10, target=1.2),
+    Workload("cnn", (3, 32, 32), 20, 10, target=1.2),
+    Workload("cnn", (1, 28, 28), 10, 50, target=1.0, steps=16),
+    Workload("cnn", (3, 32, 32), 10, 50, target=1.0, steps=16),
 )
 CUDA = (
     Workload("cnn", (3, 32, 32), 20, 10, target=40.0, precision="bf16"),
@@ -122,7 +122,7 @@ def atoll(task: Task, engine: LocalEngine) -> Callable[[], int]:
     work = lambda cohort: algorithm.local(w, cohort)  # noqa: E731 - it is the one line that is measured
 
     def round() -> int:
-        job = Job(population, everybody, 0, work, phase=("local", algorithm), calls_ahead=100_000)
+        job = Job(population, everybody, 0, work, phase=("local", algorithm), calls=100_000)
         trained = [outcome.cohort.clients for outcome in engine.run(job) if isinstance(outcome, Done)]
         samples = task.splits["train"].sizes(np.concatenate(trained))
         return int(-(-samples // task.training.batch_size).sum())

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 a run or a check failed, 2 bad input, 130 stopped by Ctrl-
 import dataclasses
 import inspect
 import logging
-import os
 import re
 import signal
 import sys
@@ -81,8 +80,6 @@ app = typer.Typer(
 
 def main() -> None:
     """The `atoll` program."""
-    # Threads that spin while they wait make small steps ten times slower as soon as another program wants the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app(prog_name="atoll")
 
 
@@ -139,7 +136,9 @@ class Options:
     drop: Annotated[float, option("Probability that a client drops out of a round.", **ROUNDS)] = 0.0
     eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
     memory: Annotated[str, option("Where clients keep their state: ram or disk.", **ROUNDS)] = "ram"
-    engine: Annotated[str, option("Clients at once: auto, loop, threads, whole or chunk:N.", **ENGINE)] = "auto"
+    engine: Annotated[str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N.", **ENGINE)] = (
+        "auto"
+    )
     compile: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None
     precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
     device: Annotated[str, option("auto, cpu or cuda.", **ENGINE)] = "auto"

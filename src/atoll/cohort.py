@@ -152,8 +152,13 @@ class Cohort:
         return self.population.memory.recall(self.clients, self.stacked(default), before=self.round)
 
     def observe(self, **values: Tensor) -> None:
-        """Record one number per client, such as its training loss, for the log of the simulation."""
-        self.notes.update(values)
+        """Record one number per client, such as its training loss, for the log of the simulation.
+
+        A name that is used again is numbered: `loss/main`, `loss/main-2`.
+        """
+        for name, value in values.items():
+            times = 1 + sum(one == name or one.startswith(f"{name}-") for one in self.notes)
+            self.notes[name if times == 1 else f"{name}-{times}"] = value
 
     def _mine(self, tree: Tree) -> Tree:
         """The same tree, if every Stack in it belongs to this cohort."""
@@ -163,11 +168,20 @@ class Cohort:
                 raise CohortError(f"A Stack must have one row per client, {len(self)}. Got {len(leaf)}.")
         return tree
 
+    def _placed(self, loose: Params) -> Params:
+        """Values that belong to no model, such as `Params.of(loss=0.0)`, where the data are and of their type."""
+        device, dtype = self.population.device, self.initial_dtype
+        return loose.map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else None))
+
+    @overload
+    def stacked(self, tree: Params | Stack) -> Stack: ...
+    @overload
+    def stacked(self, tree: Tree) -> Tree: ...
     def stacked(self, tree: Tree) -> Tree:
         """The same tree with every Params spread to one per client."""
         match tree:
             case Params():
-                return spread(tree, len(self))
+                return spread(tree if tree.layout is not None else self._placed(tree), len(self))
             case Stack() if tree.clients != len(self) and len(tree):
                 raise CohortError(f"A Stack must have one row per client, {len(self)}. Got {tree.clients}.")
             case Stack() | None:

@@ -49,7 +49,7 @@ CHECKPOINT_SECONDS = 30.0
 class Settings:
     """How a federation is run; together with task and algorithm, everything that decides its numbers."""
 
-    rounds: int = 20
+    rounds: int = 30
     seed: int = 0
     cohort: int | float | None = None  # clients per round, or their share; all by default
     drop: float = 0.0  # probability that a client of the cohort is lost
@@ -254,7 +254,7 @@ def _gather(
         round,
         lambda cohort: algorithm.local(broadcast, cohort),
         phase=("local", algorithm),
-        calls_ahead=settings.rounds - round,
+        calls=settings.rounds,
         usual=settings.cohort_size(population.task.clients),
         unicast=unicast,
     )
@@ -318,14 +318,14 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Scores of the personal models, of the shared one after the last round, and on the central test set."""
     found: dict[str, Any] = {}
-    ahead = max(1, (settings.rounds - done) // (settings.eval_every or max(1, settings.rounds // 10)))
+    calls = settings.rounds // (settings.eval_every or max(1, settings.rounds // 10)) + 1
     shared = algorithm.shared(server)
     if settings.evaluation == "all":
         kinds = ["personal"]
         if done == settings.rounds and shared is not None and type(algorithm).personalize is not Algorithm.personalize:
             kinds.append("shared")
         for kind in kinds:
-            scores = evaluate(engine, population, algorithm, server, round=done, model=kind, calls_ahead=ahead)
+            scores = evaluate(engine, population, algorithm, server, round=done, model=kind, calls=calls)
             found[kind] = {
                 split: {
                     **one.summary(),

@@ -25,7 +25,7 @@ class Recipe:
     seed: int = 0  # of the model's initial values, and of the partition unless it has its own
     partition_seed: int | None = None
     data: str | None = None  # the folder of the data sets; ATOLL_DATA by default
-    training: Training = field(default_factory=lambda: Training(lr=0.1))  # suits the reference models
+    training: Training = field(default_factory=Training)
 
     def build(self) -> Task:
         """The task."""

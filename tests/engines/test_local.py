@@ -55,7 +55,7 @@ def test_a_chunk_has_a_size():
 @pytest.mark.parametrize("text", ["", "chunk", "chunk:", "chunk:0", "chunk:-1", "chunk:x", "fast", "whole:2"])
 def test_a_wrong_strategy_says_what_there_is(text):
     with pytest.raises(
-        EngineError, match="`engine` must be auto, loop, threads, whole or chunk:N with N at least 1. Got"
+        EngineError, match="`engine` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got"
     ):
         LocalEngine(strategy=text)
 
@@ -130,7 +130,7 @@ def test_with_much_work_ahead_more_plans_are_tried(make_task, monkeypatch, caplo
     engine = LocalEngine(compile=False)
     task = make_task(sizes=(8, 8), dtype=torch.float64)
     with caplog.at_level(logging.INFO, "atoll.engine"):
-        found = models(engine.run(job_of(task, train, calls_ahead=1000)))
+        found = models(engine.run(job_of(task, train, calls=1000)))
     assert "whole traced" in caplog.text
     assert not any(plan.mode == "compiled" for plan in engine.plans.values())
     reference = models(LocalEngine(strategy="loop").run(job_of(task, train)))

@@ -246,17 +246,17 @@ def test_a_program_runs_on_the_data_of_its_scan(make_task, make_cohort):
 
 def test_few_calls_do_not_pay_for_a_program(make_task, make_cohort):
     task = make_task(sizes=(8, 8), dtype=torch.float64)
-    for calls_ahead, made in ((19, 0), (20, 1)):  # two steps each: 38 and 40 calls; tracing pays from 40
+    for calls, made in ((19, 0), (20, 1)):  # two steps each: 38 and 40 calls; tracing pays from 40
         programs = Programs()
-        cohort = make_cohort(task, Plan("whole", mode="traced"), programs=programs, calls_ahead=calls_ahead)
+        cohort = make_cohort(task, Plan("whole", mode="traced"), programs=programs, calls=calls)
         sgd(cohort, start=task.network.initial, epochs=1)
         assert len(programs._made) == made
 
 
 def test_a_program_that_exists_is_used_however_few_calls_remain(make_task, make_cohort):
     task, programs, runs = make_task(sizes=(8, 8), dtype=torch.float64), Programs(), []
-    for calls_ahead in (FORCED, 1, 1):
-        cohort = make_cohort(task, Plan("whole", mode="traced"), programs=programs, calls_ahead=calls_ahead)
+    for calls in (FORCED, 1, 1):
+        cohort = make_cohort(task, Plan("whole", mode="traced"), programs=programs, calls=calls)
         cohort.scan(counted, Params.of(n=torch.zeros((), dtype=torch.float64)))
         runs.append(len(PYTHON_RUNS))
     assert runs[0] == runs[1] == runs[2]  # once traced, the step's Python does not run again

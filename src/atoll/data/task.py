@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test")
 class Training:
     """How a client takes its steps; the same for every method of a comparison."""
 
-    lr: float = 0.05
+    lr: float = 0.1
     batch_size: int = 10
     momentum: float = 0.0
     weight_decay: float = 0.0

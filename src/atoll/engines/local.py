@@ -13,9 +13,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,7 +68,7 @@ class Job(NamedTuple):
     round: int
     work: Callable[[Cohort], Any]
     phase: Phase  # jobs of the same phase do the same kind of steps
-    calls_ahead: int = 1  # how often such a job will still come, this one included
+    calls: int = 1  # how often such a job comes in a run; the same from beginning to end, so that a resumed run agrees
     usual: int = 0  # how many clients such a job has when nobody drops out
     splits: frozenset[str] = frozenset({"train", "val"})
     unicast: Callable[[Clients], Tree] | None = None
@@ -88,7 +89,7 @@ class Measured:
 
     def ahead(self, job: Job) -> float:
         """The seconds that this and all coming jobs would take."""
-        return self.seconds * self.steps * job.calls_ahead
+        return self.seconds * self.steps * job.calls
 
 
 class LocalEngine:
@@ -183,25 +184,35 @@ class LocalEngine:
             yield clients, self._attempt(job, plan, clients)
 
     def _threaded(self, job: Job, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
-        """One client per thread; results in order, and only a few of them waiting."""
-        with one_thread_each(), ThreadPoolExecutor(self.threads) as pool:
-            waiting: deque[tuple[Clients, Future[Any]]] = deque()
-            upcoming = iter(chunks)
-            for clients in itertools.islice(upcoming, 2 * self.threads):
-                waiting.append((clients, pool.submit(self._attempt, job, plan, clients)))
-            while waiting:
-                clients, future = waiting.popleft()
-                yield clients, future.result()
-                for following in itertools.islice(upcoming, 1):
-                    waiting.append((following, pool.submit(self._attempt, job, plan, following)))
+        """One chunk per thread; results in order, and only a few of them waiting."""
+        waiting: deque[tuple[Clients, Future[Any]]] = deque()
+        upcoming = iter(chunks)
+        with one_thread_each():
+            try:
+                for clients in itertools.islice(upcoming, 2 * self.threads):
+                    waiting.append((clients, self._pool.submit(self._attempt, job, plan, clients)))
+                while waiting:
+                    clients, future = waiting.popleft()
+                    yield clients, future.result()
+                    for following in itertools.islice(upcoming, 1):
+                        waiting.append((following, self._pool.submit(self._attempt, job, plan, following)))
+            finally:  # after an error, nothing may go on in the background
+                for _, future in waiting:
+                    future.cancel()
+                wait([future for _, future in waiting])
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        """Threads that live as long as the engine, because each has a copy of the model."""
+        return ThreadPoolExecutor(self.threads)
 
     def _attempt(self, job: Job, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
         """The outcome for some clients; an exception that is theirs is returned, not raised."""
         nominal = plan.size(max(job.usual, len(job.clients)))
-        scanner = Scanner(plan, self.programs, nominal=nominal, calls_ahead=self._calls(job, plan))
+        scanner = Scanner(plan, self.programs, nominal=nominal, calls=self._calls(job, plan))
         began = time.perf_counter()
         try:
-            with torch.no_grad(), arithmetic(plan.precision):
+            with torch.no_grad(), arithmetic(plan.precision), cores(plan):
                 cohort = job.cohort(clients, scanner)
                 result = job.work(cohort)
         except (AtollError, NotVectorisable, MemoryError, torch.OutOfMemoryError):
@@ -217,7 +228,7 @@ class LocalEngine:
 
     def _calls(self, job: Job, plan: Plan) -> int:
         """How often a program made now will be used: in every coming job, once per chunk."""
-        return job.calls_ahead * -(-len(job.clients) // plan.size(len(job.clients)))
+        return job.calls * -(-len(job.clients) // plan.size(len(job.clients)))
 
     # -- choosing a plan -------------------------------------------------------------------------------------------
     def _plan(self, job: Job) -> Plan:
@@ -251,15 +262,17 @@ class LocalEngine:
         return job.phase, _facts(job.population.task), max(job.usual, len(job.clients))
 
     def _only(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
-        return Plan(strategy=strategy, chunk=self.chunk, precision=self.precision)
+        one_core = self.device.type == "cpu" and strategy != "threads"
+        return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
 
     def _first(self, clients: int, convolves: bool) -> Plan:
         """The plan to begin with: as forced, else as many clients at once as is sensible."""
+        on_cpu = self.device.type == "cpu"
         if self.strategy != "auto":
             return self._only(self.strategy)
-        if convolves and self.device.type == "cpu":
+        if convolves and on_cpu:
             return self._only("loop")  # grouped convolutions are slow there
-        return self._grouped(min(clients, LARGEST_CHUNK), clients)
+        return replace(self._grouped(min(clients, LARGEST_CHUNK), clients), one_core=on_cpu)
 
     def _alone(self, job: Job, reason: NotVectorisable) -> Plan:
         """The plan for a step that fails under `vmap`."""
@@ -308,7 +321,8 @@ class LocalEngine:
             extras = [replace(first_traced, columns=True)] if on_gpu and convolves else []
             if not first.plan.vectorised and convolves:
                 extras = [replace(first_traced, channels_last=True)]
-            return [first_traced, *extras]
+            plans = [first_traced, *extras]
+            return plans + [replace(plan, one_core=False) for plan in plans if plan.one_core]
         loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
         loops = [loop, replace(loop, channels_last=True)] if convolves else [loop]
         if on_gpu:
@@ -319,8 +333,12 @@ class LocalEngine:
             for size in (min(clients, LARGEST_CHUNK), 32, 16, 8)
             if size <= clients
         ]
-        # What is usually best comes first, because measuring stops when it has taken its share of the work ahead.
-        return [*loops, *threads, *grouped[-1:]] if convolves else [*grouped, *loops, *threads]
+        if convolves:
+            # What is usually best comes first: measuring stops when it has taken its share of the work ahead.
+            return [*loops, *threads, *grouped[-1:]]
+        several = [Plan("threads", size, "traced", precision=self.precision) for size in (16, 8)]
+        several = [plan for plan in several if threads and self.threads * plan.size(clients) <= clients]
+        return [first_traced, *grouped, *several, *loops]
 
     def _compiled(self, job: Job, tried: list[Measured]) -> list[Plan]:
         """What is worth compiling, by how well it does without."""
@@ -333,9 +351,12 @@ class LocalEngine:
                 one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=not ranked[0].plan.columns)
             ]
         elif ranked[0].plan.vectorised and self.strategy == "auto":
-            # Compiled steps are bound by memory, so that a chunk that fits the cache may win.
+            # Compiled steps are bound by memory, so that a chunk that fits the cache may win, or one per core.
             size = min(len(job.clients), 10)
-            chosen += [replace(ranked[0], plan=replace(self._grouped(size, len(job.clients)), mode="traced"))]
+            others = [self._grouped(size, len(job.clients))]
+            if 1 < self.threads <= len(job.clients) // size:
+                others.append(Plan("threads", size, precision=self.precision))
+            chosen += [replace(ranked[0], plan=plan) for plan in others]
         plans = [replace(one.plan, mode="compiled") for one in chosen]
         return list(dict.fromkeys(plans))
 
@@ -356,20 +377,20 @@ class LocalEngine:
     def _measure(self, plan: Plan, job: Job) -> Measured:
         """Time a plan on a few real steps, after one that makes its programs."""
         size = plan.size(len(job.clients))
-        groups = [job.clients[:size]]
-        if plan.strategy == "threads":
-            groups = [job.clients[k : k + 1] for k in range(min(self.threads, len(job.clients)))]
+        workers = self.threads if plan.strategy == "threads" else 1
+        starts = range(0, min(workers * size, len(job.clients)), size)
+        groups = [job.clients[start : start + size] for start in starts]
 
         def timed(limit: int) -> tuple[float, int, int]:
-            scanners = [Scanner(plan, self.programs, calls_ahead=FORCED, limit=limit) for _ in groups]
+            scanners = [Scanner(plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
 
             def one(position: int) -> None:
-                with torch.no_grad(), arithmetic(plan.precision):
+                with torch.no_grad(), arithmetic(plan.precision), cores(plan):
                     job.work(job.cohort(groups[position], scanners[position]))
 
             if plan.strategy == "threads":
-                with one_thread_each(), ThreadPoolExecutor(len(groups)) as pool:
-                    list(pool.map(one, range(len(groups))))
+                with one_thread_each():
+                    list(self._pool.map(one, range(len(groups))))
             else:
                 one(0)
             steps = sum(scanner.tally.client_steps for scanner in scanners)
@@ -394,13 +415,15 @@ class LocalEngine:
 
 
 def parse_strategy(text: str) -> tuple[Any, int | None]:
-    """`auto`, `loop`, `threads`, `whole` or `chunk:N`."""
+    """`auto`, `loop`, `threads`, `whole`, `chunk:N`, or `threads:N` for chunks of N in threads."""
     if text in ("auto", "loop", "threads", "whole"):
         return text, None
     name, _, number = text.partition(":")
-    if name == "chunk" and number.isdigit() and int(number) >= 1:
-        return "chunk", int(number)
-    raise EngineError(f"`engine` must be auto, loop, threads, whole or chunk:N with N at least 1. Got {text!r}.")
+    if name in ("chunk", "threads") and number.isdigit() and int(number) >= 1:
+        return name, int(number)
+    raise EngineError(
+        f"`engine` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got {text!r}."
+    )
 
 
 def canonical(job: Job) -> Clients:
@@ -409,6 +432,11 @@ def canonical(job: Job) -> Clients:
     sizes = job.population.task.splits["train"].sizes(clients)
     ordered: Clients = clients[np.argsort(-sizes, kind="stable")]
     return ordered
+
+
+def cores(plan: Plan) -> AbstractContextManager[None]:
+    """One core for a plan that asks for it; in threads, each has one already."""
+    return one_thread_each() if plan.one_core else nullcontext()
 
 
 @contextmanager

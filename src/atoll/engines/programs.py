@@ -51,21 +51,22 @@ class Plan:
     graph: bool = False  # capture as a CUDA graph
     columns: bool = False  # convolutions as matrix products
     channels_last: bool = False
+    one_core: bool = False  # small steps gain little from several cores, and suffer when others use them
     plain: bool = False  # the step cannot be vectorised, not even for one client
     precision: Precision = "fp32"
 
     @property
     def vectorised(self) -> bool:
         """Whether several clients share one call of `Algorithm.local`."""
-        return self.strategy in ("chunk", "whole")
+        return self.strategy in ("chunk", "whole") or (self.strategy == "threads" and (self.chunk or 1) > 1)
 
     def size(self, clients: int) -> int:
         """How many clients are given to one call of `Algorithm.local`."""
         return min(clients, self.chunk or clients) if self.vectorised else 1
 
     def __str__(self) -> str:
-        grouping = f"chunk:{self.chunk}" if self.strategy == "chunk" else self.strategy
-        extras = [name for name in ("graph", "columns", "channels_last", "plain") if getattr(self, name)]
+        grouping = self.strategy if self.chunk is None else f"{self.strategy}:{self.chunk}"
+        extras = [name for name in ("graph", "columns", "channels_last", "one_core", "plain") if getattr(self, name)]
         return " ".join([grouping, self.mode, *extras, self.precision])
 
 
@@ -344,8 +345,8 @@ class Programs:
             sizes |= {-(-smallest * 3 // 4), -(-smallest // 2)} - {smallest}
         return np.array(sorted(sizes))
 
-    def get(self, plan: Plan, work: Work, example: tuple[Any, ...], calls_ahead: int) -> Program:
-        """The program for these shapes, made now if it is new and if `calls_ahead` calls will pay for it."""
+    def get(self, plan: Plan, work: Work, example: tuple[Any, ...], calls: int) -> Program:
+        """The program for these shapes, made now if it is new and if `calls` calls will pay for it."""
         if work.network.draws_globally:
             return SeededProgram()
         if plan.mode == "eager":
@@ -363,11 +364,12 @@ class Programs:
         key = (
             graph, print_of_step, work.carry, work.given, work.network.signature, work.variant,
             work.vectorised, leaves, (work.x.data_ptr(), work.y.data_ptr()) if graph else (work.x.device,),
+            torch.get_num_threads(),  # compiled code is made for so many
         )  # fmt: skip
         modes: tuple[Mode, ...] = ("compiled", "traced")
         with self._lock:
             for mode in modes[modes.index(plan.mode) :]:
-                if (mode, key) not in self._made and calls_ahead >= WORTHWHILE_CALLS[mode]:
+                if (mode, key) not in self._made and calls >= WORTHWHILE_CALLS[mode]:
                     self._made[mode, key] = self._make(mode, graph, work, example)
                 if (mode, key) in self._made:
                     return self._made[mode, key]

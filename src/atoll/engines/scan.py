@@ -44,10 +44,10 @@ class Scanner:
     """
 
     def __init__(
-        self, plan: Plan, programs: Programs, *, nominal: int = 1, calls_ahead: int = 1, limit: int | None = None
+        self, plan: Plan, programs: Programs, *, nominal: int = 1, calls: int = 1, limit: int | None = None
     ) -> None:
         self.plan, self.programs = plan, programs
-        self.nominal, self.calls_ahead, self.limit = nominal, calls_ahead, limit
+        self.nominal, self.calls, self.limit = nominal, calls, limit
         self.tally = Tally()
 
     def scan(
@@ -128,7 +128,7 @@ class Scanner:
                 here, given, index[start, :size], None if mask is None else mask[start, :size],
                 keys and keys.low, keys and keys.high, keys and torch.zeros((), dtype=torch.int64, device=index.device),
             )  # fmt: skip
-            program = self.programs.get(self.plan, work, example, int(stop - start) * self.calls_ahead)
+            program = self.programs.get(self.plan, work, example, int(stop - start) * self.calls)
             running = program.begin(work, here, given, keys)
             for t in range(start, stop):
                 if active[t] < rows:  # these clients are done: set them aside before they are overwritten

@@ -44,8 +44,7 @@ def sgd(
         after = {"w": w.moved(g, -given["lr"]), "seen": seen}
         return after | {"velocity": g} if rule.momentum else after
 
-    zero = cohort.lr * 0
-    carry: dict[str, Any] = {"w": start, "seen": Params.of(loss=zero, steps=zero)}
+    carry: dict[str, Any] = {"w": start, "seen": Params.of(loss=0.0, steps=0.0)}
     if rule.momentum:
         carry["velocity"] = start.trained.only(names).zeros()
     given = {"lr": cohort.lr if lr is None else lr, "penalty": penalty and penalty.given}

@@ -82,7 +82,7 @@ def evaluate(
     *,
     round: int,
     model: str = "personal",
-    calls_ahead: int = 1,
+    calls: int = 1,
     splits: tuple[str, ...] = ("val", "test"),
 ) -> dict[str, ClientScores]:
     """Scores of all clients, for their personal models or for the shared one."""
@@ -104,7 +104,7 @@ def evaluate(
         round,
         work,
         phase=("evaluate", model, algorithm),
-        calls_ahead=calls_ahead,
+        calls=calls,
         splits=frozenset({"train", "val", "test"}),
     )
     scores = {split: np.full((2, len(everybody)), np.nan) for split in splits}
@@ -125,10 +125,10 @@ def _means(sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[Any, An
 
 
 def _score(cohort: Cohort, w: Params | Stack, split: str) -> Stack:
-    sizes = cohort.population.task.splits[split].sizes(cohort.clients)
-    zero = cohort.lr * 0
-    start = Params.of(score=zero, loss=zero)
-    batch_size = int(np.clip(sizes.max(initial=1), 1, LARGEST_BATCH))
+    # The largest client of all decides, not of this chunk, so that every chunking sums in the same order.
+    largest = int(np.diff(cohort.population.task.splits[split].offsets).max(initial=1))
+    batch_size = max(1, min(largest, LARGEST_BATCH))
+    start = Params.of(score=0.0, loss=0.0)
     scored: Stack = cohort.scan(
         _score_step, start, given=w, split=split, batch_size=batch_size, shuffle=False, train=False
     )

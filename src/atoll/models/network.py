@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -83,7 +84,7 @@ class Network:
         """The parts of the module."""
         return self._original.modules()
 
-    @property
+    @cached_property
     def draws(self) -> bool:
         """Whether a forward pass needs keys, because there is dropout in it."""
         return bool(self.module(Variant()).low_buffers)
