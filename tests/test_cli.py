@@ -139,7 +139,7 @@ def test_resume_explains_what_it_cannot_rebuild():
         ("run ditto --cohort 50", "between 1 and the number of clients, 20. Got 50."),
         ("run ditto --cohort 1.5", "must be in (0, 1]"),
         ("run ditto --cohort many", "number of clients or a share"),
-        ("run ditto --engine chunk:0", "chunk:N with N at least 1. Got 'chunk:0'"),
+        ("run ditto --engine chunk:0", "threads:N with N at least 1. Got 'chunk:0'"),
         ("run ditto --engine warp", "Got 'warp'"),
         ("run ditto --precision fp8", "fp32, tf32 or bf16"),
         ("run ditto --device tpu", "Got 'tpu'"),

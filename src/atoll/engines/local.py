@@ -411,7 +411,9 @@ class LocalEngine:
             return rough
         # Too short to trust: take as many steps as fit into a fifth of a second.
         limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))
-        return min((measured(*timed(limit)) for _ in range(2)), key=lambda one: one.seconds)
+        found = [timed(limit)]
+        found += [timed(limit) for _ in range(int(np.clip(0.2 / max(found[0][0], 1e-6), 1, 8)))]
+        return min((measured(*one) for one in found), key=lambda one: one.seconds)
 
 
 def parse_strategy(text: str) -> tuple[Any, int | None]:

@@ -104,6 +104,9 @@ class Scanner:
         steps, index, mask = inputs.steps, inputs.index, inputs.mask
         clients, total = len(steps), int(steps.max(initial=0))
         active = clients - np.searchsorted(np.sort(steps), np.arange(total), side="right")
+        if self.limit is not None:  # a measurement ends with the first program: the others might have to be compiled
+            active = active[active == active.max(initial=0)]
+            total = len(active)
         # Programs are made for the sizes of a full cohort: one with drop-outs uses them too, with rows to spare.
         sizes = self.programs.sizes(self.plan.mode, max(clients, self.nominal))
         size_at = active if sizes is None else sizes[np.searchsorted(sizes, active)]
@@ -111,7 +114,7 @@ class Scanner:
             inputs = inputs.padded(int(size_at[0]) - clients, stacked_leaves(work.given))
             index, mask = inputs.index, inputs.mask
         turns = np.flatnonzero(np.diff(size_at)) + 1
-        self.tally.client_steps += int(steps.sum())
+        self.tally.client_steps += int(active.sum())
         began = self._clock(index.device)
 
         carry, rows, done = inputs.carry, clients, list[Leaves]()

@@ -1,0 +1,71 @@
+"""The same numbers on a GPU: every method, on the CPU and on the GPU, in every grouping and mode.
+
+    python benchmarks/device_check.py --device cuda
+
+Digits, 10 clients, 3 rounds, float64; the model has dropout and BatchNorm. Shown is the largest difference of any
+parameter from the CPU's whole cohort. The last line repeats a run whose model draws from torch's own generator.
+"""
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll import LocalEngine, Report, Task, federate
+from atoll.algorithms import found
+from atoll.algorithms.fedavg import FedAvg
+from atoll.conformance import personal_models
+from atoll.data.datasets import load
+from atoll.data.partition import Dirichlet, Iid
+from atoll.engines import local
+
+
+class Net(nn.Module):
+    def __init__(self, functional: bool = False) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.2)
+        self.head, self.functional = nn.Linear(4 * 36, 10), functional
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(x))).flatten(1)
+        x = F.dropout(x, 0.2, self.training) if self.functional else self.drop(x)
+        return self.head(x)
+
+
+def models_after(task: Task, method: object, **options: object) -> list[dict[str, Tensor]]:
+    engine = LocalEngine(dtype=torch.float64, **options)
+    report: Report = federate(task, method, rounds=3, seed=1, evaluation="none", engine=engine)
+    return [{name: leaf.cpu() for name, leaf in model.items()} for model in personal_models(report)]
+
+
+def difference(some: list[dict[str, Tensor]], others: list[dict[str, Tensor]]) -> float:
+    pairs = [(a[name], b[name]) for a, b in zip(some, others, strict=True) for name in a]
+    return max((a.double() - b.double()).abs().max().item() for a, b in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    device = parser.parse_args().device
+    local.WORTH_MEASURING = 0.0  # so that traced programs and CUDA graphs are among what is measured
+    task = Task.build(load("digits"), Dirichlet(0.5), clients=10, model=Net)
+    for name, method in found().items():
+        reference = models_after(task, method(), device="cpu", strategy="whole")
+        row = {
+            "whole": models_after(task, method(), device=device, strategy="whole"),
+            "chunk:4": models_after(task, method(), device=device, strategy="chunk:4"),
+            "loop": models_after(task, method(), device=device, strategy="loop"),
+        }
+        print(name, *(f"{key} {difference(reference, value):.1e}" for key, value in row.items()), flush=True)
+    equal = Task.build(load("digits"), Iid(), clients=10, model=Net)  # one size of cohort: one program to compile
+    reference = models_after(equal, FedAvg(), device="cpu", strategy="whole")
+    compiled = models_after(equal, FedAvg(), device=device, strategy="whole", compile=True)
+    print("fedavg, clients of equal size", f"compiled {difference(reference, compiled):.1e}", flush=True)
+    drawing = Task.build(load("digits"), Dirichlet(0.5), clients=10, model=lambda: Net(functional=True))
+    twice = [models_after(drawing, FedAvg(), device=device) for _ in range(2)]
+    print("functional dropout, two runs:", difference(*twice))
+
+
+if __name__ == "__main__":
+    main()
