@@ -330,8 +330,10 @@ class Programs:
     """All programs made so far."""
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, Program] = {}
+        self._made: dict[Hashable, TracedProgram | EagerProgram] = {}
         self._lock = threading.Lock()
+        self._graphs: dict[Hashable, Program] = {}  # they read from the data they were captured with
+        self._captured_with: Hashable = None
         self._pool: Any = None
 
     @staticmethod
@@ -363,31 +365,49 @@ class Programs:
         )
         key = (
             graph, print_of_step, work.carry, work.given, work.network.signature, work.variant,
-            work.vectorised, leaves, (work.x.data_ptr(), work.y.data_ptr()) if graph else (work.x.device,),
-            torch.get_num_threads(),  # compiled code is made for so many
+            work.vectorised, leaves, work.x.device, torch.get_num_threads(),  # compiled code is made for so many
         )  # fmt: skip
         modes: tuple[Mode, ...] = ("compiled", "traced")
         with self._lock:
             for mode in modes[modes.index(plan.mode) :]:
                 if (mode, key) not in self._made and calls >= WORTHWHILE_CALLS[mode]:
                     self._made[mode, key] = self._make(mode, graph, work, example)
-                if (mode, key) in self._made:
-                    return self._made[mode, key]
+                program = self._made.get((mode, key))
+                if program is not None:
+                    return self._capture((mode, key), program, work, example) if graph else program
         return EagerProgram()
 
-    def _make(self, mode: Mode, graph: bool, work: Work, example: tuple[Any, ...]) -> Program:
+    def _make(self, mode: Mode, graph: bool, work: Work, example: tuple[Any, ...]) -> TracedProgram | EagerProgram:
         EagerProgram().call(work, *example)  # so that what is wrong with the step itself shows as such
         try:
-            program = TracedProgram(work, example, compiled=mode == "compiled", in_place=graph or mode == "compiled")
-            if not graph:
-                return program
+            return TracedProgram(work, example, compiled=mode == "compiled", in_place=graph or mode == "compiled")
+        except Exception as error:  # noqa: BLE001 - whatever stops the compiler must not stop the run
+            return _stays_eager(error, mode)
+
+    def _capture(
+        self, key: Hashable, program: TracedProgram | EagerProgram, work: Work, example: tuple[Any, ...]
+    ) -> Program:
+        """The program as a CUDA graph on the data of `work`; graphs on other data are let go, with that data."""
+        if isinstance(program, EagerProgram):
+            return program
+        data = (work.x.data_ptr(), work.y.data_ptr())
+        if data != self._captured_with:
+            self._graphs.clear()
+            self._captured_with, self._pool = data, None
+        if key not in self._graphs:
             if self._pool is None:  # all graphs share their scratch memory: they never run at the same time
                 self._pool = torch.cuda.graph_pool_handle()
-            return GraphProgram(program, work, example, self._pool)
-        except Exception as error:  # noqa: BLE001 - whatever stops the compiler must not stop the run
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            log.warning("step stays eager: it cannot be %s (%s)", mode, reason)
-            return EagerProgram()
+            try:
+                self._graphs[key] = GraphProgram(program, work, example, self._pool)
+            except Exception as error:  # noqa: BLE001 - a step that cannot be captured can still run
+                self._graphs[key] = _stays_eager(error, "captured as a CUDA graph")
+        return self._graphs[key]
+
+
+def _stays_eager(error: Exception, wanted: str) -> EagerProgram:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    log.warning("step stays eager: it cannot be %s (%s)", wanted, reason)
+    return EagerProgram()
 
 
 class Unstable(Exception):
