@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll import algorithms
-from atoll.algorithm import Algorithm, Hyperparameter, Replies, Update, hyperparameters
+from atoll.algorithm import Algorithm, Replies, Update, hyperparameters
 from atoll.channel import Channel
 from atoll.cohort import Cohort
 from atoll.data.task import Task, Training
@@ -38,6 +38,7 @@ from atoll.engines.local import FORCED, Done, Job, LocalEngine, one_thread_each
 from atoll.engines.programs import Plan
 from atoll.errors import AtollError, HyperparameterError
 from atoll.federation import federate
+from atoll.hyperparameters import Hyperparameter
 from atoll.memory import Memory
 from atoll.models import MLP, BodyAndHead
 from atoll.params import Params, Stack, Tree, flatten, stacked_leaves, unflatten

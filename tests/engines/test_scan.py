@@ -1,4 +1,6 @@
 import logging
+import os
+import shutil
 
 import pytest
 import torch
@@ -14,6 +16,10 @@ SIZES = (5, 1, 12, 7)
 ALONE = [[2], [3], [0], [1]]
 CHUNKS = [[2, 3], [0, 1]]
 TOGETHER = [[2, 3, 0, 1]]
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))), reason="compiles: needs a C++ compiler"
+)
 
 
 def plain():
@@ -98,6 +104,7 @@ def test_training_is_torchs(make_task, make_cohort):
     assert all(torch.allclose(found[name], value, atol=1e-6) for name, value in module.state_dict().items())
 
 
+@needs_compiler
 def test_a_compiled_program_agrees_to_rounding(make_task, make_cohort):
     task = make_task(dropout, sizes=(6, 6), dtype=torch.float64)
     programs = Programs()
@@ -106,6 +113,7 @@ def test_a_compiled_program_agrees_to_rounding(make_task, make_cohort):
     assert distance(found, trained(task, make_cohort, Plan("whole"), [[0, 1]])) < 1e-12
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_a_compiled_convolution_by_columns_agrees_to_rounding(make_task, make_cohort):
     def convolution():

@@ -1,0 +1,110 @@
+"""Hyperparameters are fields of an algorithm: their types, ranges and choices are read from the annotations."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+from atoll.errors import HyperparameterError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values a hyperparameter may take; the ends belong to it unless `open_low` or `open_high`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below and math.isfinite(value)
+
+    def __str__(self) -> str:
+        left = "(" if self.open_low or self.low == -math.inf else "["
+        right = ")" if self.open_high or self.high == math.inf else "]"
+        return f"{left}{self.low:g}, {self.high:g}{right}"
+
+
+NonNegative = Annotated[float, Range(low=0)]
+Positive = Annotated[float, Range(low=0, open_low=True)]
+Share = Annotated[float, Range(low=0, high=1)]
+Count = Annotated[int, Range(low=1)]
+Epochs = Annotated[int, Range(low=0)]
+Weighting = Literal["samples", "uniform"]
+
+
+@dataclass(frozen=True)
+class Hyperparameter:
+    """A field of an algorithm: its type, its range or choices, and its default."""
+
+    name: str
+    type: type
+    range: Range | None
+    choices: tuple[Any, ...]
+    optional: bool
+    default: Any
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return "one of " + ", ".join(map(repr, self.choices))
+        kind = {"int": "an int", "float": "a float", "bool": "True or False", "str": "a string"}[self.type.__name__]
+        words = kind if self.range is None else f"{kind} in {self.range}"
+        return f"{words}, or None" if self.optional else words
+
+    def check(self, owner: str, value: Any) -> None:
+        """Raise unless `value` is allowed."""
+        if value is None and self.optional:
+            return
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = {
+            "int": isinstance(value, int) and not isinstance(value, bool),
+            "float": number,
+            "bool": isinstance(value, bool),
+            "str": isinstance(value, str),
+        }[self.type.__name__]
+        if self.choices:
+            fits = value in self.choices
+        if not fits or (self.range is not None and value not in self.range):
+            raise HyperparameterError(f"`{self.name}` of {owner} must be {self.expected}. Got {value!r} instead.")
+
+    def parse(self, owner: str, text: str) -> Any:
+        """A value from the command line."""
+        if self.optional and text.lower() == "none":
+            return None
+        try:
+            if self.type is bool:
+                return {"true": True, "false": False}[text.lower()]
+            return self.type(text)
+        except (ValueError, KeyError):
+            raise HyperparameterError(
+                f"`{self.name}` of {owner} must be {self.expected}. Got {text!r} instead."
+            ) from None
+
+
+def hyperparameters(algorithm: type[Any]) -> list[Hyperparameter]:
+    """The fields of an algorithm, read from its annotations."""
+    hints = typing.get_type_hints(algorithm, include_extras=True)
+    return [_hyperparameter(entry.name, hints[entry.name], entry.default) for entry in fields(algorithm)]
+
+
+def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
+    allowed: Range | None = None
+    optional = False
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        inner = [part for part in typing.get_args(hint) if part is not types.NoneType]
+        optional, hint = True, inner[0]
+    if typing.get_origin(hint) is Annotated:
+        hint, *extras = typing.get_args(hint)
+        allowed = next((extra for extra in extras if isinstance(extra, Range)), None)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        return Hyperparameter(name, type(choices[0]), None, choices, optional, default)
+    return Hyperparameter(name, hint, allowed, (), optional, default)
