@@ -127,7 +127,6 @@ class Replies:
         self._kept: list[Arrival] | None = list(self._arrivals) if keep else None
         self._passed = False
         self._means: dict[str, Stack | Params] | None = None
-        self.total_weight: Tensor | None = None
 
     def mean(self, name: str, weight: str | None = None) -> Params:
         """The weighted mean of a field over clients; integer leaves take the maximum.
@@ -216,7 +215,6 @@ class Replies:
                 parts = sums.setdefault(name, {})  # there even for a field without leaves
                 for leaf_name, leaf in value.items():
                     parts.setdefault(leaf_name, _Sum()).add(leaf, arrival.weight)
-        self.total_weight = total
         if total is None:
             return {}
         return {

@@ -9,6 +9,7 @@ valid.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import signal
 import threading
@@ -433,8 +434,6 @@ def _open_run(
 
 def _plain(value: Any) -> Any:
     """As it looks after a round trip through JSON."""
-    import json
-
     return json.loads(json.dumps(value))
 
 

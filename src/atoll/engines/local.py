@@ -130,7 +130,6 @@ class LocalEngine:
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self.programs = Programs()
         self.plans: dict[PlanKey, Plan] = {}
-        self.step_seconds = 0.0  # spent in client steps; on a GPU without waiting for them
 
     def place(self, task: Task) -> Task:
         """The task with its tensors where this engine computes."""
@@ -138,7 +137,7 @@ class LocalEngine:
 
     def run(self, job: Job) -> Iterator[Done[Any] | Lost]:
         """The results of all clients, chunk after chunk, in an order that depends on the clients alone."""
-        job = job._replace(clients=canonical(job))
+        job = job._replace(clients=canonical(job), usual=max(job.usual, len(job.clients)))
         waiting, lost = job.clients, 0
         failure: Exception | None = None
         plan = self._plan(job)
@@ -208,8 +207,7 @@ class LocalEngine:
 
     def _attempt(self, job: Job, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
         """The outcome for some clients; an exception that is theirs is returned, not raised."""
-        nominal = plan.size(max(job.usual, len(job.clients)))
-        scanner = Scanner(plan, self.programs, nominal=nominal, calls=self._calls(job, plan))
+        scanner = Scanner(plan, self.programs, nominal=plan.size(job.usual), calls=self._calls(job, plan))
         began = time.perf_counter()
         try:
             with torch.no_grad(), arithmetic(plan.precision), cores(plan):
@@ -220,7 +218,6 @@ class LocalEngine:
         except Exception as error:  # noqa: BLE001 - a client may fail in any way, and the round goes on
             log.warning("round %d: work of client(s) %s failed: %s", job.round, _some(clients), error)
             return error
-        self.step_seconds += scanner.tally.seconds
         took = time.perf_counter() - began
         if self.timeout is not None and took > self.timeout:
             return Lost(clients, f"late: {took:.2f} s, allowed {self.timeout:g} s")
@@ -228,7 +225,7 @@ class LocalEngine:
 
     def _calls(self, job: Job, plan: Plan) -> int:
         """How often a program made now will be used: in every coming job, once per chunk."""
-        return job.calls * -(-len(job.clients) // plan.size(len(job.clients)))
+        return job.calls * -(-job.usual // plan.size(job.usual))
 
     # -- choosing a plan -------------------------------------------------------------------------------------------
     def _plan(self, job: Job) -> Plan:
@@ -240,7 +237,7 @@ class LocalEngine:
                 raise
             except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
                 log.info("%s: nothing was measured, because a client failed (%s)", job.phase, error)
-                return self._first(len(job.clients), _convolves(job.population.task))
+                return self._first(job.usual, _convolves(job.population.task))
         return self.plans[key]
 
     def chosen(self, algorithm: Hashable, task: Task) -> list[Tree]:
@@ -259,7 +256,7 @@ class LocalEngine:
                 self.plans[(*one["phase"], algorithm), _facts(task), one["clients"]] = plan
 
     def _key(self, job: Job) -> PlanKey:
-        return job.phase, _facts(job.population.task), max(job.usual, len(job.clients))
+        return job.phase, _facts(job.population.task), job.usual
 
     def _only(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
         one_core = self.device.type == "cpu" and strategy != "threads"
@@ -292,7 +289,7 @@ class LocalEngine:
         if network.draws_globally:
             log.warning("the model draws random numbers of its own in its forward pass: it runs one client at a time")
             return Plan("loop", plain=True, precision=self.precision)
-        first = self._first(len(job.clients), _convolves(job.population.task))
+        first = self._first(job.usual, _convolves(job.population.task))
         try:
             best = self._measure(first, job)
         except NotVectorisable as reason:
@@ -314,7 +311,7 @@ class LocalEngine:
 
     def _candidates(self, job: Job, first: Measured) -> list[Plan]:
         """Plans that need no compiler."""
-        clients, convolves = len(job.clients), _convolves(job.population.task)
+        clients, convolves = job.usual, _convolves(job.population.task)
         on_gpu = self.device.type == "cuda"
         first_traced = replace(first.plan, mode="traced", graph=on_gpu)
         if self.strategy != "auto":
@@ -352,9 +349,9 @@ class LocalEngine:
             ]
         elif ranked[0].plan.vectorised and self.strategy == "auto":
             # Compiled steps are bound by memory, so that a chunk that fits the cache may win, or one per core.
-            size = min(len(job.clients), 10)
-            others = [self._grouped(size, len(job.clients))]
-            if 1 < self.threads <= len(job.clients) // size:
+            size = min(job.usual, 10)
+            others = [self._grouped(size, job.usual)]
+            if 1 < self.threads <= job.usual // size:
                 others.append(Plan("threads", size, precision=self.precision))
             chosen += [replace(ranked[0], plan=plan) for plan in others]
         plans = [replace(one.plan, mode="compiled") for one in chosen]
