@@ -169,7 +169,8 @@ def run(device: str = "auto", quick: bool = False, only: list[str] | None = None
         workload = workloads[name]
         if quick:
             workload = replace(workload, steps=max(2, workload.steps // 4))
-        theirs, ours, plan = measure(workload, where, repeats=3 if quick else 5)
+        with Console(stderr=True).status(f"measuring {name} (calibrates and compiles first)"):
+            theirs, ours, plan = measure(workload, where, repeats=3 if quick else 5)
         ratio = theirs / ours
         missed += ratio < workload.target
         mark = "" if ratio >= workload.target else " missed"
