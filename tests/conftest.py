@@ -1,5 +1,6 @@
 """What several tests build on: a small task, and a cohort of it under any plan."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,12 +10,19 @@ from torch import nn
 
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task, Training
+from atoll.engines import local
 from atoll.engines.local import FORCED
 from atoll.engines.programs import Plan, Programs
 from atoll.engines.scan import Scanner
 from atoll.memory import RamMemory
 from atoll.models import MLP
 from atoll.randomness import default_generator, generator
+
+
+@pytest.fixture(autouse=True)
+def _plans_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that wants plans to be tried says so; otherwise a busy moment would change which one is chosen."""
+    monkeypatch.setattr(local, "WORTH_MEASURING", math.inf)
 
 
 @pytest.fixture
