@@ -9,7 +9,8 @@ from atoll import federate
 from atoll.algorithms.fedavg import FedAvg
 from atoll.errors import ModelError
 from atoll.local import sgd
-from atoll.models.network import Network, Variant, accuracy, cross_entropy
+from atoll.models.network import Network, Variant
+from atoll.models.objective import accuracy, cross_entropy
 
 
 class Tied(nn.Module):

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from atoll.errors import DataError, unknown
+from atoll.models.objective import Metric, PerSample, accuracy, cross_entropy
 
 Bytes = NDArray[np.uint8]
 Part = tuple[Bytes, Bytes]  # images [n, C, H, W] and their labels
@@ -37,17 +38,26 @@ CIFAR10_TEST = ["test_batch"]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples `x` (float32, normalised; images are [n, C, H, W]) with labels `y` (int64) in 0 .. classes - 1.
+    """Samples `x` (images are float32 [n, C, H, W], normalised) with targets `y`.
 
-    `central` is the official test set, where there is one and it was not merged into `x` and `y`.
+    Targets are int64 in 0 .. classes - 1, one per sample or, for next-token tasks, one per place; or, with
+    `classes=None`, numbers. `central` is the official test set, where there is one and it was not merged into `x`
+    and `y`. Where samples belong to somebody (a person, a role, a user), `owner` says to whom.
     """
 
     name: str
     x: torch.Tensor
     y: torch.Tensor
-    classes: int
+    classes: int | None
     central: tuple[torch.Tensor, torch.Tensor] | None
     source: str
+    owner: NDArray[np.int64] | None = None  # of each sample, in 0 .. len(owners) - 1
+    owners: tuple[str, ...] = ()  # their names
+    groups: NDArray[np.int64] | None = None  # of each owner, where the truth is known because it was planted
+    gap: int | None = None  # an owner's samples are in time order, and so many are left out between its splits
+    model: str | None = None  # the network that suits it, by name
+    loss: PerSample = cross_entropy
+    metric: Metric = accuracy
 
     def __repr__(self) -> str:
         central = "" if self.central is None else f" + {len(self.central[1])} central"

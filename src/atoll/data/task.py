@@ -16,7 +16,8 @@ from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
 from atoll.data.partition import Partition
 from atoll.errors import ModelError, TaskError
-from atoll.models.network import Network, PerSample, accuracy, cross_entropy
+from atoll.models.network import Network
+from atoll.models.objective import PerSample, accuracy, cross_entropy
 from atoll.randomness import default_generator, generator, moves_default_generator, number
 
 SPLITS = ("train", "val", "test")
@@ -126,7 +127,7 @@ class Task:
         shape = tuple(dataset.x.shape[1:])
         chosen = model or _usual_model(shape)
         with default_generator(number(seed, "model")):
-            module = chosen() if callable(chosen) else models.build(chosen, shape, dataset.classes)
+            module = chosen() if callable(chosen) else models.build(chosen, shape, dataset.classes or 1)
         signature = None if callable(chosen) else (chosen, shape, dataset.classes)
         return cls(
             name=dataset.name,

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from atoll.errors import ModelError
+from atoll.models.objective import PerSample, accuracy, cross_entropy, metric_of
 from atoll.models.portable import KEY_HIGH, KEY_LOW, MASK, KeyedDropout, MaskedBatchNorm, portable
 from atoll.params import Kind, Layout, Params
 from atoll.randomness import Keys
 
 Precision = Literal["fp32", "tf32", "bf16"]
-PerSample = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per sample
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per-sample cross-entropy of class logits; axes beyond the class axis (tokens) are averaged."""
-    losses = F.cross_entropy(outputs, targets, reduction="none")
-    return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per-sample share of targets that have the largest logit: 1 or 0, or between them for tokens."""
-    right = (outputs.argmax(1) == targets).to(outputs.dtype)
-    return right if right.ndim == 1 else right.flatten(1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -57,7 +44,7 @@ class Network:
         score: PerSample = accuracy,
         signature: Hashable = None,
     ) -> None:
-        self.loss, self.score = loss, score
+        self.loss, self.score = loss, metric_of(score)
         # Networks with the same signature compute the same function, so that they share compiled programs.
         self.signature = signature or object()
         self.draws_globally = False  # whether a forward pass draws from torch's own generator; a task finds out
