@@ -1,8 +1,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check bench clean
+.PHONY: help install browser demo test test-all check bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,14 +17,22 @@ install: .venv/.installed  ## Create .venv with Atoll and the development tools
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# Reports are tested in a real browser. One that is there is used; without one their tests are skipped, except in CI.
+browser:  ## Install Chromium for the tests, unless there is a browser
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { \
+		echo "Installing Chromium from the system's packages (once) ..."; \
+		$(SUDO) apt-get -qq update && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install chromium >/dev/null; \
+	} || echo "No browser could be installed with apt-get: install Chromium or Chrome to run the tests of reports."
+
 demo: .venv/.installed  ## Compare six methods on the bundled digits, 20 clients, 3 seeds
 	$(BIN)/atoll compare local fedavg fedavg-ft fedprox ditto fedper \
 		--task digits --partition dirichlet:0.3 --clients 20 --seeds 3
 
-test: check  ## Everything the continuous integration runs: lint, format, types, tests
+test: check browser  ## Everything the continuous integration runs: lint, format, types, tests
 	$(BIN)/pytest -m "not slow"
 
-test-all: check  ## The same with the slow tests
+test-all: check browser  ## The same with the slow tests
 	$(BIN)/pytest
 
 check: .venv/.installed  ## Lint, format and types

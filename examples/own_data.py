@@ -21,7 +21,7 @@ def main(rounds: int = 30) -> None:
     sizes = {"Ulm": 400, "Porto": 120, "Lund": 60, "Graz": 30}
     data = {name: hospital(number, patients) for number, (name, patients) in enumerate(sizes.items())}
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))  # the last linear layer is the head
-    task = Task.of_clients(data, model, training=Training(lr=0.1, batch_size=16))
+    task = Task.own(data, model=model, training=Training(lr=0.1, batch_size=16))
 
     reports = {type(method).__name__: federate(task, method, rounds=rounds) for method in methods()}
     print("         ", *(f"{task.client_name(client):>7}" for client in range(task.clients)))

@@ -35,7 +35,7 @@ def atoll(*arguments: str) -> Result:
 def metrics(folder: Path) -> list[dict]:
     """All rounds without their times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "memory")} for line in lines]
 
 
 # -- run, compare, resume ----------------------------------------------------------------------------------------------

@@ -102,6 +102,10 @@ class Algorithm:
         whole = isinstance(server, Params) and server.layout is not None and len(server) == len(server.layout.kinds)
         return server if whole else None
 
+    def mixing(self, server: Tree) -> Tensor | None:
+        """Who learns from whom: row k holds the weight of every client in what client k gets; None if nobody's own."""
+        return None
+
     def welcome(self, server: Tree, cohort: Cohort) -> Params | Stack:
         """The model of clients that were never seen before."""
         return self.personalize(server, cohort)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -16,6 +17,12 @@ from atoll.randomness import Keys
 
 A = TypeVar("A")
 Objective = Callable[[Params], Tensor]
+_taken = threading.local()
+
+
+def gradients_taken() -> int:
+    """How many gradients this thread's steps have taken so far; a traced step counts when it is traced."""
+    return getattr(_taken, "count", 0)
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class Batch:
 
     def differentiate(self, function: Callable[[Params], tuple[Tensor, A]], at: Params) -> tuple[Params, A]:
         """The gradient of the first value that `function` returns, and its second value."""
+        _taken.count = gradients_taken() + 1
         names, layout = tuple(at), at.layout
         made: list[Structure] = []
 

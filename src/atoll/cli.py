@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from atoll.engines.local import LocalEngine
     from atoll.federation import Settings
     from atoll.recipe import Recipe
+    from atoll.tracking import Tracking
 
 FAILED, BAD_INPUT, STOPPED = 1, 2, 130
 FAILURES = (DivergedError, CheckpointError, PayloadError)  # other errors are about what was asked for
@@ -109,8 +110,8 @@ def _every_command(
 
 # -- what run and compare have in common -------------------------------------------------------------------------------
 
-TASK, STEPS, ROUNDS, ENGINE = (
-    {"panel": name} for name in ("The task", "Clients' steps", "The federation", "The engine")
+TASK, STEPS, ROUNDS, ENGINE, TRACKING = (
+    {"panel": name} for name in ("The task", "Clients' steps", "The federation", "The engine", "Tracking")
 )
 
 
@@ -119,11 +120,14 @@ class Options:
     """The options of `run` and `compare`, with their help."""
 
     task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK)] = "digits"
-    partition: Annotated[str, option("How samples are dealt: iid or dirichlet:ALPHA.", **TASK)] = "dirichlet:0.3"
-    clients: Annotated[int, option("How many clients there are.", **TASK)] = 20
+    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.", **TASK)] = "auto"
+    clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.", **TASK)] = None
     model: Annotated[str, option("Network; see `atoll list models`.", **TASK)] = "auto"
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", **TASK)] = None
     partition_seed: Annotated[int | None, option("Who gets what; else the seed.", **TASK)] = None
+    split: Annotated[str, option("Per cent of a client's samples: train/val/test.", **TASK)] = "60/15/25"
+    central: Annotated[str, option("The server's test set: none, official, or a share as 0.1.", **TASK)] = "none"
+    public: Annotated[float, option("Share of samples that everybody may see.", **TASK)] = 0.0
     lr: Annotated[float, option("Step size.", **STEPS)] = 0.1
     batch_size: Annotated[int, option("Samples per step.", **STEPS)] = 10
     momentum: Annotated[float, option("Of a client's steps.", **STEPS)] = 0.0
@@ -143,6 +147,8 @@ class Options:
     precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
     device: Annotated[str, option("auto, cpu or cuda.", **ENGINE)] = "auto"
     timeout: Annotated[float | None, option("Seconds after which a reply counts as lost.", **ENGINE)] = None
+    tensorboard: Annotated[bool, option("Write events for TensorBoard.", "--tensorboard", **TRACKING)] = False
+    mlflow: Annotated[bool, option("Log to $MLFLOW_TRACKING_URI; else in the folder.", "--mlflow", **TRACKING)] = False
     out: Annotated[Path | None, option("Folder of the results; else one in runs/.")] = None
     verbose: Annotated[bool, VERBOSE] = False
 
@@ -154,9 +160,8 @@ class Options:
         names = ("lr", "batch_size", "momentum", "weight_decay", "clip")
         training = Training(**{name: getattr(self, name) for name in names})
         data = None if self.data is None else str(self.data.resolve())
-        return Recipe(
-            self.task, self.partition, self.clients, self.model, self.seed, self.partition_seed, data, training
-        )
+        named = ("partition", "clients", "model", "seed", "partition_seed", "split", "central", "public")
+        return Recipe(self.task, data=data, training=training, **{name: getattr(self, name) for name in named})
 
     def settings(self) -> "Settings":
         """How the federation is run."""
@@ -217,14 +222,18 @@ def run(
     from atoll.algorithms import create, name_of
     from atoll.federation import federate
     from atoll.runs import now
+    from atoll.tracking import tracking
 
     algorithm = create(method, **options.hyperparameters)
     settings, engine, task = options.settings(), options.local_engine(), options.recipe().build()
     folder = options.out or unused(RUNS / f"{options.task}-{name_of(type(algorithm))}-{now()}")
-    with progress(settings.rounds) as shown:
-        shown.begin(method)
-        federate(task, algorithm, settings=settings, engine=engine, folder=folder, on_round=shown.after)
-    present_run(folder)
+    with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
+        with progress(settings.rounds) as shown:
+            shown.begin(method)
+            tracked.begin(folder)
+            on_round = each(shown.after, tracked.after)
+            federate(task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round)
+        present_run(folder)
 
 
 @app.command()
@@ -241,18 +250,29 @@ def compare(
     """Compare methods over several seeds; finished runs of the same comparison are reused."""
     from atoll.comparison import compare as compare_methods
     from atoll.comparison import folder_name, with_references
+    from atoll.tracking import tracking
 
     algorithms = list(with_references(_create_all(methods, options.hyperparameters)).values())
     recipe, settings, engine = options.recipe(), options.settings(), options.local_engine()
     numbers = [*range(options.seed, options.seed + seeds)]
     folder = options.out or RUNS / folder_name(recipe, algorithms, numbers, settings, engine)
     folder = unused(folder) if fresh else folder
-    with progress(settings.rounds, runs=len(algorithms) * seeds) as shown:
-        comparison = compare_methods(
-            recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
-            on_run=shown.begin_run, on_round=shown.after,
-        )  # fmt: skip
-    present_comparison(comparison, folder, shown.reused)
+    with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
+        with progress(settings.rounds, runs=len(algorithms) * seeds) as shown:
+            comparison = compare_methods(
+                recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
+                on_run=each(shown.begin_run, _tracked_run(tracked, algorithms)),
+                on_round=each(shown.after, tracked.after),
+            )  # fmt: skip
+        present_comparison(comparison, folder, shown.reused)
+
+
+def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
+    """Tells trackers which run of a comparison begins."""
+    from atoll.comparison import label, run_name
+
+    labelled = {label(algorithm): algorithm for algorithm in algorithms}
+    return lambda method, seed, _: tracked.begin(tracked.home / run_name(labelled[method], seed))
 
 
 def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorithm"]:
@@ -279,27 +299,37 @@ def resume(
     from atoll.federation import Settings, federate
     from atoll.recipe import Recipe
     from atoll.runs import Run
+    from atoll.tracking import tracking, used_in
 
     listen(verbose)
     if (folder / "comparison.json").exists():
         asked = reopen(folder)
-        with progress(asked["settings"].rounds, runs=len(asked["methods"]) * len(asked["seeds"])) as shown:
-            engine = _engine_again(asked.pop("engine"), device)
-            comparison = compare_methods(**asked, engine=engine, on_run=shown.begin_run, on_round=shown.after)
-        return present_comparison(comparison, folder, shown.reused)
+        runs = len(asked["methods"]) * len(asked["seeds"])
+        with tracking(folder, **used_in(folder)) as tracked:
+            with progress(asked["settings"].rounds, runs) as shown:
+                engine = _engine_again(asked.pop("engine"), device)
+                comparison = compare_methods(
+                    **asked, engine=engine,
+                    on_run=each(shown.begin_run, _tracked_run(tracked, asked["methods"])),
+                    on_round=each(shown.after, tracked.after),
+                )  # fmt: skip
+            return present_comparison(comparison, folder, shown.reused)
     config = Run.open(folder).config
     done = Outcome.read(folder)
     if done.finished:
         say(f"{folder} is finished already.")
-    else:
-        task, settings = Recipe.of_config(config).build(), Settings(**config["settings"])
+        return present_run(folder)
+    task, settings = Recipe.of_config(config).build(), Settings(**config["settings"])
+    with tracking(folder, **used_in(folder)) as tracked:
         with progress(settings.rounds) as shown:
             shown.begin(config["algorithm"]["name"])
+            tracked.begin(folder)
             engine = _engine_again(config["engine"], device)
             federate(
-                task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True, on_round=shown.after
-            )
-    return present_run(folder)
+                task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
+                on_round=each(shown.after, tracked.after),
+            )  # fmt: skip
+        return present_run(folder)
 
 
 def _engine_again(options: dict[str, Any], device: str | None) -> "LocalEngine":
@@ -342,17 +372,13 @@ def _algorithms() -> Table:
 def _tasks() -> Table:
     from atoll.data import datasets
 
-    files = {"digits": "comes with scikit-learn"}
-    return plain_table(
-        ["task", "where it comes from"],
-        [[name, files.get(name, "read from --data or $ATOLL_DATA")] for name in datasets.names()],
-    )
+    return plain_table(["task", "where it comes from"], [[name, datasets.origin(name)] for name in datasets.names()])
 
 
 def _partitions() -> Table:
     from atoll.data import partition
 
-    return plain_table(["partition"], [[name] for name in partition.names()])
+    return plain_table(["partition", "what it does"], [[*both] for both in partition.meanings().items()])
 
 
 def _models() -> Table:
@@ -412,6 +438,35 @@ def field_comments(method: type) -> dict[str, str]:
         matches = (re.match(r"    (\w+): [^#]*# (.+)", line) for line in lines)
         found |= {match[1]: match[2] for match in matches if match}
     return found
+
+
+@app.command("data")
+def data_(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One data set; else all of them.")] = None,
+    download: Annotated[bool, option("Fetch it from where it is published.", "--download")] = False,
+    verify: Annotated[bool, option("Check the files against known checksums.", "--verify")] = False,
+    folder: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", "--data")] = None,
+) -> None:
+    """Say which data sets are there and where; fetch one; check files."""
+    from atoll.data import datasets
+    from atoll.data import download as files
+
+    root = datasets.data_folder(folder)
+    if download:
+        if name is None:
+            raise UnknownName("`--download` must be given the name of a data set.", hint="`atoll data` lists them.")
+        with files.shown(messages()) as progress:
+            files.fetch(name, datasets.known(root), progress=progress)
+    if verify:
+        verdicts = files.verify(datasets.known(root), name)
+        write(plain_table(["file", "checksum"], [[str(path), verdict] for path, verdict in verdicts.items()]))
+        if "WRONG" in verdicts.values():
+            raise typer.Exit(FAILED)
+        return
+    write(plain_table(datasets.OVERVIEW, datasets.overview(root, name)))
+    say(f"folder: {root}" if root else "no data folder is known: give --data DIR, or set ATOLL_DATA")
+    if name and datasets.where(name, root) == datasets.ABSENT:
+        say(f"to get it: {files.how_to_get(name)}")
 
 
 # -- writing a method --------------------------------------------------------------------------------------------------
@@ -597,6 +652,16 @@ def listen(verbose: bool) -> None:
 
 
 # -- small parts -------------------------------------------------------------------------------------------------------
+
+
+def each(*calls: Callable[..., None]) -> Callable[..., None]:
+    """One call for several."""
+
+    def call(*given: Any) -> None:
+        for one in calls:
+            one(*given)
+
+    return call
 
 
 def cohort_of(text: str | None) -> int | float | None:

@@ -605,7 +605,8 @@ def personal_models(report: Report) -> list[Params]:
 
 def _metrics(report: Report) -> str:
     """The log without times; as text, in which a score that does not exist equals itself."""
-    return json.dumps([{key: value for key, value in line.items() if key != "seconds"} for line in report.history])
+    varying = ("seconds", "memory")  # of the machine
+    return json.dumps([{key: value for key, value in line.items() if key not in varying} for line in report.history])
 
 
 def _of_client(update: Update, k: int) -> dict[str, Tree]:

@@ -38,7 +38,7 @@ from atoll.metrics import evaluate, evaluate_central
 from atoll.params import Tree, flatten
 from atoll.randomness import generator
 from atoll.report.report import Report
-from atoll.runs import Run
+from atoll.runs import Run, peak_memory
 
 log = logging.getLogger("atoll.federation")
 
@@ -104,6 +104,7 @@ class Traffic:
     asked: int
     replied: int = 0
     lost: Counter[str] = field(default_factory=Counter)
+    gradients: int = 0  # evaluations: one batch of one client each
     notes: list[tuple[Clients, dict[str, NDArray[np.float64]]]] = field(default_factory=list)
 
     def losses(self) -> dict[str, float]:
@@ -141,6 +142,8 @@ def federate(
     say_limits(algorithm)
     engine = engine or LocalEngine()
     run, begun = _open_run(task, algorithm, settings, engine, folder, resume)
+    if run and run.statistics is None:
+        run.keep_statistics(task.statistics.as_json())
     here = engine.place(task)
     population = Population(
         here, open_memory(settings.memory, task.clients, run.folder if run else None), settings.seed
@@ -158,7 +161,7 @@ def federate(
         written = len(channel.ledger.entries)
         if first == 0:
             server = _prepare(algorithm, server, engine, population, channel)
-        saved_at = time.monotonic()
+        saved_at, outcomes = time.monotonic(), run.outcomes() if run and begun else None
         for round in range(first, settings.rounds):
             began = time.perf_counter()
             cohort = choose(settings, task.clients, round)
@@ -179,14 +182,17 @@ def federate(
             trained = time.perf_counter() - began
             done = round + 1
             if done == settings.rounds:
-                _finish(algorithm, server, engine, population, done)
+                traffic.gradients += _finish(algorithm, server, engine, population, done)
             line = _line(done, traffic, channel.ledger, round)
             if settings.evaluates_after(done):
-                line["evaluation"] = _evaluate(algorithm, server, engine, population, settings, done)
+                line["evaluation"], outcomes = _evaluate(algorithm, server, engine, population, settings, done)
             line["seconds"] = {"round": trained, "evaluation": time.perf_counter() - began - trained}
+            line["memory"] = peak_memory(engine.device)
             history.append(line)
             stopping = stop.is_set() and done < settings.rounds  # a signal that comes later waits for the next round
             if run:
+                if outcomes is not None:
+                    run.save_outcomes(outcomes)
                 run.record(line, channel.ledger.entries[written:])
                 written = len(channel.ledger.entries)
                 due = settings.evaluates_after(done) or time.monotonic() - saved_at > CHECKPOINT_SECONDS
@@ -200,7 +206,7 @@ def federate(
             if stopping:
                 how = f"; continue with `atoll resume {run.folder}`" if run else ""
                 raise KeyboardInterrupt(f"stopped after round {done}{how}")
-    return Report(task, algorithm, settings, history, channel.ledger, server, population, engine)
+    return Report(task, algorithm, settings, history, channel.ledger, server, population, engine, outcomes)
 
 
 # -- the parts of a round ------------------------------------------------------------------------------------------
@@ -265,6 +271,7 @@ def _gather(
             log.warning("round %d: lost client(s) %s: %s", round, outcome.clients.tolist(), outcome.reason)
             continue
         cohort, update = outcome.cohort, outcome.result
+        traffic.gradients += cohort.scanner.tally.gradients
         _note(cohort, traffic, population.task)
         channel.unicast(cohort.received, cohort.clients, round)
         if update.keep is not None:
@@ -298,15 +305,18 @@ def _prepare(algorithm: Algorithm, server: Tree, engine: LocalEngine, population
     return algorithm.absorb(server, Replies(arrivals(), keep=True))
 
 
-def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, round: int) -> None:
-    """The last local step of all clients, if the method has one."""
+def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, round: int) -> int:
+    """The last local step of all clients, if the method has one; returns the gradients it took."""
     if type(algorithm).finish is Algorithm.finish:
-        return
+        return 0
+    gradients = 0
     everybody = np.arange(population.task.clients)
     job = Job(population, everybody, round, lambda cohort: algorithm.finish(server, cohort), ("finish", algorithm))
     for outcome in engine.run(job):
         if isinstance(outcome, Done) and outcome.result is not None:
+            gradients += outcome.cohort.scanner.tally.gradients
             population.memory.keep(outcome.cohort.clients, outcome.result, round=round - 1)
+    return gradients
 
 
 def _evaluate(
@@ -316,29 +326,27 @@ def _evaluate(
     population: Population,
     settings: Settings,
     done: int,
-) -> dict[str, Any]:
-    """Scores of the personal models, of the shared one after the last round, and on the central test set."""
+) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
+    """Scores of the personal models; after the last round also of the shared one, and of every single test sample."""
     found: dict[str, Any] = {}
+    outcomes = None
     calls = settings.rounds // (settings.eval_every or max(1, settings.rounds // 10)) + 1
-    shared = algorithm.shared(server)
+    shared, last = algorithm.shared(server), done == settings.rounds
     if settings.evaluation == "all":
         kinds = ["personal"]
-        if done == settings.rounds and shared is not None and type(algorithm).personalize is not Algorithm.personalize:
+        if last and shared is not None and type(algorithm).personalize is not Algorithm.personalize:
             kinds.append("shared")
         for kind in kinds:
-            scores = evaluate(engine, population, algorithm, server, round=done, model=kind, calls=calls)
-            found[kind] = {
-                split: {
-                    **one.summary(),
-                    "clients": one.score.tolist(),
-                    "losses": one.loss.tolist(),
-                    "samples": one.samples.tolist(),
-                }
-                for split, one in scores.items()
-            }
+            each = last and kind == "personal"
+            scores = evaluate(engine, population, algorithm, server, round=done, model=kind, calls=calls, each=each)
+            found[kind] = {split: one.as_json() for split, one in scores.items()}
+            outcomes = scores["test"].each if each else outcomes
+        mixing = algorithm.mixing(server) if last else None
+        if mixing is not None:
+            found["mixing"] = mixing.tolist()
     if population.task.central is not None and shared is not None:
         found["central"] = evaluate_central(engine, population.task, shared)
-    return found
+    return found, outcomes
 
 
 def _line(done: int, traffic: Traffic, ledger: Ledger, round: int) -> dict[str, Any]:
@@ -349,6 +357,7 @@ def _line(done: int, traffic: Traffic, ledger: Ledger, round: int) -> dict[str, 
         "replied": traffic.replied,
         "lost": dict(traffic.lost),
         "loss": traffic.losses(),
+        "gradients": traffic.gradients,
         "bytes": ledger.in_round(round),
     }
 
@@ -395,7 +404,13 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, 
     """The resolved configuration of a run."""
     file = file_of(type(algorithm))
     return {
-        "task": {"name": task.name, "clients": task.clients, **task.facts},
+        "task": {
+            "name": task.name,
+            "clients": task.clients,
+            "metric": task.network.score.facts,
+            "data": task.fingerprint,
+            **task.facts,
+        },
         "training": asdict(task.training),
         "algorithm": {"name": name_of(type(algorithm)), "file": file and str(file), **asdict(algorithm)},
         "settings": asdict(settings),

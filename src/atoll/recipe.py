@@ -10,8 +10,9 @@ from typing import Any
 
 from atoll.data import datasets, partition
 from atoll.data.datasets import Dataset
+from atoll.data.splits import Shares
 from atoll.data.task import Task, Training
-from atoll.errors import RunError
+from atoll.errors import RunError, TaskError
 
 
 @dataclass(frozen=True)
@@ -19,26 +20,35 @@ class Recipe:
     """Which data, how it is dealt to clients, which model, and how clients take their steps."""
 
     dataset: str = "digits"
-    partition: str = "dirichlet:0.3"
-    clients: int = 20
+    partition: str = "auto"  # natural where samples belong to somebody, else dirichlet:0.3
+    clients: int | None = None  # 20, or all natural ones
     model: str = "auto"
     seed: int = 0  # of the model's initial values, and of the partition unless it has its own
     partition_seed: int | None = None
     data: str | None = None  # the folder of the data sets; ATOLL_DATA by default
+    split: str = "60/15/25"  # per cent of each client's samples: train / val / test
+    central: str = "none"  # test set of the server: none, official, or a share taken before dealing, as 0.1
+    public: float = 0.0  # share that everybody may see, taken before dealing
     training: Training = field(default_factory=Training)
 
     def build(self) -> Task:
         """The task."""
-        dealt = partition.parse(self.partition)
+        dataset = _load(self.dataset, self.data, merge=self.central != "official")
+        natural = dataset.owner is not None
+        words = ("natural" if natural else "dirichlet:0.3") if self.partition == "auto" else self.partition
+        dealt = partition.parse(words)
         return Task.build(
-            _load(self.dataset, self.data),
+            dataset,
             dealt,
-            clients=self.clients,
+            clients=20 if self.clients is None and dealt.reads != "owners" else self.clients,
             model=None if self.model == "auto" else self.model,
             seed=self.seed,
             partition_seed=self.partition_seed,
             training=self.training,
-            facts={"recipe": self.words},
+            shares=shares_of(self.split),
+            central=_share(self.central, dataset),
+            public=self.public,
+            facts={"recipe": {**self.words, "partition": words}},
         )
 
     def seeded(self, seed: int) -> Recipe:
@@ -62,6 +72,32 @@ class Recipe:
         return cls(**words, training=Training(**config["training"]))
 
 
+def shares_of(split: str) -> Shares:
+    """Shares of 1 from `60/15/25`."""
+    try:
+        train, val, test = (float(part) / 100 for part in split.split("/"))
+    except ValueError:
+        raise TaskError(
+            f"A split must be three numbers that sum to 100, train/val/test. Got {split!r}.", hint="for example 60/15/25."
+        ) from None
+    if min(train, val, test) < 0 or train == 0 or abs(train + val + test - 1) > 1e-6:
+        raise TaskError(f"The three parts of a split must sum to 100, and train be above 0. Got {split!r}.")
+    return train, val, test
+
+
+def _share(central: str, dataset: Dataset) -> float:
+    if central == "official" and dataset.central is None:
+        raise TaskError(
+            f"An official test set is asked for, and {dataset.name} has none.", hint="take a share: --central 0.1."
+        )
+    if central in ("none", "official"):
+        return 0.0
+    try:
+        return float(central)
+    except ValueError:
+        raise TaskError(f"`central` must be none, official or a share of the samples. Got {central!r}.") from None
+
+
 @lru_cache(maxsize=2)  # a comparison builds one task per seed from the same samples
-def _load(dataset: str, data: str | None) -> Dataset:
-    return datasets.load(dataset, None if data is None else Path(data))
+def _load(dataset: str, data: str | None, merge: bool) -> Dataset:
+    return datasets.load(dataset, None if data is None else Path(data), merge)

@@ -1,10 +1,12 @@
 """A run's folder: configuration, metrics, ledger, checkpoints. Whatever happens, it can be continued from it.
 
     config.json          what was asked for, resolved, with versions and machine
+    clients.json         what each client has: sizes, labels, how it differs from the others
     metrics.jsonl        one line per round
     ledger.jsonl         every message
     run.log              what the engine chose, who was lost
     checkpoints/         round-000012.safetensors and its round-000012.json, which holds the checksum
+    outcomes.npz         the score of every test sample, written after the last round
     report.html          written at the end
 
 Files are written to a temporary name, flushed to disk and renamed, so that a file is either whole or not there. A
@@ -16,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
@@ -29,9 +32,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 
 from atoll.channel.ledger import Entry
 from atoll.errors import CheckpointError, RunError
@@ -80,6 +85,18 @@ class Run:
         config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
         return config
 
+    @property
+    def statistics(self) -> dict[str, Any] | None:
+        """What the clients have, in numbers; None if it was not written."""
+        path = self.folder / "clients.json"
+        found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+        return found
+
+    def keep_statistics(self, found: Mapping[str, Any]) -> None:
+        """Write down what the clients have."""
+        with writing(self.folder):
+            write_json(self.folder / "clients.json", found)
+
     # -- metrics and ledger ----------------------------------------------------------------------------------------
     def record(self, line: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """Append one round's metrics and messages."""
@@ -96,6 +113,22 @@ class Run:
     def ledger(self) -> list[Entry]:
         """All messages so far."""
         return [Entry(**{**line, "clients": tuple(line["clients"])}) for line in _lines(self.folder / "ledger.jsonl")]
+
+    def save_outcomes(self, outcomes: NDArray[np.float64]) -> None:
+        """The score of every test sample after the last round, client after client."""
+        data = io.BytesIO()
+        np.savez_compressed(data, test=outcomes.astype(np.float32))
+        with writing(self.folder):
+            _write(self.folder / "outcomes.npz", data.getvalue())
+
+    def outcomes(self) -> NDArray[np.float64] | None:
+        """The score of every test sample after the last round; None before it."""
+        path = self.folder / "outcomes.npz"
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as arrays:
+            found: NDArray[np.float64] = arrays["test"].astype(np.float64)
+        return found
 
     def rewind(self, rounds: int) -> None:
         """Forget what came after the first `rounds` rounds, and what a crash left half written."""
@@ -249,6 +282,18 @@ def machine() -> dict[str, Any]:
     """The machine that seconds depend on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count(), "gpu": gpu}
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes held so far: on the GPU by this run's tensors, else by the whole process; 0 if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def command() -> str:

@@ -1,39 +1,50 @@
-"""The data sets Atoll can read, from the folder named by `ATOLL_DATA` (`digits` comes with scikit-learn).
+"""The data sets Atoll can read, from the folder named by `ATOLL_DATA`; some need no files.
 
 Files are taken as they lie: the layouts below, or those that torchvision leaves behind. Nothing is unpickled.
 
-    digits          no files
+    digits          no files: it comes with scikit-learn
     mnist           {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz] in mnist/ or MNIST/raw/
     fashion-mnist   the same in fashion-mnist/ or FashionMNIST/raw/
     cifar10         {data_batch_1..5,test_batch}.npz (lossless WebP strips) in cifar10/,
                     or the same names with .bin in cifar-10-batches-bin/
+    cifar100        {train,test}.npz (JPEG strips) in cifar100/, or {train,test}.bin in cifar-100-binary/
+    femnist         LEAF's all_data_*.json in femnist/ or femnist/data/all_data/
+    hapt            hapt.npz in hapt/, or UCI's text files in hapt/RawData/ or "HAPT Data Set/RawData/"
+    shakespeare     shakespeare_by_role.npz, or Jon Bosak's plays as *.xml, in shakespeare/
+    movietweetings  movietweetings_100k.npz, or the original ratings.dat, in movietweetings/
+    gaussian, linear, rotated-mnist, rotated-fashion-mnist: made by `atoll.data.synthetic`
 """
 
-import gzip
-import io
 import os
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
+from atoll.data.files import (
+    Part,
+    read_hapt,
+    read_hapt_text,
+    read_idx,
+    read_leaf,
+    read_plays,
+    read_ratings,
+    read_roles,
+    read_rows,
+    read_strips,
+)
 from atoll.errors import DataError, unknown
-from atoll.models.objective import Metric, PerSample, accuracy, cross_entropy
+from atoll.models.objective import Metric, PerSample, absolute_error, accuracy, cross_entropy, squared_error
 
-Bytes = NDArray[np.uint8]
-Part = tuple[Bytes, Bytes]  # images [n, C, H, W] and their labels
-
-CIFAR10_TRAIN = [f"data_batch_{k}" for k in range(1, 6)]
-CIFAR10_TEST = ["test_batch"]
+PLACES = 80  # characters in a sample of shakespeare
+BASIC_ACTIVITIES = 6  # of HAPT; its other six are rare transitions between postures
+FEWEST_RATINGS = 20  # of a user of movietweetings
+ALIASES = {"fashion": "fashion-mnist", "rotated-fashion": "rotated-fashion-mnist"}
+PICKLES = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,25 +75,142 @@ class Dataset:
         return f"Dataset({self.name!r}, {len(self.y)}{central} samples of {tuple(self.x.shape[1:])})"
 
 
+@dataclass(frozen=True)
+class Layout:
+    """One way in which files lie: in a folder, for every stem (or glob), under the first suffix that is there."""
+
+    folder: str
+    stems: Sequence[str]
+    suffixes: Sequence[str] = ("",)
+
+    def search(self, root: Path) -> tuple[list[Path], str]:
+        """The files in order, or else what is missing."""
+        paths: list[Path] = []
+        for stem in self.stems:
+            kinds = (sorted((root / self.folder).glob(stem + suffix)) for suffix in self.suffixes)
+            found = next(filter(None, kinds), [])
+            if not found:
+                return [], " or ".join(stem + suffix for suffix in self.suffixes)
+            paths += found
+        return paths, ""
+
+
+Read = Callable[[str, list[Path], bool], Dataset]  # (folder, files in it, whether to merge the official test set)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a data set before it is read."""
+
+    read: Read
+    samples: str
+    classes: int | None
+    owners: int | None
+    licence: str
+    layouts: tuple[Layout, ...] = ()  # none: it needs no files
+
+
 def names() -> list[str]:
     """The data sets `load` knows."""
-    return list(LOADERS)
+    return list(CATALOGUE)
+
+
+def entry_of(name: str) -> tuple[str, Entry]:
+    """A data set's own name, and what is known of it."""
+    name = ALIASES.get(name, name)
+    if name not in CATALOGUE:
+        raise unknown("data set", name, CATALOGUE)
+    return name, CATALOGUE[name]
+
+
+def data_folder(given: Path | None) -> Path | None:
+    """The folder that holds the data sets: as given, else as named by `ATOLL_DATA`."""
+    return given or (Path(os.environ["ATOLL_DATA"]) if os.environ.get("ATOLL_DATA") else None)
+
+
+def known(root: Path | None) -> Path:
+    """The data folder, which must be known."""
+    if root is None:
+        raise DataError("A data folder must be known. None is.", hint="give --data DIR, or set ATOLL_DATA.")
+    return root
+
+
+def existing(root: Path) -> Path:
+    """The data folder, which must be there."""
+    if not root.is_dir():
+        raise DataError(f"The data folder must be there. {root} is not.", hint="check --data and ATOLL_DATA.")
+    return root
 
 
 def load(name: str, root: Path | None = None, merge: bool = True) -> Dataset:
     """Read a data set from `root`, by default the folder named by `ATOLL_DATA`.
 
     With `merge`, training and official test samples stand together, to be split inside each client (the
-    protocol of PFLlib); without, the official test set becomes `central`. `digits` has no official test set.
+    protocol of PFLlib); without, the official test set becomes `central`, where there is one.
     """
-    if name not in LOADERS:
-        raise unknown("data set", name, LOADERS)
-    if root is None and os.environ.get("ATOLL_DATA"):
-        root = Path(os.environ["ATOLL_DATA"])
-    return LOADERS[name](root, merge)
+    name, entry = entry_of(name)
+    folder, paths = find(name, data_folder(root)) if entry.layouts else ("", [])
+    return entry.read(folder, paths, merge)
 
 
-def _digits(_root: Path | None, _merge: bool) -> Dataset:
+def find(name: str, root: Path | None) -> tuple[str, list[Path]]:
+    """The first layout that is complete: its folder, and its files in order."""
+    if root is None:
+        raise DataError(
+            f"`{name}` is read from a data folder, and none is known.",
+            hint="set ATOLL_DATA to the folder that holds the data sets, or use `digits`: it needs no files.",
+        )
+    missing = []
+    for layout in CATALOGUE[name].layouts:
+        paths, lacking = layout.search(root)
+        if paths:
+            return layout.folder, paths
+        missing.append(f"  {root / layout.folder}: no {lacking}")
+    pickles = PICKLES.get(name)
+    raise DataError(
+        f"`{name}` was not found. Looked in\n" + "\n".join(missing),
+        hint=f"{pickles} holds pickles, which may run code and are not read; get the binary version."
+        if pickles and (root / pickles).is_dir()
+        else f"set ATOLL_DATA to the folder that holds one of these, or see `atoll data {name}` for where to get it.",
+    )
+
+
+def origin(name: str) -> str:
+    """Where a data set comes from, in words."""
+    if name == "digits":
+        return "comes with scikit-learn"
+    return "read from --data or $ATOLL_DATA" if CATALOGUE[name].layouts else "made by Atoll"
+
+
+ABSENT = "not there"
+OVERVIEW = ["data set", "samples", "classes", "clients", "where", "licence"]
+
+
+def overview(root: Path | None, only: str | None = None) -> list[list[str]]:
+    """A row for each data set, or for one: what the columns of `OVERVIEW` say."""
+    chosen = names() if only is None else [entry_of(only)[0]]
+    folder = None if root is None else existing(root)
+
+    def row(name: str, entry: Entry) -> list[str]:
+        counts = ["–" if count is None else str(count) for count in (entry.classes, entry.owners)]
+        return [name, entry.samples, *counts, where(name, folder), entry.licence]
+
+    return [row(name, CATALOGUE[name]) for name in chosen]
+
+
+def where(name: str, root: Path | None) -> str:
+    """The folder below `root` that holds a data set, or where else it comes from."""
+    name, entry = entry_of(name)
+    if not entry.layouts:
+        return origin(name)
+    folders = (layout.folder for layout in entry.layouts if root is not None and layout.search(root)[0])
+    return next((f"{folder}/" for folder in folders), ABSENT)
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def _digits(_folder: str, _paths: list[Path], _merge: bool) -> Dataset:
     from sklearn.datasets import load_digits  # slow to import, and the other sets do not need it
 
     images, labels = load_digits(return_X_y=True)
@@ -91,33 +219,18 @@ def _digits(_root: Path | None, _merge: bool) -> Dataset:
     return Dataset("digits", x, torch.from_numpy(labels.astype(np.int64)), 10, None, source)
 
 
-def _idx(name: str, folders: Sequence[str], origin: str, root: Path | None, merge: bool) -> Dataset:
-    stems = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    folder, paths = _find(name, root, [(folder, stems, ["", ".gz"]) for folder in folders])
-    x, y, x_test, y_test = (_read_idx(path) for path in paths)
-    source = f"{origin}, from {folder}"
-    return _assemble(name, (x[:, None], y), (x_test[:, None], y_test), 10, merge, source)
+def _idx(name: str, published: str, folder: str, paths: list[Path], merge: bool) -> Dataset:
+    x, y, x_test, y_test = map(read_idx, paths)
+    return _assemble(name, (x[:, None], y), (x_test[:, None], y_test), 10, merge, f"{published}, from {folder}")
 
 
-def _cifar10(root: Path | None, merge: bool) -> Dataset:
-    stems = CIFAR10_TRAIN + CIFAR10_TEST
-    layouts = [("cifar10", stems, [".npz"]), ("cifar-10-batches-bin", stems, [".bin"])]
-    folder, paths = _find("cifar10", root, layouts)
-    parts = [_read_webp(path) if path.suffix == ".npz" else _read_cifar_bin(path) for path in paths]
-    *train, test = parts
-    source = f"CIFAR-10 (Krizhevsky, 2009), from {folder}"
-    return _assemble("cifar10", _concatenated(train), test, 10, merge, source)
-
-
-# Loaders take the data folder, if any is known, and whether to merge the official test set.
-LOADERS: dict[str, Callable[[Path | None, bool], Dataset]] = {
-    "digits": _digits,
-    "mnist": partial(_idx, "mnist", ["mnist", "MNIST/raw"], "MNIST (LeCun et al., 1998)"),
-    "fashion-mnist": partial(
-        _idx, "fashion-mnist", ["fashion-mnist", "FashionMNIST/raw"], "Fashion-MNIST (Xiao et al., 2017)"
-    ),
-    "cifar10": _cifar10,
-}
+def _cifar(name: str, classes: int, folder: str, paths: list[Path], merge: bool) -> Dataset:
+    codec, label, labels = ("webp", "labels", 1) if classes == 10 else ("jpeg", "fine", 2)
+    packed = paths[0].suffix == ".npz"
+    *train, test = (read_strips(path, codec, label) if packed else read_rows(path, labels) for path in paths)
+    changed = " (JPEG-compressed and shuffled, not the original pixels)" if packed and codec == "jpeg" else ""
+    source = f"CIFAR-{classes} (Krizhevsky, 2009), from {folder}{changed}"
+    return _assemble(name, _concatenated(train), test, classes, merge, source)
 
 
 def _assemble(name: str, train: Part, test: Part, classes: int, merge: bool, source: str) -> Dataset:
@@ -148,60 +261,148 @@ def _normalised(values: NDArray[np.uint8] | NDArray[np.float64], top: float) -> 
     return torch.from_numpy(values.astype(np.float32)).div_(top).sub_(0.5).div_(0.5)
 
 
-def _find(name: str, root: Path | None, layouts: Sequence[tuple[str, list[str], list[str]]]) -> tuple[str, list[Path]]:
-    """The first folder with a file for every stem, under one of the suffixes, and those files in order."""
-    if root is None:
-        raise DataError(
-            f"`{name}` is read from a data folder, and none is known.",
-            hint="set ATOLL_DATA to the folder that holds the data sets, or use `digits`: it needs no files.",
-        )
-    missing = []
-    for folder, stems, suffixes in layouts:
-        candidates = [[root / folder / f"{stem}{suffix}" for suffix in suffixes] for stem in stems]
-        found = [next((path for path in paths if path.is_file()), None) for paths in candidates]
-        if all(found):
-            return folder, [path for path in found if path is not None]
-        first = stems[found.index(None)]
-        missing.append(f"  {root / folder}: no {' or '.join(first + suffix for suffix in suffixes)}")
-    pickles = (root / "cifar-10-batches-py").is_dir() and name == "cifar10"
-    raise DataError(
-        f"`{name}` was not found. Looked in\n" + "\n".join(missing),
-        hint="cifar-10-batches-py holds pickles, which may run code and are not read; get the binary version."
-        if pickles
-        else "put the files there, or set ATOLL_DATA to the folder that holds one of these.",
+def _rotated(base: str, folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    from atoll.data import synthetic  # it builds on this module
+
+    return synthetic.rotated(CATALOGUE[base].read(folder, paths, False))
+
+
+def _femnist(folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    writers, images, labels = zip(*read_leaf(paths), strict=True)
+    x, y = np.concatenate(images), np.concatenate(labels)
+    source = f"FEMNIST (Caldas et al., 2018), from {folder}"
+    owner = _owners([len(own) for own in labels])
+    return Dataset("femnist", *_tensors((x, y)), 62, None, source, owner, writers)
+
+
+# -- people ------------------------------------------------------------------------------------------------------------
+
+
+def _hapt(folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    """In g and rad/s as they were measured: fixed units that are near 1, so that nothing is learnt from the clients."""
+    samples, activity, person = read_hapt(paths[0]) if paths[0].suffix == ".npz" else read_hapt_text(paths[0])
+    kept = np.flatnonzero(activity < BASIC_ACTIVITIES)
+    kept = kept[np.argsort(person[kept], kind="stable")]  # each person's windows stay in time order
+    persons, owner = np.unique(person[kept], return_inverse=True)
+    return Dataset(
+        name="hapt",
+        x=torch.from_numpy(samples[kept]),
+        y=torch.from_numpy(activity[kept]),
+        classes=BASIC_ACTIVITIES,
+        central=None,
+        source=f"HAPT (Reyes-Ortiz et al., 2015), from {folder}",
+        owner=owner,
+        owners=tuple(f"person {number}" for number in persons),
+        gap=1,  # neighbouring windows overlap by half
     )
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} could not be read: {error}", hint="the file is damaged; fetch it again.") from error
+def _shakespeare(folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    """Windows of 80 characters that do not overlap, for roles that have two or more; y is x one character later."""
+    roles = read_roles(paths[0]) if paths[0].suffix == ".npz" else read_plays(paths)
+    characters = np.unique(np.concatenate([*roles.values()]))
+    cut = {role: (len(text) - 1) // PLACES for role, text in roles.items()}
+    kept = [role for role, windows in cut.items() if windows >= 2]
+
+    def windows(shift: int) -> torch.Tensor:
+        texts = [roles[role][shift : shift + cut[role] * PLACES] for role in kept]
+        numbers = np.searchsorted(characters, np.concatenate(texts)) if texts else np.zeros(0, np.int64)
+        return torch.from_numpy(numbers.reshape(-1, PLACES))
+
+    return Dataset(
+        name="shakespeare",
+        x=windows(0),
+        y=windows(1),
+        classes=len(characters),
+        central=None,
+        source=f"Shakespeare's plays in Jon Bosak's edition (1998), by role, from {folder}",
+        owner=_owners([cut[role] for role in kept]),
+        owners=tuple(kept),
+        gap=0,
+        model="char-transformer",
+    )
 
 
-def _read_idx(path: Path) -> Bytes:
-    """An idx file: two zero bytes, 8 for uint8, the number of axes, their big-endian lengths, the values."""
-    with _reading(path):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if content[:3] != b"\0\0\x08":
-            raise ValueError("it is not an idx file of bytes")
-        axes = content[3]
-        shape = np.frombuffer(content, ">u4", count=axes, offset=4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape.tolist())
+def _movietweetings(folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    """Users with 20 ratings or more, each one's in time order; items are numbered over all users."""
+    user, item, rating, time = read_ratings(paths[0])
+    items = np.unique(item, return_inverse=True)[1]
+    users, owner, ratings_of = np.unique(user, return_inverse=True, return_counts=True)
+    order = np.lexsort((time, user))
+    order = order[ratings_of[owner[order]] >= FEWEST_RATINGS]
+    kept, owner = np.unique(owner[order], return_inverse=True)
+    return Dataset(
+        name="movietweetings",
+        x=torch.from_numpy(items[order][:, None]),
+        y=torch.from_numpy(rating[order]).float(),
+        classes=None,
+        central=None,
+        source=f"MovieTweetings 100K (Dooms et al., 2013), from {folder}",
+        owner=owner,
+        owners=tuple(f"user {number}" for number in users[kept]),
+        gap=0,
+        model="matrix-factorisation",
+        loss=squared_error,
+        metric=absolute_error,
+    )
 
 
-def _read_webp(path: Path) -> Part:
-    """Lossless WebP strips, each of many 32x32 images on top of each other."""
-    with _reading(path), np.load(path, allow_pickle=False) as arrays:
-        stored, offsets = memoryview(arrays["webp"]), arrays["offsets"]
-        strips = (stored[a:b] for a, b in pairwise(offsets))
-        pixels = np.concatenate([np.asarray(Image.open(io.BytesIO(strip))) for strip in strips])
-        return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2), arrays["labels"]
+def _owners(sizes: Sequence[int]) -> NDArray[np.int64]:
+    return np.repeat(np.arange(len(sizes)), sizes)
 
 
-def _read_cifar_bin(path: Path) -> Part:
-    """Rows of one label and 3x32x32 pixels."""
-    with _reading(path):
-        rows = np.fromfile(path, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
-        return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
+def _synthetic(kind: str, _folder: str, _paths: list[Path], _merge: bool) -> Dataset:
+    from atoll.data import synthetic  # it builds on this module
+
+    made: Dataset = getattr(synthetic, kind)().dataset()
+    return made
+
+
+# -- what there is -----------------------------------------------------------------------------------------------------
+
+IDX_STEMS = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+MNIST = tuple(Layout(folder, IDX_STEMS, ["", ".gz"]) for folder in ("mnist", "MNIST/raw"))
+FASHION = tuple(Layout(folder, IDX_STEMS, ["", ".gz"]) for folder in ("fashion-mnist", "FashionMNIST/raw"))
+CIFAR10_STEMS = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+CIFAR100_STEMS = ["train", "test"]
+SHARE_ALIKE, ZALANDO = "CC BY-SA 3.0 (usual)", "MIT"
+TINY_IMAGES = "none; research use"
+
+CATALOGUE: dict[str, Entry] = {
+    "digits": Entry(_digits, "1,797", 10, None, "CC BY 4.0"),
+    "mnist": Entry(partial(_idx, "mnist", "MNIST (LeCun et al., 1998)"), "70,000", 10, None, SHARE_ALIKE, MNIST),
+    "fashion-mnist": Entry(
+        partial(_idx, "fashion-mnist", "Fashion-MNIST (Xiao et al., 2017)"), "70,000", 10, None, ZALANDO, FASHION
+    ),
+    "cifar10": Entry(
+        partial(_cifar, "cifar10", 10), "60,000", 10, None, TINY_IMAGES,
+        (Layout("cifar10", CIFAR10_STEMS, [".npz"]), Layout("cifar-10-batches-bin", CIFAR10_STEMS, [".bin"])),
+    ),
+    "cifar100": Entry(
+        partial(_cifar, "cifar100", 100), "60,000", 100, None, TINY_IMAGES,
+        (Layout("cifar-100-binary", CIFAR100_STEMS, [".bin"]), Layout("cifar100", CIFAR100_STEMS, [".npz"])),
+    ),
+    "femnist": Entry(
+        _femnist, "805,263", 62, 3550, "as NIST SD 19",
+        tuple(Layout(folder, ["all_data_*.json"]) for folder in ("femnist", "femnist/data/all_data")),
+    ),
+    "hapt": Entry(
+        _hapt, "10,411", BASIC_ACTIVITIES, 30, "not commercial",
+        (
+            Layout("hapt", ["hapt.npz"]),
+            *(Layout(folder, ["labels.txt"]) for folder in ("hapt/RawData", "HAPT Data Set/RawData")),
+        ),
+    ),
+    "shakespeare": Entry(
+        _shakespeare, "53,419", 72, 1063, "public domain",
+        (Layout("shakespeare", ["shakespeare_by_role.npz"]), Layout("shakespeare", ["*.xml"])),
+    ),
+    "movietweetings": Entry(
+        _movietweetings, "47,640", None, 1154, "MIT",
+        tuple(Layout("movietweetings", [file]) for file in ("movietweetings_100k.npz", "ratings.dat")),
+    ),
+    "gaussian": Entry(partial(_synthetic, "Gaussian"), "1,200", 5, 20, "–"),
+    "linear": Entry(partial(_synthetic, "Linear"), "1,200", None, 20, "–"),
+    "rotated-mnist": Entry(partial(_rotated, "mnist"), "16,884", 10, 36, SHARE_ALIKE, MNIST),
+    "rotated-fashion-mnist": Entry(partial(_rotated, "fashion-mnist"), "16,884", 10, 36, ZALANDO, FASHION),
+}  # fmt: skip

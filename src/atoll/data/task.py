@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,15 @@ from torch import Tensor, nn
 from atoll import models
 from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
-from atoll.data.partition import Partition
+from atoll.data.partition import Indices, Natural, Partition, Shifted
+from atoll.data.splits import SHARES, Shares, splits_of
+from atoll.data.statistics import Statistics, statistics
 from atoll.errors import ModelError, TaskError
 from atoll.models.network import Network
 from atoll.models.objective import PerSample, accuracy, cross_entropy
 from atoll.randomness import default_generator, generator, moves_default_generator, number
 
-SPLITS = ("train", "val", "test")
+SAMPLES_OF_A_FINGERPRINT = 4096
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Clients with data, and the network they train. Build one with `Task.build` or `Task.of_clients`."""
+    """Clients with data, and the network they train. Build one with `Task.build`, `Task.own` or `Task.of_clients`."""
 
     name: str
     x: Tensor
@@ -65,6 +69,8 @@ class Task:
     training: Training = field(default_factory=Training)
     names: tuple[str, ...] | None = None  # of the clients; their numbers by default
     central: tuple[Tensor, Tensor] | None = None  # a test set of the server's own
+    public: tuple[Tensor, Tensor] | None = None  # samples that everybody may see, taken before the others were dealt
+    groups: NDArray[np.int64] | None = None  # the planted group of each client, where the truth is known
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was made, for the run's configuration
 
     def __post_init__(self) -> None:
@@ -94,14 +100,38 @@ class Task:
         def moved(values: Tensor) -> Tensor:
             return values.to(device, dtype if values.is_floating_point() else None)
 
+        def both(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+            return None if pair is None else (moved(pair[0]), moved(pair[1]))
+
         return replace(
             self,
             x=moved(self.x),
             y=moved(self.y),
             splits={name: Split(split.order.to(device), split.offsets) for name, split in self.splits.items()},
             network=self.network.to(device, dtype),
-            central=None if self.central is None else (moved(self.central[0]), moved(self.central[1])),
+            central=both(self.central),
+            public=both(self.public),
         )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the samples, the targets, who has them, and how they are split."""
+        digest = hashlib.blake2b(digest_size=8)
+        some = self.x[:: max(1, len(self.x) // SAMPLES_OF_A_FINGERPRINT)]
+        orders = [split.order for split in self.splits.values()]
+        arrays = [values.cpu().contiguous().numpy() for values in (some, self.y, *orders)]
+        for array in [*arrays, *(split.offsets for split in self.splits.values())]:
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """How the clients' training data differ."""
+        train = self.splits["train"]
+        parts = np.split(train.order.cpu().numpy(), train.offsets[1:-1])
+        features = self.x.cpu().numpy() if self.x.is_floating_point() else None
+        return statistics(self.y.cpu().numpy(), parts, self.classes, features, self.groups)
 
     @classmethod
     def build(
@@ -109,37 +139,76 @@ class Task:
         dataset: Dataset,
         partition: Partition,
         *,
-        clients: int,
-        model: str | Callable[[], nn.Module] | None = None,
+        clients: int | None = None,
+        model: str | nn.Module | Callable[[], nn.Module] | None = None,
         seed: int = 0,
         partition_seed: int | None = None,
         training: Training | None = None,
-        shares: tuple[float, float, float] = (0.6, 0.15, 0.25),
+        shares: Shares = SHARES,
+        central: float = 0.0,
+        public: float = 0.0,
         facts: Mapping[str, Any] | None = None,
     ) -> Task:
         """Deal a data set to clients and split each client's samples into train, val and test.
 
-        `partition_seed` decides who gets what; `seed` decides the model's initial values.
+        `partition_seed` decides who gets what; `seed` decides the model's initial values. The shares `central` and
+        `public` of all samples are taken before the rest is dealt: for a test set of the server's own (where the data
+        set brings none), and for what everybody may see. Only a natural partition needs no number of `clients`.
         """
         deal = seed if partition_seed is None else partition_seed
-        parts = partition.split(dataset.y.numpy(), clients, generator(deal, "partition"))
-        shuffled = [generator(deal, "split", client).permutation(part) for client, part in enumerate(parts)]
-        shape = tuple(dataset.x.shape[1:])
-        chosen = model or _usual_model(shape)
-        with default_generator(number(seed, "model")):
-            module = chosen() if callable(chosen) else models.build(chosen, shape, dataset.classes or 1)
-        signature = None if callable(chosen) else (chosen, shape, dataset.classes)
+        dataset, held = _held_out(dataset, {"central": central, "public": public}, deal)
+        read = _owners(dataset) if partition.reads == "owners" else dataset.y.numpy()
+        parts = partition.split(read, clients, generator(deal, "partition"))
+        names, groups = _natural_facts(partition, dataset, parts)
+        x, y = dataset.x, dataset.y
+        if isinstance(partition, Shifted):
+            x, y, parts = partition.apply(x, y, parts, generator(deal, "shift"))
+            groups = partition.groups(len(parts)) if groups is None else groups
+        chosen = model or dataset.model or _usual_model(tuple(x.shape[1:]))
         return cls(
             name=dataset.name,
-            x=dataset.x,
-            y=dataset.y,
-            splits=_splits(shuffled, shares),
-            network=Network(module, signature=signature),
+            x=x,
+            y=y,
+            splits=splits_of(parts, shares, y.numpy() if _one_label_each(dataset) else None, dataset.gap, deal),
+            network=_network(chosen, dataset, seed),
             classes=dataset.classes,
             training=training or Training(),
-            central=dataset.central,
+            names=names,
+            central=dataset.central or held.get("central"),
+            public=held.get("public"),
+            groups=groups,
             facts={**(facts or {}), "source": dataset.source},
         )
+
+    @classmethod
+    def own(
+        cls,
+        source: Any,
+        *,
+        model: str | nn.Module | Callable[[], nn.Module] | None = None,
+        seed: int = 0,
+        training: Training | None = None,
+        shares: Shares = SHARES,
+        central: float = 0.0,
+        public: float = 0.0,
+        min_samples: int = 2,
+        **reading: Any,
+    ) -> Task:
+        """A task from your own data: a frame, a dict, a folder of files, torch or Hugging Face data sets.
+
+            Task.own(frame, client="hospital", target="readmitted")
+            Task.own("hospitals/", target="readmitted", model=net)
+
+        `atoll.data.own.read` says what `source` may be and takes the other arguments; `model` is any `nn.Module`, a
+        function that makes one, or a name. Clients with fewer than `min_samples` samples are left out.
+        """
+        from atoll.data import own
+
+        dataset = own.read(source, **reading)
+        return cls.build(
+            dataset, Natural(min_samples=min_samples), model=model, seed=seed, training=training, shares=shares,
+            central=central, public=public,
+        )  # fmt: skip
 
     @classmethod
     def of_clients(
@@ -152,7 +221,7 @@ class Task:
         loss: PerSample = cross_entropy,
         score: PerSample = accuracy,
         training: Training | None = None,
-        shares: tuple[float, float, float] = (0.6, 0.15, 0.25),
+        shares: Shares = SHARES,
         seed: int = 0,
     ) -> Task:
         """A task from each client's own samples and targets, tensors or arrays.
@@ -168,19 +237,15 @@ class Task:
             return values.to(dtype) if values.is_floating_point() else values
 
         sizes = [len(x) for x, _ in data.values()]
-        ends = np.cumsum(sizes)
-        y = joined(1)
+        x, y = joined(0), joined(1)
         if classes is None and not y.is_floating_point():
             classes = int(y.max()) + 1
-        parts = [
-            generator(seed, "split", client).permutation(np.arange(end - size, end))
-            for client, (size, end) in enumerate(zip(sizes, ends, strict=True))
-        ]
+        parts = np.split(np.arange(len(y)), np.cumsum(sizes)[:-1])
         return cls(
             name=name,
-            x=joined(0),
+            x=x,
             y=y,
-            splits=_splits(parts, shares),
+            splits=splits_of(parts, shares, y.numpy() if classes is not None and y.ndim == 1 else None, None, seed),
             network=Network(module=model, loss=loss, score=score),
             classes=classes,
             training=training or Training(),
@@ -222,22 +287,68 @@ def _usual_model(shape: tuple[int, ...]) -> str:
     return "cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
 
 
-def _splits(parts: list[NDArray[np.int64]], shares: tuple[float, float, float]) -> dict[str, Split]:
-    """Cut each client's samples; every client keeps at least one for training."""
-    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
-        raise TaskError(f"`shares` must be three shares (train, val, test) that sum to 1. Got {shares!r}.")
-    cut: dict[str, list[NDArray[np.int64]]] = {name: [] for name in SPLITS}
-    for part in parts:
-        test = int(len(part) * shares[2] + 0.5) if len(part) > 1 else 0
-        val = int(len(part) * shares[1] + 0.5) if len(part) > 2 else 0
-        train = max(len(part) - test - val, min(len(part), 1))
-        bounds = np.cumsum([train, min(val, len(part) - train)])
-        for name, piece in zip(SPLITS, np.split(part, bounds), strict=True):
-            cut[name].append(piece)
-    return {name: _split(pieces) for name, pieces in cut.items()}
+def _network(chosen: str | nn.Module | Callable[[], nn.Module], dataset: Dataset, seed: int) -> Network:
+    shape, outputs = tuple(dataset.x.shape[1:]), _outputs(dataset)
+    signature = None
+    with default_generator(number(seed, "model")):
+        if isinstance(chosen, str):
+            module: nn.Module = models.build(chosen, shape, outputs)
+            signature = (chosen, shape, outputs, dataset.loss, dataset.metric)
+        else:
+            module = chosen if isinstance(chosen, nn.Module) else chosen()
+    return Network(module, loss=dataset.loss, score=dataset.metric, signature=signature)
 
 
-def _split(pieces: list[NDArray[np.int64]]) -> Split:
-    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
-    order = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
-    return Split(torch.from_numpy(order.astype(np.int64)), offsets)
+def _outputs(dataset: Dataset) -> int:
+    """How many outputs a network needs: one per class, or one per number that is predicted."""
+    return dataset.classes or (1 if dataset.y.ndim == 1 else int(np.prod(dataset.y.shape[1:])))
+
+
+def _one_label_each(dataset: Dataset) -> bool:
+    return dataset.classes is not None and dataset.y.ndim == 1
+
+
+def _owners(dataset: Dataset) -> NDArray[np.int64]:
+    if dataset.owner is None:
+        raise TaskError(
+            f"A natural partition needs data that belong to somebody. {dataset.name} has no owners.",
+            hint="choose another partition; `atoll list partitions` shows them.",
+        )
+    return dataset.owner
+
+
+def _natural_facts(
+    partition: Partition, dataset: Dataset, parts: list[Indices]
+) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
+    """The clients' names and planted groups, where clients are the owners of the samples."""
+    if partition.reads != "owners" or dataset.owner is None:
+        return None, None
+    owners = np.array([dataset.owner[part[0]] for part in parts], dtype=np.int64)
+    names = tuple(dataset.owners[owner] for owner in owners) if dataset.owners else None
+    return names, None if dataset.groups is None else dataset.groups[owners]
+
+
+def _held_out(
+    dataset: Dataset, shares: Mapping[str, float], seed: int
+) -> tuple[Dataset, dict[str, tuple[Tensor, Tensor]]]:
+    """The data set without the samples that are nobody's, and those."""
+    if not any(shares.values()):
+        return dataset, {}
+    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+        raise TaskError(
+            f"The shares taken before dealing must be at least 0 and leave something. Got {dict(shares)!r}."
+        )
+    if shares["central"] and dataset.central is not None:
+        raise TaskError(f"{dataset.name} has a central test set already, so `central` must be 0.")
+    order = generator(seed, "held out").permutation(len(dataset.y))
+    held, start = {}, 0
+    for name, share in shares.items():
+        stop = start + round(share * len(order))
+        if stop > start:
+            taken = torch.from_numpy(np.sort(order[start:stop]))
+            held[name] = (dataset.x[taken], dataset.y[taken])
+        start = stop
+    rest = np.sort(order[start:])
+    owner = None if dataset.owner is None else dataset.owner[rest]
+    kept = torch.from_numpy(rest)
+    return replace(dataset, x=dataset.x[kept], y=dataset.y[kept], owner=owner), held

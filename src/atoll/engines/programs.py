@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from atoll.batch import Batch
+from atoll.batch import Batch, gradients_taken
 from atoll.errors import AtollError, CohortError
 from atoll.models.network import Network, Precision, Variant
 from atoll.params import Params, Stack, Structure, flatten, stacked_leaves, unflatten
@@ -101,6 +101,7 @@ class Work:
     masked: bool
     keyed: bool
     seeding: Callable[[int], int]  # step number -> key, for models that draw from torch's own generator
+    gradients: list[int] = field(default_factory=lambda: [0])  # that one step takes; known once its Python has run
 
     def one_client(
         self, carry: Leaves, given: Leaves, x: Tensor, y: Tensor, mask: Any, low: Any, high: Any, time: Any
@@ -108,8 +109,9 @@ class Work:
         """The step for one client and one batch, on flat lists of tensors."""
         keys = Keys(low, high).fold(time) if self.keyed else None
         batch = Batch(x, y, mask, keys, self.network, self.variant, self.vectorised)
-        before = unflatten(self.carry, carry, one_client=True)
+        before, count = unflatten(self.carry, carry, one_client=True), gradients_taken()
         after, structure = flatten(self.step(before, batch, unflatten(self.given, given, one_client=True)))
+        self.gradients[0] = gradients_taken() - count
         _require_same(structure, flatten(before)[1], after, carry)
         return after
 
@@ -246,6 +248,7 @@ class TracedProgram:
             if compiled:
                 self._run = torch.compile(graph, dynamic=False)
                 self._run(*inputs)
+        self.gradients = work.gradients[0]
 
     def call(self, work: Work, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
         """One batch; returns the new carry, which is the old one overwritten where the program is in place."""
@@ -254,6 +257,7 @@ class TracedProgram:
 
     def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
         """Start a scan on the data of `work`: the program itself holds none."""
+        work.gradients[0] = self.gradients
         mine = _copies(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
         return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], keys)
 
@@ -278,6 +282,7 @@ class GraphProgram(Running):
     def __init__(self, program: TracedProgram, work: Work, example: tuple[Any, ...], pool: Any) -> None:
         carry, given, index, mask, low, high, time = example
         self._reads = (program, work)  # the graph reads their tensors, so that they must live as long
+        self._gradients = program.gradients
         self.carry, self._given = _copies(carry), _copies(given)
         self._index, self._mask = index.clone(), None if mask is None else mask.clone()
         self._keys = None if low is None else (low.clone(), high.clone())
@@ -300,6 +305,7 @@ class GraphProgram(Running):
 
     def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
         """Start a scan: the values are copied to where the graph reads them."""
+        work.gradients[0] = self._gradients
         for mine, theirs in zip(self.carry, carry, strict=True):
             mine.copy_(theirs)
         for mine, theirs in zip(self._given, given, strict=True):

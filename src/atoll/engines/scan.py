@@ -35,6 +35,7 @@ class Tally:
     client_steps: int = 0
     seconds: float = 0.0
     planned: int = 0  # client-steps, had no limit cut them short
+    gradients: int = 0  # of one batch of one client each
 
 
 class Scanner:
@@ -139,6 +140,7 @@ class Scanner:
                     rows = int(active[t])
                 running.step(index[t, :size], None if mask is None else mask[t, :size], t)
             carry = running.end()
+            self.tally.gradients += work.gradients[0] * int(active[start:stop].sum())
         self.tally.seconds += self._clock(index.device) - began
         pieces = [[leaf[:rows] for leaf in carry], *reversed(done)]
         return pieces[0] if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]

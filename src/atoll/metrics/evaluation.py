@@ -14,10 +14,12 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine
+from atoll.metrics.calibration import bins, ece
 from atoll.models.network import Variant
 from atoll.params import Params, Stack, Tree
 
 LARGEST_BATCH = 256
+BINS = 15  # of confidence
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,10 @@ class ClientScores:
     score: NDArray[np.float64]
     loss: NDArray[np.float64]
     samples: NDArray[np.int64]
+    higher_is_better: bool = True
+    variance: NDArray[np.float64] | None = None  # of the score over a client's samples
+    bins: NDArray[np.float64] | None = None  # [client, (count, confidence, right), bin], for calibration
+    each: NDArray[np.float64] | None = None  # the score of every sample, client after client
 
     @property
     def macro(self) -> float:
@@ -43,12 +49,12 @@ class ClientScores:
     @property
     def worst(self) -> float:
         """The worst client."""
-        return float(np.nanmin(self.score)) if self._any else float("nan")
+        return float((np.nanmin if self.higher_is_better else np.nanmax)(self.score)) if self._any else float("nan")
 
     @property
     def bottom(self) -> float:
         """The mean of the worst tenth of the clients, at least one."""
-        known = np.sort(self.score[self.samples > 0])
+        known = np.sort(self.score[self.samples > 0])[:: 1 if self.higher_is_better else -1]
         return float(known[: -(-len(known) // 10)].mean()) if len(known) else float("nan")
 
     @property
@@ -60,10 +66,10 @@ class ClientScores:
     def _any(self) -> bool:
         return bool((self.samples > 0).any())
 
-    def summary(self) -> dict[str, float]:
-        """The figures of one split."""
-        known = self.samples > 0
-        loss = float(np.nanmean(self.loss)) if known.any() else float("nan")
+    def as_json(self) -> dict[str, Any]:
+        """The figures of one split, and those of every client."""
+        loss = float(np.nanmean(self.loss)) if self._any else float("nan")
+        calibration = {} if self.bins is None else {"ece": float(ece(*self.bins.sum(axis=0)))}
         return {
             "macro": self.macro,
             "micro": self.micro,
@@ -71,6 +77,12 @@ class ClientScores:
             "bottom10": self.bottom,
             "std": self.spread,
             "loss": loss,
+            **calibration,
+            "clients": self.score.tolist(),
+            "losses": self.loss.tolist(),
+            "samples": self.samples.tolist(),
+            **({} if self.variance is None else {"variances": self.variance.tolist()}),
+            **({} if self.bins is None else {"eces": ece(*self.bins.swapaxes(0, 1)).tolist()}),
         }
 
 
@@ -84,61 +96,109 @@ def evaluate(
     model: str = "personal",
     calls: int = 1,
     splits: tuple[str, ...] = ("val", "test"),
+    each: bool = False,
 ) -> dict[str, ClientScores]:
-    """Scores of all clients, for their personal models or for the shared one."""
-    everybody = np.arange(population.task.clients)
+    """Scores of all clients, for their personal models or for the shared one; with `each`, of every test sample."""
+    task = population.task
+    everybody = np.arange(task.clients)
+    sums = {split: _Sums(task, split, each and split == "test") for split in splits}
 
     def work(cohort: Cohort) -> dict[str, Stack]:
         if model == "personal":
-            # The method makes the model without the test data, which only `_score` reads.
+            # The method makes the model without the test data, which only `_Sums` reads.
             w = algorithm.personalize(server, replace(cohort, splits=cohort.splits - {"test"}))
         else:
             shared = algorithm.shared(server)
             assert shared is not None
             w = shared
-        return {split: _score(cohort, w, split) for split in splits}
+        return {split: one.scan(cohort, w) for split, one in sums.items()}
 
     job = Job(
         population,
         everybody,
         round,
         work,
-        phase=("evaluate", model, algorithm),
-        calls=calls,
+        phase=("evaluate", f"{model}, each sample" if each else model, algorithm),
+        calls=1 if each else calls,
         splits=frozenset({"train", "val", "test"}),
     )
-    scores = {split: np.full((2, len(everybody)), np.nan) for split in splits}
     for outcome in engine.run(job):
         if isinstance(outcome, Done):
             for split, stack in outcome.result.items():
-                rows = torch.stack([stack["score"], stack["loss"]]).double().cpu().numpy()
-                scores[split][:, outcome.cohort.clients] = rows
-    return {
-        split: ClientScores(*_means(sums, sizes := population.task.splits[split].sizes(everybody)), sizes)
-        for split, sums in scores.items()
-    }
+                sums[split].add(outcome.cohort.clients, stack)
+    return {split: one.scores() for split, one in sums.items()}
 
 
-def _means(sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[Any, Any]:
-    means = np.divide(sums, sizes, out=np.full_like(sums, np.nan), where=sizes > 0)
-    return means[0], means[1]
+class _Sums:
+    """What is summed over the samples of one split, for every client."""
 
+    def __init__(self, task: Task, split: str, each: bool) -> None:
+        self.split, self.sizes = split, task.splits[split].sizes(np.arange(task.clients))
+        self.higher_is_better = task.network.score.higher_is_better
+        # The largest client of all decides, not of a chunk, so that every chunking sums in the same order.
+        largest = int(self.sizes.max(initial=1))
+        self.batch_size = max(1, min(largest, LARGEST_BATCH))
+        self.start = Params.of(score=0.0, square=0.0, loss=0.0)
+        if task.classes is not None and task.y.ndim == 1:
+            self.start = self.start | Params.of(bins=torch.zeros(3, BINS))
+        if each:
+            places = -(-largest // self.batch_size) * self.batch_size
+            self.start = self.start | Params.of(seen=0.0, each=torch.zeros(places))
+        self.totals = {
+            name: np.full((task.clients, *leaf.shape), np.nan) for name, leaf in self.start.items() if name != "seen"
+        }
 
-def _score(cohort: Cohort, w: Params | Stack, split: str) -> Stack:
-    # The largest client of all decides, not of this chunk, so that every chunking sums in the same order.
-    largest = int(np.diff(cohort.population.task.splits[split].offsets).max(initial=1))
-    batch_size = max(1, min(largest, LARGEST_BATCH))
-    start = Params.of(score=0.0, loss=0.0)
-    scored: Stack = cohort.scan(
-        _score_step, start, given=w, split=split, batch_size=batch_size, shuffle=False, train=False
-    )
-    return scored
+    def scan(self, cohort: Cohort, w: Params | Stack) -> Stack:
+        """The sums of some clients."""
+        found: Stack = cohort.scan(
+            _score_step, self.start, given=w, split=self.split, batch_size=self.batch_size, shuffle=False, train=False
+        )
+        return found
+
+    def add(self, clients: NDArray[np.int64], found: Stack) -> None:
+        """Write down the sums of some clients."""
+        for name, total in self.totals.items():
+            total[clients] = found[name].double().cpu().numpy()
+
+    def scores(self) -> ClientScores:
+        """Means, of all clients."""
+        sizes = self.sizes.astype(np.float64)
+
+        def mean(name: str) -> NDArray[np.float64]:
+            return np.divide(self.totals[name], sizes, out=np.full_like(sizes, np.nan), where=sizes > 0)
+
+        score = mean("score")
+        each = None
+        if "each" in self.totals:
+            real = np.arange(self.totals["each"].shape[1]) < self.sizes[:, None]
+            each = self.totals["each"][real]
+        return ClientScores(
+            score,
+            mean("loss"),
+            self.sizes,
+            self.higher_is_better,
+            np.maximum(mean("square") - score**2, 0),
+            self.totals.get("bins"),
+            each,
+        )
 
 
 def _score_step(carry: Params, batch: Batch, w: Params) -> Params:
     outputs = batch.outputs(w)
     score, loss = batch.network.score(outputs, batch.y), batch.network.loss(outputs, batch.y)
-    return Params.of(score=carry["score"] + batch.total(score), loss=carry["loss"] + batch.total(loss))
+    after = {
+        "score": carry["score"] + batch.total(score),
+        "square": carry["square"] + batch.total(score.square()),
+        "loss": carry["loss"] + batch.total(loss),
+    }
+    if "bins" in carry:
+        confidence = outputs.softmax(1).amax(1)
+        after["bins"] = carry["bins"] + bins(confidence, score, BINS, weight=batch.mask)
+    if "each" in carry:  # places past a client's last sample hold what nothing reads
+        place = carry["seen"].long() + torch.arange(len(score), device=score.device)
+        after["seen"] = carry["seen"] + len(score)
+        after["each"] = carry["each"].scatter(0, place, score.to(carry["each"].dtype))
+    return Params(after, carry.layout)
 
 
 def evaluate_central(engine: LocalEngine, task: Task, w: Params, batch_size: int = 10_000) -> dict[str, float]:

@@ -6,19 +6,29 @@ from functools import partial
 from typing import Any
 
 from atoll.errors import ModelError, unknown
-from atoll.models.cnn import PFLlibCNN, SimpleCNN
+from atoll.models.cnn import LeNet, PFLlibCNN, SimpleCNN
+from atoll.models.linear import Linear
 from atoll.models.mlp import MLP
+from atoll.models.recommender import MatrixFactorisation
 from atoll.models.resnet import ResNet18
 from atoll.models.split import BodyAndHead
+from atoll.models.text import CharTransformer
 
-__all__ = ["MLP", "BodyAndHead", "PFLlibCNN", "ResNet18", "SimpleCNN", "build", "names"]
+__all__ = [
+    "MLP", "BodyAndHead", "CharTransformer", "LeNet", "Linear", "MatrixFactorisation", "PFLlibCNN", "ResNet18", "SimpleCNN",
+    "build", "names",
+]  # fmt: skip
 
 BUILDERS: dict[str, Callable[..., BodyAndHead]] = {
     "mlp": MLP,
     "cnn": PFLlibCNN,
     "simple-cnn": SimpleCNN,
+    "lenet": LeNet,
     "resnet18": ResNet18,
     "resnet18-gn": partial(ResNet18, norm="group"),
+    "linear": Linear,
+    "char-transformer": CharTransformer,
+    "matrix-factorisation": MatrixFactorisation,
 }
 
 

@@ -1,4 +1,4 @@
-"""The two small convolutional networks whose published results Atoll compares itself with."""
+"""The small convolutional networks whose published results Atoll compares itself with."""
 
 from torch import nn
 
@@ -26,6 +26,28 @@ class PFLlibCNN(BodyAndHead):
             nn.ReLU(),
         )
         super().__init__(body, nn.Linear(512, classes))
+
+
+class LeNet(BodyAndHead):
+    """The small CNN of NIID-Bench (Li et al., ICDE 2022), after LeNet-5: 62,006 parameters on 3x32x32 with 10 classes."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        channels, height, width = image_size("LeNet", shape, smallest=16)
+        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        body = nn.Sequential(
+            nn.Conv2d(channels, 6, kernel_size=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, kernel_size=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * rows * columns, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+        )
+        super().__init__(body, nn.Linear(84, classes))
 
 
 class SimpleCNN(BodyAndHead):

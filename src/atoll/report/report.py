@@ -33,6 +33,7 @@ class Report:
     server: Tree
     population: Population
     engine: LocalEngine
+    outcomes: NDArray[np.float64] | None = None  # the score of every test sample after the last round
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:

@@ -1,0 +1,192 @@
+"""Readers of the files that data sets come in. Nothing is unpickled, and a file that cannot be read is named."""
+
+import gzip
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree as ET
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from atoll.errors import DataError
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+Part = tuple[Bytes, Bytes]  # images [n, C, H, W] and their labels
+
+WINDOW, STEP = 128, 64  # of HAPT: 2.56 s at 50 Hz, each window overlapping the next by half
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever goes wrong inside is an error about this file."""
+    try:
+        yield
+    except (
+        OSError, EOFError, ValueError, KeyError, IndexError, zlib.error, zipfile.BadZipFile, ET.ParseError
+    ) as error:  # fmt: skip
+        raise DataError(f"{path} could not be read: {error}", hint="the file is damaged; fetch it again.") from error
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def read_idx(path: Path) -> Bytes:
+    """An idx file: two zero bytes, 8 for uint8, the number of axes, their big-endian lengths, the values."""
+    with reading(path):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("it is not an idx file of bytes")
+        axes = content[3]
+        shape = np.frombuffer(content, ">u4", count=axes, offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape.tolist())
+
+
+def read_strips(path: Path, codec: str, labels: str) -> Part:
+    """Compressed strips, each of many 32x32 images on top of each other."""
+    with reading(path), np.load(path, allow_pickle=False) as arrays:
+        stored, offsets = memoryview(arrays[codec]), arrays["offsets"]
+        strips = (stored[a:b] for a, b in pairwise(offsets))
+        pixels = np.concatenate([np.asarray(Image.open(io.BytesIO(strip))) for strip in strips])
+        return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2), arrays[labels]
+
+
+def read_rows(path: Path, labels: int) -> Part:
+    """CIFAR's binary rows: `labels` labels, of which the last counts (the fine one), and 3x32x32 pixels."""
+    with reading(path):
+        rows = np.fromfile(path, np.uint8).reshape(-1, labels + 3 * 32 * 32)
+        return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1]
+
+
+def read_leaf(paths: Iterable[Path]) -> Iterator[tuple[str, Bytes, Numbers]]:
+    """The writers in LEAF's JSON files, with images [n, 1, 28, 28] and labels.
+
+    One writer is decoded at a time: as Python numbers, a whole file would take gigabytes.
+    """
+    decode = json.JSONDecoder().raw_decode
+    for path in paths:
+        with reading(path):
+            text = path.read_text(encoding="utf-8")
+            place = _after(r'"user_data"\s*:\s*{\s*', text, text.index('"user_data"'))
+            while text[place] != "}":
+                writer, place = decode(text, place)
+                samples, place = decode(text, _after(r"\s*:\s*", text, place))
+                place = _after(r"\s*,?\s*", text, place)
+                pixels = np.rint(np.asarray(samples["x"], np.float32) * 255).astype(np.uint8)
+                yield writer, pixels.reshape(-1, 1, 28, 28), np.asarray(samples["y"], np.int64)
+
+
+def _after(pattern: str, text: str, place: int) -> int:
+    """Where a pattern that is expected at `place` ends."""
+    match = re.compile(pattern).match(text, place)
+    if match is None:
+        raise ValueError(f"it is not LEAF's JSON at character {place}")
+    return match.end()
+
+
+# -- people ------------------------------------------------------------------------------------------------------------
+
+
+class Windows(NamedTuple):
+    """Windows of signals: samples [n, 6, 128] in g and rad/s, activities from 0 on, and persons, in time order."""
+
+    samples: NDArray[np.float32]
+    activity: Numbers
+    person: Numbers
+
+
+def read_hapt(path: Path) -> Windows:
+    """The recordings in one npz file: whole numbers of sensor steps, and where the windows begin."""
+    with reading(path), np.load(path, allow_pickle=False) as arrays:
+        signal = arrays["signal"] * arrays["scale"][:, None]
+        return _windows(signal, arrays["win_start"], arrays["win_label"], arrays["win_subject"])
+
+
+def read_hapt_text(labels: Path) -> Windows:
+    """UCI's folder RawData: labels.txt, and for each recording acceleration and angular velocity as text."""
+    with reading(labels):
+        segments = _table(labels.read_text(encoding="ascii"), columns=5)
+    parts = []
+    for recording, person in sorted({(int(row[0]), int(row[1])) for row in segments}):
+        signals = []
+        for sensor in ("acc", "gyro"):
+            path = labels.with_name(f"{sensor}_exp{recording:02}_user{person:02}.txt")
+            with reading(path):
+                signals.append(np.loadtxt(path, ndmin=2).T)
+        own = segments[segments[:, 0] == recording]
+        starts = [(first, row[2]) for row in own for first in range(row[3] - 1, row[4] - WINDOW + 1, STEP)]
+        first, activity = np.asarray(starts, np.int64).reshape(-1, 2).T
+        parts.append(_windows(np.concatenate(signals), first, activity - 1, np.full(len(first), person)))
+    samples, activities, persons = zip(*parts, strict=True)
+    return Windows(np.concatenate(samples), np.concatenate(activities), np.concatenate(persons))
+
+
+def _windows(signal: NDArray[np.float64], first: NDArray[Any], activity: NDArray[Any], person: NDArray[Any]) -> Windows:
+    cut = signal[:, first[:, None] + np.arange(WINDOW)].astype(np.float32).transpose(1, 0, 2)
+    return Windows(cut, activity.astype(np.int64), person.astype(np.int64))
+
+
+def read_roles(path: Path) -> dict[str, Bytes]:
+    """What each role says, from one npz file."""
+    with reading(path), np.load(path, allow_pickle=False) as arrays:
+        names = [
+            f"{role} ({arrays['play_titles'][play]})" for role, play in zip(arrays["role"], arrays["play"], strict=True)
+        ]
+        texts = np.split(arrays["text"], arrays["offsets"][1:-1])
+        return dict(zip(names, texts, strict=True))
+
+
+def read_plays(paths: Iterable[Path]) -> dict[str, Bytes]:
+    """What each role says, from the plays in Jon Bosak's XML; a speech of several goes to the first one named."""
+    speeches: dict[str, list[str]] = {}
+    for path in paths:
+        with reading(path):
+            play = ET.parse(path).getroot()
+            title = play.findtext("TITLE", path.stem).strip()
+            for speech in play.iter("SPEECH"):
+                lines = filter(None, map(_spoken, speech.iter("LINE")))
+                role = f"{speech.findtext('SPEAKER', '').strip()} ({title})"
+                speeches.setdefault(role, []).append("".join(f"{line}\n" for line in lines))
+    return {role: np.frombuffer("\n".join(said).encode(), np.uint8) for role, said in speeches.items()}
+
+
+def _spoken(line: ET.Element) -> str:
+    """A line without the stage directions in it."""
+    return "".join([line.text or "", *(direction.tail or "" for direction in line)]).strip()
+
+
+class Ratings(NamedTuple):
+    """Who rated what, how, and when."""
+
+    user: Numbers
+    item: Numbers
+    rating: Numbers
+    time: Numbers
+
+
+def read_ratings(path: Path) -> Ratings:
+    """MovieTweetings, from an npz file or from its own text, user::item::rating::time."""
+    with reading(path):
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                columns = [arrays[name] for name in ("user", "item", "rating", "timestamp")]
+        else:
+            columns = list(_table(path.read_text(encoding="ascii").replace("::", " "), columns=4).T)
+        return Ratings(*(column.astype(np.int64) for column in columns))
+
+
+def _table(text: str, columns: int) -> Numbers:
+    """Rows of whole numbers."""
+    rows = [line.split() for line in text.splitlines()]
+    if not rows or any(len(row) != columns for row in rows):
+        raise ValueError(f"it must have rows of {columns} numbers")
+    return np.asarray(rows, np.int64)

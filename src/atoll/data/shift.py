@@ -1,0 +1,272 @@
+"""What a client's samples go through after dealing, so that clients differ in more than their labels and sizes.
+
+Written after a partition: `iid+rotation:4`. Where a shift has groups, client k is in group k modulo their number, and
+group 0 stays as it is. A shift reaches all samples of a client, train and test alike, but not the server's test set.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
+
+from atoll.data.words import Word, read
+from atoll.errors import PartitionError
+
+IndexArray = NDArray[np.int64]
+
+
+class Shift(Protocol):
+    """A change of samples that depends on whose they are."""
+
+    def apply(
+        self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Samples and targets after the shift, `owner` being the client of each row; what was given stays."""
+        ...
+
+    def groups(self, clients: int) -> IndexArray | None:
+        """The planted group of each client, where there are any."""
+        ...
+
+
+class _InGroups:
+    """Client k is in group k modulo `count`."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise PartitionError(
+                f"`count` of {type(self).__name__} must be at least 2 groups. Got {self.count!r} instead."
+            )
+
+    def groups(self, clients: int) -> IndexArray:
+        """The planted group of each client."""
+        if clients < self.count:
+            raise PartitionError(
+                f"{self} must have at least one client in each group. Got {clients} clients.",
+                hint="ask for more clients or fewer groups.",
+            )
+        return np.arange(clients) % self.count
+
+    def _of_rows(self, owner: IndexArray, clients: int) -> Tensor:
+        return torch.from_numpy(self.groups(clients)[owner])
+
+    def _group_by_group(
+        self, x: Tensor, owner: IndexArray, clients: int, change: Callable[[Tensor, int], Tensor]
+    ) -> Tensor:
+        """`x` with the rows of every group but the first changed."""
+        of_rows, x = self._of_rows(owner, clients), x.clone()
+        for group in range(1, self.count):
+            x[of_rows == group] = change(x[of_rows == group], group)
+        return x
+
+
+@dataclass(frozen=True)
+class Rotation(_InGroups):
+    """Images of group g are turned counter-clockwise by 360 g / `count` degrees.
+
+    Quarter turns move pixels; other angles interpolate bilinearly, and the corners repeat the edge.
+    """
+
+    count: int
+
+    def apply(
+        self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Samples and targets after the shift."""
+        _require_images(self, x)
+        height, width = x.shape[-2:]
+        if height != width and self.count % 4 == 0:
+            raise PartitionError(
+                f"{self} must have square images to turn by 90 degrees. Got {height} x {width}.",
+                hint="use rotation:2.",
+            )
+        return self._group_by_group(x, owner, clients, lambda rows, group: turned(rows, 360 * group / self.count)), y
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise whose standard deviation grows from 0 at the first client to `sigma` at the last.
+
+    Client k of K has sigma * k / (K - 1), the rule of NIID-Bench's code; there pixels are in 0 .. 1 and noise is
+    drawn anew in every epoch, here it is drawn once and `sigma` is in the units of the samples as they are.
+    """
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "sigma")
+
+    def apply(
+        self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Samples and targets after the shift."""
+        _require_floats(self, x)
+        level = self.sigma * torch.from_numpy(owner).to(x.dtype) / max(clients - 1, 1)
+        drawn = torch.from_numpy(rng.standard_normal(tuple(x.shape), dtype=np.float32)).to(x.dtype)
+        return x + drawn.mul_(_as_rows(level, x)), y
+
+    def groups(self, clients: int) -> None:
+        """None: every client has a level of its own."""
+        return
+
+
+@dataclass(frozen=True)
+class Colour(_InGroups):
+    """Images of group g have their channels moved on by g places and multiplied by gains ~ U(0.5, 1.5).
+
+    Grey images only have their contrast changed, by one gain per group.
+    """
+
+    count: int
+
+    def apply(
+        self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Samples and targets after the shift."""
+        _require_images(self, x)
+        gains = torch.from_numpy(rng.uniform(0.5, 1.5, size=(self.count, x.shape[1], 1, 1))).to(x.dtype)
+        return self._group_by_group(
+            x, owner, clients, lambda rows, group: rows.roll(group, dims=1).mul_(gains[group])
+        ), y
+
+
+@dataclass(frozen=True)
+class Feature(_InGroups):
+    """Samples of class c in group g are moved by an offset of their own: the same class looks different elsewhere.
+
+    Offsets have normal entries, of standard deviation `scale` times that of all samples' entries.
+    """
+
+    scale: float
+    count: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_positive(self, "scale")
+
+    def apply(
+        self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Samples and targets after the shift."""
+        _require_floats(self, x)
+        classes = _classes(self, y)
+        offsets = rng.standard_normal((self.count, classes, *x.shape[1:])) * (self.scale * float(x.std()))
+        offsets[0] = 0
+        return x + torch.from_numpy(offsets).to(x.dtype)[self._of_rows(owner, clients), y], y
+
+
+@dataclass(frozen=True)
+class Concept(_InGroups):
+    """Class c is called c + g modulo the number of classes in group g: the same samples, other labels."""
+
+    count: int
+
+    def apply(
+        self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Samples and targets after the shift."""
+        classes = _classes(self, y)
+        if classes < self.count:
+            raise PartitionError(
+                f"{self} must have as many classes as groups, or two groups agree. Got {classes} classes.",
+                hint="ask for fewer groups.",
+            )
+        return x, (y + self._of_rows(owner, clients)) % classes
+
+
+def turned(images: Tensor, degrees: float) -> Tensor:
+    """Images [n, C, H, W] turned counter-clockwise."""
+    quarters, rest = divmod(degrees, 90)
+    if rest == 0:
+        return images.rot90(int(quarters), dims=(-2, -1))
+    angle, (height, width) = math.radians(degrees), images.shape[-2:]
+    cos, sin = math.cos(angle), math.sin(angle)
+    # where each pixel comes from, in coordinates from -1 to 1 along both sides
+    back = images.new_tensor([[cos, -sin * height / width, 0], [sin * width / height, cos, 0]])
+    grid = affine_grid(back.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+_GROUPS = "its number of groups, an int of at least 2"
+
+WORDS: dict[str, Word[Shift]] = {
+    "rotation": Word(
+        "rotation:G",
+        "images of G groups of clients turned by 360/G degrees",
+        Rotation,
+        _GROUPS,
+        "iid+rotation:4",
+        (int,),
+    ),
+    "noise": Word(
+        "noise:SIGMA",
+        "Gaussian noise, from none at the first client to SIGMA at the last",
+        Noise,
+        "its sigma, a float in (0, inf)",
+        "iid+noise:0.1",
+        (float,),
+    ),
+    "colour": Word(
+        "colour:G", "channels swapped and scaled in G groups of clients", Colour, _GROUPS, "iid+colour:4", (int,)
+    ),
+    "feature": Word(
+        "feature:SCALE[:G]",
+        "each class moved by an offset of its own in each of G groups (4)",
+        Feature,
+        "its scale, a float in (0, inf), and if wanted by the number of groups, an int of at least 2",
+        "iid+feature:1",
+        (float, int),
+    ),
+    "concept": Word("concept:G", "classes renamed in G groups of clients", Concept, _GROUPS, "iid+concept:4", (int,)),
+}
+
+
+def parse(text: str) -> Shift:
+    """The shift written as `rotation:4`."""
+    return read("shift", text, WORDS)
+
+
+# -- what must hold ----------------------------------------------------------------------------------------------------
+
+
+def _as_rows(values: Tensor, x: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _classes(shift: Shift, y: Tensor) -> int:
+    if y.ndim != 1 or y.is_floating_point():
+        raise PartitionError(
+            f"{shift} must have one class per sample. Got targets of type {y.dtype} and shape {tuple(y.shape)}.",
+            hint="use rotation, noise or colour.",
+        )
+    return int(y.max()) + 1
+
+
+def _require_images(shift: Shift, x: Tensor) -> None:
+    if x.ndim != 4 or not x.is_floating_point():
+        raise PartitionError(
+            f"{shift} must have images, floats [n, C, H, W]. Got {x.dtype} of shape {tuple(x.shape)}.",
+            hint="use noise, feature or concept.",
+        )
+
+
+def _require_floats(shift: Shift, x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise PartitionError(f"{shift} must have samples of floats. Got {x.dtype}.", hint="use concept.")
+
+
+def _require_positive(shift: Any, field: str) -> None:
+    value = getattr(shift, field)
+    if not (math.isfinite(value) and value > 0):
+        name = type(shift).__name__
+        raise PartitionError(f"`{field}` of {name} must be a float in (0, inf). Got {value!r} instead.")

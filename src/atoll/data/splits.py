@@ -1,0 +1,74 @@
+"""Cutting each client's samples into train, val and test."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.data.batches import Split
+from atoll.data.partition import Indices
+from atoll.errors import TaskError
+from atoll.randomness import generator
+
+SPLITS = ("train", "val", "test")
+Shares = tuple[float, float, float]
+SHARES: Shares = (0.6, 0.15, 0.25)  # of a client's samples: train, val, test
+
+
+def splits_of(
+    parts: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None, seed: int
+) -> dict[str, Split]:
+    """Cut each client's samples into train, val and test, class by class where samples have one.
+
+    Samples without a time order are shuffled first. With a `gap`, the first ones in time are for training, and so many
+    are left out before each of the other two: neighbours in time are nearly the same sample.
+    """
+    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
+        raise TaskError(f"`shares` must be three shares (train, val, test) that sum to 1. Got {shares!r}.")
+    turns = _turns(shares, max(map(len, parts), default=0))
+    cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
+    for client, part in enumerate(parts):
+        order = part if gap is not None else generator(seed, "split", client).permutation(part)
+        if labels is not None:
+            order = order[np.argsort(labels[order], kind="stable")]
+        if gap is None:
+            where = turns[: len(order)]
+        else:
+            runs = [order] if labels is None else np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+            where = np.concatenate([_in_time(len(run), shares, gap) for run in runs])
+        for index, name in enumerate(SPLITS):
+            cut[name].append(order[where == index])
+    return {name: _split(pieces) for name, pieces in cut.items()}
+
+
+def _turns(shares: Shares, most: int) -> NDArray[np.int64]:
+    """Which split the next sample goes to: the one that is furthest behind its share, train first.
+
+    The first n of these hold every split's share of n, to rounding, for every n; so do the samples of any one class
+    where a client's samples are in the order of their classes.
+    """
+    have, turns = [0, 0, 0], np.empty(most, dtype=np.int64)
+    order = (0, 2, 1)  # of equals, test comes before val
+    for place in range(most):
+        # rounded, so that the sum of shares being 1 - 1e-16 does not decide between equals
+        behind = [round((place + 1) * share - got, 9) for share, got in zip(shares, have, strict=True)]
+        turns[place] = max(order, key=lambda split: (behind[split], -order.index(split)))
+        have[turns[place]] += 1
+    return turns
+
+
+def _in_time(samples: int, shares: Shares, gap: int) -> NDArray[np.int64]:
+    """The split of each of so many samples in time order, -1 for those that are left out."""
+    test, val = (int(samples * share + 0.5) for share in (shares[2], shares[1]))
+    train = max(samples - test - val, min(samples, 1))
+    where = np.repeat([0, 1, 2], [train, min(val, samples - train), max(samples - train - val, 0)])
+    for later in (1, 2):
+        where[np.flatnonzero(where == later)[:gap]] = -1
+    return where
+
+
+def _split(pieces: list[Indices]) -> Split:
+    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+    order = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+    return Split(torch.from_numpy(order.astype(np.int64)), offsets)

@@ -1,0 +1,268 @@
+"""How the data of clients differ: sizes, labels, features. Computed from arrays only, for any number of clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from atoll.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+MOST_ROWS = 30  # of the table
+MOST_COUNTS = 1_000_000  # that are kept in JSON
+BLOCK = 2**24  # entries of features in work at once
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """One value per client. What does not apply is None; NaN is what a client without samples has.
+
+    With classes: `counts` of each label [clients, classes], how many are `present`, the `entropy` of the client's
+    label distribution p in bits, its Jensen-Shannon `divergence` from the distribution q of all clients together,
+    JS = H((p + q) / 2) - (H(p) + H(q)) / 2 in bits, from 0 to 1, and its total `variation`, sum |p - q| / 2.
+
+    Without: mean and standard deviation of the targets, and the `target_shift`, (client's mean - mean) / std.
+
+    `feature_distance` is between the client's mean feature and that of all, in standard deviations: the root of the
+    mean square over dimensions that vary. Chance alone gives a client of n samples about 1 / sqrt(n).
+    """
+
+    samples: Whole
+    classes: int | None = None
+    counts: Whole | None = None
+    present: Whole | None = None
+    entropy: Floats | None = None
+    divergence: Floats | None = None
+    variation: Floats | None = None
+    target_mean: Floats | None = None
+    target_std: Floats | None = None
+    target_shift: Floats | None = None
+    feature_distance: Floats | None = None
+    groups: Whole | None = None  # planted, where they are known
+    names: tuple[str, ...] | None = None  # of the clients; their numbers by default
+
+    def name(self, client: int) -> str:
+        """What the client is called."""
+        return str(client) if self.names is None else self.names[client]
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.samples)
+
+    @property
+    def evenness(self) -> Floats | None:
+        """The entropy as a share of what all classes alike would have, from 0 to 1."""
+        return None if self.entropy is None else self.entropy / max(math.log2(self.classes or 2), 1e-300)
+
+    @cached_property
+    def summary(self) -> dict[str, float]:
+        """All clients in a few figures; means are over clients that have samples."""
+        from atoll.metrics.fairness import gini
+
+        found: dict[str, float] = {
+            "clients": self.clients,
+            "samples": int(self.samples.sum()),
+            "smallest": int(self.samples.min()),
+            "median": float(np.median(self.samples)),
+            "largest": int(self.samples.max()),
+            "gini": gini(self.samples),
+        }
+        if self.entropy is not None:
+            found["effective_classes"] = float(np.nanmean(2**self.entropy))
+        for name in ("present", "entropy", "divergence", "variation", "feature_distance"):
+            values = getattr(self, name)
+            if values is not None:
+                found[name] = float(np.nanmean(values[self.samples > 0]))
+        if self.target_shift is not None:
+            found["target_shift"] = float(np.nanmean(np.abs(self.target_shift)))
+        return found
+
+    @property
+    def sentence(self) -> str:
+        """The summary in words."""
+        of = self.summary
+        sizes = f"{of['smallest']:,} to {of['largest']:,} samples each"
+        words = [f"{self.clients:,} clients with {sizes} (median {of['median']:,g}, Gini {of['gini']:.2f})."]
+        means = []
+        if self.divergence is not None:
+            means.append(f"has {of['present']:.1f} of {self.classes} classes ({of['effective_classes']:.1f} effective)")
+            means.append(f"diverges in its labels from all clients by {of['divergence']:.2f} bits of at most 1")
+        if self.target_shift is not None:
+            means.append(f"has its mean target {of['target_shift']:.2f} standard deviations from that of all")
+        if self.feature_distance is not None:
+            means.append(f"has its mean sample {of['feature_distance']:.2f} standard deviations from that of all")
+        if means:
+            words.append(f"On average a client {', '.join(means[:-1])}{' and ' if means[:-1] else ''}{means[-1]}.")
+        return " ".join(words)
+
+    def table(self) -> Table:
+        """One row per client, the first `MOST_ROWS` of them, and the mean of all."""
+        from rich.text import Text
+
+        from atoll.report.table import UNKNOWN, plain_table
+
+        columns: dict[str, tuple[Any, str]] = {
+            "group": (self.groups, "d"),
+            "samples": (self.samples, ",d"),
+            f"classes\nof {self.classes}": (self.present, "d"),
+            "label entropy\nbits": (self.entropy, ".2f"),
+            "share of\nthe most": (self.evenness, ".2f"),
+            "divergence\nbits": (self.divergence, ".3f"),
+            "total\nvariation": (self.variation, ".3f"),
+            "target\nmean": (self.target_mean, ".3g"),
+            "target\nstd": (self.target_std, ".3g"),
+            "target\nshift": (self.target_shift, "+.2f"),
+            "feature\ndistance": (self.feature_distance, ".2f"),
+        }
+        known = {head: (values, form) for head, (values, form) in columns.items() if values is not None}
+
+        def cell(value: float, form: str) -> str:
+            return UNKNOWN if math.isnan(value) else format(value, form)
+
+        table = plain_table(["client"])
+        for head in known:
+            table.add_column(head, justify="right", no_wrap=True)
+        for client in range(min(self.clients, MOST_ROWS)):
+            table.add_row(Text(self.name(client)), *(cell(values[client], form) for values, form in known.values()))
+        if self.clients > MOST_ROWS:
+            table.add_row("…", *[""] * len(known))
+        table.add_section()
+        means = [
+            "" if head == "group" else cell(float(np.nanmean(values)), form.replace("d", ".1f"))
+            for head, (values, form) in known.items()
+        ]
+        table.add_row(f"mean of {self.clients:,}", *means)
+        return table
+
+    def as_json(self) -> dict[str, Any]:
+        """What JSON can hold: lists, with None for NaN; very many label counts are left out."""
+        found = {field.name: _listed(getattr(self, field.name)) for field in fields(self)}
+        if self.counts is not None and self.counts.size > MOST_COUNTS:
+            found["counts"] = None
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Statistics:
+        """What `as_json` gave."""
+        whole = {"samples", "counts", "present", "groups"}
+
+        def array(name: str, values: Any) -> Any:
+            if name == "names":
+                return tuple(values)
+            if not isinstance(values, list):
+                return values
+            return np.array(values, dtype=np.int64 if name in whole else np.float64)  # None becomes NaN
+
+        return cls(**{name: array(name, values) for name, values in found.items()})
+
+
+def statistics(
+    targets: ArrayLike,
+    parts: Sequence[NDArray[np.int64]],
+    classes: int | None,
+    features: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+) -> Statistics:
+    """The statistics of samples that were dealt: `parts` are the indices of each client.
+
+    `targets` are classes, one per sample or one per place (negative ones do not count), or numbers if `classes` is
+    None. `features` are floats [samples, ...].
+    """
+    targets = np.asarray(targets)
+    if not len(parts) or not sum(map(len, parts)):
+        raise DataError(f"Statistics need at least 1 client with a sample. Got {len(parts)} clients and no samples.")
+    samples = np.array([len(part) for part in parts])
+    rows = np.concatenate(parts).astype(np.int64)
+    dealt = targets[rows].reshape(len(rows), -1)
+    of_targets = _of_numbers(dealt, samples) if classes is None else _of_classes(dealt, samples, classes)
+    return Statistics(
+        samples=samples,
+        classes=classes,
+        **of_targets,
+        feature_distance=None if features is None else _feature_distance(np.asarray(features), rows, samples),
+        groups=None if groups is None else np.asarray(groups, dtype=np.int64),
+        names=None if names is None else tuple(names),
+    )
+
+
+def _of_classes(labels: Whole, samples: Whole, classes: int) -> dict[str, Any]:
+    owner = np.broadcast_to(_owner(samples)[:, None], labels.shape)
+    counted = labels >= 0
+    places = owner[counted] * classes + labels[counted]
+    counts = np.bincount(places, minlength=len(samples) * classes).reshape(len(samples), classes)
+    empty = counts.sum(axis=1) == 0
+    p = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    q = counts.sum(axis=0) / counts.sum()
+
+    def known(values: Floats) -> Floats:
+        return np.where(empty, math.nan, values)
+
+    return {
+        "counts": counts,
+        "present": (counts > 0).sum(axis=1),
+        "entropy": known(_bits(p)),
+        # rounding can leave a little less than nothing
+        "divergence": known(np.maximum(_bits((p + q) / 2) - (_bits(p) + _bits(q)) / 2, 0)),
+        "variation": known(np.abs(p - q).sum(axis=1) / 2),
+    }
+
+
+def _of_numbers(targets: NDArray[Any], samples: Whole) -> dict[str, Any]:
+    values = targets.astype(np.float64).mean(axis=1)
+    owner, clients = _owner(samples), len(samples)
+    sizes = np.where(samples > 0, samples, math.nan)
+    means = np.bincount(owner, values, minlength=clients) / sizes
+    spread = np.sqrt(np.bincount(owner, (values - means[owner]) ** 2, minlength=clients) / sizes)
+    return {
+        "target_mean": means,
+        "target_std": spread,
+        "target_shift": (means - values.mean()) / (values.std() or 1),
+    }
+
+
+def _feature_distance(features: NDArray[Any], rows: Whole, samples: Whole) -> Floats:
+    from scipy.sparse import csr_array
+
+    flat = features.reshape(len(features), -1)
+    clients, offsets = len(samples), np.concatenate([[0], np.cumsum(samples)])
+    weights = 1 / np.repeat(np.maximum(samples, 1), samples)
+    averaging = csr_array((weights, np.arange(len(rows)), offsets), shape=(clients, len(rows)))
+    squares, varying = np.zeros(clients), 0
+    width = max(1, BLOCK // max(len(rows), clients))
+    for start in range(0, flat.shape[1], width):  # all dimensions at once might not fit
+        block = flat[rows, start : start + width].astype(np.float64)
+        std = block.std(axis=0)
+        block = block[:, std > 0]
+        squares += (((averaging @ block - block.mean(axis=0)) / std[std > 0]) ** 2).sum(axis=1)
+        varying += block.shape[1]
+    return np.where(samples > 0, np.sqrt(squares / max(varying, 1)), math.nan)
+
+
+def _owner(samples: Whole) -> Whole:
+    return np.repeat(np.arange(len(samples)), samples)
+
+
+def _bits(p: Floats) -> Floats:
+    """The entropy of distributions along the last axis."""
+    return np.asarray(-(p * np.log2(np.where(p > 0, p, 1))).sum(axis=-1) + 0.0)
+
+
+def _listed(values: Any) -> Any:
+    if not isinstance(values, np.ndarray):
+        return list(values) if isinstance(values, tuple) else values
+    if values.dtype.kind != "f":
+        return values.tolist()
+    return [None if math.isnan(value) else round(value, 6) for value in values.tolist()]

@@ -1,0 +1,168 @@
+"""Data with a known truth: planted groups of clients, known weights, known angles. Made by Atoll, from a seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.data.datasets import Dataset
+from atoll.errors import DataError
+from atoll.models.objective import absolute_error, squared_error
+from atoll.randomness import generator
+
+FEDORA_SIZES = (128, 64, 277)  # images of a client for training, validation and test
+FEDORA_SHARES = tuple(size / sum(FEDORA_SIZES) for size in FEDORA_SIZES)
+
+
+@dataclass(frozen=True)
+class _Planted:
+    """Client k belongs to group k mod groups, and every client has `samples` samples."""
+
+    clients: int = 20
+    samples: int = 60
+    dimensions: int = 10
+    groups: int = 2
+    noise: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            smallest = 0 if field.name in ("noise", "seed") else 1
+            if getattr(self, field.name) < smallest:
+                raise DataError(
+                    f"`{field.name}` of {type(self).__name__} must be at least {smallest}. "
+                    f"Got {getattr(self, field.name)!r} instead."
+                )
+
+    @property
+    def name(self) -> str:
+        """The data set's name."""
+        return type(self).__name__.lower()
+
+    @property
+    def group(self) -> NDArray[np.int64]:
+        """The group of each client."""
+        return np.arange(self.clients) % self.groups
+
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """The client of each sample."""
+        return np.repeat(np.arange(self.clients), self.samples)
+
+    def draws(self, what: str) -> np.random.Generator:
+        """What the truth or the samples are drawn from; apart, so that more samples leave the truth alone."""
+        return generator(self.seed, "synthetic", self.name, what)
+
+
+@dataclass(frozen=True)
+class Gaussian(_Planted):
+    """Classes are Gaussian clusters; each group of clients has clusters of its own.
+
+    x = m[group, y] + noise * N(0, I), with `m` at distance `separation` from 0 in random directions, and labels that
+    are as even as they can be. Within a group the best possible classifier takes the nearest mean.
+    """
+
+    groups: int = 4
+    classes: int = 5
+    separation: float = 3.0
+
+    def means(self) -> NDArray[np.float64]:
+        """m: the mean of every class in every group, [groups, classes, dimensions]."""
+        directions = self.draws("means").normal(size=(self.groups, self.classes, self.dimensions))
+        means: NDArray[np.float64] = self.separation * directions / np.linalg.norm(directions, axis=-1, keepdims=True)
+        return means
+
+    def dataset(self) -> Dataset:
+        """The samples of all clients."""
+        rng = self.draws("samples")
+        y = np.concatenate([rng.permutation(np.arange(self.samples) % self.classes) for _ in range(self.clients)])
+        x = self.means()[self.group[self.owner], y] + self.noise * rng.normal(size=(len(y), self.dimensions))
+        return _dataset(self, x, torch.from_numpy(y), classes=self.classes)
+
+
+@dataclass(frozen=True)
+class Linear(_Planted):
+    """Linear regression in groups: y = w[group] . x + noise * N(0, 1), with x ~ N(0, I)."""
+
+    noise: float = 0.1
+
+    def weights(self) -> NDArray[np.float64]:
+        """w: the true weights of every group, [groups, dimensions]."""
+        return self.draws("weights").normal(size=(self.groups, self.dimensions))
+
+    def dataset(self) -> Dataset:
+        """The samples of all clients."""
+        rng = self.draws("samples")
+        x = rng.normal(size=(len(self.owner), self.dimensions))
+        y = (x * self.weights()[self.group[self.owner]]).sum(1) + self.noise * rng.normal(size=len(x))
+        return _dataset(self, x, torch.from_numpy(y).float(), classes=None)
+
+
+def _dataset(made: _Planted, x: NDArray[np.float64], y: Tensor, classes: int | None) -> Dataset:
+    regression = {"model": "linear", "loss": squared_error, "metric": absolute_error} if classes is None else {}
+    return Dataset(
+        name=made.name,
+        x=torch.from_numpy(x).float(),
+        y=y,
+        classes=classes,
+        central=None,
+        source=f"made by Atoll: {made}",
+        owner=made.owner,
+        owners=tuple(f"client {client}" for client in range(made.clients)),
+        groups=made.group,
+        **regression,  # type: ignore[arg-type]
+    )
+
+
+def rotated(
+    images: Dataset, *, clients: int = 36, sizes: tuple[int, int, int] = FEDORA_SIZES, seed: int = 0
+) -> Dataset:
+    """Client k has images of its own, all rotated by 360 k / clients degrees: FEDORA's setting (KDD 2023).
+
+    `images` is loaded with `merge=False`. A client's samples are in the order training, validation (both from the
+    training images) and test, so that `shares=FEDORA_SHARES` cuts them as FEDORA does.
+    """
+    if images.central is None:
+        raise DataError("`images` must have its official test set apart.", hint="load it with merge=False.")
+    rng = generator(seed, "synthetic", "rotated")
+    train, val, test = sizes
+    learnt = _deal(rng, images.x, images.y, clients, train + val)
+    judged = _deal(rng, *images.central, clients, test)
+    # Clients first, and each one's test images behind its others.
+    x, y = (torch.cat(both, dim=1) for both in zip(learnt, judged, strict=True))
+    angles = [360 * client / clients for client in range(clients)]
+    return Dataset(
+        name=f"rotated-{images.name}",
+        x=torch.cat([rotate(own, angle) for own, angle in zip(x, angles, strict=True)]),
+        y=y.flatten(),
+        classes=images.classes,
+        central=None,
+        source=f"{images.source}, rotated by Atoll",
+        owner=np.repeat(np.arange(clients), sum(sizes)),
+        owners=tuple(f"{angle:g}°" for angle in angles),
+        gap=0,
+        model="mlp",
+    )
+
+
+def _deal(rng: np.random.Generator, x: Tensor, y: Tensor, clients: int, each: int) -> tuple[Tensor, Tensor]:
+    """`each` samples for every client, none of them twice: [clients, each, ...]."""
+    if clients < 1 or each < 0 or clients * each > len(y):
+        raise DataError(f"{clients} clients with {each} images each must be had from {len(y)} images.")
+    chosen = torch.from_numpy(rng.permutation(len(y))[: clients * each].reshape(clients, each))
+    return x[chosen], y[chosen]
+
+
+def rotate(images: Tensor, degrees: float) -> Tensor:
+    """Images in -1 .. 1, turned counter-clockwise by bilinear interpolation; what comes in is black (-1)."""
+    turn = math.radians(degrees)
+    # The grid holds, for each pixel of the result, where to look; y points down.
+    matrix = torch.tensor([[math.cos(turn), -math.sin(turn), 0], [math.sin(turn), math.cos(turn), 0]])
+    grid = F.affine_grid(matrix.to(images).expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images + 1, grid, mode="bilinear", padding_mode="zeros", align_corners=False) - 1

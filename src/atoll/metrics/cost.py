@@ -1,0 +1,47 @@
+"""What a score costs: rounds and bytes until it is reached, and the area under it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Curve = Sequence[tuple[int, float]]  # (round, value) of every evaluation, in order
+WINDOW = 3
+
+
+def rounds_to(curve: Curve, target: float, window: int = WINDOW, *, higher_is_better: bool = True) -> int | None:
+    """The first evaluated round at which the mean of the last `window` evaluations reaches the target; None if never.
+
+    A curve with fewer evaluations, as of a one-shot method, is judged by all of them.
+    """
+    width = max(1, min(window, len(curve)))
+    for end in range(width, len(curve) + 1):
+        # Exact, unlike a sum of floats: the mean of 0.7, 0.7 and 0.7 reaches 0.7.
+        mean = statistics.mean(value for _, value in curve[end - width : end])
+        if mean >= target if higher_is_better else mean <= target:
+            return curve[end - 1][0]
+    return None
+
+
+def bytes_to(
+    curve: Curve, cumulative_bytes: Sequence[int], target: float, window: int = WINDOW, *, higher_is_better: bool = True
+) -> int | None:
+    """The bytes spent by the round of `rounds_to`; `cumulative_bytes` has one entry for each of the curve."""
+    spent = [(total, value) for (_, value), total in zip(curve, cumulative_bytes, strict=True)]
+    return rounds_to(spent, target, window, higher_is_better=higher_is_better)
+
+
+def area_under(cumulative_bytes: ArrayLike, values: ArrayLike) -> float:
+    """The mean height of a score over the bytes between first and last evaluation, by trapezoids; NaN if none flowed.
+
+    Two methods are comparable in it only over the same bytes.
+    """
+    from scipy.integrate import trapezoid
+
+    at = np.asarray(cumulative_bytes, dtype=np.float64)
+    span = at[-1] - at[0] if len(at) else 0.0
+    return float(trapezoid(values, at) / span) if span > 0 else math.nan
