@@ -91,6 +91,8 @@ def test_frames_with_types_of_their_own():
 
 def test_a_dict_of_columns(everybody):
     check(own.read(everybody, target="readmitted", client="hospital"), order=(0, 3, 1, 2, 4))
+    series = pytest.importorskip("pandas").DataFrame(everybody).to_dict("series")
+    check(own.read(series, target="readmitted", client="hospital"), order=(0, 3, 1, 2, 4))
 
 
 def test_a_folder_of_csv(folder):
@@ -188,7 +190,7 @@ def test_hugging_face_with_a_client_column(everybody):
     hugging_face = pytest.importorskip("datasets")
     dataset = hugging_face.Dataset.from_dict(everybody).class_encode_column("readmitted")
     check(own.read(dataset, target="readmitted", client="hospital"), order=(0, 3, 1, 2, 4))
-    chosen = dataset.select([4, 1])
+    chosen = dataset.select([4, 1]).with_format("torch")
     assert own.read(chosen, target="readmitted", client="hospital", standardise="none").x[:, 0].tolist() == [70, 30]
 
 
@@ -254,6 +256,12 @@ def test_numbers_can_be_categories(tmp_path):
     data = own.read(table(ward=[7, 10, 7, 10]), categorical=["ward"])
     assert data.columns == ("ward=7", "ward=10")
     assert data.x[0].tolist() == [1, 0]
+
+
+def test_whole_numbers_of_csv_are_classes_and_serial_numbers_text(tmp_path):
+    write_csv(tmp_path / "a.csv", [["1_0", 0], ["2_0", 1]], header=["serial", "y"])
+    data = own.read(tmp_path)
+    assert (data.columns, data.class_names) == (("serial=1_0", "serial=2_0"), ("0", "1"))
 
 
 def test_features_can_be_listed():

@@ -264,7 +264,7 @@ def _normalised(values: NDArray[np.uint8] | NDArray[np.float64], top: float) -> 
 def _rotated(base: str, folder: str, paths: list[Path], _merge: bool) -> Dataset:
     from atoll.data import synthetic  # it builds on this module
 
-    return synthetic.rotated(CATALOGUE[base].read(folder, paths, False))
+    return synthetic.rotated(CATALOGUE[base].read(folder, paths, True))
 
 
 def _femnist(folder: str, paths: list[Path], _merge: bool) -> Dataset:

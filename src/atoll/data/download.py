@@ -9,6 +9,7 @@ import hashlib
 import os
 import tarfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -228,7 +229,7 @@ def _obtain(url: str, part: Path, expected: str, tries: int, pause: float, progr
             error.close()
             problem = error
             if error.code == 416:  # there is no more to send, and yet it is not right
-                part.unlink()
+                part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in WORTH_ANOTHER_TRY:
                 break
         except (OSError, HTTPException) as error:
@@ -295,7 +296,7 @@ def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
                     with _partial(target).open("wb") as file:
                         copyfileobj(source, file)
                     _place(_partial(target), target)
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(f"{archive.name} could not be unpacked: {error}") from error
     if missing:
         raise DataError(f"{archive.name} must hold {', '.join(missing)}. It does not.")
@@ -324,6 +325,7 @@ def _locked(folder: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough where a forked process holds it too
         os.close(handle)
 
 

@@ -17,7 +17,7 @@ from atoll.models.objective import absolute_error, squared_error
 from atoll.randomness import generator
 
 FEDORA_SIZES = (128, 64, 277)  # images of a client for training, validation and test
-FEDORA_SHARES = tuple(size / sum(FEDORA_SIZES) for size in FEDORA_SIZES)
+FEDORA_SHARES = (128 / 469, 64 / 469, 277 / 469)
 
 
 @dataclass(frozen=True)
@@ -120,43 +120,28 @@ def _dataset(made: _Planted, x: NDArray[np.float64], y: Tensor, classes: int | N
     )
 
 
-def rotated(
-    images: Dataset, *, clients: int = 36, sizes: tuple[int, int, int] = FEDORA_SIZES, seed: int = 0
-) -> Dataset:
+def rotated(images: Dataset, *, clients: int = 36, samples: int = sum(FEDORA_SIZES), seed: int = 0) -> Dataset:
     """Client k has images of its own, all rotated by 360 k / clients degrees: FEDORA's setting (KDD 2023).
 
-    `images` is loaded with `merge=False`. A client's samples are in the order training, validation (both from the
-    training images) and test, so that `shares=FEDORA_SHARES` cuts them as FEDORA does.
+    With `shares=FEDORA_SHARES` a client trains on as many images as there. Which ones is drawn from all of them: FEDORA
+    takes its test images from the official test set.
     """
-    if images.central is None:
-        raise DataError("`images` must have its official test set apart.", hint="load it with merge=False.")
-    rng = generator(seed, "synthetic", "rotated")
-    train, val, test = sizes
-    learnt = _deal(rng, images.x, images.y, clients, train + val)
-    judged = _deal(rng, *images.central, clients, test)
-    # Clients first, and each one's test images behind its others.
-    x, y = (torch.cat(both, dim=1) for both in zip(learnt, judged, strict=True))
+    if clients < 1 or samples < 1 or clients * samples > len(images.y):
+        raise DataError(f"{clients} clients with {samples} images each must be had from {len(images.y)} images.")
+    chosen = generator(seed, "synthetic", "rotated").permutation(len(images.y))[: clients * samples]
+    dealt = torch.from_numpy(chosen.reshape(clients, samples))
     angles = [360 * client / clients for client in range(clients)]
     return Dataset(
         name=f"rotated-{images.name}",
-        x=torch.cat([rotate(own, angle) for own, angle in zip(x, angles, strict=True)]),
-        y=y.flatten(),
+        x=torch.cat([rotate(images.x[own], angle) for own, angle in zip(dealt, angles, strict=True)]),
+        y=images.y[dealt.flatten()],
         classes=images.classes,
         central=None,
         source=f"{images.source}, rotated by Atoll",
-        owner=np.repeat(np.arange(clients), sum(sizes)),
+        owner=np.repeat(np.arange(clients), samples),
         owners=tuple(f"{angle:g}°" for angle in angles),
-        gap=0,
         model="mlp",
     )
-
-
-def _deal(rng: np.random.Generator, x: Tensor, y: Tensor, clients: int, each: int) -> tuple[Tensor, Tensor]:
-    """`each` samples for every client, none of them twice: [clients, each, ...]."""
-    if clients < 1 or each < 0 or clients * each > len(y):
-        raise DataError(f"{clients} clients with {each} images each must be had from {len(y)} images.")
-    chosen = torch.from_numpy(rng.permutation(len(y))[: clients * each].reshape(clients, each))
-    return x[chosen], y[chosen]
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:

@@ -44,8 +44,13 @@ def holds_tables(source: Any) -> bool:
     if isinstance(source, str | Path):
         return Path(source).is_dir()
     if isinstance(source, Mapping):
-        return not all(isinstance(values, list | np.ndarray | torch.Tensor) for values in source.values())
+        return not all(_is_column(values) for values in source.values())
     return isinstance(source, list)
+
+
+def _is_column(values: Any) -> bool:
+    series = hasattr(values, "to_numpy") and not hasattr(values, "columns")
+    return series or isinstance(values, list | np.ndarray | torch.Tensor)
 
 
 def one_per_client(source: Any) -> dict[str, Table]:

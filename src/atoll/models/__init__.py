@@ -15,8 +15,8 @@ from atoll.models.split import BodyAndHead
 from atoll.models.text import CharTransformer
 
 __all__ = [
-    "MLP", "BodyAndHead", "CharTransformer", "LeNet", "Linear", "MatrixFactorisation", "PFLlibCNN", "ResNet18", "SimpleCNN",
-    "build", "names",
+    "MLP", "BodyAndHead", "CharTransformer", "LeNet", "Linear", "MatrixFactorisation", "PFLlibCNN", "ResNet18",
+    "SimpleCNN", "build", "names",
 ]  # fmt: skip
 
 BUILDERS: dict[str, Callable[..., BodyAndHead]] = {
