@@ -7,20 +7,21 @@ if TYPE_CHECKING:
     from atoll.algorithm import Algorithm, Replies, Update
     from atoll.batch import Batch
     from atoll.cohort import Cohort
-    from atoll.comparison import Comparison, compare
+    from atoll.comparison import compare
     from atoll.data.task import Task, Training
     from atoll.engines import LocalEngine
     from atoll.federation import Settings, federate
     from atoll.params import Params, Stack
     from atoll.recipe import Recipe
     from atoll.report.report import Report
+    from atoll.results import Comparison
 
 # Names are imported when they are first asked for: `atoll --help` need not wait for torch.
 _HOMES = {
     "Algorithm": "algorithm",
     "Batch": "batch",
     "Cohort": "cohort",
-    "Comparison": "comparison",
+    "Comparison": "results",
     "LocalEngine": "engines",
     "Params": "params",
     "Recipe": "recipe",

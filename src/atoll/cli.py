@@ -35,14 +35,14 @@ from atoll.errors import (
     unknown,
 )
 from atoll.references import bibtex
-from atoll.report.table import BEST, UNKNOWN, megabytes, percent, plain_table, run_table
+from atoll.report.table import UNKNOWN, Numbers, megabytes, notes, plain_table, run_table
 
 if TYPE_CHECKING:
     from atoll.algorithm import Algorithm
-    from atoll.comparison import Comparison
     from atoll.engines.local import LocalEngine
     from atoll.federation import Settings
     from atoll.recipe import Recipe
+    from atoll.results import Comparison
     from atoll.tracking import Tracking
 
 FAILED, BAD_INPUT, STOPPED = 1, 2, 130
@@ -255,7 +255,7 @@ def compare(
     algorithms = list(with_references(_create_all(methods, options.hyperparameters)).values())
     recipe, settings, engine = options.recipe(), options.settings(), options.local_engine()
     numbers = [*range(options.seed, options.seed + seeds)]
-    folder = options.out or RUNS / folder_name(recipe, algorithms, numbers, settings, engine)
+    folder = options.out or RUNS / folder_name(recipe, settings, engine)
     folder = unused(folder) if fresh else folder
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with progress(settings.rounds, runs=len(algorithms) * seeds) as shown:
@@ -269,7 +269,8 @@ def compare(
 
 def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
     """Tells trackers which run of a comparison begins."""
-    from atoll.comparison import label, run_name
+    from atoll.comparison import run_name
+    from atoll.results import label
 
     labelled = {label(algorithm): algorithm for algorithm in algorithms}
     return lambda method, seed, _: tracked.begin(tracked.home / run_name(labelled[method], seed))
@@ -294,10 +295,11 @@ def resume(
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
     """Continue what was interrupted, from its last checkpoint."""
-    from atoll.comparison import Outcome, reopen
     from atoll.comparison import compare as compare_methods
+    from atoll.comparison import reopen
     from atoll.federation import Settings, federate
     from atoll.recipe import Recipe
+    from atoll.results import Outcome
     from atoll.runs import Run
     from atoll.tracking import tracking, used_in
 
@@ -396,9 +398,10 @@ def _runs() -> Table:
         asked, history = run.config, run.metrics()
         done: dict[str, Any] = history[-1] if history else {"round": 0}
         scores = done.get("evaluation", {}).get("personal")
-        score = percent(scores["test"]["macro"]) if scores else UNKNOWN
+        numbers = Numbers(**asked["task"].get("metric", {"name": "accuracy"}))
+        score = f"{numbers.score(scores['test']['macro'])} {numbers.name}" if scores else UNKNOWN
         rows.append([str(path.parent), asked["task"]["name"], f"{done['round']}/{asked['settings']['rounds']}", score])
-    return plain_table(["run", "task", "rounds", "mean test accuracy, %"], rows)
+    return plain_table(["run", "task", "rounds", "mean test score"], rows)
 
 
 @app.command()
@@ -540,29 +543,32 @@ def bench(
 
 def present_run(folder: Path) -> None:
     """Write the report of a run and show its table."""
-    from atoll.comparison import Comparison, Outcome, label
+    from atoll.results import Comparison, Outcome
 
     outcome = Outcome.read(folder)
-    comparison = Comparison({label(outcome.algorithm): [outcome]})
-    report, *_ = comparison.save(folder)
+    if not outcome.finished:
+        say(f"This run is incomplete: {outcome.done} of {outcome.rounds} rounds.", style="yellow")
+    if not outcome.evaluations:  # only the server's test set was used, or nothing yet
+        return write("", run_table(outcome))
+    comparison = Comparison.of_runs([outcome])
+    paths = comparison.save(folder)
     up, down = megabytes(outcome.megabytes("up")), megabytes(outcome.megabytes("down"))
     write("", run_table(outcome), Text(comparison.protocol, style="dim"))
-    write(f"{up} MB up, {down} MB down, {outcome.seconds:.1f} s of training")
-    _paths(run=folder, report=report)
+    write(f"{up} MB up, {down} MB down, {outcome.gradients} gradients, {outcome.seconds:.1f} s of training")
+    return _paths(run=folder, report=paths["report"])
 
 
-def present_comparison(comparison: "Comparison", folder: Path, reused: int) -> None:
+def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
     """Write the results of a comparison and show its table."""
-    report, table, data, clients = comparison.save(folder)
-    notes = (
-        f"{BEST} highest mean. {comparison.protocol} Gains are paired, client by client, in percentage points. Harmed: "
-        "worse off than alone by more than one standard error. MB and seconds of training: all clients, one seed."
-    )
-    write("", comparison.table(), Text(notes, style="dim"))
+    paths = comparison.save(folder)
+    write("", comparison.table(), Text(notes(comparison), style="dim"))
+    for missing in comparison.missing:
+        say(missing, style="yellow")
     runs = len(comparison.outcomes) * len(comparison.seeds)
     if reused:
         say(f"{reused} of {runs} runs were finished already and are reused.")
-    _paths(report=report, results=table, json=data, clients=clients)
+    shown = ("report", "results", "json", "markdown", "latex", "clients")
+    _paths(**{name: path for name, path in paths.items() if name in shown})
 
 
 def _paths(**paths: Path) -> None:

@@ -82,9 +82,9 @@ class Cohort:
 
     @property
     def initial_dtype(self) -> torch.dtype:
-        """The floating point type of the data."""
-        x = self.population.task.x
-        return x.dtype if x.is_floating_point() else torch.get_default_dtype()
+        """The floating point type of the model and the data."""
+        leaves = [self.population.task.x, *self.initial.values()]
+        return next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.get_default_dtype())
 
     @property
     def training(self) -> Training:

@@ -78,7 +78,8 @@ def shares_of(split: str) -> Shares:
         train, val, test = (float(part) / 100 for part in split.split("/"))
     except ValueError:
         raise TaskError(
-            f"A split must be three numbers that sum to 100, train/val/test. Got {split!r}.", hint="for example 60/15/25."
+            f"A split must be three numbers that sum to 100, train/val/test. Got {split!r}.",
+            hint="for example 60/15/25.",
         ) from None
     if min(train, val, test) < 0 or train == 0 or abs(train + val + test - 1) > 1e-6:
         raise TaskError(f"The three parts of a split must sum to 100, and train be above 0. Got {split!r}.")

@@ -237,6 +237,11 @@ def write_json(path: Path, value: Any) -> None:
     _write(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def write_text(path: Path, text: str) -> None:
+    """A text file, whole or not at all."""
+    _write(path, text.encode())
+
+
 def _write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

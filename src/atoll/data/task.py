@@ -131,7 +131,7 @@ class Task:
         train = self.splits["train"]
         parts = np.split(train.order.cpu().numpy(), train.offsets[1:-1])
         features = self.x.cpu().numpy() if self.x.is_floating_point() else None
-        return statistics(self.y.cpu().numpy(), parts, self.classes, features, self.groups)
+        return statistics(self.y.cpu().numpy(), parts, self.classes, features, self.groups, self.names)
 
     @classmethod
     def build(
@@ -200,11 +200,11 @@ class Task:
             Task.own("hospitals/", target="readmitted", model=net)
 
         `atoll.data.own.read` says what `source` may be and takes the other arguments; `model` is any `nn.Module`, a
-        function that makes one, or a name. Clients with fewer than `min_samples` samples are left out.
+        function that makes one, or a name. A client with fewer than `min_samples` samples is an error.
         """
         from atoll.data import own
 
-        dataset = own.read(source, **reading)
+        dataset = own.read(source, min_samples=min_samples, **reading)
         return cls.build(
             dataset, Natural(min_samples=min_samples), model=model, seed=seed, training=training, shares=shares,
             central=central, public=public,

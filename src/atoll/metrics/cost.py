@@ -28,11 +28,17 @@ def rounds_to(curve: Curve, target: float, window: int = WINDOW, *, higher_is_be
 
 
 def bytes_to(
-    curve: Curve, cumulative_bytes: Sequence[int], target: float, window: int = WINDOW, *, higher_is_better: bool = True
-) -> int | None:
+    curve: Curve,
+    cumulative_bytes: Sequence[float],
+    target: float,
+    window: int = WINDOW,
+    *,
+    higher_is_better: bool = True,
+) -> float | None:
     """The bytes spent by the round of `rounds_to`; `cumulative_bytes` has one entry for each of the curve."""
-    spent = [(total, value) for (_, value), total in zip(curve, cumulative_bytes, strict=True)]
-    return rounds_to(spent, target, window, higher_is_better=higher_is_better)
+    spent = {round: total for (round, _), total in zip(curve, cumulative_bytes, strict=True)}
+    reached = rounds_to(curve, target, window, higher_is_better=higher_is_better)
+    return None if reached is None else spent[reached]
 
 
 def area_under(cumulative_bytes: ArrayLike, values: ArrayLike) -> float:

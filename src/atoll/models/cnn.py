@@ -29,7 +29,10 @@ class PFLlibCNN(BodyAndHead):
 
 
 class LeNet(BodyAndHead):
-    """The small CNN of NIID-Bench (Li et al., ICDE 2022), after LeNet-5: 62,006 parameters on 3x32x32 with 10 classes."""
+    """The small CNN of NIID-Bench (Li et al., ICDE 2022), after LeNet-5.
+
+    62,006 parameters on 3x32x32 with 10 classes.
+    """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         channels, height, width = image_size("LeNet", shape, smallest=16)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.report import figures
-from atoll.report.table import UNKNOWN, gain_text, is_reference, mean_text, megabytes, percent
+from atoll.report.table import UNKNOWN, Numbers, gain_text, harmed_text, mean_text, megabytes
 from atoll.runs import machine, versions
 
 if TYPE_CHECKING:
-    from atoll.comparison import Comparison
+    from atoll.results import Comparison
 
 MOST_CLIENTS = 200  # rows of the table by client; clients.csv has them all
 
@@ -90,11 +90,11 @@ def _results(comparison: Comparison) -> str:
     rows = []
     for row in comparison.results:
         best = paired and row["method"] == comparison.best
-        cells = [f"{row['method']}{' ★' if best else ''}", mean_text(row)]
-        cells += [percent(row[name]) for name in ("worst", "bottom10", "std")]
+        cells = [f"{row['method']}{' ★' if best else ''}", mean_text(Numbers.of(comparison), row)]
+        cells += [Numbers.of(comparison).score(row[name]) for name in ("worst", "bottom10", "std")]
         if paired:
             cells += [gain_text(comparison, row), gain_text(comparison, row, "fedavg")]
-            cells.append(UNKNOWN if is_reference(comparison, row) else f"{row['harmed']:.1f}")
+            cells.append(harmed_text(comparison, row))
         rows.append((' class="best"' if best else "", cells))
     note = (
         "★ highest mean. Gains are means over clients of the paired difference, in percentage points. Harmed: clients "
@@ -140,7 +140,7 @@ def _clients(comparison: Comparison) -> str:
         for method, outcomes in comparison.outcomes.items():
             mark = marks[method]
             score = outcomes[0].scores()[client]
-            text = percent(score) if np.isfinite(score) else UNKNOWN
+            text = Numbers.of(comparison).score(score)
             cells.append(f"▼ {text}" if mark is not None and mark[0, client] else text)
         rows.append(("", cells))
     more = f" The first {MOST_CLIENTS}; clients.csv has all." if comparison.clients > MOST_CLIENTS else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -10,15 +12,53 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from atoll.comparison import Comparison, Outcome
+    from atoll.results import Comparison, Outcome
 
 BEST = "*"
+SIGNIFICANT = "†"
+HARM = "▼"
 UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How the figures of a metric are written: shares of 1 in percent, others with few digits."""
+
+    name: str
+    higher_is_better: bool = True
+    share: bool = True
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Numbers:
+        """For the metric of a comparison."""
+        return cls(**comparison.metric)
+
+    def score(self, value: float | None) -> str:
+        """A score, or a distance between scores."""
+        if value is None or not math.isfinite(value):
+            return UNKNOWN
+        return f"{100 * value:.1f}" if self.share else f"{value:.3g}"
+
+    def gain(self, value: float | None) -> str:
+        """A difference of scores, with its sign."""
+        if value is None or not math.isfinite(value):
+            return UNKNOWN
+        return f"{100 * value:+.1f}" if self.share else f"{value:+.2g}"
+
+    @property
+    def unit(self) -> str:
+        """What follows the name of the metric."""
+        return " in %" if self.share else ""
+
+    @property
+    def points(self) -> str:
+        """What gains are counted in."""
+        return "percentage points" if self.share else f"units of {self.name}, positive is better"
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """One row per method."""
-    several = len(comparison.seeds) > 1
+    several, numbers = len(comparison.seeds) > 1, Numbers.of(comparison)
     table = plain_table([])
     table.add_column("method", no_wrap=True)
     heads = [
@@ -27,6 +67,7 @@ def comparison_table(comparison: Comparison) -> Table:
         "bottom\n10 %",
         "std over\nclients",
         "gain vs\nLocal",
+        "gain vs\nFedAvg",
     ]
     for head in [*heads, f"harmed\nof {comparison.clients}", "MB\nup", "MB\ndown", "seconds"]:
         table.add_column(head, justify="right", no_wrap=True)
@@ -34,12 +75,10 @@ def comparison_table(comparison: Comparison) -> Table:
         best = row["method"] == comparison.best and len(comparison.results) > 1
         table.add_row(
             Text(f"{row['method']} {BEST}" if best else row["method"]),
-            mean_text(row),
-            percent(row["worst"]),
-            percent(row["bottom10"]),
-            percent(row["std"]),
-            gain_text(comparison, row),
-            UNKNOWN if is_reference(comparison, row) or row["harmed"] is None else f"{row['harmed']:.1f}",
+            mean_text(numbers, row),
+            *(numbers.score(row[name]) for name in ("worst", "bottom10", "std")),
+            *(gain_text(comparison, row, over) for over in ("local", "fedavg")),
+            harmed_text(comparison, row),
             megabytes(row["megabytes_up"]),
             megabytes(row["megabytes_down"]),
             f"{row['seconds']:.1f}",
@@ -48,39 +87,57 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
+def notes(comparison: Comparison) -> str:
+    """What a reader of the table must know."""
+    numbers = Numbers.of(comparison)
+    return (
+        f"{BEST} best mean. {comparison.protocol} Gains are paired, client by client, in {numbers.points}; "
+        f"{SIGNIFICANT} differs by Wilcoxon's test over all clients of all seeds (p < 0.05 after Holm's correction). "
+        f"Harmed ({HARM}): worse off than alone by more than one standard error. MB and seconds of training: all "
+        "clients, one seed."
+    )
+
+
 def run_table(outcome: Outcome) -> Table:
     """One row per model and split of a single run."""
+    numbers = Numbers(**outcome.metric)
     table = plain_table(["model", "split"])
     for head in ("mean", "over samples", "worst client", "bottom 10 %", "std over clients", "loss"):
         table.add_column(head, justify="right", no_wrap=True)
-    evaluation = outcome.history[-1]["evaluation"]
+    evaluation = outcome.evaluations[-1]["evaluation"] if outcome.evaluations else {}
     for model, split in ((model, split) for model in ("personal", "shared") for split in ("test", "val")):
         if model in evaluation:
             found = evaluation[model][split]
             names = ("macro", "micro", "worst", "bottom10", "std")
-            table.add_row(model, split, *(percent(found[name]) for name in names), f"{found['loss']:.3f}")
+            table.add_row(model, split, *(numbers.score(found[name]) for name in names), f"{found['loss']:.3f}")
+    if outcome.central is not None:
+        table.add_row("shared", "central", UNKNOWN, numbers.score(outcome.central), *[UNKNOWN] * 4)
     return table
 
 
 # -- how figures are written, here and on the page ---------------------------------------------------------------------
 
 
-def percent(value: float) -> str:
-    """A share of 1 in percent."""
-    return f"{100 * value:.1f}"
-
-
-def mean_text(row: dict[str, Any]) -> str:
+def mean_text(numbers: Numbers, row: dict[str, Any]) -> str:
     """The mean with its interval."""
-    return (
-        percent(row["mean"]) if row["interval"] is None else f"{percent(row['mean'])} ± {percent(row['interval']):>4}"
-    )
+    mean = numbers.score(row["mean"])
+    return mean if row["interval"] is None else f"{mean} ± {numbers.score(row['interval']):>4}"
 
 
 def gain_text(comparison: Comparison, row: dict[str, Any], over: str = "local") -> str:
-    """The mean gain over a reference, with its sign; none for the reference itself."""
-    gain = row[f"gain_{over}"]
-    return UNKNOWN if gain is None or is_reference(comparison, row, over) else f"{100 * gain:+.1f}"
+    """The mean gain over a reference, with its sign and mark; none for the reference itself."""
+    if is_reference(comparison, row, over):
+        return UNKNOWN
+    p = row[f"p_{over}"]
+    mark = SIGNIFICANT if p is not None and p < 0.05 else ""
+    return f"{Numbers.of(comparison).gain(row[f'gain_{over}'])}{mark}"
+
+
+def harmed_text(comparison: Comparison, row: dict[str, Any]) -> str:
+    """How many clients are harmed, mean over seeds."""
+    if is_reference(comparison, row) or row["harmed"] is None:
+        return UNKNOWN
+    return f"{row['harmed']:.1f} {HARM}" if row["harmed"] else "0"
 
 
 def is_reference(comparison: Comparison, row: dict[str, Any], over: str = "local") -> bool:

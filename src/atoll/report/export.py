@@ -1,0 +1,142 @@
+"""A comparison as files: a page, and tables for spreadsheets, programs and papers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.report.html import page
+from atoll.report.table import BEST, Numbers, gain_text, harmed_text, mean_text, megabytes, notes
+from atoll.runs import write_json, write_text, writing
+
+if TYPE_CHECKING:
+    from atoll.results import Comparison
+
+
+def save(comparison: Comparison, folder: Path) -> dict[str, Path]:
+    """Write all of them; returns their paths by name."""
+    paths = {
+        "report": folder / "report.html",
+        "results": folder / "results.csv",
+        "json": folder / "results.json",
+        "markdown": folder / "results.md",
+        "latex": folder / "results.tex",
+        "clients": folder / "clients.csv",
+        "citations": folder / "citations.bib",
+    }
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(paths["report"], page(comparison))
+        write_text(paths["results"], _csv(comparison.results))
+        write_json(paths["json"], as_json(comparison))
+        write_text(paths["markdown"], markdown(comparison))
+        write_text(paths["latex"], latex(comparison))
+        write_text(paths["clients"], _csv(comparison.rows()))
+        write_text(paths["citations"], f"{comparison.citations}\n")
+    return paths
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Everything, for programs; what is unknown is null."""
+    found: dict[str, Any] = _strict({
+        "protocol": comparison.protocol,
+        "select": comparison.select,
+        "metric": dict(comparison.metric),
+        "missing": [*comparison.missing],
+        "results": comparison.results,
+        "groups": {
+            method: {
+                kind: {name: score._asdict() for name, score in of_kind.items()}
+                for kind, of_kind in comparison.groups(method).items()
+            }
+            for method in comparison.outcomes
+        },
+        "clients": [*comparison.rows()],
+    })  # fmt: skip
+    return found
+
+
+def markdown(comparison: Comparison) -> str:
+    """The table for a README or an issue."""
+    heads, rows = _cells(comparison)
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{table}\n\n{notes(comparison)}\n"
+
+
+def latex(comparison: Comparison) -> str:
+    """The table for a paper; it needs the package booktabs."""
+    heads, rows = _cells(comparison)
+    best = comparison.best
+    body = []
+    for row, result in zip(rows, comparison.results, strict=True):
+        cells = [_tex(cell.removesuffix(f" {BEST}")) for cell in row]
+        bold = result["method"] == best and len(rows) > 1
+        body.append(
+            " & ".join(f"\\textbf{{{cell}}}" if bold and index < 2 else cell for index, cell in enumerate(cells))
+        )
+    head = " & ".join(map(_tex, heads))
+    return "\n".join([
+        f"% {notes(comparison)}",
+        f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        "\\toprule", f"{head} \\\\", "\\midrule",
+        *(f"{line} \\\\" for line in body),
+        "\\bottomrule", "\\end{tabular}", "",
+    ])  # fmt: skip
+
+
+def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    numbers, best = Numbers.of(comparison), comparison.best if len(comparison.results) > 1 else None
+    heads = [
+        "method", "mean ± 95 %" if len(comparison.seeds) > 1 else "mean", "worst client", "bottom 10 %", "std",
+        "gain vs Local", "gain vs FedAvg", f"harmed of {comparison.clients}", "MB up", "MB down",
+    ]  # fmt: skip
+    rows = [
+        [
+            f"{row['method']} {BEST}" if row["method"] == best else row["method"],
+            re.sub(" +", " ", mean_text(numbers, row)),
+            *(numbers.score(row[name]) for name in ("worst", "bottom10", "std")),
+            *(gain_text(comparison, row, over) for over in ("local", "fedavg")),
+            harmed_text(comparison, row),
+            megabytes(row["megabytes_up"]),
+            megabytes(row["megabytes_down"]),
+        ]
+        for row in comparison.results
+    ]  # fmt: skip
+    return heads, rows
+
+
+def _tex(text: str) -> str:
+    for plain, written in (
+        ("%", r"\%"),
+        ("_", r"\_"),
+        ("±", r"$\pm$"),
+        ("†", r"$^\dagger$"),
+        ("▼", r"$\downarrow$"),
+        ("–", "--"),
+    ):
+        text = text.replace(plain, written)
+    return text
+
+
+def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    rows = [*rows]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {name: _strict(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_strict(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
