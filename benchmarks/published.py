@@ -1,8 +1,9 @@
 """What the tables of published results have in common: cells that are run side by side, and kept in a JSON file.
 
-A cell is one method on one task with one seed. A finished cell is never run again, so that a table can be completed cell
-by cell; an interrupted one continues from its last checkpoint. On a GPU small federations leave most of it idle: start
-NVIDIA's multi-process service (`nvidia-cuda-mps-control -d`) and run several cells at once with --jobs.
+A cell is one method on one task with one seed. A finished cell is never run again, so that a table can be completed
+cell by cell; an interrupted one continues from its last checkpoint. Cells of one method and data set run one after
+another in a process of their own, which so compiles its programs once. On a GPU small federations leave most of it
+idle: start NVIDIA's multi-process service (`nvidia-cuda-mps-control -d`) and run several processes with --jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: `settings` and `recipe` are keywords of `Settings` and `Recipe`."""
+    """One run: `settings`, `recipe` and `training` are keywords of the classes of these names."""
 
     task: str  # the column of the table
     method: str
@@ -36,15 +37,19 @@ class Cell:
     def name(self) -> str:
         return re.sub(r"[^\w.=-]+", "-", f"{self.task}-{self.method}-seed{self.seed}")
 
+    @property
+    def programs(self) -> tuple[str, str]:
+        """Cells that agree in this run the same steps on the same shapes."""
+        return self.recipe["dataset"], self.method
 
-def run(cell: Cell, folder: Path, data: str | None, device: str, precision: str) -> dict[str, Any]:
+
+def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, Any]:
     """Run or continue a cell; returns its figures."""
-    from atoll import LocalEngine, Recipe, Settings, Training, federate
+    from atoll import Recipe, Settings, Training, federate
     from atoll.algorithms import create
     from atoll.runs import machine, versions
 
     recipe = Recipe(**cell.recipe, data=data, seed=cell.seed, training=Training(**cell.training))
-    engine = LocalEngine(device=device, precision=precision)
     settings = Settings(**cell.settings, seed=cell.seed)
     place = folder / cell.name
     began = time.time()
@@ -56,7 +61,7 @@ def run(cell: Cell, folder: Path, data: str | None, device: str, precision: str)
         **asdict(cell),
         "curve": [_point(line) for line in report.history if "evaluation" in line],
         "seconds": round(time.time() - began),
-        "precision": precision,
+        "precision": engine.precision,
         "commit": os.environ.get("ATOLL_COMMIT") or versions().get("commit"),
         "torch": versions()["torch"],
         "machine": machine()["gpu"] or f"{machine()['cores']} CPU cores",
@@ -71,14 +76,21 @@ def _point(line: dict[str, Any]) -> dict[str, float]:
         for split in ("val", "test"):
             if model in found and split in found[model]:
                 for name in ("micro", "macro"):
-                    point[f"{kind}{split}_{name}"] = round(100 * found[model][split][name], 3)
+                    point[f"{kind}{split}_{name}"] = round(100 * float(found[model][split][name]), 3)
     if "central" in found:
-        point["central"] = round(100 * found["central"]["score"], 3)
+        point["central"] = round(100 * float(found["central"]["score"]), 3)
     return point
 
 
-def _work(cell: Cell, arguments: tuple[Any, ...], answers: Any) -> None:
-    answers.put((cell.name, run(cell, *arguments)))
+def _work(cells: Sequence[Cell], folder: Path, data: str | None, options: dict[str, Any], answers: Any) -> None:
+    from atoll import LocalEngine
+
+    engine = LocalEngine(**options)
+    for cell in cells:
+        try:
+            answers.put((cell.name, run(cell, folder, data, engine)))
+        except KeyboardInterrupt:
+            return
 
 
 def main(name: str, cells: Sequence[Cell], page: Callable[[list[dict[str, Any]]], str]) -> None:
@@ -87,49 +99,79 @@ def main(name: str, cells: Sequence[Cell], page: Callable[[list[dict[str, Any]]]
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--data", default=None, help="folder of the data sets; else $ATOLL_DATA")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at once")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--only", default="", help="a regular expression that names of cells must match")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then stop; call again to continue")
     parser.add_argument("--runs", type=Path, default=Path("runs") / name)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--list", action="store_true", help="name the cells and stop")
+    parser.add_argument("--page", action="store_true", help="write the page from what is there and stop")
     asked = parser.parse_args()
     path = asked.out / f"{name}.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    missing = [cell for cell in cells if cell.name not in done and re.search(asked.only, cell.name)]
     if asked.list:
         print("\n".join(f"{'done' if cell.name in done else '    '}  {cell.name}" for cell in cells))
         return
+    waiting: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        if not asked.page and cell.name not in done and re.search(asked.only, cell.name):
+            waiting.setdefault(cell.programs, []).append(cell)
     asked.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * asked.minutes
-    arguments = (asked.runs, asked.data, asked.device, asked.precision)
     context = multiprocessing.get_context("spawn")
-    answers, running = context.Queue(), dict[str, Any]()
-    while (missing or running) and time.monotonic() < deadline:
-        while missing and len(running) < asked.jobs:
-            cell = missing.pop(0)
-            running[cell.name] = context.Process(target=_work, args=(cell, arguments, answers))
-            running[cell.name].start()
+    answers, running = context.Queue(), list[Any]()
+    options = {"device": asked.device, "precision": asked.precision}
+    while waiting or running:
+        while waiting and len(running) < asked.jobs:
+            group = waiting.pop(next(iter(waiting)))
+            running.append(
+                context.Process(target=_work, args=(group, asked.runs, asked.data, options, answers), daemon=True)
+            )
+            running[-1].start()
+        if time.monotonic() > deadline:
+            waiting.clear()
+            for process in running:
+                process.terminate()  # the run stops after its round and can be continued
+            deadline = float("inf")
         time.sleep(0.2)
+        gone = [process for process in running if not process.is_alive()]  # before their last words are read
         while not answers.empty():
             finished, figures = answers.get()
             done[finished] = figures
             path.write_text(_compact(done))
             print(f"{finished}: {figures['curve'][-1]}, {figures['seconds']} s", flush=True)
-        for cell_name, process in [*running.items()]:
-            if not process.is_alive() and (cell_name in done or process.exitcode):
-                if process.exitcode:
-                    print(f"{cell_name}: failed with exit code {process.exitcode}", flush=True)
-                del running[cell_name]
-    for cell_name, process in running.items():
-        print(f"{cell_name}: stopped; call again to continue", flush=True)
-        process.terminate()  # the run stops after its round and can be resumed
-    for process in running.values():
-        process.join()
-    if done:
-        (asked.out / f"{name}.md").write_text(page([*done.values()]))
+        running = [process for process in running if process not in gone]
+    (asked.out / f"{name}.md").write_text(page([*done.values()]))
 
 
 def _compact(done: dict[str, Any]) -> str:
     """JSON with one cell per line."""
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(done[name])}" for name in sorted(done)) + "\n}\n"
+
+
+# -- the parts of a page -----------------------------------------------------------------------------------------------
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """The mean, and with several seeds their standard deviation."""
+    if not values:
+        return ""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:.2f}"
+    spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return f"{mean:.2f} ± {spread:.2f}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def origins(done: Sequence[dict[str, Any]]) -> str:
+    """Machines, commits and versions of the cells, each once."""
+    found = sorted({(one["machine"], one["precision"], one["torch"], (one["commit"] or "?")[:7]) for one in done})
+    return "; ".join(
+        f"{machine}, {precision}, torch {torch}, commit {commit}" for machine, precision, torch, commit in found
+    )

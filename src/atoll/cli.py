@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from atoll.engines.local import LocalEngine
     from atoll.federation import Settings
     from atoll.recipe import Recipe
-    from atoll.results import Comparison
+    from atoll.results import Comparison, Select
     from atoll.tracking import Tracking
 
 FAILED, BAD_INPUT, STOPPED = 1, 2, 130
@@ -236,6 +236,10 @@ def run(
         present_run(folder)
 
 
+SELECT = option("Which round counts: last, best (on validation), or oracle (best on test).")
+TARGET = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.")
+
+
 @app.command()
 @with_options
 def compare(
@@ -243,11 +247,13 @@ def compare(
         list[str], typer.Argument(metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.")
     ],
     seeds: Annotated[int, option("How many seeds, from --seed on.", min=1, **ROUNDS)] = 3,
+    select: Annotated[str, SELECT] = "last",
+    target: Annotated[float | None, TARGET] = None,
     fresh: Annotated[bool, option("Run everything again, in a new folder.", "--fresh")] = False,
     *,
     options: Options,
 ) -> None:
-    """Compare methods over several seeds; finished runs of the same comparison are reused."""
+    """Compare methods over several seeds; finished runs of the same task and settings are reused."""
     from atoll.comparison import compare as compare_methods
     from atoll.comparison import folder_name, with_references
     from atoll.tracking import tracking
@@ -262,7 +268,7 @@ def compare(
             comparison = compare_methods(
                 recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
                 on_run=each(shown.begin_run, _tracked_run(tracked, algorithms)),
-                on_round=each(shown.after, tracked.after),
+                on_round=each(shown.after, tracked.after), select=_selection(select), target=target,
             )  # fmt: skip
         present_comparison(comparison, folder, shown.reused)
 
@@ -338,6 +344,32 @@ def _engine_again(options: dict[str, Any], device: str | None) -> "LocalEngine":
     from atoll.engines.local import LocalEngine
 
     return LocalEngine(**{**options, **({"device": device} if device else {})})
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or of one comparison.")],
+    select: Annotated[str, SELECT] = "last",
+    target: Annotated[float | None, TARGET] = None,
+    out: Annotated[Path | None, option("Folder of the report; else that of the first RUN.")] = None,
+) -> None:
+    """Write the report of runs, finished or not; of several, a comparison."""
+    from atoll.comparison import runs_in
+    from atoll.results import Comparison, Outcome
+
+    runs = [Outcome.read(path) for folder in folders for path in runs_in(folder)]
+    if len(runs) == 1 and not runs[0].evaluations:
+        return present_run(folders[0])
+    comparison = Comparison.of_runs(runs, select=_selection(select), target=target)
+    return present_comparison(comparison, out or folders[0])
+
+
+def _selection(text: str) -> "Select":
+    from atoll.results import SELECTIONS
+
+    if text not in SELECTIONS:
+        raise unknown("selection", text, SELECTIONS)
+    return text
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------

@@ -133,6 +133,16 @@ def code_digest() -> str:
     return _digest(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))))
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """The folders of the runs that were asked for last in a comparison's folder; a run's own folder as it is."""
+    if not (folder / "comparison.json").exists():
+        return [folder]
+    asked = json.loads((folder / "comparison.json").read_text())
+    methods = [algorithm_of({"algorithm": method}) for method in asked["methods"]]
+    places = [folder / run_name(method, seed) for method in methods for seed in asked["seeds"]]
+    return [place for place in places if (place / "config.json").exists()]
+
+
 def reopen(folder: Path) -> dict[str, Any]:
     """The arguments for `compare` of the comparison in a folder; its `engine` as the options of one."""
     asked = json.loads((folder / "comparison.json").read_text())

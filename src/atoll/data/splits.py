@@ -24,7 +24,7 @@ def splits_of(
     Samples without a time order are shuffled first. With a `gap`, the first ones in time are for training, and so many
     are left out before each of the other two: neighbours in time are nearly the same sample.
     """
-    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
+    if not (len(shares) == 3 and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6 and shares[0] > 0):
         raise TaskError(f"`shares` must be three shares (train, val, test) that sum to 1. Got {shares!r}.")
     turns = _turns(shares, max(map(len, parts), default=0))
     cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
@@ -43,14 +43,14 @@ def splits_of(
 
 
 def _turns(shares: Shares, most: int) -> NDArray[np.int64]:
-    """Which split the next sample goes to: the one that is furthest behind its share, train first.
+    """Which split the next sample goes to: the one that is furthest behind its share, of equals train first.
 
     The first n of these hold every split's share of n, to rounding, for every n; so do the samples of any one class
-    where a client's samples are in the order of their classes.
+    where a client's samples are in the order of their classes. The very first is for training, whatever its share.
     """
-    have, turns = [0, 0, 0], np.empty(most, dtype=np.int64)
+    have, turns = [1, 0, 0], np.zeros(most, dtype=np.int64)
     order = (0, 2, 1)  # of equals, test comes before val
-    for place in range(most):
+    for place in range(1, most):
         # rounded, so that the sum of shares being 1 - 1e-16 does not decide between equals
         behind = [round((place + 1) * share - got, 9) for share, got in zip(shares, have, strict=True)]
         turns[place] = max(order, key=lambda split: (behind[split], -order.index(split)))

@@ -65,11 +65,11 @@ def comparison_table(comparison: Comparison) -> Table:
         "mean ± 95 %" if several else "mean",
         "worst\nclient",
         "bottom\n10 %",
-        "std over\nclients",
+        "std",
         "gain vs\nLocal",
         "gain vs\nFedAvg",
     ]
-    for head in [*heads, f"harmed\nof {comparison.clients}", "MB\nup", "MB\ndown", "seconds"]:
+    for head in [*heads, f"harmed\nof {comparison.clients}", "MB\nup", "MB\ndown", "s"]:
         table.add_column(head, justify="right", no_wrap=True)
     for row in comparison.results:
         best = row["method"] == comparison.best and len(comparison.results) > 1
@@ -93,8 +93,8 @@ def notes(comparison: Comparison) -> str:
     return (
         f"{BEST} best mean. {comparison.protocol} Gains are paired, client by client, in {numbers.points}; "
         f"{SIGNIFICANT} differs by Wilcoxon's test over all clients of all seeds (p < 0.05 after Holm's correction). "
-        f"Harmed ({HARM}): worse off than alone by more than one standard error. MB and seconds of training: all "
-        "clients, one seed."
+        f"Harmed ({HARM}): worse off than alone by more than one standard error. Std is over clients; MB and "
+        "seconds (s) of training: all clients, one seed."
     )
 
 
