@@ -1,13 +1,15 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from atoll.batch import Batch
-from atoll.errors import ModelError
+from atoll.errors import CohortError, ModelError
 from atoll.models import MLP
 from atoll.models.network import Network, Variant
 from atoll.params import Params
-from atoll.randomness import default_generator
+from atoll.randomness import Keys, default_generator
 
 
 def batch_of(module, samples=6, mask=None, vectorised=False, train=True):
@@ -142,3 +144,86 @@ def test_evaluation_uses_running_statistics():
     module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     batch, w = batch_of(module, train=False)
     assert torch.allclose(batch.outputs(w), module.eval()(batch.x), atol=1e-14)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_a_gradient_inside_a_gradient_is_differentiated_too(vectorised):
+    # A step on x^2 from p: p - 0.25 * 2p = p / 2. Of its square, p^2 / 4, the derivative is p / 2; a gradient that
+    # were a constant would give 2 (p / 2) = p.
+    batch, _ = batch_of(mlp(), vectorised=vectorised)
+
+    def after_a_step(p):
+        g, _ = batch.differentiate(lambda q: (q["a"] ** 2, None), p)
+        return p.moved(g, -0.25)["a"] ** 2, None
+
+    g, _ = batch.differentiate(after_a_step, Params.of(a=3.0))
+    assert g["a"].item() == 1.5
+    assert not g["a"].requires_grad
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_an_inner_gradient_may_depend_on_the_outer_point_by_capture(vectorised):
+    # d/dq (p q) = p wherever q is; of p^2 the derivative is 2p.
+    batch, _ = batch_of(mlp(), vectorised=vectorised)
+
+    def outer(p):
+        g, _ = batch.differentiate(lambda q: (p["a"] * q["b"], None), Params.of(b=1.0))
+        return g["b"] ** 2, None
+
+    assert batch.differentiate(outer, Params.of(a=3.0))[0]["a"].item() == 6.0
+
+
+def test_a_batch_splits_into_the_batches_that_lie_in_it():
+    batch, _ = batch_of(mlp(), mask=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0]))
+    keys = Keys(torch.tensor(5), torch.tensor(7))
+    first, second = replace(batch, keys=keys).split(2)
+    assert torch.equal(torch.cat([first.x, second.x]), batch.x)
+    assert torch.equal(torch.cat([first.y, second.y]), batch.y)
+    assert first.count.item() == second.count.item() == 2
+    assert first.keys == keys
+    assert second.keys.low != keys.low
+
+
+def test_the_head_answers_to_features_of_any_number():
+    batch, w = batch_of(mlp(), mask=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0]))
+    features = batch.features(w)
+    torch.testing.assert_close(batch.head(w, features), batch.outputs(w))
+    torch.testing.assert_close(batch.head(w.part("head"), features[:2]), batch.outputs(w)[:2])
+
+
+def test_a_model_without_a_head_says_what_it_needs():
+    class Headless(nn.Linear):
+        def features(self, x):
+            return x
+
+    batch, w = batch_of(Headless(3, 2))
+    with pytest.raises(ModelError, match="Headless must have a submodule or a method `head`"):
+        batch.head(w, batch.x)
+
+
+def drawing(seed=5):
+    return replace(batch_of(mlp())[0], keys=Keys(torch.tensor(seed), torch.tensor(7)))
+
+
+def test_draws_are_uniform_or_normal():
+    uniform, normal = drawing().uniform("a", 4000), drawing().normal("a", 2000, 2)
+    assert 0 <= uniform.min() < 0.01
+    assert 0.99 < uniform.max() < 1
+    assert abs(uniform.mean() - 0.5) < 3 * (1 / 12 / 4000) ** 0.5
+    assert normal.shape == (2000, 2)
+    assert abs(normal.mean()) < 3 / 4000**0.5
+    assert abs(normal.square().mean() - 1) < 3 * (2 / 4000) ** 0.5
+    assert abs((normal.abs() < 1).double().mean() - 0.6827) < 0.03
+    assert abs((normal[:, 0] * normal[:, 1]).mean()) < 3 / 2000**0.5
+    assert uniform.dtype == normal.dtype == torch.float64  # the network's
+
+
+def test_draws_depend_on_the_purpose_and_the_keys_alone():
+    assert torch.equal(drawing().normal("a", 9), drawing().normal("a", 9))
+    assert not torch.equal(drawing().normal("a", 9), drawing().normal("b", 9))
+    assert not torch.equal(drawing().normal("a", 9), drawing(6).normal("a", 9))
+
+
+def test_draws_must_be_announced():
+    with pytest.raises(CohortError, match=r"draw only in a scan that says so.*\n.*draws=True"):
+        batch_of(mlp())[0].normal("a", 3)

@@ -139,3 +139,18 @@ def test_stacking_spreads_every_params_of_a_tree(make_task, make_cohort):
 def test_a_set_is_not_a_value(make_task, make_cohort):
     with pytest.raises(CohortError, match="must be made of numbers, tensors"):
         make_cohort(make_task()).stacked({"a": {1}})
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan("loop"), Plan(mode="traced")])
+def test_a_step_that_says_so_may_draw_and_every_client_step_and_round_draws_anew(make_task, make_cohort, plan):
+    def step(carry, batch, given):
+        noise = batch.normal("noise", 3)
+        return Params.of(last=noise, total=carry["total"] + noise)
+
+    start = Params.of(last=torch.zeros(3), total=torch.zeros(3))
+    task = make_task(sizes=(8, 8), dtype=torch.float64)
+    seen = make_cohort(task, plan).scan(step, start, draws=True)
+    assert torch.equal(make_cohort(task).scan(step, start, draws=True)["total"], seen["total"])
+    assert not torch.isclose(seen["last"][0], seen["last"][1]).any()  # of two clients
+    assert not torch.isclose(seen["total"], 2 * seen["last"]).any()  # of two steps
+    assert not torch.isclose(make_cohort(task, plan, round=1).scan(step, start, draws=True)["last"], seen["last"]).any()

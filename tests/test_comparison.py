@@ -1,32 +1,35 @@
 import json
 import logging
+import os
+import signal
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from atoll import Recipe, Settings, compare
-from atoll.algorithm import Algorithm
+from atoll import Recipe, Settings, Task, compare
 from atoll.algorithms import create
-from atoll.comparison import (
-    Comparison,
-    Outcome,
-    algorithm_of,
-    folder_name,
-    interval,
-    label,
-    reopen,
-    run_name,
-    standard_error,
-    with_references,
-)
+from atoll.comparison import folder_name, reopen, run_name, runs_in, with_references
+from atoll.data import datasets
+from atoll.data.partition import Iid
 from atoll.engines.local import LocalEngine
-from atoll.errors import RunError
-from atoll.federation import describe
+from atoll.errors import RunError, UnknownName
+from atoll.results import label
 
 SMALL = Recipe(clients=4)
+
+ONE_SHOT = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from atoll.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Once(FedAvg):
+    one_shot: ClassVar[bool] = True
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -37,67 +40,24 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def outcome(method: str, scores: list[float], samples: list[int], *, seed: int = 0, up: int = 0) -> Outcome:
-    """A run that ended with these scores."""
-    values = np.array(scores)
-    figures = {
-        "clients": scores, "samples": samples, "macro": float(values.mean()), "micro": 0.0,
-        "worst": float(values.min()), "bottom10": float(values.min()), "std": float(values.std()),
-    }  # fmt: skip
-    line = {"round": 1, "seconds": {"round": 2.0}, "evaluation": {"personal": {"test": figures, "val": figures}}}
-    config = {
-        "task": {"name": "digits", "clients": len(scores)},
-        "settings": {"rounds": 1, "seed": seed},
-        "training": {},
-    }
-    return Outcome(create(method), config, [line], {("up", "model"): up})
+@pytest.fixture
+def begun():
+    """The runs of a comparison as they begin: (method, seed, how). Pass `on_run=begun.add`."""
+
+    class Begun(list):
+        def add(self, *run):
+            self.append(run)
+
+    return Begun()
 
 
-def test_gains_are_paired_client_by_client():
-    comparison = Comparison(
-        {
-            "local": [outcome("local", [0.5, 0.9], [10, 10])],
-            "fedavg": [outcome("fedavg", [0.7, 0.6], [10, 10])],
-            "ditto": [outcome("ditto", [0.8, 0.9], [10, 10])],
-        }
-    )
-    assert comparison.gains("ditto").tolist() == [[pytest.approx(0.3), pytest.approx(0.0)]]
-    assert comparison.gains("ditto", over="fedavg").tolist() == [[pytest.approx(0.1), pytest.approx(0.3)]]
-    assert comparison.best == "ditto"
-    assert [row["gain_local"] for row in comparison.results] == pytest.approx([0.0, -0.05, 0.15])
+def figures(comparison):
+    """All that must not depend on how a comparison came about."""
+    measured = ("seconds", "memory_megabytes")
+    return [{name: value for name, value in row.items() if name not in measured} for row in comparison.results]
 
 
-def test_a_client_is_harmed_beyond_one_standard_error():
-    # r = 0.9, a = 0.7: se^2 = (0.09 + 0.21) / n, so se = 0.173 with 10 samples, 0.245 with 5; the loss is 0.2
-    assert standard_error(np.array([0.7]), np.array([0.9]), np.array([10])) == pytest.approx(np.sqrt(0.03))
-    comparison = Comparison(
-        {
-            "local": [outcome("local", [0.9, 0.9, 1.0], [10, 5, 10])],
-            "fedavg": [outcome("fedavg", [0.7, 0.7, 1.0], [10, 5, 10])],
-        }
-    )
-    assert comparison.harmed("fedavg").tolist() == [[True, False, False]]
-    assert comparison.results[1]["harmed"] == 1.0
-
-
-def test_clients_without_test_samples_do_not_count():
-    nan = float("nan")
-    comparison = Comparison(
-        {"local": [outcome("local", [0.5, nan], [4, 0])], "fedavg": [outcome("fedavg", [0.75, nan], [4, 0])]}
-    )
-    assert comparison.results[1]["gain_local"] == pytest.approx(0.25)
-    assert comparison.harmed("fedavg").tolist() == [[False, False]]
-
-
-def test_interval_is_student_t():
-    # mean of 1, 2, 3: s = 1, t(0.975, 2) = 4.3027
-    assert interval([1.0, 2.0, 3.0]) == pytest.approx(4.3027 / np.sqrt(3), abs=1e-4)
-    assert interval([1.0]) is None
-
-
-def test_methods_of_a_comparison_share_their_seeds():
-    with pytest.raises(RunError, match="same seeds"):
-        Comparison({"local": [outcome("local", [1.0], [1])], "fedavg": [outcome("fedavg", [1.0], [1], seed=1)]})
+# -- the methods -------------------------------------------------------------------------------------------------------
 
 
 def test_missing_references_are_added_with_the_same_budget(caplog):
@@ -106,12 +66,6 @@ def test_missing_references_are_added_with_the_same_budget(caplog):
     assert list(chosen) == ["local:epochs=3", "fedavg:epochs=3", "ditto:epochs=3"]
     assert "added local:epochs=3 and fedavg:epochs=3" in caplog.text
     assert list(with_references([create("fedavg"), create("local")])) == ["fedavg", "local"]
-
-
-@pytest.mark.parametrize("text", ["ditto", "ditto:lam=0.1", "fedavg:epochs=2,weighting=uniform"])
-def test_labels_are_what_the_command_line_takes(text):
-    assert label(create(text)) == text
-    assert label(create(label(create(text)))) == text
 
 
 def test_runs_of_different_hyperparameters_have_different_folders():
@@ -130,35 +84,96 @@ def test_the_folder_of_a_users_method_changes_with_its_text(tmp_path, monkeypatc
     assert run_name(create("mine.py"), 0) != name
 
 
-def test_configuration_gives_the_algorithm_back():
-    ditto = create("ditto:lam=0.1")
-    config = json.loads(json.dumps(describe(SMALL.build(), ditto, Settings())))
-    assert algorithm_of(config) == ditto
+def test_one_shot_methods_have_one_round_among_others(tmp_path):
+    (tmp_path / "once.py").write_text(ONE_SHOT)
+    once = create(str(tmp_path / "once.py"))
+    found = compare(SMALL, ["local", "fedavg", once], seeds=1, rounds=3, folder=tmp_path / "c")
+    assert [row["round"] for row in found.results] == [3, 3, 1]
+    assert found.results[2]["megabytes_up"] == pytest.approx(found.results[1]["megabytes_up"] / 3)
+    assert "after the last round (1 or 3)" in found.protocol
 
 
-def test_compare_runs_reuses_and_reopens(tmp_path):
-    begun: list[tuple[str, int, str]] = []
-    question = {"seeds": 2, "rounds": 2, "folder": tmp_path / "c", "on_run": lambda *run: begun.append(run)}
-    first = compare(SMALL, ["local", "fedavg", "fedper"], **question)
-    assert [how for *_, how in begun] == ["new"] * 6
+# -- running, reusing, continuing --------------------------------------------------------------------------------------
+
+
+def test_compare_runs_reuses_and_reopens(tmp_path, begun):
+    question = {"seeds": 2, "rounds": 2, "folder": tmp_path / "c", "on_run": begun.add}
+    methods = ["local", "fedavg", "fedper"]
+    first = compare(SMALL, methods, **question)
+    assert begun == [(method, seed, "new") for seed in (0, 1) for method in methods]
     begun.clear()
-    again = compare(SMALL, ["local", "fedavg", "fedper"], **question)
+    again = compare(SMALL, methods, **question)
     assert [how for *_, how in begun] == ["reused"] * 6
     assert again.results == first.results
-    assert reopen(tmp_path / "c")["task"] == SMALL
-    in_memory = compare(SMALL, ["local", "fedavg", "fedper"], seeds=2, rounds=2)
-    keys = ("method", "mean", "worst", "gain_local", "harmed", "megabytes_up")
-    assert [[row[key] for key in keys] for row in in_memory.results] == [
-        [row[key] for key in keys] for row in first.results
-    ]
-
+    asked = reopen(tmp_path / "c")
+    assert (asked["task"], asked["methods"]) == (SMALL, [create(method) for method in methods])
+    assert (asked["seeds"], asked["settings"]) == ([0, 1], Settings(rounds=2))
+    in_memory = compare(SMALL, methods, seeds=2, rounds=2)
+    assert figures(in_memory) == figures(first)
     with pytest.raises(RunError, match="another settings"):
         compare(SMALL, ["local", "fedavg"], seeds=1, rounds=3, folder=tmp_path / "c")
+    with pytest.raises(RunError, match="another recipe"):
+        compare(Recipe(clients=5), ["local", "fedavg"], seeds=1, rounds=2, folder=tmp_path / "c")
 
-    paths = first.save(tmp_path / "c")
-    assert [path.name for path in paths] == ["report.html", "results.csv", "results.json", "clients.csv"]
-    assert len(paths[3].read_text().splitlines()) == 1 + 3 * 2 * 4
-    assert json.loads(paths[2].read_text())["results"][0]["method"] == "local"
+
+def test_other_methods_and_more_seeds_reuse_what_is_there(tmp_path, begun):
+    question = {"rounds": 1, "folder": tmp_path, "on_run": begun.add}
+    first = compare(SMALL, ["local", "fedavg", "ditto"], seeds=1, **question)
+    begun.clear()
+    second = compare(SMALL, ["local", "fedavg", "fedper"], seeds=2, **question)
+    assert begun == [
+        ("local", 0, "reused"), ("fedavg", 0, "reused"), ("fedper", 0, "new"),
+        ("local", 1, "new"), ("fedavg", 1, "new"), ("fedper", 1, "new"),
+    ]  # fmt: skip
+    assert second.outcomes["local"][0].scores().tolist() == first.outcomes["local"][0].scores().tolist()
+    assert [path.name for path in runs_in(tmp_path)] == [
+        f"{method}-seed{seed}" for method in ("local", "fedavg", "fedper") for seed in (0, 1)
+    ]  # those that were asked for last; ditto's stay where they are
+    assert (tmp_path / "ditto-seed0" / "metrics.jsonl").exists()
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was_stopped(tmp_path, begun):
+    seen = []
+
+    def ctrl_c(line):
+        seen.append(line)
+        if len(seen) == 5:  # in the second round of the second run: it ends with its third one
+            os.kill(os.getpid(), signal.SIGINT)
+
+    question = {"seeds": 1, "rounds": 4, "folder": tmp_path, "on_run": begun.add}
+    methods = ["local", "fedavg", "ditto"]
+    with pytest.raises(KeyboardInterrupt, match="stopped in fedavg with seed 0; continue with `atoll resume"):
+        compare(SMALL, methods, on_round=ctrl_c, **question)
+    assert len(seen) == 6
+    begun.clear()
+    found = compare(SMALL, methods, **question)
+    assert begun == [("local", 0, "reused"), ("fedavg", 0, "resumed"), ("ditto", 0, "new")]
+    assert figures(found) == figures(compare(SMALL, methods, seeds=1, rounds=4))
+
+
+def test_an_end_in_the_middle_of_everything_loses_nothing(tmp_path, begun):
+    def impatient(line):
+        raise KeyboardInterrupt
+
+    question = {"seeds": 1, "rounds": 2, "folder": tmp_path, "on_run": begun.add}
+    with pytest.raises(KeyboardInterrupt, match="stopped in local with seed 0"):
+        compare(SMALL, ["local", "fedavg"], on_round=impatient, **question)
+    begun.clear()
+    found = compare(SMALL, ["local", "fedavg"], **question)
+    assert begun == [("local", 0, "resumed"), ("fedavg", 0, "new")]
+    assert figures(found) == figures(compare(SMALL, ["local", "fedavg"], seeds=1, rounds=2))
+
+
+def test_runs_of_changed_data_are_refused(tmp_path, make_task):
+    tasks = [make_task(sizes=(9, 12), shares=(0.5, 0.2, 0.3), **more) for more in ({}, {"shape": (5,)})]
+    compare(tasks[0], ["local", "fedavg"], seeds=1, rounds=1, folder=tmp_path)
+    with pytest.raises(RunError) as error:
+        compare(tasks[1], ["local", "fedavg"], seeds=1, rounds=1, folder=tmp_path)
+    assert str(error.value) == (
+        f"Runs are reused for the same data only. Those of {tmp_path / 'local-seed0'} have the fingerprint "
+        f"{tasks[0].fingerprint}, now it is {tasks[1].fingerprint}.\n"
+        "hint: the data or their split have changed: choose another folder."
+    )
 
 
 def test_a_task_built_in_python_can_be_compared_but_not_reopened(tmp_path):
@@ -169,11 +184,68 @@ def test_a_task_built_in_python_can_be_compared_but_not_reopened(tmp_path):
         reopen(tmp_path)
 
 
-def test_folder_names_answer_to_the_question():
-    methods: list[Algorithm] = [create("local"), create("fedavg")]
+def test_a_function_may_build_a_task_for_every_seed():
+    digits = datasets.load("digits")
+    found = compare(
+        lambda seed: Task.build(digits, Iid(), clients=2, seed=seed), ["local", "fedavg"], seeds=2, rounds=1
+    )
+    of_seeds = [outcome.config["task"]["data"] for outcome in found.outcomes["local"]]
+    assert of_seeds == [outcome.config["task"]["data"] for outcome in found.outcomes["fedavg"]]
+    assert of_seeds[0] != of_seeds[1]
+
+
+def test_selection_and_target_are_passed_on():
+    found = compare(SMALL, ["local", "fedavg"], seeds=1, rounds=2, select="oracle", target=0.01)
+    assert (found.select, found.target) == ("oracle", 0.01)
+    assert found.results[1]["rounds_to_target"] == 2
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "error", "said"),
+    [
+        (SMALL, {"seeds": []}, RunError, "A comparison must have at least 1 seed. Got none."),
+        (SMALL, {"select": "bets"}, UnknownName, "Unknown selection 'bets'. Did you mean: best?"),
+        (SMALL, {"evaluation": "none"}, RunError, "needs every client's score: evaluation='all'. Got 'none'."),
+        (Recipe(clients=4, split="80/20/0"), {}, RunError, "the last round must have test samples. digits has none."),
+        (Recipe(clients=4, split="80/0/20"), {"select": "best"}, RunError, "of the best round must have val samples."),
+    ],
+)  # fmt: skip
+def test_what_would_fail_after_the_last_run_fails_before_the_first(recipe, more, error, said, begun):
+    with pytest.raises(error) as raised:
+        compare(recipe, ["local", "fedavg"], rounds=1, on_run=begun.add, **more)
+    assert said in str(raised.value)
+    assert begun == []
+
+
+def test_a_comparison_does_not_go_into_the_folder_of_a_run(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RunError, match="A comparison must have a folder of its own. .* holds a single run."):
+        compare(SMALL, ["local", "fedavg"], seeds=1, rounds=1, folder=tmp_path)
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def test_folder_names_answer_to_task_and_settings_and_not_to_methods_or_seeds():
     engine = LocalEngine()
-    name = folder_name(SMALL, methods, [0, 1], Settings(), engine)
-    assert name == folder_name(SMALL, methods, [0, 1], Settings(), engine)
-    assert name != folder_name(SMALL, methods, [0, 1], Settings(rounds=7), engine)
-    assert name != folder_name(Recipe(clients=5), methods, [0, 1], Settings(), engine)
-    assert name != folder_name(SMALL, methods, [0, 1, 2], Settings(), engine)
+    name = folder_name(SMALL, Settings(), engine)
+    assert name.startswith("digits-compare-")
+    assert name == folder_name(SMALL.seeded(4), Settings(seed=4), engine)
+    others = {
+        folder_name(SMALL, Settings(rounds=7), engine),
+        folder_name(Recipe(clients=5), Settings(), engine),
+        folder_name(SMALL, Settings(), LocalEngine(precision="bf16")),
+    }
+    assert len({name, *others}) == 4
+
+
+def test_what_was_asked_for_is_in_the_folder(tmp_path):
+    compare(SMALL, ["local", "fedavg", "ditto:lam=0.5"], seeds=[7], rounds=1, folder=tmp_path)
+    asked = json.loads((tmp_path / "comparison.json").read_text())
+    assert [method["name"] for method in asked["methods"]] == ["local", "fedavg", "ditto"]
+    assert asked["methods"][2]["lam"] == 0.5
+    assert asked["seeds"] == [7]
+    assert runs_in(tmp_path / "ditto-lam=0.5-seed7") == [tmp_path / "ditto-lam=0.5-seed7"]

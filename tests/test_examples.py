@@ -28,7 +28,7 @@ def main_of(name: str) -> Callable[..., None]:
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"quickstart.py", "own_data.py", "new_method.py", "drop_outs.py"}
+    tested = {"quickstart.py", "own_data.py", "hospitals.py", "new_method.py", "drop_outs.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -46,6 +46,14 @@ def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:
     main_of("own_data.py")(rounds=1)
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()] == ["Ulm", "Local", "FedAvg", "FedPer"]
+
+
+def test_hospitals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main_of("hospitals.py")(rounds=1, seeds=1, out=str(tmp_path))
+    assert "ditto" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+    clients = (tmp_path / "clients.csv").read_text()
+    assert all(name in clients for name in ("Ulm", "Porto", "Lund"))
 
 
 def test_drop_outs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,13 +11,19 @@ from atoll.algorithm import Algorithm, Update
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedavg_ft import FedAvgFT
+from atoll.algorithms.feddyn import FedDyn
 from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
+from atoll.algorithms.pfedme import PFedMe
+from atoll.data.statistics import Statistics
+from atoll.engines.local import FORCED
+from atoll.engines.programs import Plan
 from atoll.errors import CohortError, OneShotError
-from atoll.federation import choose
+from atoll.federation import choose, say_overshooting
 from atoll.local import sgd
 from atoll.params import Params, Stack
+from atoll.runs import Run
 
 
 def equal(a, b):
@@ -265,3 +271,149 @@ def test_scores_are_those_of_the_model_on_the_clients_own_samples(make_task):
         mine = test.order[test.offsets[client] : test.offsets[client + 1]]
         outputs = functional_call(module, dict(report.server), (task.x[mine],))
         assert score == pytest.approx((outputs.argmax(1) == task.y[mine]).double().mean().item())
+
+
+# -- cost ----------------------------------------------------------------------------------------------------------
+
+
+class Traced(LocalEngine):
+    """Runs every step as a traced program, however small the work is."""
+
+    def _calibrate(self, job):
+        return Plan(mode="traced")
+
+    def _calls(self, job, plan):
+        return FORCED
+
+
+UNEVEN = (5, 1, 12, 7, 3, 9, 2, 17)  # eight, five, three and one of them are busy: programs for five have rows to spare
+STEPS = np.array([2, 1, 3, 2, 1, 3, 1, 5])  # of these clients, in batches of 4
+
+
+@pytest.mark.parametrize("make_engine", [LocalEngine, Traced, lambda: LocalEngine(strategy="loop")])
+@pytest.mark.parametrize(
+    ("algorithm", "epochs"),
+    [
+        (FedAvg(epochs=2), 2), (FedProx(), 1), (Local(), 1), (FedPer(), 1), (Ditto(), 2),
+        (Ditto(epochs=1, personal_epochs=3), 4), (FedAvgFT(tune_epochs=3), 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gradients_are_counted_one_per_batch_of_a_client(make_task, algorithm, epochs, make_engine):
+    engine = make_engine()
+    report = federate(make_task(sizes=UNEVEN), algorithm, rounds=3, engine=engine)
+    assert [line["gradients"] for line in report.history] == [epochs * STEPS.sum()] * 3
+    assert bool(engine.programs._made) == isinstance(engine, Traced)
+
+
+@pytest.mark.parametrize("make_engine", [LocalEngine, Traced])
+def test_clients_that_drop_out_take_no_gradients(make_task, make_engine):
+    def lost(round, clients):
+        return (clients + round) % 3 == 0
+
+    task = make_task(sizes=UNEVEN)
+    report = federate(task, FedAvg(), rounds=3, engine=make_engine(), faults=lost, evaluation="none")
+    assert [line["gradients"] for line in report.history] == [
+        STEPS[~lost(round, np.arange(8))].sum() for round in range(3)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polished(FedAvg):
+    """Trains once more at the end, in vain."""
+
+    def finish(self, server, cohort):
+        return sgd(cohort, start=server, epochs=2, stream="finish")
+
+
+def test_the_last_local_step_is_counted_with_the_last_round(make_task):
+    report = federate(make_task(), Polished(), rounds=2, evaluation="none")
+    assert [line["gradients"] for line in report.history] == [8, 8 + 16]  # clients of 5, 1, 12 and 7 samples
+
+
+def test_the_most_memory_that_was_held_is_written_down(make_task):
+    report = federate(make_task(), FedAvg(), rounds=2, evaluation="none")
+    used = [line["memory"] for line in report.history]
+    assert 2**20 < used[0] <= used[1] < 2**50
+
+
+# -- what a run leaves in its folder -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def uneven(make_task):
+    return make_task(sizes=(12, 9, 20, 1), shares=(0.6, 0.15, 0.25))
+
+
+def test_every_test_sample_is_in_the_folder_after_the_last_round_only(uneven, tmp_path):
+    seen = []
+    report = federate(
+        uneven, Ditto(), rounds=3, folder=tmp_path / "run",
+        on_round=lambda _: seen.append(Run.open(tmp_path / "run").outcomes()),
+    )  # fmt: skip
+    assert seen[:2] == [None, None]
+    np.testing.assert_array_equal(seen[2], report.outcomes)
+    sizes = uneven.splits["test"].sizes(np.arange(4))
+    assert len(report.outcomes) == sizes.sum()
+    for score, mine in zip(report.scores(), np.split(report.outcomes, np.cumsum(sizes)[:-1]), strict=True):
+        assert (score == pytest.approx(mine.mean())) if len(mine) else np.isnan(score)
+
+
+def test_every_test_sample_is_the_same_after_an_interruption(uneven, tmp_path):
+    def stopped(line):
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    whole = federate(uneven, Ditto(), rounds=4)
+    with pytest.raises(KeyboardInterrupt):
+        federate(uneven, Ditto(), rounds=4, folder=tmp_path, on_round=stopped)
+    resumed = federate(uneven, Ditto(), rounds=4, folder=tmp_path, resume=True)
+    np.testing.assert_array_equal(resumed.outcomes, whole.outcomes)
+    assert [line["gradients"] for line in resumed.history] == [line["gradients"] for line in whole.history]
+    again = federate(uneven, Ditto(), rounds=4, folder=tmp_path, resume=True)  # nothing is left to do
+    np.testing.assert_array_equal(again.outcomes, whole.outcomes)
+
+
+def test_what_the_clients_have_is_in_the_folder_from_the_beginning(uneven, tmp_path):
+    seen = []
+    federate(
+        uneven, FedAvg(), rounds=1, folder=tmp_path / "run",
+        on_round=lambda _: seen.append(Statistics.of_json(Run.open(tmp_path / "run").statistics)),
+    )  # fmt: skip
+    assert seen[0].samples.tolist() == uneven.statistics.samples.tolist()
+    assert seen[0].counts.tolist() == uneven.statistics.counts.tolist()
+    assert seen[0].names == uneven.names
+
+
+def test_without_an_evaluation_of_all_clients_there_are_no_single_samples(uneven, tmp_path):
+    report = federate(uneven, FedAvg(), rounds=1, evaluation="none", folder=tmp_path)
+    assert report.outcomes is None
+    assert not (tmp_path / "outcomes.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "named"),
+    [
+        (Ditto(lam=21.0), "Ditto: lr * lam must be at most 2"),
+        (FedProx(mu=21.0), "FedProx: lr * mu must be at most 2"),
+        (FedDyn(alpha=21.0), "FedDyn: lr * alpha must be at most 2"),
+        (PFedMe(lam=21.0), "PFedMe: lr * lam must be at most 2"),
+        (PFedMe(lam=10.0, eta=0.3), "PFedMe: eta * lam must be at most 2"),
+        (PFedMe(form="survey", lam=21.0, eta=0.3), "PFedMe: lr * lam must be at most 2"),
+    ],
+    ids=repr,
+)
+def test_a_pull_that_overshoots_is_said_aloud(algorithm, named, caplog):
+    say_overshooting(algorithm, 0.1)
+    assert [record.message.startswith(named) for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("algorithm", [Ditto(lam=20.0), FedProx(), FedDyn(), PFedMe(), FedAvg()], ids=repr)
+def test_a_pull_that_does_not_is_not(algorithm, caplog):
+    say_overshooting(algorithm, 0.1)
+    assert not caplog.records
+
+
+def test_a_run_says_that_a_pull_overshoots(make_task, caplog):
+    federate(make_task(), FedProx(mu=21.0, epochs=0), rounds=1, evaluation="none")
+    assert any("lr * mu must be at most 2" in record.message for record in caplog.records)

@@ -1,6 +1,7 @@
 """The code in README.md runs, and what it shows of the package is what the package holds."""
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,22 @@ def test_the_first_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert small != code
     exec(compile(small, "README.md", "exec"), {})
     assert "Ditto" in capsys.readouterr().out
+
+
+def test_three_hospitals_go_from_files_to_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code as it is, but for fewer rounds and seeds, on the files that the example invents."""
+    code = next(block for block in BLOCKS if "hospitals/" in block)
+    assert len(code.splitlines()) == 5
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hospitals").mkdir()
+    runpy.run_path(str(ROOT / "examples/hospitals.py"))["invent"](tmp_path / "hospitals")
+    small = code.replace("rounds=20", "rounds=2").replace("seeds=3", "seeds=2")
+    exec(compile(small, "README.md", "exec"), {})
+    assert "ditto" in capsys.readouterr().out
+    report = (tmp_path / "report/report.html").read_text()
+    assert all(name in report for name in ("Ulm", "Porto", "Lund"))
 
 
 def test_ditto_is_shown_as_it_is() -> None:

@@ -25,6 +25,14 @@ def test_the_mean_is_weighted(keep):
 
 
 @pytest.mark.parametrize("keep", [True, False])
+def test_the_total_is_the_sum_of_weights_before_and_after_a_mean(keep):
+    replies = Replies(TWO, keep=keep)
+    assert replies.total.item() == 8
+    assert replies.mean("delta")["w"].tolist() == [50 / 8, 94 / 8]
+    assert replies.total.item() == 8
+
+
+@pytest.mark.parametrize("keep", [True, False])
 def test_equal_weights_are_a_plain_mean(keep):
     same = [part._replace(weight=torch.ones(len(part.clients))) for part in TWO]
     assert Replies(same, keep=keep).mean("delta")["w"].tolist() == pytest.approx([14 / 3, 26 / 3])
@@ -178,3 +186,13 @@ def test_the_layout_of_the_model_comes_back():
     mean = Replies([part], keep=False).mean("delta")
     assert isinstance(mean, Params)
     assert mean.layout is layout
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_server_may_know_the_segments_and_learns_who_was_where(keep):
+    replies = Replies(TWO, keep=keep)
+    table = torch.tensor([1, 0, 1, 5])  # of all clients; the last one did not reply
+    found = replies.segment_mean("delta", table, Stack.of(w=torch.zeros(2, 2)))
+    assert found["w"].flatten().tolist() == pytest.approx([3.0, 4.0, (1 + 4 * 10) / 5, (2 + 4 * 20) / 5])
+    clients, segments, weights = replies.members
+    assert (clients.tolist(), segments.tolist(), weights.tolist()) == ([0, 1, 2], [1, 0, 1], [1.0, 3.0, 4.0])

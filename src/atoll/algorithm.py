@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from atoll.data.task import Task
 from atoll.errors import PayloadError
 from atoll.hyperparameters import Count, Epochs, NonNegative, Positive, Range, Share, Weighting, hyperparameters
 from atoll.params import Params, Stack, Tree
+
+if TYPE_CHECKING:
+    from atoll.workbench import Workbench
 
 # What the file of an algorithm needs can be had from here.
 __all__ = [
@@ -56,6 +59,10 @@ class Algorithm:
     def __post_init__(self) -> None:
         for hyperparameter in hyperparameters(type(self)):
             hyperparameter.check(type(self).__name__, getattr(self, hyperparameter.name))
+
+    def pulls(self, lr: float) -> dict[str, float]:
+        """How far steps go towards what they are pulled to, by name: beyond 2, they end further from it than before."""
+        return {}
 
     # -- the server ----------------------------------------------------------------------------------------------
     def start(self, task: Task) -> Tree:
@@ -126,11 +133,14 @@ class Replies:
     the cohort; they can be gone through once, and `stack` raises. Otherwise they are kept and everything can be asked.
     """
 
-    def __init__(self, arrivals: Iterable[Arrival], *, keep: bool) -> None:
+    def __init__(self, arrivals: Iterable[Arrival], *, keep: bool, workbench: Workbench | None = None) -> None:
+        self._workbench = workbench
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._kept: list[Arrival] | None = list(self._arrivals) if keep else None
         self._passed = False
         self._means: dict[str, Stack | Params] | None = None
+        self._total = torch.zeros(())
+        self._members: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def mean(self, name: str, weight: str | None = None) -> Params:
         """The weighted mean of a field over clients; integer leaves take the maximum.
@@ -148,16 +158,31 @@ class Replies:
             raise _no_field(name, self._means)
         return self._means[name]  # type: ignore[return-value]
 
-    def segment_mean(self, name: str, by: str, default: Stack) -> Stack:
-        """The weighted mean of a field within each segment; `by` names the field with each client's segment number.
+    @property
+    def total(self) -> Tensor:
+        """The sum of all weights: how many replied, where every reply weighs 1."""
+        if self._kept is not None:
+            return self.weights.sum()
+        if self._means is None:
+            self._means = self._stream()
+        return self._total
 
-        Row j of the result is the mean of segment j, or row j of `default` where no client is in it.
+    def segment_mean(self, name: str, by: str | Tensor, default: Stack) -> Stack:
+        """The weighted mean of a field within each segment.
+
+        `by` names the field with each client's segment number, or is the table of these numbers that the server has.
+        Row j of the result is the mean of segment j, or row j of `default` where no client is in it. `members` then
+        says who was where.
         """
         segments = default.clients
         sums: dict[str, _Sum] = {}
         total: Tensor | None = None
+        self._members = []
         for arrival in self._all():
-            one_hot = torch.nn.functional.one_hot(_leaf(arrival, by, None).long(), segments).to(arrival.weight.dtype)
+            clients = torch.from_numpy(arrival.clients).to(arrival.weight.device)
+            segment = by[clients] if isinstance(by, Tensor) else _leaf(arrival, by, None).long()
+            self._members.append((clients, segment, arrival.weight))
+            one_hot = torch.nn.functional.one_hot(segment, segments).to(arrival.weight.dtype)
             shares = one_hot * arrival.weight[:, None]
             total = _running(total, shares)
             for leaf_name, leaf in _field(arrival, name).items():
@@ -172,6 +197,18 @@ class Replies:
             },
             default.layout,
         )
+
+    @property
+    def members(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Who replied, in which segment of the last `segment_mean`, and with which weight."""
+        clients, segments, weights = (torch.cat(parts) for parts in zip(*self._members, strict=True))
+        return clients, segments, weights
+
+    @property
+    def workbench(self) -> Workbench:
+        """Where a server that has data of its own works with them."""
+        assert self._workbench is not None, "these replies were made without a server"
+        return self._workbench
 
     def stack(self, name: str) -> Stack:
         """A field of all replies together, one row per client, in the order of `clients`."""
@@ -221,6 +258,7 @@ class Replies:
                     parts.setdefault(leaf_name, _Sum()).add(leaf, arrival.weight)
         if total is None:
             return {}
+        self._total = total
         return {
             name: Params({leaf: part.divided(total) for leaf, part in leaves.items()}, layouts[name])
             for name, leaves in sums.items()

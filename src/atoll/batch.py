@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from atoll.errors import CohortError
 from atoll.models.network import Network, Variant
 from atoll.params import Params, Structure, flatten, unflatten
-from atoll.randomness import Keys
+from atoll.randomness import Keys, number
 
 A = TypeVar("A")
 Objective = Callable[[Params], Tensor]
@@ -23,6 +26,18 @@ _taken = threading.local()
 def gradients_taken() -> int:
     """How many gradients this thread's steps have taken so far; a traced step counts when it is traced."""
     return getattr(_taken, "count", 0)
+
+
+@contextmanager
+def _differentiating() -> Iterator[bool]:
+    """Record gradients; whether that was being done already, around this."""
+    inner = getattr(_taken, "recording", False)
+    _taken.recording = True
+    try:
+        with torch.enable_grad():
+            yield inner
+    finally:
+        _taken.recording = inner
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,13 @@ class Batch:
             return torch.full((), len(self.x), dtype=torch.get_default_dtype(), device=self.x.device)
         return self.mask.sum()
 
+    def split(self, parts: int) -> tuple[Batch, ...]:
+        """The batches that lie side by side in this one; each draws its own dropout masks, the first as this one."""
+        keys = [self.keys if part == 0 else self.keys and self.keys.fold(part) for part in range(parts)]
+        masks = [None] * parts if self.mask is None else self.mask.chunk(parts)
+        pieces = zip(self.x.chunk(parts), self.y.chunk(parts), masks, keys, strict=True)
+        return tuple(replace(self, x=x, y=y, mask=mask, keys=key) for x, y, mask, key in pieces)
+
     def total(self, per_sample: Tensor) -> Tensor:
         """The sum over the samples that are not padding."""
         return per_sample.sum() if self.mask is None else (per_sample * self.mask).sum()
@@ -54,27 +76,51 @@ class Batch:
 
     def outputs(self, w: Params) -> Tensor:
         """What the model answers, one row per sample."""
-        return self._forward(w)[0]
+        return self.forward(w)[0]
 
     def features(self, w: Params) -> Tensor:
         """What enters the model's head, one row per sample."""
         return replace(self, variant=replace(self.variant, features=True)).outputs(w)
+
+    def head(self, w: Params, features: Tensor) -> Tensor:
+        """What the model's head answers to features, of any number of samples; w may lack the other leaves."""
+        variant = replace(self.variant, head=True)
+        return replace(self, x=features, mask=None, variant=variant).outputs(w)
+
+    def uniform(self, purpose: str, *shape: int) -> Tensor:
+        """Draws from [0, 1), the same for this client, round and step however the scan is run."""
+        if self.keys is None:
+            raise CohortError("A step may draw only in a scan that says so.", hint="cohort.scan(..., draws=True).")
+        counter = torch.arange(math.prod(shape), device=self.x.device).reshape(shape)
+        bits = self.keys.fold(number(0, purpose) & 0xFFFFFFFF).bits(counter)
+        return (bits >> 8).to(self.network.dtype) / 2**24  # as many bits as fp32 can tell apart
+
+    def normal(self, purpose: str, *shape: int) -> Tensor:
+        """Draws from the standard normal distribution, as `uniform`."""
+        length, angle = self.uniform(purpose, 2, *shape)
+        return torch.sqrt(-2 * torch.log1p(-length)) * torch.cos(2 * math.pi * angle)
 
     def loss(self, w: Params) -> Tensor:
         """The mean loss."""
         return self.mean(self.network.loss(self.outputs(w), self.y))
 
     def gradient(
-        self, w: Params, penalty: Objective | None = None, only: Iterable[str] | None = None
+        self,
+        w: Params,
+        penalty: Objective | None = None,
+        only: Iterable[str] | None = None,
+        through: Callable[[Params], Params] | None = None,
     ) -> tuple[Params, Params, Tensor]:
         """The gradient g of loss + penalty; w with the buffers of the pass; the loss without the penalty.
 
-        With `only`, the gradient is taken for these leaves, and the buffers of all others stay as they are.
+        With `only`, the gradient is taken for these leaves, and the buffers of all others stay as they are. With
+        `through`, the loss is that of the model through(w), and g follows from it by the chain rule.
         """
         names = frozenset(w if only is None else only)
 
         def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
-            outputs, after = self._forward(w | trained)
+            whole = w | trained
+            outputs, after = self.forward(whole if through is None else through(whole))
             loss = self.mean(self.network.loss(outputs, self.y))
             return loss if penalty is None else loss + penalty(trained), (loss, after.buffers.only(names))
 
@@ -82,7 +128,10 @@ class Batch:
         return g, w | buffers, loss
 
     def differentiate(self, function: Callable[[Params], tuple[Tensor, A]], at: Params) -> tuple[Params, A]:
-        """The gradient of the first value that `function` returns, and its second value."""
+        """The gradient of the first value that `function` returns, and its second value.
+
+        Inside another function that is differentiated, both can be differentiated again.
+        """
         _taken.count = gradients_taken() + 1
         names, layout = tuple(at), at.layout
         made: list[Structure] = []
@@ -97,14 +146,18 @@ class Batch:
             everything = tuple(range(len(names)))
             gradients, (_, extra) = grad_and_value(flat, argnums=everything, has_aux=True)(*at.values())
         else:  # plain autograd has less overhead
-            with torch.enable_grad():
-                leaves = [leaf.detach().requires_grad_() for leaf in at.values()]
+            with _differentiating() as inner:  # then the result needs a graph of its own
+                leaves = [leaf if inner else leaf.detach() for leaf in at.values()]
+                leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in leaves]
                 value, extra = flat(*leaves)
                 gradients = (
-                    torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True) if names else ()
+                    torch.autograd.grad(value, leaves, create_graph=inner, allow_unused=True, materialize_grads=True)
+                    if names
+                    else ()
                 )
-            extra = [tensor.detach() for tensor in extra]
+            extra = extra if inner else [tensor.detach() for tensor in extra]
         return Params(dict(zip(names, gradients, strict=True)), layout), unflatten(made[0], extra)
 
-    def _forward(self, w: Params) -> tuple[Tensor, Params]:
+    def forward(self, w: Params) -> tuple[Tensor, Params]:
+        """What the model answers, and w with the buffers of the pass."""
         return self.network.module(self.variant)(self.variant, w, self.x, self.mask, self.keys)

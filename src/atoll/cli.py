@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -465,6 +465,30 @@ def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method
         console.print(Text(bibtex(method.cites)), soft_wrap=True)
 
 
+@app.command()
+def explain(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
+    client: Annotated[str | None, option("One client, by name or number; else the most affected.")] = None,
+    method: Annotated[str | None, option("Of a comparison; else the best that is not a reference.")] = None,
+    seed: Annotated[int | None, option("Of a comparison; else its first.")] = None,
+    most: Annotated[int, option("How many of the most affected, the harmed first.", min=1)] = 3,
+) -> None:
+    """Say why clients gain or lose: how their data differ, whom they learn from, what would likely help."""
+    from atoll.explain import Study, overview
+    from atoll.explain import explain as explain_client
+
+    study = Study.read(folder, method, seed)
+    clients = study.affected(most) if client is None else [study.find(client)]
+    write(*map(Text, overview(study)))
+    for one in clients:
+        paragraphs = Table.grid(Column(no_wrap=True, style="dim"), Column(), padding=(0, 2))
+        for heading, sentences in explain_client(study, one).items():
+            paragraphs.add_row(Text(heading), Text(" ".join(sentences)))
+        write("", Text(study.title(one), style="bold"), paragraphs)
+    if not clients:
+        write("", "Nobody gains or loses more than one standard error; --client explains one of them.")
+
+
 def field_comments(method: type) -> dict[str, str]:
     """What the comment after each field of a class says, in the class and in those it is made from."""
     found: dict[str, str] = {}
@@ -591,9 +615,12 @@ def present_run(folder: Path) -> None:
 
 
 def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
-    """Write the results of a comparison and show its table."""
+    """Write the results of a comparison, show its table and say what it shows."""
+    from atoll.report.summary import findings
+
     paths = comparison.save(folder)
-    write("", comparison.table(), Text(notes(comparison), style="dim"))
+    write("", comparison.table(), Text(notes(comparison), style="dim"), "")
+    write(*map(Text, findings(comparison)))
     for missing in comparison.missing:
         say(missing, style="yellow")
     runs = len(comparison.outcomes) * len(comparison.seeds)
@@ -636,7 +663,7 @@ class Shown:
         """A round is done."""
         facts = [f"loss {value:.3f}" for name, value in line["loss"].items() if name == "loss/main"]
         if "personal" in line.get("evaluation", {}):
-            self.score = f"validation {100 * line['evaluation']['personal']['val']['macro']:.1f} %"
+            self.score = f"validation {line['evaluation']['personal']['val']['macro']:.3f}"
         facts += [self.score] if self.score else []
         completed = self.rounds * (self.begun - 1) + line["round"]
         self.bar.update(self.task, completed=completed, facts="  ".join(facts))

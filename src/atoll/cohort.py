@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.batch import Batch
 from atoll.data.task import Task, Training
 from atoll.errors import CohortError
 from atoll.params import Params, Stack, Tree, flatten, spread, stacked_leaves
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from atoll.engines.scan import Scanner
     from atoll.memory import Memory
 
-Step = Callable[[Any, Batch, Any], Any]
+Step = Callable[[Any, Any, Any], Any]  # (carry, Batch or a tuple of them, given) -> carry
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,10 @@ class Cohort:
         """How much each client counts in a mean: its training samples, or 1."""
         return torch.ones_like(self.samples) if weighting == "uniform" else self.samples
 
+    def steps(self, epochs: int) -> Tensor:
+        """How many batches each client sees in so many passes over its training data."""
+        return (self.samples / self.training.batch_size).ceil() * epochs
+
     @property
     def initial(self) -> Params:
         """The model's initial parameters, which every client can make itself from the seed."""
@@ -104,17 +107,19 @@ class Cohort:
         given: Tree = None,
         epochs: int = 1,
         split: str = "train",
-        stream: str = "main",
+        stream: str | tuple[str, ...] = "main",
         batch_size: int | None = None,
         shuffle: bool = True,
         train: bool = True,
+        draws: bool = False,
     ) -> Tree:
         """Fold `step(carry, batch, given) -> carry` over each client's batches; returns the carry, stacked.
 
         `step` is a pure function of one client and one batch: it sees a Stack as this client's Params. What
         differs between clients is passed in `carry` or `given`, never captured from outside. The order of the
-        batches depends on (seed, client, round, stream, epoch) only. `train=False` evaluates: BatchNorm uses
-        its running statistics and dropout is off.
+        batches depends on (seed, client, round, stream, epoch) only. With several streams, `step` gets a tuple: one
+        batch of each, drawn independently. `train=False` evaluates: BatchNorm uses its running statistics and
+        dropout is off. With `draws`, a step may draw: `batch.normal("noise", 10)`.
         """
         if split not in self.splits:
             raise CohortError(
@@ -134,6 +139,7 @@ class Cohort:
             batch_size=batch_size or self.training.batch_size,
             shuffle=shuffle,
             train=train,
+            draws=draws,
         )
 
     def map(self, function: Callable[..., Any], *values: Tree) -> Tree:

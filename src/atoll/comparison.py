@@ -15,10 +15,10 @@ from atoll.algorithm import Algorithm
 from atoll.algorithms import create, file_of, find, name_of
 from atoll.data.task import Task, Training
 from atoll.engines.local import LocalEngine
-from atoll.errors import RunError
+from atoll.errors import RunError, unknown
 from atoll.federation import Settings, federate, interruptions
 from atoll.recipe import Recipe
-from atoll.results import REFERENCES, Comparison, Outcome, Select, algorithm_of, label
+from atoll.results import REFERENCES, SELECTIONS, Comparison, Outcome, Select, algorithm_of, label
 from atoll.runs import write_json, writing
 
 log = logging.getLogger("atoll.comparison")
@@ -54,6 +54,10 @@ def compare(
     seeds = [*range(settings.seed, settings.seed + seeds)] if isinstance(seeds, int) else [*seeds]
     if not seeds:
         raise RunError("A comparison must have at least 1 seed. Got none.")
+    if select not in SELECTIONS:
+        raise unknown("selection", select, SELECTIONS)
+    if settings.evaluation != "all":
+        raise RunError(f"A comparison needs every client's score: evaluation='all'. Got {settings.evaluation!r}.")
     chosen = with_references([create(method) if isinstance(method, str) else method for method in methods])
     build = _builder(task)
     folder = None if folder is None else Path(folder)
@@ -63,6 +67,7 @@ def compare(
     with interruptions(enabled=folder is not None) as stop:
         for seed in seeds:
             here = build(seed)
+            _require_samples(here, select)
             for method, algorithm in chosen.items():
                 place = None if folder is None else folder / run_name(algorithm, seed)
                 written = place is not None and (place / "config.json").exists()
@@ -92,6 +97,16 @@ def compare(
 def _settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Settings:
     """A one-shot method has one round, however many the others have."""
     return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds)
+
+
+def _require_samples(task: Task, select: Select) -> None:
+    """Say before the first run what would be missing after the last one."""
+    for split in ("test", "val") if select == "best" else ("test",):
+        if not len(task.splits[split].order):
+            raise RunError(
+                f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
+                hint="give every split a share, as with --split 60/15/25.",
+            )
 
 
 def _require_same_data(done: Outcome, task: Task) -> None:

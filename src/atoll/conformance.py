@@ -45,6 +45,7 @@ from atoll.params import Params, Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.randomness import default_generator, generator
 from atoll.report.report import Report
 from atoll.serialise import from_bytes, to_bytes
+from atoll.workbench import Workbench
 
 __all__ = ["Check", "ConformanceError", "Result", "check", "checks", "personal_models", "play", "quadratics"]
 
@@ -53,6 +54,7 @@ Watch = Callable[[Cohort, Update, Callable[[Cohort], Update]], None]
 
 SIZES = (17, 1, 12, 5, 9, 2)  # samples of each client; the fourth has one class only
 FEATURES, CLASSES = 5, 3
+PUBLIC = 11  # samples that everybody may see
 STRATEGIES = ("chunk:2", "chunk:4", "loop", "threads", "traced")  # each is compared with "whole"
 HOOKS = (
     "absorb", "aggregate", "broadcast", "finish", "local", "personalize", "prepare", "shared", "unicast", "welcome",
@@ -206,7 +208,10 @@ def _order_of_clients_does_not_matter(method: Method) -> None:
         result = method.aggregate(algorithm, server, replies)
         if not seen:  # nobody has replied yet, because nothing was asked of the replies
             return result
-        forth, back = (method.aggregate(algorithm, server, _replies(algorithm, *seen[0], step)) for step in (1, -1))
+        bench = replies.workbench
+        forth, back = (
+            method.aggregate(algorithm, server, _replies(algorithm, *seen[0], step, bench)) for step in (1, -1)
+        )
         _require_same(
             forth,
             back,
@@ -375,7 +380,7 @@ def _batchnorm_and_dropout_work(method: Method) -> None:
         types = {name: leaf.dtype for name, leaf in task.network.initial.items()}
         for place, leaf in _leaves(whole):
             name = place.rpartition("/")[2]
-            if types.get(name, leaf.dtype) != leaf.dtype:
+            if isinstance(leaf, Tensor) and types.get(name, leaf.dtype) != leaf.dtype:
                 raise ConformanceError(
                     f"Leaves must keep their type. {place} was {types[name]}, now it is {leaf.dtype}.",
                     hint="integer buffers are not averaged; `replies.mean` takes their maximum.",
@@ -481,7 +486,10 @@ def _task(kind: str = "plain", sizes: tuple[int, ...] = SIZES) -> Task:
     with default_generator(0):
         model = MLP((FEATURES,), CLASSES, hidden=(8,)) if kind == "plain" else _odd_model(kind)
     training = Training(lr=0.1, batch_size=4)
-    return Task.of_clients(data, model.double(), name="conformance", classes=CLASSES, training=training)
+    task = Task.of_clients(data, model.double(), name="conformance", classes=CLASSES, training=training)
+    y = draw.integers(CLASSES, size=PUBLIC)
+    x = centers[y] + draw.normal(size=(PUBLIC, FEATURES))
+    return replace(task, public=(torch.from_numpy(x), torch.from_numpy(y)))
 
 
 def _odd_model(kind: str) -> nn.Module:
@@ -649,7 +657,7 @@ def _some(cohort: Cohort, order: Sequence[int] | NDArray[np.int64]) -> Cohort:
     return replace(cohort, clients=cohort.clients[order], received=unflatten(structure, mine), notes={})
 
 
-def _replies(algorithm: Algorithm, cohort: Cohort, update: Update, step: int) -> Replies:
+def _replies(algorithm: Algorithm, cohort: Cohort, update: Update, step: int, workbench: Workbench) -> Replies:
     """The replies of a cohort, arriving one by one in its order or, with step -1, in the opposite one."""
     channel = Channel()
     arrivals = []
@@ -658,7 +666,7 @@ def _replies(algorithm: Algorithm, cohort: Cohort, update: Update, step: int) ->
         send = {name: stack.rows(one) for name, stack in update.send.items()}
         weight = None if update.weight is None else update.weight[one]
         arrivals.append(channel.up(algorithm, cohort.clients[one], Update(send, weight), cohort.round))
-    return Replies(arrivals, keep=not algorithm.sums_suffice)
+    return Replies(arrivals, keep=not algorithm.sums_suffice, workbench=workbench)
 
 
 def _owned(task: Task, client: int) -> Tensor:

@@ -32,13 +32,14 @@ from atoll.channel import Channel, Ledger, Stage
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine
-from atoll.errors import CohortError, DivergedError, OneShotError, RunError, unknown
+from atoll.errors import CohortError, DivergedError, OneShotError, RunError, TaskError, unknown
 from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
 from atoll.params import Tree, flatten
 from atoll.randomness import generator
 from atoll.report.report import Report
 from atoll.runs import Run, peak_memory
+from atoll.workbench import Workbench
 
 log = logging.getLogger("atoll.federation")
 
@@ -73,6 +74,11 @@ class Settings:
             raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
         if self.evaluation == "central" and task.central is None:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
+        if algorithm.needs_public_data and task.public is None:
+            raise TaskError(
+                f"{type(algorithm).__name__} needs public data, samples that everybody may see. {task.name} has none.",
+                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1).",
+            )
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)
         self.cohort_size(task.clients)
@@ -140,6 +146,7 @@ def federate(
     settings = replace(settings or Settings(), **more)
     settings.check(task, algorithm)
     say_limits(algorithm)
+    say_overshooting(algorithm, task.training.lr)
     engine = engine or LocalEngine()
     run, begun = _open_run(task, algorithm, settings, engine, folder, resume)
     if run and run.statistics is None:
@@ -172,7 +179,11 @@ def federate(
             if first_arrival is None:
                 log.warning("round %d: no client replied; the server's state stays as it is", round)
             else:
-                replies = Replies(itertools.chain([first_arrival], arrivals), keep=not algorithm.sums_suffice)
+                replies = Replies(
+                    itertools.chain([first_arrival], arrivals),
+                    keep=not algorithm.sums_suffice,
+                    workbench=Workbench(population, engine, round),
+                )
                 server = algorithm.aggregate(server, replies)
                 for _ in arrivals:  # a method that asks nothing of its replies still trains its clients
                     pass
@@ -286,7 +297,6 @@ def _prepare(algorithm: Algorithm, server: Tree, engine: LocalEngine, population
         return server
     everybody = np.arange(population.task.clients)
     broadcast = algorithm.broadcast(server)
-    channel.broadcast(broadcast, everybody, -1)
 
     def arrivals() -> Iterator[Arrival]:
         job = Job(
@@ -298,11 +308,12 @@ def _prepare(algorithm: Algorithm, server: Tree, engine: LocalEngine, population
         )
         for outcome in engine.run(job):
             if isinstance(outcome, Done) and outcome.result is not None:
+                channel.broadcast(broadcast, outcome.cohort.clients, -1)
                 if outcome.result.keep is not None:
                     population.memory.keep(outcome.cohort.clients, outcome.result.keep, round=-1)
                 yield channel.up(algorithm, outcome.cohort.clients, outcome.result, -1)
 
-    return algorithm.absorb(server, Replies(arrivals(), keep=True))
+    return algorithm.absorb(server, Replies(arrivals(), keep=True, workbench=Workbench(population, engine, -1)))
 
 
 def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, round: int) -> int:
@@ -398,6 +409,16 @@ def say_limits(algorithm: Algorithm) -> None:
         if all(getattr(algorithm, name) == value for name, value in values.items()):
             given = ", ".join(f"{name}={value!r}" for name, value in values.items())
             log.warning("%s with %s does the same as %s", type(algorithm).__name__, given, other)
+
+
+def say_overshooting(algorithm: Algorithm, lr: float) -> None:
+    """Say aloud when a penalty is so strong that steps lead away from what it pulls to."""
+    for name, value in algorithm.pulls(lr).items():
+        if value > 2:
+            log.warning(
+                "%s: %s must be at most 2, or steps lead away from where they are pulled. It is %g (lr %g)",
+                type(algorithm).__name__, name, value, lr,
+            )  # fmt: skip
 
 
 def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from atoll.errors import HyperparameterError
@@ -31,6 +31,13 @@ class Range:
         return f"{left}{self.low:g}, {self.high:g}{right}"
 
 
+@dataclass(frozen=True)
+class Words:
+    """The words a hyperparameter may be; N in `last:N` stands for a count, LAYER in `from:LAYER` for a name."""
+
+    words: tuple[str, ...]
+
+
 NonNegative = Annotated[float, Range(low=0)]
 Positive = Annotated[float, Range(low=0, open_low=True)]
 Share = Annotated[float, Range(low=0, high=1)]
@@ -49,6 +56,7 @@ class Hyperparameter:
     choices: tuple[Any, ...]
     optional: bool
     default: Any
+    words: tuple[str, ...] = ()  # that may stand for a number
 
     @property
     def expected(self) -> str:
@@ -57,11 +65,12 @@ class Hyperparameter:
             return "one of " + ", ".join(map(repr, self.choices))
         kind = {"int": "an int", "float": "a float", "bool": "True or False", "str": "a string"}[self.type.__name__]
         words = kind if self.range is None else f"{kind} in {self.range}"
-        return f"{words}, or None" if self.optional else words
+        besides = [*map(repr, self.words), *(["None"] if self.optional else [])]
+        return ", or ".join([words, *besides])
 
     def check(self, owner: str, value: Any) -> None:
         """Raise unless `value` is allowed."""
-        if value is None and self.optional:
+        if (value is None and self.optional) or (isinstance(value, str) and value in self.words):
             return
         number = isinstance(value, int | float) and not isinstance(value, bool)
         fits = {
@@ -71,7 +80,7 @@ class Hyperparameter:
             "str": isinstance(value, str),
         }[self.type.__name__]
         if self.choices:
-            fits = value in self.choices
+            fits = any(_matches(value, choice) for choice in self.choices)
         if not fits or (self.range is not None and value not in self.range):
             raise HyperparameterError(f"`{self.name}` of {owner} must be {self.expected}. Got {value!r} instead.")
 
@@ -79,6 +88,8 @@ class Hyperparameter:
         """A value from the command line."""
         if self.optional and text.lower() == "none":
             return None
+        if text in self.words:
+            return text
         try:
             if self.type is bool:
                 return {"true": True, "false": False}[text.lower()]
@@ -96,15 +107,26 @@ def hyperparameters(algorithm: type[Any]) -> list[Hyperparameter]:
 
 
 def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
-    allowed: Range | None = None
-    optional = False
+    """The first part of a union is the type; None and the words of a Literal may stand beside it."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        inner = [part for part in typing.get_args(hint) if part is not types.NoneType]
-        optional, hint = True, inner[0]
+        first, *others = typing.get_args(hint)
+        words = tuple(word for part in others for word in typing.get_args(part))
+        return replace(_hyperparameter(name, first, default), optional=types.NoneType in others, words=words)
     if typing.get_origin(hint) is Annotated:
         hint, *extras = typing.get_args(hint)
         allowed = next((extra for extra in extras if isinstance(extra, Range)), None)
+        words = next((extra.words for extra in extras if isinstance(extra, Words)), ())
+        return Hyperparameter(name, hint, allowed, words, False, default)
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
-        return Hyperparameter(name, type(choices[0]), None, choices, optional, default)
-    return Hyperparameter(name, hint, allowed, (), optional, default)
+        return Hyperparameter(name, type(choices[0]), None, choices, False, default)
+    return Hyperparameter(name, hint, None, (), False, default)
+
+
+def _matches(value: Any, choice: Any) -> bool:
+    """Whether a value is the choice, or of its form: `last:2` of `last:N`."""
+    word, colon, stands_for = str(choice).partition(":")
+    if not colon or not isinstance(value, str):
+        return bool(value == choice)
+    given, colon, rest = value.partition(":")
+    return given == word and (rest.isdecimal() and int(rest) > 0 if stands_for == "N" else bool(rest))

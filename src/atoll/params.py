@@ -12,29 +12,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, overload
+from typing import Annotated, Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
 
-from atoll.errors import CohortError
+from atoll.errors import CohortError, ModelError
+from atoll.hyperparameters import Words
 
 Kind = Literal["trained", "frozen", "buffer"]
-Part = Literal["all", "none", "head", "body", "norm"]
+# A part of a model: what it declares, or the layers on one side of a boundary, by count or by name.
+Part = Annotated[
+    str,
+    Words(("all", "none", "head", "body", "norm", "batchnorm", "first:N", "last:N", "before:LAYER", "from:LAYER")),
+]
 Scalar = float | int | Tensor
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a model's leaves are: their kind, and which of them form the head and the norm layers."""
+    """What a model's leaves are: their kind, their layer, and which of them form the head and the norm layers."""
 
     kinds: Mapping[str, Kind]
     head: frozenset[str] = frozenset()
     norm: frozenset[str] = frozenset()
+    batchnorm: frozenset[str] = frozenset()
+    layers: tuple[str, ...] = ()  # the modules that hold leaves themselves, in the order of their declaration
     _hash: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((tuple(self.kinds.items()), self.head, self.norm)))
+        content = (tuple(self.kinds.items()), self.head, self.norm, self.batchnorm, self.layers)
+        object.__setattr__(self, "_hash", hash(content))
 
     def __hash__(self) -> int:
         return self._hash
@@ -44,16 +52,35 @@ class Layout:
         return frozenset(name for name, found in self.kinds.items() if found == kind)
 
     def part(self, part: Part) -> frozenset[str]:
-        """The leaves of a declared part of the model."""
+        """The leaves of a part of the model: declared, or on one side of a boundary between layers."""
         everything = frozenset(self.kinds)
+        if ":" in part:
+            below = self.layers[: self._boundary(part)]
+            lower = frozenset(name for name in everything if name.rpartition(".")[0] in below)
+            return lower if part.startswith(("first:", "before:")) else everything - lower
         parts = {
             "all": everything,
             "none": frozenset[str](),
             "head": self.head,
             "body": everything - self.head,
             "norm": self.norm,
+            "batchnorm": self.batchnorm,
         }
         return parts[part]
+
+    def _boundary(self, part: Part) -> int:
+        """How many layers lie below the boundary that a part names."""
+        side, _, where = part.partition(":")
+        hint = f"its layers are: {', '.join(self.layers)}."
+        if side in ("first", "last"):
+            count, layers = int(where), len(self.layers)
+            if count > layers:
+                raise ModelError(f"{part!r} must count at most all layers of the model, {layers}.", hint=hint)
+            return count if side == "first" else layers - count
+        for position, layer in enumerate(self.layers):
+            if layer == where or layer.startswith(f"{where}."):
+                return position
+        raise ModelError(f"{part!r} must name a layer of the model. It has none called {where!r}.", hint=hint)
 
 
 class _Leaves(Mapping[str, Tensor]):

@@ -33,7 +33,8 @@ class Recipe:
 
     def build(self) -> Task:
         """The task."""
-        dataset = _load(self.dataset, self.data, merge=self.central != "official")
+        folder = datasets.data_folder(None if self.data is None else Path(self.data))
+        dataset = _load(self.dataset, folder, merge=self.central != "official")
         natural = dataset.owner is not None
         words = ("natural" if natural else "dirichlet:0.3") if self.partition == "auto" else self.partition
         dealt = partition.parse(words)
@@ -81,7 +82,7 @@ def shares_of(split: str) -> Shares:
             f"A split must be three numbers that sum to 100, train/val/test. Got {split!r}.",
             hint="for example 60/15/25.",
         ) from None
-    if min(train, val, test) < 0 or train == 0 or abs(train + val + test - 1) > 1e-6:
+    if not (min(train, val, test) >= 0 and train > 0 and abs(train + val + test - 1) <= 1e-6):
         raise TaskError(f"The three parts of a split must sum to 100, and train be above 0. Got {split!r}.")
     return train, val, test
 
@@ -100,5 +101,5 @@ def _share(central: str, dataset: Dataset) -> float:
 
 
 @lru_cache(maxsize=2)  # a comparison builds one task per seed from the same samples
-def _load(dataset: str, data: str | None, merge: bool) -> Dataset:
-    return datasets.load(dataset, None if data is None else Path(data), merge)
+def _load(dataset: str, folder: Path | None, merge: bool) -> Dataset:
+    return datasets.load(dataset, folder, merge)

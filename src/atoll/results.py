@@ -254,7 +254,14 @@ class Comparison:
             if not run.finished:
                 missing.append(f"{run.label} with seed {run.seed} is incomplete: {run.done} of {run.rounds} rounds.")
             if run.evaluations:
-                found.setdefault(run.label, {})[run.seed] = run
+                of_method = found.setdefault(run.label, {})
+                if run.seed in of_method:
+                    raise RunError(
+                        f"A comparison must have one run of each method and seed. {run.label} with seed {run.seed} is "
+                        f"there twice: {of_method[run.seed].folder} and {run.folder}.",
+                        hint="give the folder of one of them only.",
+                    )
+                of_method[run.seed] = run
         if not found:
             raise RunError("A report needs at least one run that was evaluated once. There is none.")
         common = sorted(set.intersection(*(set(of_method) for of_method in found.values())))
@@ -439,13 +446,13 @@ class Comparison:
             "shared_union": _optional(_mean, [outcome.union for outcome in outcomes]),
             "central": _optional(_mean, [outcome.central for outcome in outcomes]),
             **{f"gain_{name}": _nanmean(self.gains(method, name)) for name in REFERENCES},
-            "gain_local_median": None if gains is None else float(np.nanmedian(gains)),
-            "gain_local_interval": None if gains is None else significance.interval(np.nanmean(gains, axis=1)),
+            "gain_local_median": _known(np.nanmedian, gains),
+            "gain_local_interval": None if gains is None else significance.interval(_known_means(gains)),
             **{f"p_{name}": self.significant.get(name, {}).get(method) for name in REFERENCES},
             "helped": None if gains is None else float((gains > 0).sum(axis=1).mean()),
             "harmed": None if harmed is None else float(harmed.sum(axis=1).mean()),
             "harmed_fedavg": None if harmed_fedavg is None else float(harmed_fedavg.sum(axis=1).mean()),
-            "harm_mass": None if gains is None else float(np.nanmean(np.maximum(-gains, 0))),
+            "harm_mass": None if gains is None else _nanmean(np.maximum(-gains, 0)),
             "clients": self.clients,
             "round": _mean(outcome.chosen(self.select)["round"] for outcome in outcomes),
             "megabytes_up": _mean(outcome.megabytes("up") for outcome in outcomes),
@@ -494,7 +501,8 @@ class Comparison:
         over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         what = f"{self.metric['name'].capitalize()}{' in %' if self.metric['share'] else ''}"
         cut = f" (train/val/test {split} %)" if split else ""
-        rounds = "" if self.select != "last" else f" ({self.example.chosen()['round']})"
+        ended = sorted({run.chosen()["round"] for of_method in self.outcomes.values() for run in of_method})
+        rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
         return (
             f"{what} of the model each client would deploy, on its own test split{cut}, {SELECTIONS[self.select]}"
@@ -558,7 +566,7 @@ def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
 
 def _require_same_task(one: Outcome, other: Outcome) -> None:
     for part in ("task", "model"):
-        mine, theirs = one.config.get(part, {}), other.config.get(part, {})
+        mine, theirs = (_told(outcome.config.get(part, {})) for outcome in (one, other))
         differs = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
         if differs:
             shown = "; ".join(f"{name}: {_brief(mine, theirs, name)}" for name in differs)
@@ -567,6 +575,12 @@ def _require_same_task(one: Outcome, other: Outcome) -> None:
                 f"{one.seed} differ in {shown}.",
                 hint="compare runs of the same task, or run them again with one `atoll compare`.",
             )
+
+
+def _told(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What must be the same; not where the data lie: whether they are the same, their fingerprint tells."""
+    recipe = facts.get("recipe")
+    return facts if recipe is None else {**facts, "recipe": {**recipe, "data": None}}
 
 
 def _brief(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> str:
@@ -591,7 +605,15 @@ def _optional(function: Callable[[list[float]], float], values: Sequence[float |
     return function(known) if len(known) == len(values) else None
 
 
+def _known(function: Callable[[Any], Any], values: Scores | Sequence[float] | None) -> float | None:
+    """A figure of values some of which may be NaN; None where nothing is known."""
+    return None if values is None or np.isnan(values).all() else float(function(values))
+
+
 def _nanmean(values: Scores | Sequence[float] | None) -> float | None:
-    if values is None or np.isnan(values).all():
-        return None
-    return float(np.nanmean(values))
+    return _known(np.nanmean, values)
+
+
+def _known_means(gains: Scores) -> list[float]:
+    """The mean over clients of every seed that has one."""
+    return [mean for mean in map(_nanmean, gains) if mean is not None]

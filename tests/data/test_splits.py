@@ -141,7 +141,7 @@ def test_splits_follow_each_other_in_time_with_a_gap(shares, with_labels, gap):
 
 
 def test_time_order_by_hand():
-    labels = np.array([0, 1] * 10)  # ten of each, so 6 or 7 for training, 2 or 1 for val, 2 or 3 for test
+    labels = np.array([0, 1] * 10)  # ten of each: 6, 2 and 2
     ((train, val, test),) = cut([np.arange(20)], (0.6, 0.2, 0.2), labels, gap=1)
     assert train.tolist() == [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]
     assert val.tolist() == [14, 15]  # 12 and 13 are left out

@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,10 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from atoll import federate
+from atoll import LocalEngine, federate
+from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
+from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
-from atoll.data.partition import Iid
+from atoll.data.partition import Fafi, Iid, Natural, Shifted, parse
+from atoll.data.synthetic import Gaussian, Linear
 from atoll.data.task import Task, Training
 from atoll.errors import ModelError, TaskError
 
@@ -115,6 +119,245 @@ def test_the_step_size_decays_per_round():
 def test_shares_must_sum_to_one(shares):
     with pytest.raises(TaskError, match="`shares` must be three shares"):
         Task.of_clients(data(5), nn.Linear(4, 3), shares=shares)
+
+
+# -- clients that are somebody -------------------------------------------------------------------------------------
+
+PLANTED = Gaussian(clients=6, samples=10, dimensions=4, groups=3, classes=3)
+
+
+def parts_of(task):
+    """The samples of each client, all splits together."""
+    return [
+        np.sort(
+            np.concatenate([
+                split.order[split.offsets[client] : split.offsets[client + 1]].numpy() for split in task.splits.values()
+            ])
+        )
+        for client in range(task.clients)
+    ]  # fmt: skip
+
+
+def test_a_natural_client_has_its_own_samples_its_name_and_its_group():
+    task = Task.build(PLANTED.dataset(), Natural())
+    assert task.names == tuple(f"client {k}" for k in range(6))
+    assert task.groups.tolist() == [0, 1, 2, 0, 1, 2]
+    assert [part.tolist() for part in parts_of(task)] == np.arange(60).reshape(6, 10).tolist()
+
+
+def test_natural_clients_that_are_drawn_keep_name_and_group():
+    task = Task.build(PLANTED.dataset(), Natural(), clients=3, partition_seed=1)
+    owners = [int(part[0]) // 10 for part in parts_of(task)]
+    assert len(set(owners)) == 3
+    assert owners != [0, 1, 2]
+    assert task.names == tuple(f"client {owner}" for owner in owners)
+    assert task.groups.tolist() == [owner % 3 for owner in owners]
+
+
+def test_clients_of_other_partitions_are_numbers_without_groups():
+    task = Task.build(PLANTED.dataset(), Iid(), clients=4)
+    assert task.names is None
+    assert task.groups is None
+    assert task.client_name(3) == "3"
+
+
+def test_a_natural_partition_needs_owners():
+    with pytest.raises(TaskError) as error:
+        Task.build(dataset(), Natural())
+    assert str(error.value) == (
+        "A natural partition needs data that belong to somebody. toy has no owners.\n"
+        "hint: choose another partition; `atoll list partitions` shows them."
+    )
+
+
+# -- clients that see the same thing differently -------------------------------------------------------------------
+
+
+def originals(task, source):
+    """Where the samples of a task stand in the data set they come from."""
+    return (task.x[:, None] == source.x).all(-1).int().argmax(1)
+
+
+def test_a_concept_shift_renames_the_classes_of_each_group():
+    source = dataset()
+    task = Task.build(source, parse("iid+concept:3"), clients=4, model=lambda: nn.Linear(4, 3))
+    assert task.groups.tolist() == [0, 1, 2, 0]
+    before = source.y[originals(task, source)]
+    for part, group in zip(parts_of(task), task.groups, strict=True):
+        assert torch.equal(task.y[part], (before[part] + group) % 3)
+    assert sorted(originals(task, source).tolist()) == list(range(60))
+    assert torch.equal(source.y, torch.arange(60) % 3)  # what was given stays
+
+
+def test_a_sample_that_clients_share_has_a_label_for_each_of_them():
+    source = dataset()
+    partition = Shifted(Fafi(alpha=100.0), parse("iid+concept:2").shifts)
+    task = Task.build(source, partition, clients=2, model=lambda: nn.Linear(4, 3))
+    first, second = parts_of(task)
+    assert [part.tolist() for part in (first, second)] == [[*range(60)], [*range(60, 120)]]
+    where = originals(task, source)
+    assert torch.equal(where[first], where[second])  # both have every sample
+    assert torch.equal((task.y[first] + 1) % 3, task.y[second])
+
+
+def test_groups_of_a_shift_do_not_hide_those_of_the_data():
+    shifted = Task.build(PLANTED.dataset(), parse("natural+concept:2"))
+    assert shifted.groups.tolist() == [0, 1, 2, 0, 1, 2]
+    assert Task.build(PLANTED.dataset(), parse("iid+noise:0.1"), clients=3).groups is None
+
+
+# -- what is nobody's ----------------------------------------------------------------------------------------------
+
+
+def numbered(samples=50, **more):
+    """Samples that say which ones they are."""
+    x = torch.arange(samples).float()[:, None].expand(samples, 4).contiguous()
+    return Dataset("numbered", x, torch.arange(samples) % 3, 3, None, "toy", **more)
+
+
+def test_what_is_held_out_is_nobodys_and_held_out_once():
+    task = Task.build(numbered(), Iid(), clients=4, central=0.2, public=0.1, model=lambda: nn.Linear(4, 3))
+    dealt = set(task.x[:, 0].int().tolist())
+    central, public = (set(pair[0][:, 0].int().tolist()) for pair in (task.central, task.public))
+    assert (len(dealt), len(central), len(public)) == (35, 10, 5)
+    assert dealt | central | public == set(range(50))
+    for x, y in (task.central, task.public, (task.x, task.y)):
+        assert torch.equal(x[:, 0].long() % 3, y)
+    assert sorted(np.concatenate(parts_of(task))) == list(range(35))
+
+
+def test_owners_keep_their_samples_when_some_are_held_out():
+    owner = np.repeat(np.arange(5), 10)
+    task = Task.build(
+        numbered(owner=owner, owners=tuple("abcde")), Natural(), public=0.3, model=lambda: nn.Linear(4, 3)
+    )
+    for client, part in enumerate(parts_of(task)):
+        assert set(owner[task.x[part][:, 0].int()]) == {"abcde".index(task.names[client])}
+
+
+def test_what_is_held_out_depends_on_the_partition_seed_only():
+    def public(**seeds):
+        task = Task.build(numbered(), Iid(), clients=2, public=0.2, model=lambda: nn.Linear(4, 3), **seeds)
+        return task.public[1].tolist(), task.public[0].tolist()
+
+    assert public(seed=0, partition_seed=4) == public(seed=1, partition_seed=4)
+    assert public(seed=0, partition_seed=4) != public(seed=0, partition_seed=5)
+
+
+def test_the_official_test_set_is_the_servers():
+    official = (torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64))
+    source = Dataset("toy", dataset().x, dataset().y, 3, official, "toy")
+    assert Task.build(source, Iid(), clients=4).central is official
+    with pytest.raises(TaskError, match="toy has a central test set already, so `central` must be 0."):
+        Task.build(source, Iid(), clients=4, central=0.1)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        {"central": -0.1},
+        {"public": 1.0},
+        {"central": 0.5, "public": 0.5},
+        {"central": float("nan")},
+        {"public": float("nan")},
+    ],
+)
+def test_shares_that_are_held_out_must_leave_something(shares):
+    with pytest.raises(TaskError, match="The shares taken before dealing must be at least 0 and leave something. Got"):
+        Task.build(numbered(), Iid(), clients=2, **shares)
+
+
+# -- what a task is known by ---------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_changes_with_data_and_splits_and_with_nothing_else():
+    def build(source=None, partition=None, **more):
+        more = {"seed": 0, "partition_seed": 0, "model": lambda: nn.Linear(4, 3), **more}
+        return Task.build(source or dataset(), partition or Iid(), clients=4, **more).fingerprint
+
+    def changed(name, place, value):
+        values = {"x": dataset().x.clone(), "y": dataset().y.clone()}
+        values[name][place] = value
+        return Dataset("toy", values["x"], values["y"], 3, None, "toy")
+
+    usual = build()
+    others = [
+        build(changed("x", (7, 2), 9.0)), build(changed("y", 7, 0)), build(partition_seed=1),
+        build(shares=(0.5, 0.25, 0.25)), build(partition=parse("shards:1")), build(public=0.1),
+    ]  # fmt: skip
+    assert len({usual, *others}) == 7
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    assert usual == build() == build(seed=1) == build(model=model) == build(training=Training(lr=0.5))
+    assert usual == build(facts={"said": "otherwise"})
+
+
+def test_each_part_of_the_data_changes_the_fingerprint_by_itself(make_task):
+    task = make_task(sizes=(6, 6), shares=(0.5, 0.5, 0.0))
+    train, y, x = task.splits["train"], task.y.clone(), task.x.clone()
+    y[0], x[0, 0] = (y[0] + 1) % 3, 9.0
+    moved = {**task.splits, "train": Split(train.order, train.offsets + np.array([0, 1, 0]))}  # to the first client
+    renamed = {"train": train, "val": task.splits["test"], "test": task.splits["val"]}
+    changed = [replace(task, **one) for one in ({"x": x}, {"y": y}, {"splits": moved}, {"splits": renamed})]
+    assert len({task.fingerprint, *(one.fingerprint for one in changed)}) == 5
+    assert replace(task, names=("a", "b"), groups=np.array([0, 1])).fingerprint == task.fingerprint
+
+
+def test_statistics_are_of_the_training_samples(make_task):
+    task = make_task(sizes=(5, 1, 12), shares=(0.6, 0.15, 0.25))
+    train = task.splits["train"]
+    found = task.statistics
+    assert found.samples.tolist() == np.diff(train.offsets).tolist()
+    for client in range(3):
+        mine = train.order[train.offsets[client] : train.offsets[client + 1]]
+        assert found.counts[client].tolist() == torch.bincount(task.y[mine], minlength=3).tolist()
+    assert found.names == ("client 0", "client 1", "client 2")
+    planted = Task.build(PLANTED.dataset(), Natural()).statistics
+    assert planted.groups.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+# -- other targets than classes ------------------------------------------------------------------------------------
+
+
+def tokens():
+    """Three roles that count upwards by 1, 2 and 3; y is x one place later."""
+    start = torch.arange(24)[:, None]
+    step = torch.arange(24)[:, None] // 8 + 1
+    text = (start + step * torch.arange(7)) % 5
+    owner = np.repeat(np.arange(3), 8)
+    return Dataset(
+        "counting", text[:, :-1].contiguous(), text[:, 1:].contiguous(), 5, None, "toy", owner, ("one", "two", "three"),
+        gap=0, model="char-transformer",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "metric"),
+    [(Linear(clients=3, samples=20, dimensions=3).dataset(), "mean absolute error"), (tokens(), "accuracy")],
+    ids=["regression", "tokens"],
+)
+def test_numbers_and_tokens_are_learned_alike_by_loop_and_whole(source, metric):
+    task = Task.build(source, Natural(), training=Training(lr=0.05, batch_size=4))
+    assert task.network.score.name == metric
+
+    def run(strategy):
+        return federate(task, Ditto(), rounds=4, engine=LocalEngine(strategy=strategy, dtype=torch.float64))
+
+    whole, loop = run("whole"), run("loop")
+    for split in ("val", "test"):
+        np.testing.assert_array_equal(whole.scores(split), loop.scores(split))
+    np.testing.assert_array_equal(whole.outcomes, loop.outcomes)
+    assert all(torch.equal(whole.server[name], loop.server[name]) for name in whole.server)
+    first, last = (line["loss"] for line in (whole.history[0], whole.history[-1]))
+    assert all(last[name] < first[name] for name in first)
+
+
+def test_the_statistics_of_numbers_and_tokens():
+    found = Task.build(Linear(clients=3, samples=20, dimensions=3).dataset(), Natural()).statistics
+    assert found.counts is None
+    assert found.target_mean.shape == (3,)
+    found = Task.build(tokens(), Natural()).statistics
+    assert found.target_mean is None
+    assert found.counts.sum(axis=1).tolist() == (6 * found.samples).tolist()  # six places each
 
 
 # -- models that draw from torch's own generator -------------------------------------------------------------------

@@ -82,15 +82,17 @@ def test_a_global_tensor_has_no_fingerprint():
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 7, 20, 100, 1000])
-def test_program_sizes_waste_at_most_a_third_of_the_rows(clients):
-    sizes = Programs.sizes("traced", clients)
+@pytest.mark.parametrize(("mode", "programs", "waste"), [("traced", 2, 1 / 3), ("compiled", 1, 1 / 2)])
+def test_program_sizes_are_few_and_waste_few_rows(clients, mode, programs, waste):
+    """At most so many programs for each halving, and at most this share of the rows is computed in vain."""
+    sizes = Programs.sizes(mode, clients)
     assert sizes[0] == 1
     assert sizes[-1] == clients
-    assert len(sizes) <= 2 * clients.bit_length() + 1
+    assert len(sizes) <= programs * clients.bit_length() + 1
     for active in range(1, clients + 1):
         size = sizes[sizes.searchsorted(active)]
         assert size >= active
-        assert size - active <= size / 3
+        assert size - active <= size * waste
 
 
 def test_eager_steps_run_for_any_number_of_clients():

@@ -276,3 +276,23 @@ PYTHON_RUNS: list[int] = []
 def counted(carry, batch, given):
     PYTHON_RUNS.append(1)
     return Params.of(n=carry["n"] + 1.0)
+
+
+def test_several_streams_give_one_batch_of_each(make_task, make_cohort):
+    # Weighing by the number of the step, so that the order of batches shows.
+    task = make_task(dtype=torch.float64)
+
+    def read(carry, batch, given):
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        sums = torch.stack([part.total(part.x.sum(1)) for part in parts])
+        return Params.of(sums=carry["sums"] * 2 + sums)
+
+    def seen(stream, plan):
+        start = Params.of(sums=torch.zeros(1 if isinstance(stream, str) else len(stream)))
+        return make_cohort(task, plan, seed=1).scan(read, start, epochs=2, stream=stream)["sums"]
+
+    for plan in (Plan(), Plan(mode="traced")):
+        together = seen(("main", "other"), plan)
+        alone = torch.cat([seen("main", plan), seen("other", plan)], 1)
+        assert torch.equal(together, alone)
+        assert (together[:, 0] != together[:, 1]).tolist() == [True, False, True, True]  # the second has one sample

@@ -1,104 +1,219 @@
-import io
+import json
 import re
+import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from atoll.algorithms import create
-from atoll.comparison import Comparison, Outcome
-from atoll.report.figures import apart, gains, styles, ticks_between
 from atoll.report.html import page
-from atoll.report.table import comparison_table, megabytes, run_table
+from atoll.report.summary import sentences
+from atoll.results import Comparison
 
-
-def outcome(method: str, scores: list[float], seed: int = 0) -> Outcome:
-    figures = {
-        "clients": scores, "samples": [50] * len(scores), "macro": float(np.mean(scores)), "micro": 0.5,
-        "worst": min(scores), "bottom10": min(scores), "std": float(np.std(scores)), "loss": 0.1,
-    }  # fmt: skip
-    lines = [
-        {"round": done, "seconds": {"round": 1.0}, "evaluation": {"personal": {"val": figures, "test": figures}}}
-        for done in (1, 2)
-    ]
-    config = {
-        "task": {"name": "<digits>", "clients": len(scores)},
-        "settings": {"rounds": 2, "seed": seed},
-        "training": {"lr": 0.1},
-    }
-    return Outcome(create(method), config, lines, {("up", "model"): 2_000_000, ("down", "model"): 1_000_000})
+ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
+SECTIONS = [
+    "Summary", "Results", "Learning curves", "What each client gains", "Score against megabytes",
+    "How scores are spread", "Groups of clients", "Who has what", "Client by client", "What it costs", "Configuration",
+    "Please cite",
+]  # fmt: skip
+SCORES = {
+    "local": [[0.8, 0.9, 0.7], [0.82, 0.91, 0.7]],
+    "fedavg": [[0.9, 0.5, 0.8], [0.92, 0.51, 0.8]],
+    "ditto": [[0.9, 0.93, 0.83], [0.94, 0.95, 0.85]],
+}
 
 
 @pytest.fixture
-def comparison() -> Comparison:
-    return Comparison(
-        {
-            "local": [outcome("local", [0.8, 0.9], seed) for seed in (0, 1)],
-            "fedavg": [outcome("fedavg", [0.9, 0.5], seed) for seed in (0, 1)],
-            "ditto": [outcome("ditto", [0.9, 0.92], seed) for seed in (0, 1)],
-        }
-    )
+def found(make) -> Comparison:
+    return make(SCORES)
 
 
-def test_the_page_needs_nothing_from_elsewhere(comparison):
-    text = page(comparison)
-    assert not re.search(r"<script|<link|src=|href=|url\(|@import", text)
-    assert len(text) < 100_000
+def svgs(text):
+    return re.findall(r"<svg.*?</svg>", text, re.DOTALL)
 
 
-def test_the_page_shows_every_part_and_escapes_names(comparison):
-    text = page(comparison)
-    for title in ("Results", "Learning curves", "What each client gains", "Client by client", "What it costs"):
-        assert f"<h2>{title}</h2>" in text
-    assert "&lt;digits&gt;" in text
-    assert "<digits>" not in text
-    assert "ditto ★" in text
-    assert "Ditto: Fair and Robust" in text  # the citation
-    assert "▼ 50.0" in text  # the second client is harmed by fedavg
+def heads(text):
+    return re.findall(r"<h2[^>]*>(.*?)</h2>", text)
 
 
-def test_harmed_clients_have_another_shape():
-    values = {"fedavg": np.array([[0.1, -0.4]])}
-    svg = gains(values, {"fedavg": np.array([[False, True]])}, [0])
-    assert svg.count("<circle") == 1
-    assert svg.count("<polygon") == 1
-    assert "client 1, seed 0: -40.0 (harmed)" in svg
+def section(text, head):
+    return re.search(rf"<h2[^>]*>{head}</h2>(.*?)</section>", text, re.DOTALL)[1]
 
 
-def test_a_single_run_has_a_page_without_gains():
-    text = page(Comparison({"ditto": [outcome("ditto", [0.9, 0.8])]}))
-    assert "What each client gains" not in text
+def cells(text, row):
+    """The cells of the first row with this head."""
+    line = re.search(rf'<th scope="row">{re.escape(row)}</th>(.*?)</tr>', text)[1]
+    return re.findall(r"<td[^>]*>(.*?)</td>", line)
+
+
+def told(text):
+    return json.loads(re.search(r'<script type="application/json" id="told">(.*?)</script>', text)[1])
+
+
+def test_the_page_needs_nothing_from_elsewhere(found):
+    text = page(found)
+    assert not re.search(r"<link|<img|<iframe|\ssrc=|@import|https?://(?!arxiv|doi|proceedings)", text)
+    assert all(address.startswith("#") for address in re.findall(r'href="([^"]*)"', text))
+    assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", text))
+
+
+def test_every_link_leads_somewhere(found):
+    text = page(found)
+    places = {*re.findall(r'id="([^"]+)"', text)}
+    assert {*re.findall(r'href="#([^"]+)"', text)} <= places
+    assert {*re.findall(r"url\(#([^)]+)\)", text)} <= places
+    assert {*re.findall(r'aria-labelledby="([^"]+)"', text)} <= places
+    assert len(places) == len(re.findall(r'id="([^"]+)"', text))  # each once
+
+
+def test_every_section_is_there_in_order(found):
+    assert heads(page(found)) == SECTIONS
+
+
+def test_every_figure_is_well_formed_and_has_a_name(found):
+    drawn = svgs(page(found))
+    assert len(drawn) > 8
+    for svg in drawn:
+        root = ET.fromstring(svg)
+        assert "nan" not in svg
+        named = root.get("aria-label") or root.find("title") is not None
+        assert named or root.get("aria-hidden") == "true"
+
+
+def test_the_summary_is_on_the_page(found):
+    shown = re.sub(r"<[^>]+>", "", section(page(found), "Summary"))
+    for sentence in sentences(found):
+        assert sentence in shown.replace("&#x27;", "'").replace("&lt;", "<")
+
+
+def test_the_numbers_of_the_table(found):
+    table = section(page(found), "Results")
+    ditto = cells(table, "ditto ★")
+    assert ditto[:3] == ["90.0 ± 16.9", "84.0", "84.0"]
+    assert "+9.5" in ditto
+    assert "1.0 ▼" in cells(table, "fedavg")  # the second client, in both seeds
+    details = table[table.index("<details>") :]
+    assert cells(details, "Jain")[2] == "0.998"
+    assert cells(details, "Decile p50") == ["81.0", "80.0", "92.0"]
+    assert cells(details, "Clients that gain vs Local") == ["0.0", "2.0", "3.0"]
+
+
+def test_every_table_says_or_links_its_protocol(found):
+    text = page(found)
+    assert f'id="protocol">{re.escape("Accuracy")}' in text
+    tables = re.findall(r"<table.*?</table>", text)
+    assert len(tables) >= 6
+    for table in tables:
+        assert 'href="#protocol"' in table or 'class="words"' in table
+        assert table.count("<th scope=") >= 2
+
+
+def test_names_are_escaped(make):
+    nasty = ["<script>alert(1)</script>", "a&b", '"quoted"']
+    text = page(make(SCORES, names=nasty))
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<toy>" not in text
+    assert told(text)["clients"]["0"][0] == nasty[0]
+
+
+def test_what_is_told_of_a_client(found):
+    data = told(page(found))
+    assert data["methods"] == ["local", "fedavg", "ditto"]
+    name, samples, figures = data["clients"]["1"]
+    assert (name, samples) == ("1", 100)
+    assert figures == [["90.0", "", 0], ["50.0", "-40.0", 1], ["93.0", "+3.0", 0]]
+
+
+def test_harmed_clients_are_marked(found):
+    text = page(found)
+    assert "2 of 3 gain, ▼ 1 harmed" in section(text, "What each client gains")
+    assert cells(section(text, "Client by client"), "1") == ["100", "90.0", "▼ 50.0", "93.0"]
+
+
+def test_a_page_says_which_seeds_its_clients_are_of(make):
+    assert "Seed 0, because the clients are others in every seed." in page(make(SCORES))
+    same = page(make(SCORES, same=True))
+    assert "Means over 2 seeds: the clients are the same in all of them." in same
+    assert cells(section(same, "Client by client"), "0")[1] == "81.0"  # of 0.80 and 0.82
+
+
+def test_what_is_missing_is_said_once(make):
+    assert "Incomplete" not in page(make(SCORES))
+    listed = page(make(SCORES, missing=["Left out: <seed 3>."]))
+    assert "Incomplete: what there is is shown." in listed
+    assert "Left out: &lt;seed 3&gt;." in listed
+    begun = page(make(SCORES, rounds=9))
+    assert begun.count("ditto with seed 1 is incomplete: 3 of 9 rounds.") == 1
+    both = page(make(SCORES, rounds=9, missing=["ditto with seed 1 is incomplete: 3 of 9 rounds."]))
+    assert both.count("ditto with seed 1 is incomplete: 3 of 9 rounds.") == 1
+
+
+def test_runs_of_different_length_are_shown_as_far_as_all_are(make):
+    long, short = make({"ditto": [[0.5, 0.6]]}), make({"ditto": [[0.5, 0.6]]}, curve=(0.5,), rounds=3)
+    both = Comparison({"ditto": [long.example, *_seeded(short, 1)]})
+    assert section(page(both), "Learning curves").count('class="dot"') == 2  # one point, wide and narrow
+
+
+def _seeded(comparison, seed):
+    from dataclasses import replace
+
+    (one,) = comparison.first
+    settings = {**one.config["settings"], "seed": seed}
+    return [replace(one, config={**one.config, "settings": settings})]
+
+
+def test_a_single_run_shows_what_makes_sense(make):
+    text = page(make({"ditto": [[0.9, 0.8]]}))
+    assert "What each client gains" not in heads(text)
     assert "Gain vs Local" not in text
-    assert "Learning curves" in text
+    assert '<ul class="legend"' not in text
+    assert "★" not in text
+    assert "Learning curves" in heads(text)
 
 
-def test_tables_fit_a_terminal(comparison):
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(comparison_table(comparison), run_table(comparison.example))
-    text = console.export_text()
-    assert "ditto *" in text
-    assert "…" not in text
-    assert "91.0 ±  0.0" in text
-    assert "+6.0" in text
+def test_without_local_scores_are_shown(make):
+    text = page(make({"fedavg": [[0.9, 0.8]], "ditto": [[0.9, 0.9]]}))
+    assert "What each client gains" not in heads(text)
+    assert "How scores are spread" in heads(text)
+    assert "harmed" not in section(text, "Client by client")
 
 
-def test_ticks_are_round_and_cover():
-    assert ticks_between(43, 97) == [40, 50, 60, 70, 80, 90, 100]
-    assert ticks_between(-0.4, 0.3) == pytest.approx([-0.4, -0.2, 0.0, 0.2, 0.4])
-    assert len(ticks_between(5, 5)) == 2
+def test_a_score_that_is_no_share_and_better_when_lower(make):
+    text = page(
+        make({"local": [[1.2, 2.0]], "ditto": [[0.8, 2.5]]}, metric=ERROR, variances=[0.1, 0.1], curve=(2.0, 1.5, 1.25))
+    )
+    assert "validation mean absolute error<" in text
+    assert "in %" not in section(text, "Learning curves")
+    assert "median 1.65, worst 2.5, best 0.8" in text
+    assert "+0.4" in told(text)["clients"]["0"][2][1]
+    assert "ECE" not in section(text, "Results")
 
 
-def test_labels_keep_their_distance_and_order():
-    moved = apart({"a": 10.0, "b": 11.0, "c": 50.0}, 15)
-    assert moved["b"] - moved["a"] == pytest.approx(15)
-    assert moved["a"] < moved["b"] < moved["c"]
+def test_who_learns_from_whom_where_it_is_known(make, found):
+    assert "Who learns from whom" not in heads(page(found))
+    text = page(make(SCORES, mixing=[[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.2, 0.6]]))
+    assert "client 2 takes 0.6 from 2, 0.2 from 0, 0.2 from 1" in section(text, "Who learns from whom")
 
 
-def test_methods_differ_in_more_than_colour():
-    looks = styles(["local", "fedavg", "a", "b", "c"])
-    assert len(set(looks.values())) == 5
-    assert len({looks[name].dash for name in "abc"}) == 3
+def test_clients_without_test_samples_are_left_out_of_figures(make):
+    nan = float("nan")
+    text = page(make({"local": [[0.5, 0.6, nan]], "ditto": [[0.7, 0.5, nan]]}, samples=[9, 9, 0]))
+    assert "1 of 2 gain" in text
+    assert cells(section(text, "Client by client"), "2") == ["0", "–", "–"]
 
 
-def test_bytes_are_never_rounded_to_nothing():
-    assert [megabytes(value) for value in (0, 0.0123, 0.5, 12.34, 1234.5)] == ["0", "0.01", "0.5", "12.3", "1234"]
+def test_a_thousand_clients_make_a_small_file_that_says_what_it_leaves_out(make):
+    local = np.linspace(0.2, 0.8, 1000)
+    text = page(make({"local": [local.tolist()], "ditto": [(local + 0.1 * np.cos(np.arange(1000))).tolist()]}))
+    assert len(text) < 700_000
+    assert "200 of 1000 clients, sorted by gain" in text
+    assert "200 of them are drawn" in text
+    assert "The first 200; clients.csv has all." in text
+    assert section(text, "Client by client").count("<tr data-client") == 200
+
+
+def test_the_page_is_readable_without_its_script(found):
+    text = page(found)
+    without = re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL)
+    assert len(re.findall(r"<script", text)) == 2
+    assert re.findall(r"<[^>]* hidden[ >]", without) == ['<div id="tip" role="status" hidden>']

@@ -29,6 +29,10 @@ class Ditto(Algorithm):
     limits: ClassVar[Limits] = {"local": {"lam": 0.0}}
     cites: ClassVar[str] = "li2021ditto"
 
+    def pulls(self, lr: float) -> dict[str, float]:
+        """v_k is pulled to w in every step."""
+        return {"lr * lam": lr * self.lam}
+
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models; the anchor is the received w, so that their order does not matter."""
         v = cohort.recall(default=w)

@@ -15,6 +15,7 @@ from atoll.algorithm import Algorithm, Epochs, Limits, Update, Weighting
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.local import sgd
+from atoll.local.sharing import say_what_is_shared
 from atoll.params import Params, Part, Stack
 
 
@@ -31,6 +32,7 @@ class FedPer(Algorithm):
 
     def start(self, task: Task) -> Params:
         """The server knows the shared leaves only."""
+        say_what_is_shared(self, task.network.initial, self.private)
         return task.network.initial.without_part(self.private)
 
     def local(self, w: Params, cohort: Cohort) -> Update:

@@ -28,6 +28,10 @@ class FedProx(Algorithm):
     limits: ClassVar[Limits] = {"fedavg": {"mu": 0.0}}
     cites: ClassVar[str] = "li2020federated"
 
+    def pulls(self, lr: float) -> dict[str, float]:
+        """v is pulled to w in every step."""
+        return {"lr * mu": lr * self.mu}
+
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train from w, pulled back to w."""
         w_k = sgd(cohort, start=w, epochs=self.epochs, penalty=proximal(self.mu, center=w))

@@ -334,7 +334,7 @@ def _held_out(
     """The data set without the samples that are nobody's, and those."""
     if not any(shares.values()):
         return dataset, {}
-    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+    if not (min(shares.values()) >= 0 and sum(shares.values()) < 1):
         raise TaskError(
             f"The shares taken before dealing must be at least 0 and leave something. Got {dict(shares)!r}."
         )

@@ -101,6 +101,7 @@ class Work:
     masked: bool
     keyed: bool
     seeding: Callable[[int], int]  # step number -> key, for models that draw from torch's own generator
+    streams: int | None = None  # how many batches a step gets, as a tuple; None: one batch by itself
     gradients: list[int] = field(default_factory=lambda: [0])  # that one step takes; known once its Python has run
 
     def one_client(
@@ -109,8 +110,9 @@ class Work:
         """The step for one client and one batch, on flat lists of tensors."""
         keys = Keys(low, high).fold(time) if self.keyed else None
         batch = Batch(x, y, mask, keys, self.network, self.variant, self.vectorised)
+        batches = batch if self.streams is None else batch.split(self.streams)
         before, count = unflatten(self.carry, carry, one_client=True), gradients_taken()
-        after, structure = flatten(self.step(before, batch, unflatten(self.given, given, one_client=True)))
+        after, structure = flatten(self.step(before, batches, unflatten(self.given, given, one_client=True)))
         self.gradients[0] = gradients_taken() - count
         _require_same(structure, flatten(before)[1], after, carry)
         return after
@@ -349,8 +351,10 @@ class Programs:
             return None
         sizes = {clients}
         while (smallest := min(sizes)) > 1:
-            # Four and three quarters of a power of two apart: at most a third of the rows is wasted.
-            sizes |= {-(-smallest * 3 // 4), -(-smallest // 2)} - {smallest}
+            # Three quarters and a half apart: at most a third of the rows is wasted. Compiling takes seconds for each
+            # size, so that compiled programs are made for halves only.
+            between = set() if mode == "compiled" else {-(-smallest * 3 // 4)}
+            sizes |= (between | {-(-smallest // 2)}) - {smallest}
         return np.array(sorted(sizes))
 
     def get(self, plan: Plan, work: Work, example: tuple[Any, ...], calls: int) -> Program:
@@ -371,7 +375,8 @@ class Programs:
         )
         key = (
             graph, print_of_step, work.carry, work.given, work.network.signature, work.variant,
-            work.vectorised, leaves, work.x.device, torch.get_num_threads(),  # compiled code is made for so many
+            work.vectorised, work.streams, leaves, work.x.device,
+            torch.get_num_threads(),  # compiled code is made for so many
         )  # fmt: skip
         modes: tuple[Mode, ...] = ("compiled", "traced")
         with self._lock:

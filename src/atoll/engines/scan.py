@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from atoll.data.batches import batch_table
+from atoll.data.batches import BatchTable, batch_table
 from atoll.engines.programs import Leaves, Plan, Programs, Work, forbid_captured_stacks, vectorising
 from atoll.models.network import Variant
 from atoll.params import Stack, Tree, flatten, stacked_leaves, unflatten
@@ -60,10 +60,11 @@ class Scanner:
         *,
         epochs: int,
         split: str,
-        stream: str,
+        stream: str | tuple[str, ...],
         batch_size: int,
         shuffle: bool,
         train: bool,
+        draws: bool = False,
     ) -> Tree:
         """See `Cohort.scan`."""
         forbid_captured_stacks(step)
@@ -71,9 +72,16 @@ class Scanner:
         data, ids = task.splits[split], cohort.ids
         steps_each = -(-data.sizes(cohort.clients) // batch_size) * epochs
         self.tally.planned += int(steps_each.sum())
-        keys = Keys.of(ids, seed, "batches", round, stream) if shuffle else None
-        table = batch_table(data, cohort.clients, keys, batch_size=batch_size, epochs=epochs, limit=self.limit)
-        dropout = Keys.of(ids, seed, "dropout", round, stream) if train and task.network.draws else None
+        streams = (stream,) if isinstance(stream, str) else stream
+        tables = []
+        for one in streams:
+            keys = Keys.of(ids, seed, "batches", round, one) if shuffle else None
+            tables.append(
+                batch_table(data, cohort.clients, keys, batch_size=batch_size, epochs=epochs, limit=self.limit)
+            )
+        table = _side_by_side(tables)
+        keyed = draws or (train and task.network.draws)
+        dropout = Keys.of(ids, seed, "dropout", round, streams[0]) if keyed else None
         vectorised = self._vectorises(cohort)
         variant = Variant(
             train=train,
@@ -84,12 +92,15 @@ class Scanner:
         task.network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
         if task.network.has_features:
             task.network.module(replace(variant, features=True))
+        if task.network.has_head:
+            task.network.module(replace(variant, head=True))
         carry_leaves, carry_structure = flatten(carry)
         given_leaves, given_structure = flatten(given)
         work = Work(
             step, carry_structure, given_structure, task.network, variant, vectorised, task.x, task.y,
             table.valid is not None, dropout is not None,
-            functools.partial(number, seed, "draws", round, stream, int(cohort.clients[0])),
+            functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
+            streams=None if isinstance(stream, str) else len(stream),
         )  # fmt: skip
         mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
         inputs = _Inputs(carry_leaves, given_leaves, table.index, mask, dropout, table.steps)
@@ -219,6 +230,15 @@ class _Inputs:
             self.keys and Keys(self.keys.low[there], self.keys.high[there]),
             self.steps[order],
         )
+
+
+def _side_by_side(tables: list[BatchTable]) -> BatchTable:
+    """One table whose batches hold those of all `tables`; which places are real depends on sizes alone."""
+    if len(tables) == 1:
+        return tables[0]
+    index = torch.cat([table.index for table in tables], -1)
+    valid = [table.valid for table in tables if table.valid is not None]
+    return BatchTable(index, torch.cat(valid, -1) if valid else None, tables[0].steps)
 
 
 def _stacked(tree: Tree) -> Tree:

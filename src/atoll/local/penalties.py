@@ -17,12 +17,29 @@ class Penalty:
     term: Callable[[Params, Tree], Tensor]
     given: Tree = None
 
+    def __add__(self, other: Penalty) -> Penalty:
+        mine, theirs = self.term, other.term
+        return Penalty(lambda w, given: mine(w, given[0]) + theirs(w, given[1]), (self.given, other.given))
+
+    def __call__(self, w: Params) -> Tensor:
+        """The term, inside a step that made this penalty from one client's Params."""
+        return self.term(w, self.given)
+
 
 def proximal(lam: Scalar, center: Params | Stack) -> Penalty:
-    """(lam / 2) ||w - center||^2 over the trained leaves; buffers are never pulled."""
+    """(lam / 2) ||w - center||^2 over the trained leaves that the center has; buffers are never pulled."""
     return Penalty(_proximal, {"lam": lam, "center": center.trained})
 
 
+def linear(direction: Params | Stack) -> Penalty:
+    """<direction, w> over the trained leaves: every gradient gets `direction` added."""
+    return Penalty(_linear, direction.trained)
+
+
 def _proximal(w: Params, given: Tree) -> Tensor:
-    apart = w - given["center"].only(w)
+    apart = w.only(given["center"]) - given["center"].only(w)
     return 0.5 * given["lam"] * apart.dot(apart)  # type: ignore[no-any-return]
+
+
+def _linear(w: Params, direction: Params) -> Tensor:
+    return w.dot(direction)

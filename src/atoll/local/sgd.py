@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 
 from atoll.batch import Batch
 from atoll.cohort import Cohort
+from atoll.local.descent import Found, at_rest, descend
 from atoll.local.penalties import Penalty
-from atoll.params import Params, Part, Stack
+from atoll.params import Params, Part, Stack, Tree
+
+Gradient = Callable[..., Found]  # of a model, a batch (a tuple of them where there are several streams), and `given`
 
 
 def sgd(
@@ -18,37 +22,41 @@ def sgd(
     *,
     epochs: int,
     penalty: Penalty | None = None,
-    only: Part = "all",
+    only: Part | Iterable[str] = "all",
     lr: Tensor | None = None,
-    stream: str = "main",
+    stream: str | tuple[str, ...] = "main",
+    gradient: Gradient | None = None,
+    given: Tree = None,
+    draws: bool = False,
 ) -> Stack:
     """Every client's model after `epochs` passes over its training data, from `start`.
 
     Step size, batch size, momentum, weight decay and clipping are the task's (`cohort.training`); momentum starts
-    at zero. `only` restricts training to a part of the model. Two calls with the same `stream` see the same batches.
+    at zero. `only` restricts training to a part of the model, or to the leaves it names. Two calls with the same
+    `stream` see the same batches. With `gradient`, steps go along gradient(w, batch) and not along that of the loss;
+    with `given`, along gradient(w, batch, given). It may draw if `draws` says so.
     """
     rule = cohort.training
-    names = cohort.population.task.network.layout.part(only)
+    layout = cohort.population.task.network.layout
+    names = layout.part(only) if isinstance(only, str) else frozenset(only)
     term = None if penalty is None else penalty.term
 
-    def step(carry: dict[str, Params], batch: Batch, given: dict[str, Any]) -> dict[str, Params]:
-        pull = None if term is None else (lambda w: term(w, given["penalty"]))
-        g, w, loss = batch.gradient(carry["w"], pull, names)
-        if rule.weight_decay:
-            g = g.moved(w.only(g), rule.weight_decay)
-        if rule.clip is not None:
-            g = g * (rule.clip / (g.norm() + 1e-12)).clamp(max=1.0)
-        if rule.momentum:
-            g = carry["velocity"] * rule.momentum + g
-        seen = Params.of(loss=carry["seen"]["loss"] + loss, steps=carry["seen"]["steps"] + 1)
-        after = {"w": w.moved(g, -given["lr"]), "seen": seen}
-        return after | {"velocity": g} if rule.momentum else after
+    def plain(w: Params, batch: Batch, given: Any) -> Found:
+        pull = None if term is None else (lambda v: term(v, given))
+        return batch.gradient(w, pull, names)
 
-    carry: dict[str, Any] = {"w": start, "seen": Params.of(loss=0.0, steps=0.0)}
-    if rule.momentum:
-        carry["velocity"] = start.trained.only(names).zeros()
-    given = {"lr": cohort.lr if lr is None else lr, "penalty": penalty and penalty.given}
-    end = cohort.scan(step, carry, given=given, epochs=epochs, stream=stream)
-    cohort.observe(**{f"loss/{stream}": end["seen"]["loss"] / end["seen"]["steps"].clamp(min=1)})
+    def step(carry: dict[str, Params], batch: Any, given: dict[str, Any]) -> dict[str, Params]:
+        before, seen = carry["w"], carry["seen"]
+        found = plain(before, batch, given["penalty"]) if gradient is None else gradient(before, batch, *given["more"])
+        g, w, loss = found
+        w, velocity = descend(rule, w, g, carry["velocity"], given["lr"])
+        return {"w": w, "velocity": velocity, "seen": Params.of(loss=seen["loss"] + loss, steps=seen["steps"] + 1)}
+
+    carry = {"w": start, "velocity": at_rest(rule, start, names), "seen": Params.of(loss=0.0, steps=0.0)}
+    more = () if given is None else (given,)
+    given = {"lr": cohort.lr if lr is None else lr, "penalty": penalty and penalty.given, "more": more}
+    end = cohort.scan(step, carry, given=given, epochs=epochs, stream=stream, draws=draws)
+    name = stream if isinstance(stream, str) else stream[0]
+    cohort.observe(**{f"loss/{name}": end["seen"]["loss"] / end["seen"]["steps"].clamp(min=1)})
     trained: Stack = end["w"]
     return trained

@@ -28,6 +28,7 @@ class Variant:
 
     train: bool = True
     features: bool = False  # stop where the head begins
+    head: bool = False  # begin there: samples are features
     columns: bool = False  # convolutions as matrix products
     channels_last: bool = False
     precision: Precision = "fp32"
@@ -62,6 +63,12 @@ class Network:
         moved.draws_globally = self.draws_globally
         return moved
 
+    def with_loss(self, loss: PerSample) -> Network:
+        """The same network, trained for something else."""
+        other = Network(self._original, loss=loss, score=self.score, signature=(self.signature, loss))
+        other.draws_globally = self.draws_globally
+        return other
+
     @property
     def parameters(self) -> int:
         """How many numbers are trained."""
@@ -81,15 +88,30 @@ class Network:
         """Whether the module declares what enters its head."""
         return callable(getattr(self._original, "features", None))
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the module has a head that can be given features."""
+        return callable(getattr(self._original, "head", None))
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The floating point type of its parameters."""
+        return next((leaf.dtype for leaf in self.initial.floating.values()), torch.get_default_dtype())
+
     def module(self, variant: Variant) -> PortableModule:
         """This thread's own copy of the module, made portable."""
         copies: dict[str, PortableModule] = self._copies.__dict__
-        key = f"{variant.train}-{variant.features}-{variant.columns}"
+        key = f"{variant.train}-{variant.features}-{variant.head}-{variant.columns}"
         if key not in copies:
             if variant.features and not self.has_features:
                 raise ModelError(
                     f"{type(self._original).__name__} must have a method `features(x)` for this algorithm.",
                     hint="let it return what enters the head, with forward(x) = head(features(x)).",
+                )
+            if variant.head and not self.has_head:
+                raise ModelError(
+                    f"{type(self._original).__name__} must have a submodule or a method `head` for this algorithm.",
+                    hint="let it turn features into outputs, with forward(x) = head(features(x)).",
                 )
             copies[key] = PortableModule(self._original, variant)
         return copies[key]
@@ -102,6 +124,8 @@ class PortableModule:
         module = portable(original, columns=variant.columns).train(variant.train).requires_grad_(False)
         if variant.features:
             module.forward = module.features  # type: ignore[assignment]
+        if variant.head:
+            module.forward = module.head.__call__  # type: ignore[operator]  # a module itself would become a part
         self.module = module
         self._dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         # Layers that are not ours may write their buffers in place, so that they are given copies.
@@ -145,14 +169,19 @@ def _bf16(leaf: Tensor) -> Tensor:
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Which leaves are trained, frozen or buffers, and which belong to the head and to norm layers."""
+    """Which leaves are trained, frozen or buffers, in which layer, and which belong to the head and to norm layers."""
     kinds: dict[str, Kind] = {
         name: "trained" if leaf.requires_grad else "frozen" for name, leaf in module.named_parameters()
     }
     kinds |= dict.fromkeys((name for name, _ in module.named_buffers()), "buffer")
     norm_types = nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm
     norms = tuple(name for name, part in module.named_modules() if isinstance(part, norm_types))
-    return Layout(kinds, _inside(kinds, head_modules(module)), _inside(kinds, norms))
+    of_batches = nn.modules.batchnorm._BatchNorm
+    batchnorms = tuple(name for name in norms if isinstance(module.get_submodule(name), of_batches))
+    holders = {name.rpartition(".")[0] for name in kinds}
+    layers = tuple(name for name, _ in module.named_modules() if name in holders)
+    head, norm, batchnorm = (_inside(kinds, names) for names in (head_modules(module), norms, batchnorms))
+    return Layout(kinds, head, norm, batchnorm, layers)
 
 
 def head_modules(module: nn.Module) -> tuple[str, ...]:

@@ -65,8 +65,8 @@ def markdown(comparison: Comparison) -> str:
     """The table for a README or an issue."""
     heads, rows = _cells(comparison)
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n{notes(comparison)}\n"
+    table = "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+    return f"{table}\n\n\\{notes(comparison)}\n"  # escaped, or the star would begin a list
 
 
 def latex(comparison: Comparison) -> str:
@@ -112,9 +112,8 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _tex(text: str) -> str:
+    text = re.sub(r"([%_&#${}])", r"\\\1", text)
     for plain, written in (
-        ("%", r"\%"),
-        ("_", r"\_"),
         ("±", r"$\pm$"),
         ("†", r"$^\dagger$"),
         ("▼", r"$\downarrow$"),

@@ -1,4 +1,8 @@
-"""Figures as SVG text, drawn by hand: small, sharp, and readable without colour."""
+"""Figures as SVG text, drawn by hand: small, sharp, and readable without colour.
+
+Marks have classes instead of colours, so that one style sheet serves light and dark pages; everything that belongs to a
+method or to a client says so in `data-method` and `data-client`, so that a page can hide the one and show the other.
+"""
 
 from __future__ import annotations
 
@@ -20,97 +24,226 @@ COLOURS = (
     "#8c510a",
     "#5e3c99",
 )  # after Okabe and Ito
-GREYS = {"local": "#8a8a8a", "fedavg": "#2b2b2b"}
+DARK_COLOURS = ("#4fb0ec", "#ff8f4d", "#35cf9f", "#eda3cc", "#e6bd4f", "#a5d8f7", "#d9a066", "#b79df2")
+GREYS = ("local", "fedavg")  # the references, in the greys of the page
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2")
-HARM = "#c2185b"
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 760, 52, 128, 12, 40
+WIDTH, NARROW = 760, 360  # for a desk and for a phone
+MOST_MARKS = 200  # clients of one method in one figure
+MOST_MIXING = 60  # rows and columns
+LEVELS = 12  # shades
 
 
 class Style(NamedTuple):
-    """How a method is drawn."""
+    """How a method is drawn: its place in the order, the class that gives its colour, its dashes."""
 
-    colour: str
+    place: int
+    kind: str
     dash: str
+
+
+class Line(NamedTuple):
+    """One method's figures: (x, y, half the width of an interval or None, what to say about it)."""
+
+    points: Sequence[tuple[float, float, float | None, str]]
+
+    @property
+    def bare(self) -> Line:
+        """Without intervals."""
+        return Line([(x, y, None, note) for x, y, _, note in self.points])
 
 
 def styles(methods: Sequence[str]) -> dict[str, Style]:
     """The references in grey, every other method in a colour and a dash of its own."""
-    others = [method for method in methods if method not in GREYS]
-    found = {
-        method: Style(COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]) for index, method in enumerate(others)
-    }
-    return {**found, **{method: Style(GREYS[method], "") for method in methods if method in GREYS}}
+    greys = {
+        name: next((method for method in methods if method.partition(":")[0] == name), None) for name in GREYS
+    }  # of several the first
+    kinds = {method: Style(0, name, "") for name, method in greys.items() if method is not None}
+    others = [method for method in methods if method not in kinds]
+    for index, method in enumerate(others):
+        kinds[method] = Style(0, f"m{index % len(COLOURS)}", DASHES[index % len(DASHES)])
+    return {method: kinds[method]._replace(place=place) for place, method in enumerate(methods)}
 
 
-def curves(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """Lines of (round, share of 1), each with its name at its end."""
-    looks, height = styles(list(series)), 340
-    rounds = [round for points in series.values() for round, _ in points]
-    values = [100 * value for points in series.values() for _, value in points if math.isfinite(value)]
-    if not values:
+def palette() -> str:
+    """The colours of methods as a style sheet."""
+    light, dark = (
+        "".join(f"--m{index}:{colour};" for index, colour in enumerate(colours)) for colours in (COLOURS, DARK_COLOURS)
+    )
+    kinds = [f"m{index}" for index in range(len(COLOURS))] + [*GREYS]
+    uses = "".join(f".{kind}{{--c:var(--{kind})}}" for kind in kinds)
+    return f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}{uses}"
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def curves(
+    lines: Mapping[str, Line], looks: Mapping[str, Style], title: str, across: str, up: str, *, width: int = WIDTH,
+    log: bool = False, most: float = math.inf,
+) -> str:  # fmt: skip
+    """A line for each method, with a band where there is an interval; on a wide figure with its name at its end."""
+    lines = {method: line for method, line in lines.items() if line.points}
+    if not lines:
         return ""
-    ticks = ticks_between(min(values), min(max(values), 100))
-    x = _scale(0, max(rounds), LEFT, WIDTH - RIGHT)
-    y = _scale(ticks[0], ticks[-1], height - BOTTOM, TOP)
-    parts = [
-        _rule(LEFT, y(tick), WIDTH - RIGHT, y(tick)) + _text(LEFT - 8, y(tick) + 4, f"{tick:g}", "end")
-        for tick in ticks
-    ]
-    across = [tick for tick in ticks_between(0, max(rounds)) if tick <= max(rounds) and tick == int(tick)]
-    parts += [_text(x(tick), height - BOTTOM + 18, f"{tick:g}", "middle") for tick in across]
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 4, "round", "middle", "axis"))
-    ends = {method: y(100 * points[-1][1]) for method, points in series.items() if math.isfinite(points[-1][1])}
-    places = apart(ends, 15)
-    for method, points in series.items():
-        path = " ".join(f"{x(round):.1f},{y(100 * value):.1f}" for round, value in points if math.isfinite(value))
-        colour, dash = looks[method]
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"'
-            f' stroke-dasharray="{dash}"/>'
-        )
-        if method in places:
-            tail = f"{x(points[-1][0]):.1f},{ends[method]:.1f} {WIDTH - RIGHT + 10},{places[method]:.1f}"
-            parts.append(f'<polyline points="{tail}" fill="none" stroke="{colour}" stroke-width="0.8"/>')
-            parts.append(_text(WIDTH - RIGHT + 14, places[method] + 4, _short(method), fill=colour))
-    return _svg(height, parts, "Mean validation accuracy over clients by round, one line per method")
+    points = [point for line in lines.values() for point in line.points]
+    ticks = ticks_between(*_range(points, most))
+    height, left, top, foot = (340, 44, 30, 300) if width == WIDTH else (270, 40, 30, 230)
+    right = width - (140 if width == WIDTH else 12)
+    low, high = min(x for x, *_ in points), max(x for x, *_ in points)
+    x = _scale(low if log else 0, high, left, right, log=log)
+    y = _scale(ticks[0], ticks[-1], foot, top)
+    parts = [_rule(left, y(tick), right, y(tick)) + _text(left - 8, y(tick) + 4, f"{tick:g}", "end") for tick in ticks]
+    whole = all(x == int(x) for x, *_ in points)  # there is no round 0.5
+    linear = [tick for tick in ticks_between(0, high) if tick <= high and (tick == int(tick) or not whole)]
+    marks = decades(low, high) if log else linear
+    parts += [_text(x(tick), foot + 18, f"{tick:g}", "middle") for tick in marks]
+    parts.append(_text((left + right) / 2, height - 4, across, "middle", "axis") + _text(0, 14, up, kind="axis"))
+    clip = f"plot-{''.join(filter(str.isalpha, across))}-{width}"
+    area = f'<rect x="{left}" y="{top}" width="{right - left}" height="{foot - top}"/>'
+    parts.append(f'<clipPath id="{clip}">{area}</clipPath>')
+    ends = {method: y(line.points[-1][1]) for method, line in lines.items()}
+    places = apart(ends, 16)
+    for method, line in lines.items():
+        parts.append(_curve(line, looks[method], x, y, clip))
+        if width == WIDTH:
+            tail = f"M{x(line.points[-1][0]):.1f} {ends[method]:.1f}L{right + 12} {places[method]:.1f}"
+            name = _text(right + 16, places[method] + 4, _short(method), kind="axis")
+            parts.append(f'{_group(looks[method])}<path class="tail" d="{tail}"/>{name}</g>')
+    return _svg(width, height, parts, title)
+
+
+def _range(points: Sequence[tuple[float, float, float | None, str]], most: float) -> tuple[float, float]:
+    """What the axis shows: all lines, and of their bands so much that the lines still have half of the height."""
+    low, high = min(y for _, y, *_ in points), max(y for _, y, *_ in points)
+    room = (high - low) / 2
+    lowest = min(y - (half or 0) for _, y, half, _ in points)
+    highest = max(y + (half or 0) for _, y, half, _ in points)
+    return max(lowest, low - room, min(0.0, low)), min(highest, high + room, max(most, high))
+
+
+def _curve(line: Line, look: Style, x: _Scale, y: _Scale, clip: str) -> str:
+    path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b, _, _ in line.points)
+    banded = [(a, b, half) for a, b, half, _ in line.points if half]
+    band = ""
+    if len(banded) > 1:
+        there = "L".join(f"{x(a):.1f} {y(b + half):.1f}" for a, b, half in banded)
+        back = "L".join(f"{x(a):.1f} {y(b - half):.1f}" for a, b, half in reversed(banded))
+        band = f'<path class="band" clip-path="url(#{clip})" d="M{there}L{back}z"/>'
+    dots = "".join(
+        f'<circle class="dot" cx="{x(a):.1f}" cy="{y(b):.1f}" r="2.6"><title>{escape(note)}</title></circle>'
+        for a, b, _, note in line.points
+    )
+    return f'{_group(look)}{band}<path class="line" stroke-dasharray="{look.dash}" d="M{path}"/>{dots}</g>'
 
 
 def gains(
-    values: Mapping[str, NDArray[np.float64]], harmed: Mapping[str, NDArray[np.bool_]], seeds: Sequence[int]
-) -> str:
-    """One row of dots per method, a dot for each client and seed; harmed ones are triangles of another colour."""
-    if not values:
+    values: NDArray[np.float64], harmed: NDArray[np.bool_], names: Sequence[str], notes: Sequence[str], look: Style,
+    ticks: Sequence[float], title: str,
+) -> str:  # fmt: skip
+    """A bar for each client, sorted; harmed ones are hatched, in another colour, and point down."""
+    known = np.flatnonzero(np.isfinite(values))
+    drawn = evenly(known[np.argsort(-values[known], kind="stable")], MOST_MARKS)
+    if not len(drawn):
         return ""
-    row, looks = 46, styles(list(values))
-    left, right = 128, 20
-    height = TOP + row * len(values) + BOTTOM
-    known = np.concatenate([100 * value[np.isfinite(value)] for value in values.values()])
-    ticks = ticks_between(min(0.0, known.min(initial=0)), max(0.0, known.max(initial=1)))
-    x = _scale(ticks[0], ticks[-1], left, WIDTH - right)
-    foot = height - BOTTOM
+    width, height, left, right, top, foot = NARROW, 210, 40, NARROW - 6, 10, 178
+    step = (right - left) / len(drawn)
+    y = _scale(ticks[0], ticks[-1], foot, top)
     parts = [
-        _rule(x(tick), TOP, x(tick), foot) + _text(x(tick), foot + 18, f"{tick:+g}" if tick else "0", "middle")
+        _rule(left, y(tick), right, y(tick)) + _text(left - 6, y(tick) + 4, f"{tick:+g}" if tick else "0", "end")
         for tick in ticks
     ]
-    parts.append(f'<line x1="{x(0):.1f}" y1="{TOP}" x2="{x(0):.1f}" y2="{foot}" stroke="#444" stroke-width="1.2"/>')
-    parts.append(
-        _text((left + WIDTH - right) / 2, height - 4, "gain against Local, percentage points", "middle", "axis")
-    )
-    for index, (method, value) in enumerate(values.items()):
-        middle = TOP + row * (index + 0.5)
-        parts.append(_text(left - 12, middle + 4, _short(method), "end", fill=looks[method].colour))
-        for (seed, client), gain in np.ndenumerate(value):
-            if not math.isfinite(gain):
-                continue
-            # the golden ratio spreads neighbours evenly: the same client is always at the same height
-            down = middle + (((client * len(seeds) + seed) * 0.618034) % 1 - 0.5) * row * 0.62
-            note = f"client {client}, seed {seeds[seed]}: {100 * gain:+.1f}"
-            parts.append(_dot(x(100 * gain), down, looks[method].colour, bool(harmed[method][seed, client]), note))
-        mean = x(100 * float(np.nanmean(value)))
-        parts.append(
-            f'<line x1="{mean:.1f}" y1="{middle - 19:.1f}" x2="{mean:.1f}" y2="{middle + 19:.1f}" class="mean"/>'
+    named = step >= 13 and all(len(names[client]) <= 3 for client in drawn)
+    bars = []
+    for place, client in enumerate(drawn.tolist()):
+        start, end = left + step * place, y(float(values[client]))
+        upper, tall = min(y(0), end), max(abs(y(0) - end), 0.8)
+        inner = min(2.0, step * 0.15)
+        bar = (
+            f'<rect class="{"bar harmed" if harmed[client] else "bar"}" x="{start + inner:.1f}" y="{upper:.1f}" '
+            f'width="{step - 2 * inner:.2f}" height="{tall:.1f}"/>'
         )
-    return _svg(height, parts, "Gain of every client against training alone, one row per method")
+        bars.append(
+            f'<g data-client="{client}"><title>{escape(notes[client])}</title>'
+            f'<rect class="hit" x="{start:.1f}" y="{top}" width="{step:.2f}" height="{foot - top}"/>{bar}'
+            f"{_triangle(start + step / 2, end + 3) if harmed[client] else ''}"
+            f"{_text(start + step / 2, foot + 12, names[client], 'middle', 'small') if named else ''}</g>"
+        )
+    zero = f'<line x1="{left}" y1="{y(0):.1f}" x2="{right}" y2="{y(0):.1f}" class="zero"/>'
+    parts.append(f"{_group(look)}{''.join(bars)}</g>{zero}")
+    some = f"{len(drawn)} of {len(known)} clients" if len(drawn) < len(known) else f"{len(known)} clients"
+    parts.append(_text((left + right) / 2, height - 3, f"{some}, sorted by gain", "middle", "axis"))
+    return _svg(width, height, parts, title)
+
+
+def strips(
+    values: Mapping[str, NDArray[np.float64]], heads: Mapping[str, str], notes: Mapping[str, Sequence[str]],
+    looks: Mapping[str, Style], title: str, across: str, *, width: int = WIDTH,
+) -> str:  # fmt: skip
+    """A row for each method with a dot for each client; the box holds the middle half, its line is the median."""
+    known = {method: np.flatnonzero(np.isfinite(of_method)) for method, of_method in values.items()}
+    every = np.concatenate([of_method[known[method]] for method, of_method in values.items()])
+    if not len(every):
+        return ""
+    ticks = ticks_between(every.min(), every.max())
+    row, left, right, top = 70, 14, width - 14, 6
+    foot = top + row * len(values) + 4
+    x = _scale(ticks[0], ticks[-1], left, right)
+    parts = [
+        f'<line x1="{x(tick):.1f}" y1="{top}" x2="{x(tick):.1f}" y2="{foot}" class="rule"/>'
+        + _text(x(tick), foot + 16, f"{tick:g}", "middle")
+        for tick in ticks
+    ]
+    for index, (method, of_method) in enumerate(values.items()):
+        upper = top + row * index
+        first, middle, third = np.percentile(of_method[known[method]], (25, 50, 75)) if len(known[method]) else [0] * 3
+        drawn = evenly(known[method][np.argsort(of_method[known[method]], kind="stable")], MOST_MARKS)
+        dots = "".join(
+            # the golden ratio spreads neighbours evenly: the same client is always at the same height
+            f'<circle class="client" data-client="{client}" cx="{x(of_method[client]):.1f}" '
+            f'cy="{upper + 28 + 32 * (client * 0.618034 % 1):.1f}" r="3.4">'
+            f"<title>{escape(notes[method][client])}</title></circle>"
+            for client in drawn.tolist()
+        )
+        box = (
+            f'<rect class="box" x="{x(first):.1f}" y="{upper + 24}" width="{max(x(third) - x(first), 1):.1f}" '
+            f'height="40" rx="3"/><path class="median" d="M{x(middle):.1f} {upper + 22}v44"/>'
+        )
+        head = f'<text x="{left}" y="{upper + 16}" class="axis plate">{escape(heads[method])}</text>'
+        parts.append(f"{_group(looks[method])}{box}{dots}{head}</g>")
+    parts.append(_text((left + right) / 2, foot + 36, across, "middle", "axis"))
+    return _svg(width, foot + 42, parts, title)
+
+
+def heatmap(matrix: NDArray[np.float64], names: Sequence[str], notes: Sequence[str], title: str) -> str:
+    """Row k is what client k takes from every client; the stronger a cell, the more."""
+    shown = min(len(matrix), MOST_MIXING)
+    part = np.nan_to_num(matrix[:shown, :shown]).clip(min=0)
+    left, top = 84, 30
+    step = min(24.0, (WIDTH - left - 20) / shown)
+    levels = np.ceil(part / (part.max() or 1) * LEVELS).astype(int)
+    parts = [
+        f'<path class="shade" fill-opacity="{level / LEVELS:.2f}" d="'
+        + "".join(
+            f"M{left + step * k:.1f} {top + step * i:.1f}h{step:.2f}v{step:.2f}h-{step:.2f}z"
+            for i, k in np.argwhere(levels == level)
+        )
+        + '"/>'
+        for level in range(1, LEVELS + 1)
+        if (levels == level).any()
+    ]
+    side = step * shown
+    parts.append(f'<rect class="frame" x="{left}" y="{top}" width="{side:.1f}" height="{side:.1f}"/>')
+    every = max(1, math.ceil(15 / step))
+    parts += [_text(left - 8, top + step * (i + 0.5) + 4, _short(names[i], 10), "end") for i in range(0, shown, every)]
+    parts += [
+        _text(left + step * (k + 0.5), top - 8, _short(names[k], 4), "middle") for k in range(0, shown, 2 * every)
+    ]
+    parts += [
+        f'<rect class="hit" data-client="{client}" x="{left}" y="{top + step * client:.1f}" width="{side:.1f}" '
+        f'height="{step:.2f}"><title>{escape(notes[client])}</title></rect>'
+        for client in range(shown)
+    ]
+    return _svg(WIDTH, top + side + 8, parts, title)
 
 
 # -- the parts of a figure ---------------------------------------------------------------------------------------------
@@ -123,6 +256,21 @@ def ticks_between(low: float, high: float, wanted: int = 6) -> list[float]:
     step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= wanted)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Round numbers between two for a logarithmic axis: powers of ten, with 2 and 5 times them where these are few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if high < 1000 * low else (1,)
+    found = [factor * 10.0**power for power in powers for factor in factors]
+    return [value for value in found if low <= value <= high] or [low]
+
+
+def evenly(order: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """At most `most` of them, evenly spaced, with the first and the last."""
+    if len(order) <= most:
+        return order
+    return np.asarray(order[np.linspace(0, len(order) - 1, most).round().astype(int)])
 
 
 def apart(places: Mapping[str, float], distance: float) -> dict[str, float]:
@@ -140,34 +288,38 @@ class _Scale(NamedTuple):
     low: float
     factor: float
     start: float
+    log: bool
 
     def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) * self.factor
+        return self.start + ((math.log10(value) if self.log else value) - self.low) * self.factor
 
 
-def _scale(low: float, high: float, start: float, end: float) -> _Scale:
-    return _Scale(low, (end - start) / ((high - low) or 1), start)
+def _scale(low: float, high: float, start: float, end: float, *, log: bool = False) -> _Scale:
+    low, high = (math.log10(low), math.log10(high)) if log else (low, high)
+    return _Scale(low, (end - start) / ((high - low) or 1), start, log)
 
 
-def _svg(height: float, parts: Sequence[str], title: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img"><title>{escape(title)}</title>{"".join(parts)}</svg>'
+def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}" data-width="{width:g}">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick", fill: str = "") -> str:
-    style = f' style="fill:{fill}"' if fill else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}"{style}>{escape(text)}</text>'
+def _group(look: Style) -> str:
+    return f'<g class="{look.kind}" data-method="{look.place}">'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="rule"/>'
 
 
-def _dot(x: float, y: float, colour: str, harmed: bool, note: str) -> str:
-    title = f"<title>{escape(note)}{' (harmed)' if harmed else ''}</title>"
-    if harmed:
-        points = f"{x - 4.6:.1f},{y - 4:.1f} {x + 4.6:.1f},{y - 4:.1f} {x:.1f},{y + 4.6:.1f}"
-        return f'<polygon points="{points}" fill="{HARM}">{title}</polygon>'
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.1" fill="{colour}" fill-opacity="0.55">{title}</circle>'
+def _triangle(x: float, y: float) -> str:
+    return f'<path class="mark" d="M{x - 3.6:.1f} {y:.1f}h7.2l-3.6 6z"/>'
 
 
 def _short(name: str, most: int = 17) -> str:

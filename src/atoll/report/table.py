@@ -109,7 +109,8 @@ def run_table(outcome: Outcome) -> Table:
         if model in evaluation:
             found = evaluation[model][split]
             names = ("macro", "micro", "worst", "bottom10", "std")
-            table.add_row(model, split, *(numbers.score(found[name]) for name in names), f"{found['loss']:.3f}")
+            loss = f"{found['loss']:.3f}" if math.isfinite(found["loss"]) else UNKNOWN
+            table.add_row(model, split, *(numbers.score(found[name]) for name in names), loss)
     if outcome.central is not None:
         table.add_row("shared", "central", UNKNOWN, numbers.score(outcome.central), *[UNKNOWN] * 4)
     return table

@@ -1,0 +1,125 @@
+"""CFL: federated averaging that splits a cluster of clients in two where averaging has come to rest but they have not.
+
+    w_c <- w_c + sum_{k in c} p_k delta_k,        split c when ||sum_k p_k delta_k|| < eps1 and max_k ||delta_k|| > eps2
+
+At a joint optimum the updates cancel; those of clients that want different models then point in opposite directions,
+and the split separates them by the cosine between their updates. With ``eps1 = 0`` nothing is split: this is FedAvg.
+
+Reference: Sattler, Müller, Samek. "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization
+Under Privacy Constraints." IEEE TNNLS 2021. https://arxiv.org/abs/1910.01991
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Update, Weighting
+from atoll.clustering import apart, center, cut, distances, merges, within
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.mixing import require_memory
+from atoll.params import Stack, spread
+
+log = logging.getLogger("atoll.cfl")
+Server = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CFL(Algorithm):
+    """A tree of clusters that grows by splits; every client has the model of its leaf."""
+
+    eps1: NonNegative = 0.4  # ε₁: a cluster is at rest when its mean update is shorter than this
+    eps2: NonNegative = 1.6  # ε₂: and its clients are not when the longest update is longer than this
+    rounds_before: Epochs = 20  # rounds before the first split
+    linkage: Literal["complete", "single"] = "complete"  # how a cluster is split: as in the authors' code, or paper
+    epochs: Epochs = 1  # local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster
+
+    sums_suffice: ClassVar[bool] = False
+    limits: ClassVar[Limits] = {"fedavg": {"eps1": 0.0}}
+    cites: ClassVar[str] = "sattler2021clustered"
+
+    def start(self, task: Task) -> Server:
+        """One cluster of all clients."""
+        require_memory(task, copies=2)  # the updates as they arrive and together
+        nobody = torch.zeros(task.clients, device=task.x.device)
+        models = spread(task.network.initial, 1)
+        return {"models": models, "cluster": nobody.long(), "weight": nobody, "round": 0, "splits": []}
+
+    def broadcast(self, server: Server) -> None:
+        """Nothing is the same for all."""
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+        """The model of each client's cluster."""
+        models: Stack = server["models"]
+        return models.rows(server["cluster"][torch.from_numpy(ids)])
+
+    def local(self, _: None, cohort: Cohort) -> Update:
+        """Train the cluster's model and send what changed."""
+        w = cohort.received
+        return Update(
+            send={"delta": sgd(cohort, start=w, epochs=self.epochs) - w}, weight=cohort.weights(self.weighting)
+        )
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Split the clusters that have come to rest, then average within each."""
+        if server["round"] >= self.rounds_before:
+            server = self.split(server, replies)
+        models = server["models"]
+        models = models + replies.segment_mean("delta", server["cluster"], default=models.map(torch.zeros_like))
+        clients, _, weight = replies.members
+        weight = server["weight"].index_put((clients,), weight.to(server["weight"].dtype))
+        return server | {"models": models, "weight": weight, "round": server["round"] + 1}
+
+    def split(self, server: Server, replies: Replies) -> Server:
+        """Divide each cluster at rest by the directions of its updates; both halves begin at its model."""
+        models, cluster, splits = server["models"], server["cluster"], list(server["splits"])
+        mean = replies.segment_mean("delta", cluster, default=models.map(torch.zeros_like))
+        clients, where, _ = replies.members
+        delta = replies.stack("delta")
+        for c in range(models.clients):
+            members = (where == c).nonzero()[:, 0]
+            members = members[clients[members].argsort()]  # the order of arrival must not matter
+            updates = delta.rows(members)
+            if len(members) <= 2 or mean.client(c).norm() >= self.eps1 or updates.norm().max() <= self.eps2:
+                continue
+            if len(members) < int((cluster == c).sum()):
+                log.info("cluster %d is not split, because not all of its clients have replied", c)
+                continue
+            halves = torch.from_numpy(cut(merges(distances(updates, "cosine"), self.linkage), clusters=2))
+            stay, leave = ((halves == half).nonzero()[:, 0].to(cluster.device) for half in (0, 1))
+            splits.append(
+                {
+                    "of": c,
+                    "w": models.client(c),
+                    "stay": center(updates.rows(stay)),
+                    "leave": center(updates.rows(leave)),
+                }
+            )
+            cluster = cluster.index_fill(0, clients[members[leave]], len(splits))
+        parents = [*range(models.clients), *(split["of"] for split in splits[len(server["splits"]) :])]
+        return server | {"models": models.rows(torch.tensor(parents)), "cluster": cluster, "splits": splits}
+
+    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+        """The model of the client's cluster."""
+        return self.unicast(server, cohort.clients)
+
+    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+        """A new client goes down the tree: at each split to the half whose updates its own is more like."""
+        cluster = torch.zeros_like(cohort.ids)
+        for into, split in enumerate(server["splits"], start=1):
+            update = sgd(cohort, start=split["w"], epochs=self.epochs) - split["w"]
+            stay, leave = (apart(update, split[half], "cosine") for half in ("stay", "leave"))
+            cluster = torch.where((cluster == split["of"]) & (leave < stay), into, cluster)
+        models: Stack = server["models"]
+        return models.rows(cluster)
+
+    def mixing(self, server: Server) -> Tensor:
+        """Clients of a cluster learn from each other."""
+        return within(server["cluster"], server["weight"])

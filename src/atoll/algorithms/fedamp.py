@@ -1,0 +1,111 @@
+"""FedAMP: every client is drawn towards clients whose models are like its own.
+
+    min_W  sum_k F_k(w_k) + lam sum_{i<j} A(||w_i - w_j||^2),        A(x) = 1 - exp(-x / sigma)
+
+    server:  xi_ij = alpha A'(||w_i - w_j||^2) for j != i,  xi_ii = 1 - sum_{j != i} xi_ij,  u_i = sum_j xi_ij w_j
+    client:  w_i <- min_w F_i(w) + (lam / (2 alpha)) ||w - u_i||^2
+
+HeurFedAMP (``variant = "heur"``) has xi_ij proportional to exp(sharpness cos(w_i, w_j)) and a constant xi_ii instead.
+With ``lam = 0`` every client trains alone. The server holds the last model of every client.
+
+Reference: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. "Personalized Cross-Silo Federated Learning on Non-IID Data."
+AAAI 2021, Algorithm 1. https://arxiv.org/abs/2007.03797
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Share, Update
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import proximal, sgd
+from atoll.mixing import alone, cosines, everybody, heard, mixed, nobody, squared_distances, with_replies
+from atoll.params import Stack
+
+log = logging.getLogger("atoll.algorithms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAMP(Algorithm):
+    """Attention between clients, in the space of their parameters."""
+
+    variant: Literal["amp", "heur"] = "amp"  # FedAMP or HeurFedAMP
+    lam: NonNegative = 1.0  # λ: pull towards similar clients; a client feels λ/α
+    alpha: Positive = 1.0  # α: how far messages move a model; amp lowers it for ξ where ξ_ii would be negative
+    sigma: Positive | Literal["median"] = "median"  # σ of amp; "median": that of all squared distances of the round
+    sharpness: NonNegative = 25.0  # σ of heur: 0 attends to all others alike
+    self_weight: Share = 0.1  # ξ_ii of heur
+    begin: Literal["own", "received"] = "own"  # where local training begins: at w_i or at u_i
+    epochs: Epochs = 1  # E: local epochs per round
+
+    sums_suffice: ClassVar[bool] = False
+    limits: ClassVar[Limits] = {"local": {"lam": 0.0, "begin": "own"}}
+    cites: ClassVar[str] = "huang2021personalized"
+
+    def pulls(self, lr: float) -> dict[str, float]:
+        """w_i is pulled to u_i in every step."""
+        return {"lr * lam / alpha": lr * self.lam / self.alpha}
+
+    def start(self, task: Task) -> dict[str, Any]:
+        """Nobody has been heard of yet, so that everybody attends to itself alone."""
+        w = everybody(task, copies=3)  # the state before and after a round, and what is sent
+        return {"w": w, "xi": alone(w), "seen": nobody(w)}
+
+    def broadcast(self, server: dict[str, Any]) -> None:
+        """Nothing is the same for all."""
+
+    def unicast(self, server: dict[str, Any], ids: NDArray[np.int64]) -> Stack:
+        """u_i: every client gets a mixture of its own."""
+        return mixed(server["xi"][torch.from_numpy(ids)], server["w"])
+
+    def local(self, nothing: None, cohort: Cohort) -> Update:
+        """Train the own model, drawn to the received mixture."""
+        w, u = self.personalize(nothing, cohort), cohort.received
+        start = w | u if self.begin == "received" else w
+        w_i = sgd(cohort, start=start, epochs=self.epochs, penalty=proximal(self.lam / self.alpha, center=u))
+        return Update(send={"delta": w_i.trained - w.trained}, keep=w_i)
+
+    def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
+        """Attention between the last models of all clients that were ever heard of."""
+        w = with_replies(server["w"], replies.clients, replies.stack("delta"))
+        seen = heard(server["seen"], replies.clients)
+        pairs = (seen & seen[:, None]).fill_diagonal_(False)
+        xi = self._amp(w, pairs) if self.variant == "amp" else self._heur(w, pairs)
+        return {"w": w, "xi": xi + torch.diag(1 - xi.sum(1)), "seen": seen}
+
+    def personalize(self, server: Any, cohort: Cohort) -> Stack:
+        """The client's own model; a client that never took part has the initial one."""
+        return cohort.recall(default=cohort.initial)
+
+    def mixing(self, server: dict[str, Any]) -> Tensor:
+        """The attention xi."""
+        xi: Tensor = server["xi"]
+        return xi
+
+    def welcome(self, server: dict[str, Any], cohort: Cohort) -> Stack:
+        """A new client trains alone once: attention needs a model to compare."""
+        return sgd(cohort, start=cohort.initial, epochs=self.epochs)
+
+    def _amp(self, w: Stack, pairs: Tensor) -> Tensor:
+        """xi_ij = alpha A'(||w_i - w_j||^2), for the largest alpha up to the given one with which no row exceeds 1."""
+        apart = squared_distances(w)
+        tiny = torch.finfo(apart.dtype).tiny
+        # A median of nothing, where there are no two clients yet, is nan.
+        sigma = apart[pairs].median().nan_to_num(1) if self.sigma == "median" else apart.new_tensor(self.sigma)
+        sigma = sigma.clamp(min=tiny)
+        near = torch.exp(-apart / sigma) * pairs
+        asked, most = self.alpha / sigma, 1 / near.sum(1).max().clamp(min=tiny)
+        if asked > most:
+            log.info("self-weights would be negative with alpha=%g: xi is that of alpha=%g", self.alpha, most * sigma)
+        return near * torch.minimum(asked, most)
+
+    def _heur(self, w: Stack, pairs: Tensor) -> Tensor:
+        """xi_ij = (1 - xi_ii) exp(sharpness cos(w_i, w_j)), divided by the sum over all others."""
+        scores = (self.sharpness * cosines(w)).masked_fill(~pairs, -torch.inf)
+        return (1 - self.self_weight) * torch.softmax(scores, 1).nan_to_num(0)  # nan: nobody else was heard of

@@ -1,0 +1,92 @@
+"""FedDF: the server averages the clients' models, then teaches the average what they answer together.
+
+    w <- sum_k p_k w_k,   then   min_w  E_x KL( softmax(mean_k z_k(x)) || softmax(z(x; w)) )
+
+over public samples x without labels, by Adam with an annealed step size; z_k(x) are the logits of w_k, which client k
+trained from the last w. The survey distils from the mean of the probabilities, or from each teacher:
+
+    avg_probs:    KL( mean_k softmax(z_k) || softmax(z) )
+    per_teacher:  sum_k KL( softmax(z_k) || softmax(z) )  =  K * (that of avg_probs) + what w cannot change
+
+With ``server_epochs = 0`` this is FedAvg.
+
+Reference: Lin, Kong, Stich, Jaggi. "Ensemble Distillation for Robust Model Fusion in Federated Learning."
+NeurIPS 2020, Algorithm 1. https://arxiv.org/abs/2006.07242
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, Positive, Range, Replies, Update, Weighting
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import TaskError
+from atoll.local import sgd
+from atoll.local.distillation import best_of, students
+from atoll.params import Params
+from atoll.randomness import generator
+from atoll.workbench import Workbench
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDF(Algorithm):
+    """Federated averaging, and ensemble distillation on the server."""
+
+    target: Literal["avg_logits", "avg_probs", "per_teacher"] = "avg_logits"  # what the student is taught
+    epochs: Epochs = 1  # E: local epochs per round
+    server_epochs: Epochs = 25  # passes over the public samples per round
+    server_batch: Count = 128  # samples in a step of the server
+    server_lr: Positive = 1e-3  # step size of Adam, annealed to 0 within a round
+    validation: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # labelled share of the public samples
+    patience: Count = 3  # passes without a better score on that share, after which the server stops
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    needs_public_data: ClassVar[bool] = True
+    sums_suffice: ClassVar[bool] = False
+    limits: ClassVar[Limits] = {"fedavg": {"server_epochs": 0}}
+    cites: ClassVar[str] = "lin2020ensemble"
+
+    def start(self, task: Task) -> Params:
+        """The initial model, of a task with classes."""
+        if task.classes is None:
+            raise TaskError(f"FedDF distils probabilities of classes. {task.name} has no classes.")
+        return task.network.initial
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train the shared model and send what changed."""
+        w_k = sgd(cohort, start=w, epochs=self.epochs)
+        return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))
+
+    def aggregate(self, w: Params, replies: Replies) -> Params:
+        """Distil the clients' models into their average."""
+        bench, average = replies.workbench, w + replies.mean("delta")
+        x, labelled = self.divided(bench)
+        wanted = self.wanted(bench.answers(w + replies.stack("delta"), x))
+        found = students(
+            bench, average, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
+        )
+        if labelled is None:
+            return deque(found, maxlen=1).pop() if self.server_epochs else average
+        return best_of(found, lambda student: bench.score(student, *labelled), self.patience) or average
+
+    def wanted(self, logits: Tensor) -> Tensor:
+        """What the student is taught to answer, from the logits of all teachers, [teacher, sample, class]."""
+        if self.target == "avg_logits":
+            return logits.mean(0).softmax(1)
+        return logits.softmax(2).mean(0) if self.target == "avg_probs" else logits.softmax(2).sum(0)
+
+    def divided(self, bench: Workbench) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """The samples to distil on, and those whose labels are read: none, or the same in every round."""
+        x, y = bench.public
+        size = math.ceil(self.validation * len(x))
+        if size == 0:
+            return x, None
+        if size == len(x):
+            raise TaskError(f"FedDF must have samples to distil on. `validation` takes all {size} public ones.")
+        order = torch.from_numpy(generator(bench.population.seed, "server validation").permutation(len(x))).to(x.device)
+        return x[order[size:]], (x[order[:size]], y[order[:size]])

@@ -1,0 +1,66 @@
+"""FedDyn: each client's loss is changed from round to round until its own optimum is everybody's.
+
+    theta_k = argmin F_k(theta) - <q_k, theta> + (alpha / 2) ||theta - w||^2,        q_k <- q_k - alpha (theta_k - w)
+
+    h <- h - (alpha / N) sum_k (theta_k - w),        w <- mean_k theta_k - h / alpha
+
+q_k is the client's gradient at theta_k and h the mean of all q_k. At the fixed point every theta_k is w and h is 0: w
+is the optimum of (1/N) sum_k F_k, for any alpha and any number of local steps.
+
+Reference: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. "Federated Learning Based on Dynamic
+Regularization." ICLR 2021, Algorithm 1. https://arxiv.org/abs/2111.04263
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from atoll.algorithm import Algorithm, Epochs, Positive, Replies, Update
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import linear, proximal, sgd
+from atoll.params import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Algorithm):
+    """One shared model; dynamic regularisation against client drift."""
+
+    alpha: Positive = 0.1  # α: pull towards the received model
+    epochs: Epochs = 1  # local epochs per round
+
+    cites: ClassVar[str] = "acar2021federated"
+
+    def pulls(self, lr: float) -> dict[str, float]:
+        """The local model is pulled to w in every step."""
+        return {"lr * alpha": lr * self.alpha}
+
+    def start(self, task: Task) -> dict[str, Any]:
+        """The model, the state h, and how many clients there are."""
+        w = task.network.initial
+        return {"w": w, "h": w.zeros(), "clients": task.clients}
+
+    def broadcast(self, server: dict[str, Any]) -> Params:
+        """The model only; h stays with the server, q_k with the client."""
+        w: Params = server["w"]
+        return w
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train on the changed loss, then change it."""
+        q = cohort.recall(default=w.zeros())
+        theta = sgd(cohort, start=w, epochs=self.epochs, penalty=linear(-q) + proximal(self.alpha, center=w))
+        delta = theta - w
+        return Update(send={"delta": delta}, keep=q - delta.trained * self.alpha)
+
+    def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
+        """All replies count alike; absent clients count in h as not having moved."""
+        delta, share = replies.mean("delta"), replies.total / server["clients"]
+        h = server["h"] - delta.trained * (self.alpha * share)
+        return server | {"w": server["w"] + delta - h / self.alpha, "h": h}
+
+    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:
+        """The shared model."""
+        return self.broadcast(server)
+
+    def shared(self, server: dict[str, Any]) -> Params:
+        """The shared model."""
+        return self.broadcast(server)

@@ -1,0 +1,190 @@
+"""FedGen: the server learns a generator of features from the clients' heads; with it, clients recall absent classes.
+
+    server:  min_G  E_{y,e} sum_k s_k(y) CE(h_k(z), y)  +  eta exp(-mean_ij |e_i - e_j|^2 |z_i - z_j|),    z = G(y, e)
+    client:  min_w  F_k(w) + alpha E_{y,e} CE(h(z), y) + beta E_{x,y,e} KL( softmax(h(G(y, e))) || softmax(f(x; w)) )
+
+G makes what enters a head h (not samples), from a class y and noise e. s_k(y) is client k's share of the samples of
+class y. alpha and beta fall by `decay` from round to round; in the first round there is no generator yet.
+
+With ``alpha = beta = 0`` this is FedAvg, or with ``private = "body"`` LG-FedAvg.
+
+Reference: Zhu, Hong, Zhou. "Data-Free Knowledge Distillation for Heterogeneous Federated Learning." ICML 2021,
+Algorithm 1. https://arxiv.org/abs/2105.10056
+"""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Positive, Replies, Update, Weighting
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import HyperparameterError, ModelError, TaskError
+from atoll.hyperparameters import Range
+from atoll.local import adam, sgd, unmoved
+from atoll.local.descent import Found
+from atoll.local.distillation import divergence
+from atoll.local.labels import label_counts
+from atoll.models.generator import conditional, generate
+from atoll.models.network import Network, Variant
+from atoll.models.objective import cross_entropy
+from atoll.params import Params, Part, Stack
+from atoll.randomness import number
+from atoll.workbench import NO_NETWORK, Workbench
+
+Server = dict[str, Params]
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedGen(Algorithm):
+    """Federated averaging with a generator of features for every class."""
+
+    alpha: NonNegative = 10.0  # weight of generated features of any class in a client's loss
+    beta: NonNegative = 10.0  # weight of agreement with generated features of a sample's own class
+    decay: Annotated[float, Range(0, 1, open_low=True)] = 0.98  # factor on alpha and beta per round
+    epochs: Epochs = 1  # E: local epochs per round
+    noise: Count = 32  # numbers in e
+    hidden: Count = 256  # width of the generator
+    server_steps: Count = 50  # steps on the generator per round
+    server_batch: Count = 32  # features in a step of the server
+    server_lr: Positive = 3e-4  # step size of Adam on the generator
+    weight_decay: NonNegative = 0.01  # of the generator
+    diversity: NonNegative = 1.0  # eta: weight of the diversity of what is generated
+    private: Part = "none"  # the leaves that never leave the client; never the head
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    sums_suffice: ClassVar[bool] = False
+    sends: ClassVar[dict[str, str]] = {"delta": "model", "labels": "labels"}
+    limits: ClassVar[Limits] = {
+        "fedavg": {"alpha": 0.0, "beta": 0.0},
+        "lg-fedavg": {"alpha": 0.0, "beta": 0.0, "private": "body"},
+    }
+    cites: ClassVar[str] = "zhu2021data"
+
+    def start(self, task: Task) -> Server:
+        """The shared leaves; there is no generator before the server has seen heads."""
+        feature_size(task)
+        if task.network.layout.head & task.network.layout.part(self.private):
+            raise HyperparameterError(
+                f"`private` of FedGen must leave the head shared: the server learns from heads. Got {self.private!r}."
+            )
+        return {"w": task.network.initial.without_part(self.private)}
+
+    def local(self, server: Server, cohort: Cohort) -> Update:
+        """Train with what the generator knows of all classes, and count the own ones."""
+        start = self.personalize(server, cohort)
+        if "generator" in server:
+            left = cohort.lr.new_tensor(self.decay**cohort.round)
+            given = {**server, "alpha": self.alpha * left, "beta": self.beta * left}
+            w_k = sgd(cohort, start=start, epochs=self.epochs, gradient=reminded, given=given, draws=True)
+        else:
+            w_k = sgd(cohort, start=start, epochs=self.epochs)
+        shared, private = w_k.without_part(self.private), w_k.part(self.private)
+        send = {"delta": shared - server["w"], "labels": label_counts(cohort)}
+        return Update(send=send, weight=cohort.weights(self.weighting), keep=private)
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Average the models, and teach the generator what their heads know."""
+        w, counts = server["w"], replies.stack("labels")["counts"]
+        heads = (w + replies.stack("delta")).part("head")
+        return {
+            "w": w + replies.mean("delta"),
+            "generator": self.taught(server.get("generator"), heads, counts, replies.workbench),
+            "labels": Params.of(known=(counts.sum(0) > 0).to(counts.dtype)),
+        }
+
+    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+        """The shared leaves, with the client's own where some are private."""
+        return cohort.recall(default=cohort.initial.part(self.private)) | cohort.stacked(server["w"])
+
+    def shared(self, server: Server) -> Params | None:
+        """The averaged model, if nothing is private."""
+        return super().shared(server["w"])
+
+    def taught(self, generator: Params | None, heads: Stack, counts: Tensor, bench: Workbench) -> Params:
+        """The generator after a round's steps; `counts` holds the clients' samples, [client, class]."""
+        classes, features = counts.shape[1], feature_size(bench.population.task)
+        if generator is None:
+            key = number(bench.population.seed, "generator")
+            generator = conditional(self.noise, classes, self.hidden, features, key=key, like=counts)
+        draw, size = bench.generator("features"), self.server_steps * self.server_batch
+        known = np.flatnonzero(counts.sum(0).cpu().numpy())
+        y = torch.from_numpy(draw.choice(known, size)).to(counts.device)
+        noise = torch.from_numpy(draw.normal(size=(size, self.noise))).to(counts)
+        server = bench.cohort(noise, y, network=NO_NETWORK, batch_size=self.server_batch)
+        bench.network.module(Variant(train=False, head=True))  # this thread's copy: inside a step it cannot be made
+        given = {"heads": Params(heads, heads.layout), "shares": counts / counts.sum(0).clamp(min=1)}
+        step = functools.partial(teach, method=self, network=bench.network)
+        end = server.scan(step, {"generator": generator, "past": unmoved(generator)}, given=given, train=False)
+        taught: Params = end["generator"].client(0)
+        return taught
+
+
+def reminded(w: Params, batch: Batch, given: State) -> Found:
+    """The gradient of a client's loss, with as many generated features of any class as there are samples."""
+    generator, known, size = given["generator"], given["labels"]["known"], len(batch.x)
+    y = any_of(known, batch.uniform("labels", size))
+    noise = batch.normal("noise", 2, size, generator["hidden.weight"].shape[1] - len(known))
+    z = generate(generator, noise[0], y)
+    wanted = batch.head(w, generate(generator, noise[1], batch.y)).softmax(1)
+
+    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+        outputs, after = batch.forward(w | trained)
+        loss = batch.mean(batch.network.loss(outputs, batch.y))
+        recalled = cross_entropy(batch.head(w | trained, z), y).mean()
+        apart = batch.mean(divergence(outputs, wanted))
+        return loss + given["alpha"] * recalled + given["beta"] * apart, (loss, after.buffers)
+
+    g, (loss, buffers) = batch.differentiate(objective, w.trained)
+    return g, w | buffers, loss
+
+
+def any_of(known: Tensor, drawn: Tensor) -> Tensor:
+    """One of the classes marked by 1 in `known`, all equally likely, for every number drawn from [0, 1)."""
+    place = torch.floor(drawn * known.sum())
+    return (known.cumsum(0) <= place[:, None]).sum(1)
+
+
+def teach(state: State, batch: Batch, given: State, *, method: FedGen, network: Network) -> State:
+    """One step of the generator: every client's head should see the class in what is generated, if it knows it."""
+    heads, ask = given["heads"], replace(batch, network=network)
+
+    def objective(generator: Params) -> tuple[Tensor, None]:
+        z = generate(generator, batch.x, batch.y)
+
+        def errors(*leaves: Tensor) -> Tensor:
+            head = Params(dict(zip(heads, leaves, strict=True)), heads.layout)
+            return cross_entropy(ask.head(head, z), batch.y)
+
+        each = given["shares"][:, batch.y] * vmap(errors)(*heads.values())  # [client, sample]
+        return each.sum(0).mean() + method.diversity * alike(batch.x, z), None
+
+    g, _ = batch.differentiate(objective, state["generator"])
+    generator, past = adam(state["generator"], g, state["past"], method.server_lr, method.weight_decay)
+    return {"generator": generator, "past": past}
+
+
+def alike(noise: Tensor, z: Tensor) -> Tensor:
+    """Near 1 if different noise makes the same features, near 0 if it makes others."""
+    apart = (noise[:, None] - noise).square().mean(2) * (z[:, None] - z).abs().mean(2)
+    return torch.exp(-apart.mean())
+
+
+def feature_size(task: Task) -> int:
+    """How many numbers enter the head of the task's network."""
+    if task.classes is None or task.y.ndim != 1:
+        raise TaskError(f"FedGen needs samples of one class each. {task.name} has none.")
+    with torch.no_grad():
+        one = Batch(task.x[:1], task.y[:1], None, None, task.network, Variant(train=False))
+        features = one.features(task.network.initial)
+        one.head(task.network.initial, features)
+    if features.ndim != 2:
+        raise ModelError(f"FedGen needs one row of features per sample. Got features of shape {tuple(features.shape)}.")
+    return features.shape[1]

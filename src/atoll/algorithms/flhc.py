@@ -1,0 +1,155 @@
+"""FL+HC: some rounds of federated averaging, one clustering of the clients' updates, then averaging within clusters.
+
+    after `rounds_before` rounds of FedAvg:    clusters c by cutting a tree of merges of the updates delta_k = w_k - w
+    from w_c = w on:                           w_c <- w_c + sum_{k in c} p_k (w_k - w_c)
+
+With ``clusters = 1`` this is FedAvg. Clients that miss the round of the clustering join later, by one update from w.
+A survey describes another form under this name: clients are compared by what the shared body makes of their samples
+(``signature = "embedding"``), and there are models on several `levels` of the tree, from common to personal, each of
+which begins at its parent.
+
+Reference: Briggs, Fan, Andras. "Federated Learning with Hierarchical Clustering of Local Updates to Improve Training
+on Non-IID Data." IJCNN 2020, Algorithm 1. https://arxiv.org/abs/2004.11791
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Update, Weighting
+from atoll.clustering import Linkage, Metric, center, cut, distances, merges, nearest, within
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import HyperparameterError
+from atoll.local import sgd
+from atoll.local.embeddings import moments
+from atoll.mixing import require_memory
+from atoll.params import Stack, spread, stack
+
+Server = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FLHC(Algorithm):
+    """A model per cluster of clients that are alike, by a tree that is grown once."""
+
+    rounds_before: Epochs = 10  # n: rounds on each level before the next: FedAvg before the clustering
+    clusters: Count | None = None  # how many there are to be
+    threshold: NonNegative | None = None  # else: cut the tree at this height; None: below its largest jump
+    metric: Metric = "l2"  # between signatures
+    linkage: Linkage = "complete"  # between clusters
+    signature: Literal["update", "embedding"] = "update"  # delta_k, or mean and deviation of what enters the head
+    levels: Count = 1  # cuts of the tree, each into more clusters than the one before; the last is as asked
+    epochs: Epochs = 1  # local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster
+
+    sends: ClassVar[dict[str, str]] = {"delta": "model", "embedding": "statistic"}
+    sums_suffice: ClassVar[bool] = False
+    limits: ClassVar[Limits] = {"fedavg": {"clusters": 1}}
+    cites: ClassVar[str] = "briggs2020federated"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.linkage == "ward" and self.metric != "l2":
+            raise HyperparameterError(f"`metric` of FLHC must be 'l2' with ward linkage. Got {self.metric!r} instead.")
+        if self.clusters is not None and self.threshold is not None:
+            raise HyperparameterError("`threshold` of FLHC must be None if there are `clusters`. Got both.")
+
+    def start(self, task: Task) -> Server:
+        """One cluster of all clients."""
+        if self.clusters is not None and self.clusters > task.clients:
+            raise HyperparameterError(
+                f"`clusters` of FLHC must be at most the number of clients, {task.clients}. Got {self.clusters}."
+            )
+        require_memory(task, copies=2 if self.levels == 1 else 3)  # the updates: as they arrive, together, and kept
+        w, nobody = task.network.initial, torch.zeros(task.clients, device=task.x.device)
+        begun = {"models": spread(w, 1), "cluster": nobody.long(), "weight": nobody, "round": 0, "level": 0}
+        return begun | {"w": w, "centers": None, "tree": None, "grown_from": None}
+
+    def broadcast(self, server: Server) -> None:
+        """Nothing is the same for all."""
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+        """The model of each client's cluster; a client that is in none (-1) gets the one that was common last."""
+        models: Stack = server["models"]
+        choices = stack([*(models.client(c) for c in range(models.clients)), server["w"]])
+        return choices.rows(server["cluster"][torch.from_numpy(ids)])
+
+    def local(self, _: None, cohort: Cohort) -> Update:
+        """Train the cluster's model and send what changed."""
+        w = cohort.received
+        send = {"delta": sgd(cohort, start=w, epochs=self.epochs) - w}
+        if self.signature == "embedding":
+            send["embedding"] = moments(cohort, w)
+        return Update(send=send, weight=cohort.weights(self.weighting))
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """The mean within each cluster, after a step down the tree if one is due."""
+        signatures = replies.stack("delta" if self.signature == "update" else "embedding")
+        clients = torch.from_numpy(replies.clients).to(server["cluster"].device)
+        if server["level"] < self.levels and server["round"] >= self.rounds_before * (server["level"] + 1):
+            server = self.descended(server, clients, signatures)
+        models, cluster = server["models"], server["cluster"]
+        number, joining = models.clients, cluster[clients] < 0
+        # What newcomers send is an update of w, not of a cluster's model: they are left out of the means.
+        segments, zeros = torch.where(cluster < 0, number, cluster), spread(models.client(0), number + 1)
+        mean = replies.segment_mean("delta", segments, default=zeros.map(torch.zeros_like)).rows(slice(number))
+        if bool(joining.any()):
+            joined = nearest(signatures.rows(joining), server["centers"], self.metric)
+            cluster = cluster.index_put((clients[joining],), joined)
+        weight = server["weight"].index_put((clients,), replies.weights.to(server["weight"].dtype))
+        return server | {"models": models + mean, "cluster": cluster, "weight": weight, "round": server["round"] + 1}
+
+    def descended(self, server: Server, clients: Tensor, signatures: Stack) -> Server:
+        """The clusters one level down the tree, which is grown first; their models begin at their parents'."""
+        if server["level"] == 0:
+            order = clients.argsort()  # the order of arrival must not matter
+            clients, signatures = clients[order], signatures.rows(order)
+            tree = torch.from_numpy(merges(distances(signatures, self.metric), self.linkage))
+            grown_from = {"clients": clients, "signatures": signatures}
+            server = server | {"w": server["models"].client(0), "tree": tree, "grown_from": grown_from}
+        level, tree, grown_from = server["level"] + 1, server["tree"].cpu().numpy(), server["grown_from"]
+        found = cut(tree, clusters=self.clusters, threshold=self.threshold)
+        if level < self.levels:
+            found = cut(tree, clusters=round((found.max() + 1) ** (level / self.levels)))
+        number, first = np.unique(found, return_index=True)
+        parents = server["cluster"][grown_from["clients"][torch.from_numpy(first)]]
+        groups = [torch.from_numpy(np.flatnonzero(found == c)) for c in number]
+        where = torch.from_numpy(found).to(clients.device)
+        return server | {
+            "models": server["models"].rows(parents),
+            "cluster": torch.full_like(server["cluster"], -1).index_put((grown_from["clients"],), where),
+            "centers": stack([center(grown_from["signatures"].rows(group)) for group in groups]),
+            "level": level,
+            "grown_from": grown_from if level < self.levels else None,
+        }
+
+    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+        """The model of the client's cluster; a client that is in none would join the nearest."""
+        cluster = server["cluster"][cohort.ids]
+        if bool((cluster < 0).any()):
+            cluster = torch.where(cluster < 0, self.joined(server, cohort), cluster)
+        models: Stack = server["models"]
+        return models.rows(cluster)
+
+    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+        """The model of the cluster that a new client would join."""
+        models: Stack = server["models"]
+        return models.rows(self.joined(server, cohort))
+
+    def joined(self, server: Server, cohort: Cohort) -> Tensor:
+        """The nearest cluster by the signature of w on each client's data; the first before there are others."""
+        if server["centers"] is None:
+            return torch.zeros_like(cohort.ids)
+        w = server["w"]
+        update = self.signature == "update"
+        signature = sgd(cohort, start=w, epochs=self.epochs) - w if update else moments(cohort, w)
+        return nearest(signature, server["centers"], self.metric)
+
+    def mixing(self, server: Server) -> Tensor:
+        """Clients of a cluster learn from each other."""
+        return within(server["cluster"], server["weight"])

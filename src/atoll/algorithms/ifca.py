@@ -1,0 +1,113 @@
+"""IFCA: K models, one per cluster; each client joins the one that fits it best, again in every round.
+
+    j_k = argmin_j F_k(w_j),        w_j <- w_j + sum_{k: j_k = j} p_k (w_k - w_j)
+
+w_k is w_{j_k} after `epochs` local epochs. A cluster that nobody joins stays as it is. Which clusters are found depends
+on where the models begin: at independent random points, or at models of clients that are far apart.
+
+Reference: Ghosh, Chung, Yin, Ramchandran. "An Efficient Framework for Clustered Federated Learning." NeurIPS 2020,
+Algorithm 1 (model averaging). https://arxiv.org/abs/2006.04088
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, Replies, Update, Weighting
+from atoll.clustering import distances, far_apart, reshuffled, within
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import HyperparameterError
+from atoll.local import sgd
+from atoll.local.losses import losses
+from atoll.params import Stack, stack
+from atoll.randomness import generator
+
+Server = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IFCA(Algorithm):
+    """A model per cluster; clients choose theirs by its loss on their training data."""
+
+    clusters: Count = 4  # K: how many models there are
+    epochs: Epochs = 1  # local epochs per round
+    starts: Literal["random", "kmeans++"] = "random"  # independent points, or models of clients that are far apart
+    restarts: Count = 1  # sets of starts, of which the one that spreads clients best over clusters is taken
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster
+
+    sends: ClassVar[dict[str, str]] = {"delta": "model", "cluster": "statistic", "choices": "statistic"}
+    limits: ClassVar[Limits] = {"fedavg": {"clusters": 1}}
+    cites: ClassVar[str] = "ghosh2020efficient"
+
+    def start(self, task: Task) -> Server:
+        """As many sets of models as there are restarts, or the one model from which clients train to be compared."""
+        if self.clusters > task.clients:
+            raise HyperparameterError(
+                f"`clusters` of IFCA must be at most the number of clients, {task.clients}. Got {self.clusters}."
+            )
+        models = [task.network.initial]
+        if self.starts == "random":
+            models += [reshuffled(models[0], number) for number in range(1, self.clusters * self.restarts)]
+        nobody = torch.zeros(task.clients, device=task.x.device)
+        return {"models": stack(models), "cluster": nobody.long() - 1, "weight": nobody}
+
+    def broadcast(self, server: Server) -> Stack:
+        """All models."""
+        models: Stack = server["models"]
+        return models
+
+    def prepare(self, models: Stack, cohort: Cohort) -> Update | None:
+        """Which model of each set would be joined; for k-means++, an update of the common model."""
+        weight = cohort.weights(self.weighting)
+        if self.starts == "kmeans++":
+            w = models.client(0)
+            return Update(send={"delta": sgd(cohort, start=w, epochs=max(1, self.epochs)) - w}, weight=weight)
+        if self.restarts == 1:
+            return None
+        joined = losses(models, cohort).reshape(len(cohort), self.restarts, self.clusters).argmin(2)
+        choices = torch.nn.functional.one_hot(joined, self.clusters).to(weight.dtype)
+        return Update(send={"choices": Stack.of(choices=choices)}, weight=weight)
+
+    def absorb(self, server: Server, replies: Replies) -> Server:
+        """The set whose models would be joined most evenly, or the models of clients whose updates are far apart."""
+        models: Stack = server["models"]
+        if self.starts == "kmeans++":
+            delta = replies.stack("delta")
+            chosen = far_apart(distances(delta, "l2"), self.clusters, self.restarts, generator(0, "ifca"))
+            return server | {"models": models.client(0) + delta.rows(torch.from_numpy(chosen))}
+        if self.restarts > 1:
+            shares = replies.mean("choices")["choices"]
+            first = int(torch.special.entr(shares).sum(1).argmax()) * self.clusters
+            return server | {"models": models.rows(slice(first, first + self.clusters))}
+        return server
+
+    def local(self, models: Stack, cohort: Cohort) -> Update:
+        """Train the model that fits best, and say which one it is."""
+        cluster = losses(models, cohort).argmin(1)
+        w = models.rows(cluster)
+        w_k = sgd(cohort, start=w, epochs=self.epochs)
+        send = {"delta": w_k - w, "cluster": Stack.of(cluster=cluster)}
+        return Update(send=send, weight=cohort.weights(self.weighting))
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """The mean within each cluster, and who was in it."""
+        models: Stack = server["models"]
+        models = models + replies.segment_mean("delta", by="cluster", default=models.map(torch.zeros_like))
+        clients, cluster, weight = replies.members
+        return {
+            "models": models,
+            "cluster": server["cluster"].index_put((clients,), cluster),
+            "weight": server["weight"].index_put((clients,), weight.to(server["weight"].dtype)),
+        }
+
+    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+        """The model that fits best on the training data; new clients choose the same way."""
+        models: Stack = server["models"]
+        return models.rows(losses(models, cohort).argmin(1))
+
+    def mixing(self, server: Server) -> Tensor:
+        """Clients of a cluster learn from each other."""
+        return within(server["cluster"], server["weight"])

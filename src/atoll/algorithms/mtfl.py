@@ -1,0 +1,57 @@
+"""MTFL: every client has a batch-norm patch of its own in a network that is otherwise shared.
+
+    min_{w, p_1..p_N}  sum_k p_k F_k(w, patch_k)          (w averaged, patch_k never sent)
+
+The patch is a part of all batch-norm layers: "yb" their scales and shifts (gamma, beta), "us" their running statistics
+(mu, sigma), "usyb" both, which is FedBN. On a network without batch norm this is FedAvg.
+
+Reference: Mills, Hu, Min. "Multi-Task Federated Learning for Personalised Deep Neural Networks in Edge Computing."
+IEEE TPDS 33(3), 2022, Algorithm 1. https://arxiv.org/abs/2007.09236
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from atoll.algorithm import Algorithm, Epochs, Limits, Update, Weighting
+from atoll.algorithms.fedbn import PASSES
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.local.sharing import say_what_is_shared
+from atoll.params import Params, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class MTFL(Algorithm):
+    """Shared layers with private scales, shifts or statistics between them."""
+
+    private: Literal["yb", "us", "usyb"] = "yb"  # the patch: γ and β, running μ and σ, or all of them
+    epochs: Epochs = 1  # E: local epochs per round, on everything together
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    limits: ClassVar[Limits] = {"fedbn": {"private": "usyb"}}
+    cites: ClassVar[str] = "mills2022multi"
+
+    def start(self, task: Task) -> Params:
+        """The server knows everything but patches."""
+        initial = task.network.initial
+        say_what_is_shared(self, initial, "batchnorm")
+        return initial.without(self._patch(initial))
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train everything, send what is shared, keep the patch."""
+        w_k = sgd(cohort, start=self.personalize(w, cohort), epochs=self.epochs)
+        return Update(send={"delta": w_k.only(w) - w}, weight=cohort.weights(self.weighting), keep=w_k.without(w))
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """The shared leaves with the client's patch; a client that never took part has the initial one."""
+        return cohort.recall(default=cohort.initial.without(w)) | cohort.stacked(w)
+
+    def welcome(self, w: Params, cohort: Cohort) -> Stack:
+        """A new client fits a patch of its own, from the initial one, and nothing else."""
+        patch = self._patch(cohort.initial)
+        return sgd(cohort, start=w | patch, epochs=PASSES, only=patch, stream="welcome")
+
+    def _patch(self, model: Params) -> Params:
+        norm = model.part("batchnorm")
+        return {"yb": norm.trained, "us": norm.buffers, "usyb": norm}[self.private]

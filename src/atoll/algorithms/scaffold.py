@@ -1,0 +1,73 @@
+"""SCAFFOLD: local steps are corrected by how a client's gradient differs from everybody's.
+
+    y   <- y - eta (grad F_k(y) - c_k + c),    from y = w, for K steps;        c_k <- c_k - c + (w - y) / (K eta)
+
+    w   <- w + server_lr mean_k (y_k - w),                                     c   <- c + (1/N) sum_k (change of c_k)
+
+The control variates c_k estimate each client's gradient and c their mean over all N clients. At the fixed point the
+correction cancels what drives a client from the optimum of (1/N) sum_k F_k, for any number of local steps.
+
+Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. "SCAFFOLD: Stochastic Controlled Averaging for Federated
+Learning." ICML 2020, Algorithm 1, option II. https://arxiv.org/abs/1910.06378
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from atoll.algorithm import Algorithm, Count, Positive, Replies, Update
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import TaskError
+from atoll.local import linear, sgd
+from atoll.params import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Algorithm):
+    """One shared model; control variates against client drift."""
+
+    epochs: Count = 1  # local epochs per round; K is the number of batches in them
+    server_lr: Positive = 1.0  # η_g: step of the server towards the mean of y_k
+
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "pace": "model"}
+    cites: ClassVar[str] = "karimireddy2020scaffold"
+
+    def start(self, task: Task) -> dict[str, Any]:
+        """The model, the mean of all control variates, and how many clients there are."""
+        rule = task.training
+        if rule.momentum or not rule.lr:
+            raise TaskError(
+                "SCAFFOLD reads gradients off plain steps, so `momentum` must be 0 and `lr` above 0. "
+                f"Got momentum={rule.momentum:g}, lr={rule.lr:g}."
+            )
+        w = task.network.initial
+        return {"w": w, "c": w.zeros(), "clients": task.clients}
+
+    def broadcast(self, server: dict[str, Any]) -> dict[str, Params]:
+        """The model and the mean control variate."""
+        return {"w": server["w"], "c": server["c"]}
+
+    def local(self, received: dict[str, Params], cohort: Cohort) -> Update:
+        """Train with the correction; `pace`, the change per unit of step size, is minus the mean gradient seen."""
+        w, c = received["w"], received["c"]
+        c_k = cohort.recall(default=c.zeros())
+        y = sgd(cohort, start=w, epochs=self.epochs, penalty=linear(c - c_k))
+        pace = (y - w).trained / (cohort.steps(self.epochs) * cohort.lr)
+        return Update(send={"delta": y - w, "pace": pace}, keep=c_k - c - pace)
+
+    def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
+        """All replies count alike. A reply changes its c_k by -c - pace; absent clients keep theirs."""
+        w, c, share = server["w"], server["c"], replies.total / server["clients"]
+        change = -c - replies.mean("pace")
+        return server | {"w": w + replies.mean("delta") * self.server_lr, "c": c + change * share}
+
+    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:
+        """The shared model."""
+        w: Params = server["w"]
+        return w
+
+    def shared(self, server: dict[str, Any]) -> Params:
+        """The shared model."""
+        w: Params = server["w"]
+        return w

@@ -1,0 +1,55 @@
+"""Teaching a model what others answer to unlabelled samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.batch import Batch
+from atoll.local.adam import adam, annealed, unmoved
+from atoll.params import Params
+from atoll.workbench import Workbench
+
+
+def students(
+    bench: Workbench, start: Params, x: Tensor, wanted: Tensor, *, epochs: int, batch_size: int, lr: float
+) -> Iterator[Params]:
+    """The student after every pass over samples x with the `wanted` probabilities, by Adam, annealed over all of them.
+
+    The next pass is made when it is asked for.
+    """
+    server = bench.cohort(x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
+    given = {"lr": torch.full_like(server.lr, lr), "steps": epochs * -(-len(x) // batch_size)}
+    state = {"w": start, "past": unmoved(start)}
+    for epoch in range(epochs):
+        state = server.scan(_step, state, given=given, stream=f"distil {epoch}")
+        yield state["w"].client(0)
+
+
+def best_of(models: Iterable[Params], score: Callable[[Params], float], patience: int) -> Params | None:
+    """The best of the models, if there are any; no more are asked for once `patience` in a row were not better."""
+    best, best_score, since = None, -math.inf, 0
+    for model in models:
+        found = score(model)
+        best, best_score, since = (model, found, 0) if found > best_score else (best, best_score, since + 1)
+        if since == patience:
+            break
+    return best
+
+
+def divergence(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """KL(wanted || softmax of the outputs) of every sample; axes beyond the class axis (tokens) are averaged."""
+    apart = F.kl_div(outputs.log_softmax(1), wanted, reduction="none").sum(1)
+    return apart if apart.ndim == 1 else apart.flatten(1).mean(1)
+
+
+def _step(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    g, w, _ = batch.gradient(state["w"])
+    lr = given["lr"] * annealed(state["past"]["steps"]["steps"], given["steps"])
+    w, past = adam(w, g, state["past"], lr)
+    return {"w": w, "past": past}

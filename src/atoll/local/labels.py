@@ -1,0 +1,26 @@
+"""How many training samples of each class the clients have."""
+
+from __future__ import annotations
+
+import torch
+
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.params import Params, Stack
+
+AT_ONCE = 256  # samples
+
+
+def label_counts(cohort: Cohort) -> Stack:
+    """One row of counts per client, under the name `counts`."""
+    classes = cohort.population.task.classes
+    assert classes is not None, "the task has no classes"
+    start = Params.of(counts=torch.zeros(classes))
+    counts: Stack = cohort.scan(_count, start, batch_size=AT_ONCE, shuffle=False, train=False)
+    return counts
+
+
+def _count(seen: Params, batch: Batch, given: None) -> Params:  # noqa: ARG001
+    counts = seen["counts"]
+    same = (batch.y[:, None] == torch.arange(len(counts), device=batch.y.device)).to(counts.dtype)
+    return Params.of(counts=counts + (same if batch.mask is None else same * batch.mask[:, None]).sum(0))

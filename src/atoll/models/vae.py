@@ -1,0 +1,47 @@
+"""A conditional variational autoencoder on Params: p(x | y, e) = N(D(y, e), sigma^2) with e ~ N(0, I).
+
+Kingma, Welling. "Auto-Encoding Variational Bayes." ICLR 2014; conditional on a class: Sohn, Lee, Yan. "Learning
+Structured Output Representation using Deep Conditional Generative Models." NeurIPS 2015.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from atoll.models.generator import conditional, generate
+from atoll.params import Params
+
+DECODER, ENCODER, SPREAD = "decoder.", "encoder.", "decoder.log_sigma"
+SMALLEST = -4.0  # log sigma: a client with a single sample would let it fall for ever
+
+
+def autoencoder(size: int, classes: int, hidden: int, latent: int, *, key: int, like: Tensor) -> Params:
+    """Encoder and decoder for samples of `size` numbers, with `latent` numbers between them."""
+    encoder = conditional(size, classes, hidden, 2 * latent, key=key, like=like)
+    decoder = conditional(latent, classes, hidden, size, key=key + 1, like=like)
+    values = {ENCODER + name: leaf for name, leaf in encoder.items()}
+    values |= {DECODER + name: leaf for name, leaf in decoder.items()}
+    return Params({**values, SPREAD: like.new_zeros(())})
+
+
+def bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+    """The negative evidence lower bound of every sample, up to a constant; its latent numbers are drawn with `noise`."""
+    mean, log_variance = generate(_part(vae, ENCODER), x, y).chunk(2, 1)
+    made = generate(_part(vae, DECODER), mean + (0.5 * log_variance).exp() * noise, y)
+    log_sigma = vae[SPREAD].clamp(min=SMALLEST)
+    likelihood = 0.5 * ((x - made).square() * (-2 * log_sigma).exp()).sum(1) + x.shape[1] * log_sigma
+    return likelihood + 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
+
+
+def sample(decoder: Params, y: Tensor, latent: Tensor, noise: Tensor) -> Tensor:
+    """A sample for every class in y, from standard normal numbers for what is between, and for the spread around it."""
+    return generate(_part(decoder, DECODER), latent, y) + decoder[SPREAD].clamp(min=SMALLEST).exp() * noise
+
+
+def decoder_of(vae: Params) -> Params:
+    """What is needed to draw samples."""
+    return vae.only(name for name in vae if name.startswith(DECODER))
+
+
+def _part(values: Params, prefix: str) -> Params:
+    return Params({name.removeprefix(prefix): leaf for name, leaf in values.items() if name.startswith(prefix)})

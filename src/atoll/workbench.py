@@ -1,0 +1,103 @@
+"""What a server does with data: it answers with models, and trains on samples as one client would.
+
+Methods find it in `replies.workbench`. It never holds clients' data: only the task's public samples, and what the
+method itself makes (distilled targets, generated samples).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from atoll.batch import Batch
+from atoll.cohort import Cohort, Population
+from atoll.data.batches import Split
+from atoll.engines.local import FORCED, LocalEngine
+from atoll.engines.programs import Plan
+from atoll.engines.scan import Scanner
+from atoll.errors import TaskError
+from atoll.memory import RamMemory
+from atoll.models.network import Network, Variant
+from atoll.params import Params, Stack
+from atoll.randomness import generator, number
+
+ANSWERS_AT_ONCE = 512  # samples
+NO_NETWORK = Network(nn.Identity(), signature="no network")  # for samples that a method's own functions read
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """The server's place to work in one round."""
+
+    population: Population
+    engine: LocalEngine
+    round: int
+
+    @property
+    def network(self) -> Network:
+        """The clients' network."""
+        return self.population.task.network
+
+    @property
+    def public(self) -> tuple[Tensor, Tensor]:
+        """Samples that everybody may see, with targets that a method need not look at."""
+        task, found = self.population.task, self.population.task.public
+        if found is None:
+            raise TaskError(
+                f"This method needs public data. {task.name} was built without.",
+                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1).",
+            )
+        mine, theirs = tuple(found[0].shape), tuple(task.x.shape[1:])
+        if mine[1:] != theirs or not mine[0]:
+            raise TaskError(
+                f"Public data must be samples like the clients', of shape {theirs}. Got {mine[0]} of shape {mine[1:]}."
+            )
+        return found
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """The server's draws for a purpose, in this round."""
+        return generator(self.population.seed, f"server, {purpose}", self.round)
+
+    @torch.no_grad()
+    def answers(self, models: Params | Stack, x: Tensor) -> Tensor:
+        """What a model answers to samples, [n, ...], or what each of several answers, [model, n, ...]."""
+        network = self.network
+        variant = Variant(train=False, precision=self.engine.precision)
+        network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
+        names = tuple(models)
+
+        def one(leaves: tuple[Tensor, ...], some: Tensor) -> Tensor:
+            w = Params(dict(zip(names, leaves, strict=True)), models.layout)
+            return Batch(some, some[:, :0], None, None, network, variant).outputs(w)
+
+        several = isinstance(models, Stack)
+        call = vmap(one, in_dims=(0, None)) if several else one
+        leaves = tuple(models.values())
+        return torch.cat([call(leaves, some) for some in torch.split(x, ANSWERS_AT_ONCE)], dim=1 if several else 0)
+
+    def score(self, model: Params, x: Tensor, y: Tensor) -> float:
+        """How good a model is on samples of the server, more being better."""
+        metric = self.network.score
+        return float(metric(self.answers(model, x), y).double().mean()) * (1 if metric.higher_is_better else -1)
+
+    def cohort(self, x: Tensor, y: Tensor, *, network: Network | None = None, batch_size: int | None = None) -> Cohort:
+        """A cohort of one that holds these samples, for `sgd` and `scan`; of another `network` than the clients'."""
+        task = self.population.task
+        everything = Split(torch.arange(len(x), device=x.device), np.array([0, len(x)]))
+        nothing = Split(everything.order[:0], np.array([0, 0]))
+        mine = replace(
+            task, x=x, y=y, splits={"train": everything, "val": nothing, "test": nothing},
+            network=network or task.network, classes=task.classes if network is None else None,
+            names=("server",), groups=None,
+            training=task.training if batch_size is None else replace(task.training, batch_size=batch_size),
+        )  # fmt: skip
+        # A seed of its own: the first client is number 0 as well, and must not share its draws with the server.
+        population = Population(mine, RamMemory(1), number(self.population.seed, "server"))
+        # Traced, because a server does the same in every round. Not as a CUDA graph: that would have to be captured
+        # anew in every round, with the samples of the round.
+        plan = Plan("loop", mode="traced", precision=self.engine.precision)
+        return Cohort(population, np.array([0]), self.round, Scanner(plan, self.engine.programs, calls=FORCED))

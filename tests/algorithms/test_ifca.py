@@ -1,0 +1,105 @@
+"""IFCA, by hand: F_k(w) = (w - c_k)^2 / 2, where the nearest model has the smallest loss."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from atoll import Task
+from atoll.algorithms.ifca import IFCA
+from atoll.conformance import personal_models, play, quadratics
+from atoll.errors import HyperparameterError
+from atoll.params import Params, stack
+from atoll.serialise import to_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class From(IFCA):
+    """IFCA from models at 0 and 4."""
+
+    clusters: int = 2
+
+    def start(self, task: Task) -> dict[str, Any]:
+        begin = [
+            Params({"w": torch.full_like(task.network.initial["w"], at)}, task.network.layout) for at in (0.0, 4.0)
+        ]
+        return super().start(task) | {"models": stack(begin)}
+
+
+@pytest.fixture
+def three_clients() -> Task:
+    """Optima 1, 2 and 3; the third client has 3 samples; steps are 0.5."""
+    return quadratics(torch.tensor([[1.0], [1.5], [3.0]], dtype=torch.float64), samples=[1, 2, 3], lr=0.5)
+
+
+def test_one_round_by_hand(three_clients: Task) -> None:
+    # 1 and 1.5 are nearer to 0, 3 to 4. From there everybody goes half the way: 0.5, 0.75 and 3.5.
+    report = play(three_clients, From())
+    assert report.server["models"]["w"].flatten().tolist() == pytest.approx([(1 * 0.5 + 2 * 0.75) / 3, 3.5])
+    assert report.server["cluster"].tolist() == [0, 0, 1]
+    assert [model["w"].item() for model in personal_models(report)] == pytest.approx([2 / 3, 2 / 3, 3.5])
+
+
+def test_the_mean_may_be_unweighted(three_clients: Task) -> None:
+    report = play(three_clients, From(weighting="uniform"))
+    assert report.server["models"]["w"].flatten().tolist() == pytest.approx([(0.5 + 0.75) / 2, 3.5])
+
+
+def test_clients_may_change_their_cluster(three_clients: Task) -> None:
+    # After a round the models are at 2/3 and 3.5; later 1.5 stays nearer to the lower one, which goes to its mean.
+    report = play(three_clients, From(), rounds=60)
+    assert report.server["models"]["w"].flatten().tolist() == pytest.approx([(1 + 2 * 1.5) / 3, 3.0])
+
+
+def test_a_cluster_that_nobody_joins_stays_as_it_is() -> None:
+    # catches: a mean over no clients (0 or NaN).
+    task = quadratics(torch.tensor([[1.0], [1.5]], dtype=torch.float64), lr=0.5)
+    report = play(task, From(), rounds=3)
+    assert report.server["models"]["w"][1].item() == 4.0
+    assert report.server["cluster"].tolist() == [0, 0]
+
+
+def test_who_did_not_reply_keeps_the_cluster_it_was_in(three_clients: Task) -> None:
+    report = play(three_clients, From(), rounds=2, faults=lambda round, clients: (clients == 2) & (round == 1))
+    assert report.server["cluster"].tolist() == [0, 0, 1]
+    assert report.server["models"]["w"][1].item() == pytest.approx(3.5)  # as the first round left it
+    never = play(three_clients, From(), faults=lambda round, clients: clients == 2)
+    assert never.server["cluster"].tolist() == [0, 0, -1]
+    assert personal_models(never)[2]["w"].item() == 4.0  # it chooses without having replied
+
+
+def test_clusters_say_who_learns_from_whom(three_clients: Task) -> None:
+    report = play(three_clients, From())
+    expected = torch.tensor([[1 / 3, 2 / 3, 0], [1 / 3, 2 / 3, 0], [0, 0, 1]])
+    torch.testing.assert_close(report.algorithm.mixing(report.server), expected)
+
+
+def test_all_models_go_down_and_one_with_its_number_goes_up(three_clients: Task) -> None:
+    report = play(three_clients, IFCA(clusters=3))
+    one = three_clients.network.initial
+    assert report.ledger.bytes("down") == 3 * len(to_bytes(stack([one] * 3)))
+    up = {message.field: message.bytes for message in report.ledger.messages() if message.direction == "up"}
+    assert up["delta"] == len(to_bytes(one))
+    assert up["cluster"] == len(to_bytes(Params.of(cluster=torch.tensor(0))))
+    assert not [message for message in report.ledger.messages() if message.round < 0]  # nothing before the first round
+
+
+@pytest.mark.parametrize(("options", "fields"), [({"restarts": 4}, "choices"), ({"starts": "kmeans++"}, "delta")])
+def test_what_is_exchanged_before_the_first_round_is_counted(
+    three_clients: Task, options: dict[str, Any], fields: str
+) -> None:
+    before = [
+        message for message in play(three_clients, IFCA(clusters=2, **options)).ledger.messages() if message.round < 0
+    ]
+    models = 8 if "restarts" in options else 1
+    down = len(to_bytes(stack([three_clients.network.initial] * models)))
+    assert [message.bytes for message in before if message.direction == "down"] == [down] * 3
+    assert {message.field for message in before if message.direction == "up"} == {fields, "weight"}
+
+
+def test_more_clusters_than_clients_are_refused(three_clients: Task) -> None:
+    with pytest.raises(
+        HyperparameterError, match=r"`clusters` of IFCA must be at most the number of clients, 3\. Got 4"
+    ):
+        play(three_clients, IFCA(clusters=4))

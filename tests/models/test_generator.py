@@ -1,0 +1,25 @@
+"""A conditional perceptron is torch's, of noise beside a one-hot class."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from atoll.models.generator import conditional, generate
+
+LIKE = torch.zeros((), dtype=torch.float64)
+
+
+def test_it_is_a_perceptron_of_numbers_and_class() -> None:
+    values = conditional(2, 3, 5, 4, key=1, like=LIKE)
+    module = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 4)).double()
+    module.load_state_dict(dict(zip(module.state_dict(), values.values(), strict=True)))
+    numbers, y = torch.rand(6, 2, dtype=torch.float64), torch.arange(6) % 3
+    expected = module(torch.cat([numbers, F.one_hot(y, 3).double()], 1))
+    torch.testing.assert_close(generate(values, numbers, y), expected)
+
+
+def test_its_values_depend_on_the_key_alone() -> None:
+    one, same, other = (conditional(2, 3, 5, 4, key=key, like=LIKE) for key in (1, 1, 2))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["out.weight"], other["out.weight"])
+    assert all(leaf.dtype == torch.float64 for leaf in one.values())

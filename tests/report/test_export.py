@@ -1,0 +1,175 @@
+import csv
+import json
+import re
+
+import pytest
+
+from atoll import Recipe, compare
+from atoll.report.export import as_json, latex, markdown, save
+from atoll.results import Comparison, Outcome
+
+FILES = {
+    "report": "report.html", "results": "results.csv", "json": "results.json", "markdown": "results.md",
+    "latex": "results.tex", "clients": "clients.csv", "citations": "citations.bib",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    return compare(Recipe(clients=5), ["local", "fedavg", "ditto:lam=0.5"], seeds=2, rounds=2)
+
+
+@pytest.fixture(scope="module")
+def errors() -> Comparison:
+    """Of a task whose score is not a share, and better when lower."""
+    return compare(Recipe("linear", clients=3), ["local", "fedavg"], seeds=1, rounds=1)
+
+
+def renamed(comparison: Comparison, name: str) -> Comparison:
+    """The same with FedAvg called otherwise, as the file of a user may be."""
+    return Comparison({name if method == "fedavg" else method: of for method, of in comparison.outcomes.items()})
+
+
+def body(text: str) -> list[str]:
+    """The rows of a LaTeX table between its rules."""
+    return text.split("\\midrule\n")[1].split("\\bottomrule")[0].strip().splitlines()
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"(?<!\\)&", line.removesuffix("\\\\"))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_all_files_are_written(found, tmp_path):
+    paths = save(found, tmp_path / "new" / "folder")
+    assert {name: path.name for name, path in paths.items()} == FILES
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(FILES.values())
+    assert paths["report"].read_text().lstrip().lower().startswith("<!doctype html>")
+    assert "@" in paths["citations"].read_text()
+    assert paths["markdown"].read_text() == markdown(found)
+    assert paths["latex"].read_text() == latex(found)
+
+
+def test_csv_holds_every_figure_in_full(found, tmp_path):
+    paths = save(found, tmp_path)
+    with paths["results"].open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert len(rows) == 3
+    for row, result in zip(rows, found.results, strict=True):
+        assert list(row) == list(result)
+        for name, value in result.items():
+            assert row[name] == ("" if value is None else str(value))
+        assert float(row["mean"]) == result["mean"]  # to the last digit
+    with paths["clients"].open(newline="") as file:
+        clients = [*csv.DictReader(file)]
+    assert len(clients) == 3 * 2 * 5
+    expected = [*found.rows()]
+    assert [float(row["gain_local"]) for row in clients] == [row["gain_local"] for row in expected]
+    assert [row["harmed"] for row in clients] == [str(row["harmed"]) for row in expected]
+    assert [float(row["mcnemar_local"]) for row in clients] == [row["mcnemar_local"] for row in expected]
+
+
+def test_a_name_with_a_comma_is_one_cell(found, tmp_path):
+    with save(renamed(found, 'my "a,b".py'), tmp_path)["results"].open(newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["local", 'my "a,b".py', "ditto:lam=0.5"]
+
+
+def test_json_is_strict_and_has_everything(found, tmp_path):
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    read = json.loads(save(found, tmp_path)["json"].read_text(), parse_constant=refuse)
+    assert read["protocol"] == found.protocol
+    assert (read["select"], read["missing"]) == ("last", [])
+    assert read["metric"] == {"name": "accuracy", "higher_is_better": True, "share": True}
+    assert [row["mean"] for row in read["results"]] == [row["mean"] for row in found.results]
+    assert len(read["clients"]) == 30
+    assert read["groups"]["fedavg"]["size"] == {
+        name: score._asdict() for name, score in found.groups("fedavg")["size"].items()
+    }
+
+
+def test_what_is_not_known_is_null(found):
+    outcome = found.outcomes["fedavg"][0]
+    line = json.loads(json.dumps(outcome.history[-1]))
+    test = line["evaluation"]["personal"]["test"]
+    test["clients"][2], test["samples"][2], test["loss"] = float("nan"), 0, float("nan")
+    without = Outcome(outcome.algorithm, outcome.config, [line], outcome.bytes)
+    read = as_json(Comparison({"fedavg": [without]}))
+    assert read["clients"][2]["score"] is None
+    assert read["results"][0]["loss"] is None
+    json.dumps(read, allow_nan=False)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_markdown_table_has_as_many_cells_in_every_row(found):
+    table, _, text = markdown(found).partition("\n\n")
+    lines = table.splitlines()
+    assert len(lines) == 2 + 3
+    assert {line.count("|") for line in lines} == {11}
+    heads = [head.strip() for head in lines[0].strip("|").split("|")]
+    assert heads[:2] == ["method", "mean ± 95 %"]
+    assert heads[7] == "harmed of 5"
+    assert [line.strip("|").split("|")[0].strip().removesuffix(" *") for line in lines[2:]] == list(found.outcomes)
+    assert sum(" * |" in line for line in lines) == 1
+    assert text.startswith("\\* best mean.")  # without the backslash it would be a list
+    assert found.protocol in text
+
+
+def test_a_latex_table_is_whole(found):
+    text = latex(found)
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    plain = re.sub(r"\\[{}]", "", code)
+    assert plain.count("{") == plain.count("}")
+    assert len(re.findall(r"(?<!\\)\$", code)) % 2 == 0
+    assert code.isascii()
+    columns = re.search(r"\\begin\{tabular\}\{(l?r*)\}", text).group(1)
+    head = code.split("\\toprule\n")[1].split("\\midrule")[0].strip()
+    assert {len(cells(line)) for line in [head, *body(text)]} == {len(columns)}
+    assert all(line.endswith("\\\\") for line in [head, *body(text)])
+    for command in ("toprule", "midrule", "bottomrule", "end{tabular}"):
+        assert code.count(f"\\{command}") == 1
+    assert not re.search(r"(?<!\\)%", code)
+    assert text.startswith(f"% * best mean. {found.protocol}")
+
+
+def test_the_best_is_bold_in_latex_and_marks_are_commands(found):
+    best = [line for line in body(latex(found)) if "textbf" in line]
+    assert len(best) == 1
+    assert f"\\textbf{{{found.best}}} & \\textbf{{" in best[0]
+    assert "*" not in "".join(body(latex(found)))
+    assert "$\\pm$" in best[0]
+
+
+def test_marks_are_the_same_in_every_table(found):
+    marked = renamed(found, "fedavg")
+    for row in marked.results[1:]:
+        row["p_local"], row["harmed"] = 0.01, 2.0
+    lines = body(latex(marked))
+    assert ["$^\\dagger$" in line for line in lines] == [False, True, True]
+    assert ["2.0 $\\downarrow$" in line for line in lines] == [False, True, True]
+    rows = markdown(marked).splitlines()[2:5]
+    assert ["† |" in row for row in rows] == [False, True, True]
+    assert ["2.0 ▼ |" in row for row in rows] == [False, True, True]
+
+
+def test_names_cannot_break_a_table(found):
+    odd = renamed(found, "my_5%&#|{x}$.py")
+    assert body(latex(odd))[1].startswith(r"my\_5\%\&\#|\{x\}\$.py ")
+    assert {len(cells(line)) for line in body(latex(odd))} == {10}
+    assert {line.count("|") for line in markdown(odd).splitlines()[:5]} == {11}
+    assert "my_5%&#&#124;{x}$.py" in markdown(odd)
+
+
+def test_a_single_seed_and_a_score_that_is_not_a_share(errors):
+    text = markdown(errors)
+    assert "mean ±" not in text
+    assert " 95 %" not in text.split("\n\n")[0]
+    assert "in units of mean absolute error" in text
+    row = text.splitlines()[2].strip("|").split("|")
+    assert float(row[1]) == pytest.approx(errors.results[0]["mean"], rel=0.01)
+    assert as_json(errors)["metric"]["share"] is False

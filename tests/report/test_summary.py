@@ -1,0 +1,214 @@
+import numpy as np
+import pytest
+
+from atoll.report.clients import Clients, same_clients
+from atoll.report.summary import cautions, findings, sentences
+
+ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
+
+
+def has(found, *parts):
+    """The one sentence with all of these."""
+    matching = [sentence for sentence in sentences(found) if all(part in sentence for part in parts)]
+    assert len(matching) == 1, sentences(found)
+    return matching[0]
+
+
+# -- who is helped -----------------------------------------------------------------------------------------------------
+
+
+def test_the_helped_and_the_harmed_are_counted_and_named(make):
+    local = [0.5] * 8
+    ditto = [0.7, 0.7, 0.7, 0.3, 0.7, 0.7, 0.7, 0.22]
+    sentence = has(make({"local": [local], "ditto": [ditto]}), "helps")
+    assert sentence == (
+        "Ditto helps 6 of 8 clients compared with training alone; on average a client gains 9.0 points (p = 0.56). "
+        "Clients 3 and 7 are better off alone."
+    )
+
+
+def test_a_loss_within_one_standard_error_is_told_apart(make):
+    # of 100 samples at 0.5, one standard error of the difference is about 0.07
+    found = make({"local": [[0.5] * 4], "ditto": [[0.6, 0.48, 0.3, 0.5]]})
+    assert "Ditto helps 1 of 4 clients" in has(found, "helps")
+    assert "2 are better off alone, 1 of them by more than one standard error: client 2." in has(found, "helps")
+    mild = make({"local": [[0.5] * 3], "ditto": [[0.6, 0.48, 0.6]]})
+    assert has(mild, "helps").endswith("1 is better off alone, none by more than one standard error.")
+    lucky = make({"local": [[0.5] * 3], "ditto": [[0.6, 0.5, 0.6]]})
+    assert has(lucky, "helps").endswith("Nobody is better off alone.")
+
+
+def test_one_harmed_client_is_one(make):
+    found = make({"local": [[0.5] * 3], "ditto": [[0.6, 0.1, 0.6]]})
+    assert has(found, "helps").endswith("Client 1 is better off alone.")
+    assert "on average a client loses 6.7 points" in has(found, "helps")
+
+
+def test_of_many_harmed_clients_the_five_that_lose_most_are_named(make):
+    found = make({"local": [[0.9] * 8], "ditto": [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.95, 0.05]]})
+    assert "7 are better off alone, all by more than one standard error, above all clients 0, 1, 2, 3 and 7." in has(
+        found, "helps"
+    )
+
+
+def test_several_seeds_are_counted_together_and_clients_have_theirs(make):
+    scores = {"local": [[0.5] * 3] * 2, "ditto": [[0.7, 0.2, 0.7], [0.1, 0.3, 0.7]]}
+    sentence = has(make(scores), "helps")
+    assert "helps 3 of 6 clients (3 in each of 2 seeds)" in sentence
+    assert sentence.endswith("Clients 1 (seed 0), 0 and 1 (seed 1) are better off alone.")
+
+
+def test_clients_have_their_names(make):
+    found = make({"local": [[0.5] * 2], "ditto": [[0.7, 0.1]]}, names=["Ada", "Grace"])
+    assert "Client Grace is better off alone." in has(found, "helps")
+
+
+def test_clients_without_test_samples_count_nowhere(make):
+    nan = float("nan")
+    found = make({"local": [[0.5, 0.5, nan]], "ditto": [[0.7, 0.7, nan]]}, samples=[100, 100, 0])
+    assert "helps 2 of 2 clients" in has(found, "helps")
+    assert "1 client without test samples" in has(found, "count nowhere")
+
+
+def test_without_local_nothing_is_said_about_harm(make):
+    found = make({"fedavg": [[0.5, 0.6]], "ditto": [[0.7, 0.8]]})
+    assert not [sentence for sentence in sentences(found) if "helps" in sentence or "alone" in sentence]
+
+
+def test_a_lower_score_can_be_better(make):
+    found = make(
+        {"local": [[1.0, 1.0]], "ditto": [[0.8, 1.5]]}, metric=ERROR, variances=[0.01, 0.01], curve=(2.0, 1.5, 1.0)
+    )
+    assert "Ditto helps 1 of 2 clients" in has(found, "helps")
+    assert "on average a client loses 0.15 (" in has(found, "helps")
+    assert "Client 1 is better off alone." in has(found, "helps")
+    assert has(found, "best on average").startswith("Local is best on average (mean absolute error 1), 0.15 ahead of")
+    assert "A lower mean absolute error is better" in has(found, "positive gain")
+
+
+# -- who leads ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lead_says_whether_it_is_more_than_chance(make):
+    local = np.linspace(0.5, 0.6, 8).tolist()
+    clear = make({"local": [local], "ditto": [[score + 0.1 for score in local]]})
+    assert has(clear, "best on average") == (
+        "Ditto is best on average (accuracy 65.0 %), 10.0 points ahead of Local, more than chance (better for 8 and "
+        "worse for 0 of 8 clients, p = 0.0078)."
+    )
+    unclear = make({"local": [[0.5] * 4], "ditto": [[0.4, 0.7, 0.4, 0.6]]})
+    assert "2.5 points ahead of Local, which may be chance (better for 2 and worse for 2" in has(unclear, "best on")
+
+
+def test_a_mean_against_the_majority_is_not_called_better_than_chance(make):
+    # a significant test says that most clients lose; the mean is better because one gains a lot
+    local = [0.5] * 30
+    ditto = [0.5 - 0.001 * number for number in range(1, 30)] + [1.0]
+    found = make({"local": [local], "ditto": [ditto]})
+    assert "although more clients lose than gain (better for 1 and worse for 29 of 30" in has(found, "best on average")
+
+
+def test_the_lead_over_fedavg_is_said_as_well(make):
+    found = make({"local": [[0.6] * 3], "fedavg": [[0.5] * 3], "ditto": [[0.7] * 3]})
+    assert "10.0 points ahead of Local" in has(found, "is best on average")
+    assert has(found, "ahead of FedAvg").startswith("It is 20.0 points ahead of FedAvg")
+
+
+def test_p_is_that_of_the_table(make):
+    scores = {
+        "local": [np.linspace(0.5, 0.6, 8).tolist()],
+        "ditto": [np.linspace(0.61, 0.72, 8).tolist()],
+        "fedper": [np.linspace(0.55, 0.64, 8).tolist()],
+    }
+    found = make(scores)
+    assert found.significant["local"]["ditto"] == pytest.approx(2 * 2 / 2**8)  # Holm doubles it
+    assert "(p = 0.016)" in has(found, "Ditto helps")
+
+
+def test_equal_means_have_no_leader(make):
+    found = make({"local": [[0.5, 0.7]], "fedavg": [[0.7, 0.5]], "ditto": [[0.4, 0.4]]})
+    assert "Local and FedAvg are equally good on average (accuracy 60.0 %)." in findings(found)
+    assert not [sentence for sentence in sentences(found) if "best on average" in sentence]
+
+
+def test_one_method_has_a_level(make):
+    found = make({"ditto": [[0.5, 0.7]]})
+    assert findings(found)[0] == "Ditto: accuracy 60.0 % on average over 2 clients, 50.0 % for the worst of them."
+
+
+def test_hyperparameters_are_spoken(make):
+    found = make({"local": [[0.5]], "ditto:lam=0.1": [[0.6]], "ditto": [[0.7]]})
+    assert "Ditto with lam=0.1 helps 1 of 1 client;" in " ".join(findings(found)).replace(
+        " compared with training alone", ""
+    )
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def test_cost_is_by_client_and_methods_that_are_alike_stand_together(make):
+    found = make({"local": [[0.5] * 4], "fedavg": [[0.6] * 4], "ditto": [[0.7] * 4]})
+    # 3 rounds of 2 MB in both directions, 4 clients
+    assert "3.0 MB with FedAvg and Ditto, nothing with Local." in has(found, "sends and receives")
+
+
+def test_the_target_is_reached_or_not(make):
+    found = make({"local": [[0.5]], "fedavg": [[0.6]]}, target=0.6)
+    assert "target of 60.0 % is reached by Local and FedAvg after 3 rounds." in has(found, "target")
+    found = make({"local": [[0.5]], "fedavg": [[0.6]]}, target=0.9)
+    assert "target of 90.0 % is not reached by any method." in has(found, "target")
+    found = make({"local": [[0.5]] * 2, "fedavg": [[0.6]] * 2})  # 95 % of 0.7, and the last three have a mean of 0.6
+    assert "95 % as good as FedAvg's best is not reached in every seed by any method." in has(found, "95 % as good")
+
+
+# -- care --------------------------------------------------------------------------------------------------------------
+
+
+def test_few_seeds_are_said(make):
+    one = make({"local": [[0.5] * 6], "ditto": [[0.6] * 6]})
+    assert "one seed only" in cautions(one)[0]
+    two = make({"local": [[0.5] * 6] * 2, "ditto": [[0.6] * 6, [0.7] * 6]})
+    # differences 0.1 and 0.2: 0.15 ± 12.706 * 0.0707 / sqrt(2)
+    assert "the lead of Ditto over Local is between -48.5 and +78.5 points" in cautions(two)[0]
+    five = make({"local": [[0.5] * 6] * 5, "ditto": [[0.6] * 6] * 5})
+    assert not [sentence for sentence in cautions(five) if "seeds are few" in sentence]
+
+
+def test_few_test_samples_are_said(make):
+    few = make({"local": [[0.5] * 3] * 5}, samples=[5, 10, 40])
+    assert "5 to 40 test samples, half of them at most 10" in has(few, "rough")
+    assert "up to 20.0 points" in has(few, "rough")
+    assert not [sentence for sentence in cautions(make({"local": [[0.5] * 3] * 5})) if "rough" in sentence]
+
+
+def test_too_few_pairs_for_a_test_are_said(make):
+    assert "fewer than 6 pairs" in has(make({"local": [[0.5] * 5], "ditto": [[0.6] * 5]}), "fewer than")
+    enough = make({"local": [[0.5] * 6], "ditto": [[0.6] * 6]})
+    assert not [sentence for sentence in cautions(enough) if "pairs" in sentence]
+
+
+def test_an_oracle_is_said(make):
+    found = make({"local": [[0.5] * 6]}).selected("oracle")
+    assert "chosen by their test score" in cautions(found)[0]
+
+
+# -- the same clients in every seed ------------------------------------------------------------------------------------
+
+
+def test_clients_are_the_same_by_their_data_or_their_names(make):
+    scores = {"local": [[0.5, 0.7]] * 2, "ditto": [[0.6, 0.4], [0.8, 0.2]]}
+    assert not same_clients(make(scores))
+    assert same_clients(make(scores, same=True))
+    assert same_clients(make(scores, names=["a", "b"]))
+    assert "p may be too small" in has(make({"local": [[0.5] * 3] * 2, "ditto": [[0.6] * 3] * 2}, same=True), "p may")
+
+
+def test_the_same_clients_are_shown_by_their_means(make):
+    scores = {"local": [[0.5, 0.7]] * 2, "ditto": [[0.6, 0.72], [0.8, 0.2]]}
+    one, mean = Clients(make(scores)), Clients(make(scores, same=True))
+    assert one.gains["ditto"] == pytest.approx([0.1, 0.02])
+    assert one.harmed["ditto"].tolist() == [False, False]
+    assert mean.gains["ditto"] == pytest.approx([0.2, -0.24])
+    assert mean.harmed["ditto"].tolist() == [False, True]
+    assert one.words.startswith("Seed 0, because")
+    assert mean.words.startswith("Means over 2 seeds")

@@ -1,0 +1,183 @@
+import io
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from atoll.algorithms import create
+from atoll.report.table import Numbers, gain_text, harmed_text, mean_text, megabytes, notes, run_table
+from atoll.results import Comparison, Outcome
+
+ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
+
+
+def outcome(method, scores, *, seed=0, metric=None, samples=50, sent=2_000_000):
+    values = np.array(scores, dtype=float)
+    figures = {
+        "clients": list(scores), "samples": [samples] * len(scores), "macro": float(values.mean()), "micro": 0.5,
+        "worst": float(values.min()), "bottom10": float(values.min()), "std": float(values.std()), "loss": 0.125,
+        **({} if metric is None else {"variances": [0.1] * len(scores)}),
+    }  # fmt: skip
+    line = {
+        "round": 1, "seconds": {"round": 1.25}, "bytes": {"up": sent, "down": sent // 2},
+        "evaluation": {"personal": {"val": figures, "test": figures}},
+    }  # fmt: skip
+    config = {
+        "task": {"name": "toy", "clients": len(scores), **({} if metric is None else {"metric": metric})},
+        "settings": {"rounds": 1, "seed": seed},
+    }
+    counted = {("up", "model"): sent, ("down", "model"): sent // 2}
+    return Outcome(create(method), config, [line], counted)
+
+
+def comparison(scores, seeds=(0,), **more):
+    """Methods with these scores of all clients, the same in every seed."""
+    return Comparison(
+        {method: [outcome(method, of, seed=seed, **more) for seed in seeds] for method, of in scores.items()}
+    )
+
+
+@pytest.fixture
+def found():
+    """Seven clients: ditto helps all of them and fedavg harms the first."""
+    return comparison({
+        "local": [0.8] * 7,
+        "fedavg": [0.2, *[0.8] * 6],
+        "ditto": [0.81, 0.82, 0.83, 0.84, 0.85, 0.86, 0.87],
+    })  # fmt: skip
+
+
+def shown(table, width=100):
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def cells(table, method):
+    """The cells of a method's row; a mean and its interval stand together."""
+    line = next(line for line in shown(table).splitlines() if line.startswith(method))
+    return line.removeprefix(method).replace(" ± ", "±").split()
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_says_what_its_head_says(found):
+    assert cells(found.table(), "fedavg") == [
+        "71.4",
+        "20.0",
+        "20.0",
+        "21.0",
+        "-8.6",
+        "–",
+        "1.0",
+        "▼",
+        "2.0",
+        "1.0",
+        "1.2",
+    ]
+    assert cells(found.table(), "local") == ["80.0", "80.0", "80.0", "0.0", "–", "+8.6", "–", "2.0", "1.0", "1.2"]
+    heads = " ".join(shown(found.table()).split())
+    assert "gain vs gain vs harmed MB MB" in heads
+    assert "of 7" in heads
+
+
+def test_the_best_is_starred_and_what_is_significant_is_marked(found):
+    assert cells(found.table(), "ditto")[0] == "*"
+    assert cells(found.table(), "ditto")[5] == "+4.0†"  # seven of seven clients: p = 2 / 2^7, twice that after Holm
+    assert found.results[2]["p_local"] == pytest.approx(4 / 2**7)
+    assert [gain_text(found, row) for row in found.results] == ["–", "-8.6", "+4.0†"]
+    assert [gain_text(found, row, "fedavg") for row in found.results][1] == "–"
+
+
+def test_only_clients_that_are_harmed_have_the_mark(found):
+    assert [harmed_text(found, row) for row in found.results] == ["–", "1.0 ▼", "0"]
+    alone = comparison({"ditto": [0.5, 0.5]})
+    assert harmed_text(alone, alone.results[0]) == "–"
+    assert "▼" not in shown(alone.table())
+
+
+def test_a_single_method_is_not_the_best_of_anything():
+    assert "*" not in shown(comparison({"ditto": [0.5, 0.5]}).table())
+
+
+def test_intervals_need_seeds(found):
+    assert "±" not in shown(found.table())
+    several = Comparison(
+        {"ditto": [outcome("ditto", [score], seed=seed) for seed, score in enumerate((0.5, 0.6, 0.7))]}
+    )
+    # 10 points of standard deviation over 3 seeds: t(0.975, 2) = 4.3027, times 10 / sqrt(3)
+    assert mean_text(Numbers("accuracy"), several.results[0]) == "60.0 ± 24.8"
+    assert "mean ± 95 %" in shown(several.table())
+
+
+def test_the_table_fits_a_terminal_with_long_names_in_full(found):
+    long = comparison({"local": [0.5], "fedavg": [0.6], "ditto:lam=0.125,epochs=12": [0.7]}, seeds=(0, 1))
+    text = shown(long.table(), width=120)
+    assert "ditto:lam=0.125,epochs=12 *" in text
+    assert "…" not in text
+    assert "…" not in shown(found.table(), width=100)
+
+
+def test_an_error_is_written_as_it_is_and_gains_are_positive():
+    found = comparison({"local": [2.0, 0.5], "fedavg": [1.0, 0.25]}, metric=ERROR)
+    assert cells(found.table(), "fedavg *")[:6] == ["0.625", "1", "1", "0.375", "+0.62", "–"]
+    assert "percentage points" not in notes(found)
+    assert "in units of mean absolute error, positive is better" in notes(found)
+    assert "Mean absolute error of the model" in notes(found)
+
+
+def test_names_in_brackets_are_not_markup():
+    odd = comparison({"local": [0.5], "fedavg": [0.5]})
+    odd = Comparison({"local": odd.outcomes["local"], "[bold]mine[/bold].py": odd.outcomes["fedavg"]})
+    assert "[bold]mine[/bold].py" in shown(odd.table())
+
+
+def test_the_notes_explain_every_mark(found):
+    text = notes(found)
+    assert found.protocol in text
+    for mark in ("* best mean", "† differs by Wilcoxon's test", "(▼)", "percentage points"):
+        assert mark in text
+
+
+# -- a single run ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_a_row_for_each_model_and_split():
+    one = outcome("ditto", [0.5, 0.75])
+    one.history[0]["evaluation"]["shared"] = one.history[0]["evaluation"]["personal"]
+    one.history[0]["evaluation"]["central"] = {"score": 0.375, "loss": 1.0}
+    rows = [line.split() for line in shown(run_table(one)).splitlines()[2:] if line.strip()]
+    assert [row[:2] for row in rows] == [
+        ["personal", "test"], ["personal", "val"], ["shared", "test"], ["shared", "val"], ["shared", "central"]
+    ]  # fmt: skip
+    assert rows[0][2:] == ["62.5", "50.0", "50.0", "50.0", "12.5", "0.125"]
+    assert rows[4][2:] == ["–", "37.5", "–", "–", "–", "–"]
+
+
+def test_a_run_without_samples_has_no_figures():
+    one = outcome("ditto", [math.nan, math.nan], samples=0)
+    one.history[0]["evaluation"]["personal"]["test"].update(micro=math.nan, loss=math.nan)
+    assert shown(run_table(one)).splitlines()[2].split() == ["personal", "test", *["–"] * 6]
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "score", "gain"),
+    [
+        (Numbers("accuracy"), "12.3", "+12.3"),
+        (Numbers("mean absolute error", higher_is_better=False, share=False), "0.123", "+0.12"),
+    ],
+)
+def test_shares_are_in_per_cent_and_others_have_few_digits(numbers, score, gain):
+    assert (numbers.score(0.1234), numbers.gain(0.1234)) == (score, gain)
+    assert numbers.gain(-0.1234) == gain.replace("+", "-")
+    for unknown in (None, math.nan, math.inf):
+        assert (numbers.score(unknown), numbers.gain(unknown)) == ("–", "–")
+
+
+def test_bytes_are_never_rounded_to_nothing():
+    assert [megabytes(value) for value in (0, 0.0123, 0.5, 12.34, 1234.5)] == ["0", "0.01", "0.5", "12.3", "1234"]

@@ -1,0 +1,512 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from atoll import Recipe, federate
+from atoll.algorithms import create
+from atoll.data.statistics import statistics
+from atoll.errors import RunError, UnknownName
+from atoll.federation import Settings, describe
+from atoll.randomness import generator
+from atoll.results import SELECTIONS, Comparison, Outcome, algorithm_of, label
+
+NAN = float("nan")
+ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
+
+
+def figures(scores, samples, variances=None):
+    """What an evaluation writes about one split."""
+    values, sizes = np.array(scores, dtype=float), np.array(samples)
+    known = ~np.isnan(values)
+    found = {
+        "macro": float(values[known].mean()) if known.any() else NAN,
+        "micro": float(values[known] @ sizes[known] / sizes.sum()) if known.any() else NAN,
+        "worst": 0.0, "bottom10": 0.0, "std": 0.0, "loss": 0.25, "clients": list(scores), "samples": list(samples),
+    }  # fmt: skip
+    return found if variances is None else {**found, "variances": list(variances)}
+
+
+def outcome(
+    method,
+    tests,
+    *,
+    vals=None,
+    samples=None,
+    variances=None,
+    every=1,
+    rounds=None,
+    seed=0,
+    metric=None,
+    sent=0,
+    each=None,
+    shared=None,
+    central=None,
+    before=0,
+    statistics=None,
+    **task,
+):
+    """A run that was evaluated with these scores, `every` so many rounds; `sent` bytes go up in a round."""
+    samples = [10] * len(tests[0]) if samples is None else samples
+    done = every * len(tests)
+    history = [
+        {"round": number, "seconds": {"round": 2.0, "evaluation": 9.0}, "gradients": 7, "memory": number * 10**6,
+         "bytes": {"up": sent, "down": 0}}
+        for number in range(1, done + 1)
+    ]  # fmt: skip
+    for index, (test, val) in enumerate(zip(tests, tests if vals is None else vals, strict=True)):
+        found = {"personal": {"test": figures(test, samples, variances), "val": figures(val, samples)}}
+        history[every * (index + 1) - 1]["evaluation"] = found
+    if shared is not None:
+        history[-1]["evaluation"]["shared"] = {"test": figures(shared, samples)}
+    if central is not None:
+        history[-1]["evaluation"]["central"] = {"score": central, "loss": 1.0}
+    config = {
+        "task": {"name": "toy", "clients": len(tests[0]), **({} if metric is None else {"metric": metric}), **task},
+        "settings": {"rounds": rounds or done, "seed": seed},
+        "model": {"parameters": 5},
+    }
+    counted = {("up", "model"): sent * done + before, ("down", "model"): 0}
+    return Outcome(create(method), config, history, counted, statistics, None if each is None else np.array(each))
+
+
+def comparison(*outcomes, **more):
+    """Each method with one seed."""
+    return Comparison({label(one.algorithm): [one] for one in outcomes}, **more)
+
+
+# -- which round counts ------------------------------------------------------------------------------------------------
+
+
+def test_the_last_the_best_on_validation_and_the_oracles_round():
+    tests, vals = [[0.2, 0.4], [0.9, 0.7], [0.5, 0.5], [0.6, 0.4]], [[0.1, 0.1], [0.2, 0.2], [0.9, 0.7], [0.7, 0.9]]
+    run = outcome("ditto", tests, vals=vals, every=2)
+    assert [run.chosen(select)["round"] for select in SELECTIONS] == [8, 6, 4]  # of equals the first: 6, not 8
+    assert [run.scores(select=select).tolist() for select in SELECTIONS] == [[0.6, 0.4], [0.5, 0.5], [0.9, 0.7]]
+    assert run.scores("val", "best").tolist() == [0.9, 0.7]
+    rows = {select: comparison(run, select=select).results[0] for select in SELECTIONS}
+    assert [rows[select]["mean"] for select in SELECTIONS] == pytest.approx([0.5, 0.5, 0.8])
+    assert [rows[select]["round"] for select in SELECTIONS] == [8, 6, 4]
+    assert comparison(run).selected("oracle").results == comparison(run, select="oracle").results
+
+
+def test_the_best_round_of_an_error_is_the_lowest():
+    run = outcome("ditto", [[3.0], [1.0], [2.0]], vals=[[2.0], [3.0], [1.5]], metric=ERROR)
+    assert [run.chosen(select)["round"] for select in SELECTIONS] == [3, 3, 2]
+
+
+def test_a_selection_needs_samples_to_select_by():
+    run = outcome("ditto", [[0.5]])
+    for line in run.history:
+        line["evaluation"]["personal"]["val"] = figures([NAN], [0])
+    assert run.chosen("last")["round"] == 1
+    with pytest.raises(RunError, match="Selection by the val split needs samples in it. There are none."):
+        run.chosen("best")
+
+
+def test_a_run_without_scores_says_what_to_do():
+    with pytest.raises(RunError) as error:
+        replace(outcome("ditto", [[0.5]]), history=[]).chosen()
+    assert str(error.value) == (
+        "A comparison needs every client's score. This run of ditto has none.\n"
+        "hint: finish it with `atoll resume`, and run it with evaluation='all'."
+    )
+
+
+def test_an_unknown_selection_or_model_is_refused():
+    with pytest.raises(UnknownName, match="Unknown selection 'bets'"):
+        comparison(outcome("ditto", [[0.5]]), select="bets")
+    with pytest.raises(UnknownName, match="Unknown model 'shared'"):
+        outcome("ditto", [[0.5]]).figures(model="shared")
+
+
+# -- gains and harm ----------------------------------------------------------------------------------------------------
+
+
+def test_gains_are_paired_client_by_client():
+    found = comparison(outcome("local", [[0.5, 0.9]]), outcome("fedavg", [[0.7, 0.6]]), outcome("ditto", [[0.8, 0.9]]))
+    assert found.gains("ditto").tolist() == [pytest.approx([0.3, 0.0])]
+    assert found.gains("ditto", over="fedavg").tolist() == [pytest.approx([0.1, 0.3])]
+    assert found.best == "ditto"
+    assert [row["gain_local"] for row in found.results] == pytest.approx([0.0, -0.05, 0.15])
+    assert [row["gain_fedavg"] for row in found.results] == pytest.approx([0.05, 0.0, 0.2])
+    assert [row["helped"] for row in found.results] == [0, 1, 1]
+    assert [row["harm_mass"] for row in found.results] == pytest.approx([0.0, 0.15, 0.0])
+
+
+def test_a_lower_error_is_a_gain():
+    variances = [0.1, 0.1]
+    found = comparison(
+        outcome("local", [[2.0, 1.0]], metric=ERROR, variances=variances),
+        outcome("fedavg", [[1.5, 3.0]], metric=ERROR, variances=variances),
+    )
+    assert found.gains("fedavg").tolist() == [[0.5, -2.0]]
+    assert found.harmed("fedavg").tolist() == [[False, True]]  # se^2 = 0.2 / 10, so 0.14
+    assert found.best == "local"
+    assert found.results[1]["worst"] == 3.0
+    assert found.results[1]["jain_error"] is None  # there is no rate of errors
+
+
+def test_a_client_is_harmed_beyond_one_standard_error():
+    # r = 0.9, a = 0.7: se^2 = (0.09 + 0.21) / n, so se = 0.173 with 10 samples, 0.245 with 5; the loss is 0.2
+    found = comparison(
+        outcome("local", [[0.9, 0.9, 1.0]], samples=[10, 5, 10]),
+        outcome("fedavg", [[0.7, 0.7, 1.0]], samples=[10, 5, 10]),
+    )
+    assert found.errors("fedavg").tolist() == [pytest.approx([math.sqrt(0.03), math.sqrt(0.06), 0.0])]
+    assert found.harmed("fedavg").tolist() == [[True, False, False]]
+    assert found.results[1]["harmed"] == 1.0
+    assert found.results[0]["harmed_fedavg"] == 0.0
+
+
+def test_variances_that_were_measured_are_used():
+    # the same with variances of 0.3 instead: se^2 = 0.6 / 10 is more than the loss
+    found = comparison(outcome("local", [[0.9]], variances=[0.3]), outcome("fedavg", [[0.7]], variances=[0.3]))
+    assert found.errors("fedavg").tolist() == [[pytest.approx(math.sqrt(0.06))]]
+    assert found.harmed("fedavg").tolist() == [[False]]
+
+
+def test_harm_is_judged_in_the_round_that_counts():
+    local = outcome("local", [[0.9], [0.1]], vals=[[0.9], [0.1]])
+    fedavg = outcome("fedavg", [[0.7], [0.5]], vals=[[0.9], [0.1]])
+    last, best = comparison(local, fedavg), comparison(local, fedavg, select="best")
+    assert last.harmed("fedavg").tolist() == [[False]]
+    assert best.harmed("fedavg").tolist() == [[True]]
+    assert last.errors("fedavg").tolist() == [[pytest.approx(math.sqrt((0.09 + 0.25) / 10))]]
+    assert best.errors("fedavg").tolist() == [[pytest.approx(math.sqrt((0.09 + 0.21) / 10))]]
+
+
+def test_clients_without_test_samples_do_not_count():
+    found = comparison(outcome("local", [[0.5, NAN]], samples=[4, 0]), outcome("fedavg", [[0.75, NAN]], samples=[4, 0]))
+    assert found.results[1]["gain_local"] == found.results[1]["gain_local_median"] == pytest.approx(0.25)
+    assert found.harmed("fedavg").tolist() == [[False, False]]
+
+
+def test_without_any_test_samples_nothing_is_claimed():
+    found = Comparison({
+        method: [outcome(method, [[NAN, NAN]], samples=[0, 0], seed=seed) for seed in (0, 1)]
+        for method in ("local", "fedavg")
+    })  # fmt: skip
+    row = found.results[1]
+    names = ("gain_local", "gain_fedavg", "gain_local_median", "gain_local_interval", "harm_mass", "worst")
+    assert [row[name] for name in names] == [None] * 6
+    assert row["harmed"] == 0
+
+
+def test_without_references_there_are_no_gains():
+    found = comparison(outcome("ditto", [[0.5, 0.6]]))
+    assert found.gains("ditto") is found.harmed("ditto") is found.certain("ditto") is found.errors("ditto") is None
+    assert found.significant == {}
+    assert [found.results[0][name] for name in ("gain_local", "p_local", "harmed", "helped")] == [None] * 4
+    assert next(found.rows())["gain_local"] is None
+
+
+# -- more than chance --------------------------------------------------------------------------------------------------
+
+
+def test_mcnemar_for_each_client_by_hand():
+    # client 0: 5 samples only ditto has right and none only local, p = 2 / 2^5; client 1: 1 and 1, p = 1
+    local = [0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0]
+    ditto = [1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 1, 0]
+    runs = [
+        outcome(method, [[np.mean(each[:6]), np.mean(each[6:])]], samples=[6, 8], each=each)
+        for method, each in (("local", local), ("ditto", ditto))
+    ]
+    found = comparison(*runs)
+    assert runs[1].each_of(0).tolist() == ditto[:6]
+    assert runs[1].each_of(1).tolist() == ditto[6:]
+    assert found.certain("ditto").tolist() == [[pytest.approx(2 / 32), 1.0]]
+    assert [row["mcnemar_local"] for row in found.rows()] == [1.0, 1.0, pytest.approx(2 / 32), 1.0]
+
+
+def test_mcnemar_needs_single_samples_that_are_right_or_wrong_after_the_last_round():
+    def pair(each, **more):
+        local, ditto = (outcome(method, [[0.5, 0.5]], samples=[1, 1], each=each) for method in ("local", "ditto"))
+        return comparison(local, ditto, **more).certain("ditto")
+
+    assert pair([0, 1]) is not None
+    assert pair(None) is None
+    assert pair([0.5, 1]) is None  # tokens: a sample can be half right
+    assert pair([0, 1, 1]) is None  # of another task
+    assert pair([0, 1], select="best") is None
+
+
+def test_significance_is_wilcoxons_over_all_clients_and_seeds_after_holm():
+    local, fedavg, ditto = generator(0, "scores").uniform(0, 0.5, size=(3, 2, 9))
+    ditto = ditto + 0.2
+    found = Comparison({
+        method: [outcome(method, [values.tolist()], seed=seed) for seed, values in enumerate(of_seeds)]
+        for method, of_seeds in (("local", local), ("fedavg", fedavg), ("ditto", ditto))
+    })  # fmt: skip
+    raw = [stats.wilcoxon(one.ravel(), local.ravel()).pvalue for one in (fedavg, ditto)]
+    assert raw[1] < raw[0]
+    assert found.significant["local"] == pytest.approx({"ditto": 2 * raw[1], "fedavg": max(raw[0], 2 * raw[1])})
+    assert set(found.significant["fedavg"]) == {"local", "ditto"}
+    assert [row["p_local"] for row in found.results] == [None, *map(pytest.approx, found.significant["local"].values())]
+    assert found.results[2]["gain_local"] == pytest.approx((ditto - local).mean())
+    seeds = (ditto - local).mean(axis=1)
+    width = stats.t.ppf(0.975, 1) * np.std(seeds, ddof=1) / math.sqrt(2)
+    assert found.results[2]["gain_local_interval"] == pytest.approx(width)
+    assert found.results[2]["interval"] == pytest.approx(
+        stats.t.ppf(0.975, 1) * np.std(ditto.mean(axis=1), ddof=1) / math.sqrt(2)
+    )
+
+
+# -- groups of clients -------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_are_alike_have_means_of_their_own():
+    sizes = [2, 3, 4, 10, 20, 30]
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    has = statistics(np.arange(sum(sizes)) % 2, parts, 2, groups=[0, 1, 0, 1, 0, 1], names=tuple("abcdef"))
+    runs = [
+        outcome("ditto", [scores], seed=seed, statistics=has)
+        for seed, scores in enumerate([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.3, 0.4, 0.5, 0.6, 0.7, 0.8]])
+    ]
+    found = Comparison({"ditto": runs})
+    groups = found.groups("ditto")
+    assert [(name, *map(pytest.approx, score)) for name, score in groups["size"].items()] == [
+        ("small", 0.25, 0.2, 2), ("medium", 0.45, 0.4, 2), ("large", 0.65, 0.6, 2)
+    ]  # fmt: skip
+    assert groups["planted"]["group 1"] == pytest.approx((0.5, 0.3, 3))
+    assert set(groups) == {"size", "label entropy", "label divergence", "planted"}
+    assert found.client(3) == "d"
+    assert [row["name"] for row in found.rows()] == [*"abcdef"] * 2
+    assert comparison(outcome("ditto", [[0.5]])).groups("ditto") == {}
+
+
+def test_the_worst_of_a_group_by_an_error_is_the_largest():
+    has = statistics(np.arange(6.0), np.split(np.arange(6), 2), None, groups=[0, 0])
+    found = comparison(outcome("ditto", [[1.0, 3.0]], metric=ERROR, statistics=has))
+    assert found.groups("ditto")["planted"]["group 0"] == (2.0, 3.0, 2)
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def curve(method, values, **more):
+    """A run whose only client has these scores on validation."""
+    return outcome(method, [[0.0]] * len(values), vals=[[value] for value in values], **more)
+
+
+def test_rounds_and_megabytes_until_a_target_by_hand():
+    run = curve("ditto", [0.2, 0.6, 0.7, 0.8, 0.9], every=2, sent=10**6, before=5 * 10**5)
+    # means of three: 0.5, 0.7, 0.8 after rounds 6, 8, 10; one MB per round, half a MB before the first
+    for target, expected in ((0.45, (6, 6.5)), (0.7, (8, 8.5)), (0.75, (10, 10.5)), (0.81, (None, None))):
+        row = comparison(run, target=target).results[0]
+        assert (row["rounds_to_target"], row["megabytes_to_target"]) == expected
+    assert run.spent == pytest.approx([2.5, 4.5, 6.5, 8.5, 10.5])
+
+
+def test_an_error_must_fall_to_its_target():
+    run = curve("ditto", [9.0, 5.0, 4.0, 3.0], metric=ERROR)
+    assert [comparison(run, target=target).to_target("ditto")[0] for target in (6.0, 4.0, 3.9)] == [3, 4, None]
+
+
+def test_without_a_target_it_is_most_of_what_fedavg_reached():
+    fedavg, ditto = curve("fedavg", [0.5, 0.8, 0.8, 0.4]), curve("ditto", [0.76, 0.76, 0.76, 0.9])
+    found = comparison(fedavg, ditto)
+    assert found.target_of(0) == pytest.approx(0.95 * 0.8)
+    assert found.to_target("ditto")[0] == 3
+    assert found.to_target("fedavg") == (None, None)
+    assert comparison(ditto).target_of(0) is None
+    errors = comparison(curve("fedavg", [4.0, 1.9], metric=ERROR))
+    assert errors.target_of(0) == pytest.approx(1.9 / 0.95)
+
+
+def test_a_target_counts_only_if_every_seed_reached_it():
+    runs = [curve("ditto", values, seed=seed) for seed, values in enumerate(([0.9] * 4, [0.1, 0.9, 0.9, 0.9]))]
+    found = Comparison({"ditto": runs}, target=0.9)
+    assert found.to_target("ditto") == (3.5, 0.0)  # after rounds 3 and 4, without a byte
+    assert replace(found, target=0.95).to_target("ditto") == (None, None)
+
+
+def test_a_curve_without_validation_samples_has_no_target():
+    assert comparison(curve("fedavg", [NAN, NAN])).to_target("fedavg") == (None, None)
+
+
+def test_costs_are_sums_over_rounds_and_means_over_seeds():
+    runs = [outcome("ditto", [[0.5]] * rounds, seed=seed, sent=10**6) for seed, rounds in enumerate((2, 4))]
+    row = Comparison({"ditto": runs}).results[0]
+    assert (row["seconds"], row["gradients"], row["megabytes_up"], row["megabytes_down"]) == (6.0, 21, 3.0, 0.0)
+    assert row["memory_megabytes"] == 4.0
+    assert row["seeds"] == 2
+
+
+# -- the shared model --------------------------------------------------------------------------------------------------
+
+
+def test_the_shared_model_on_all_test_samples_together():
+    fedavg = outcome("fedavg", [[0.5, 1.0]], samples=[10, 30])
+    assert fedavg.union == pytest.approx(0.875)  # its clients use the shared model
+    assert outcome("ditto", [[0.5, 1.0]], samples=[10, 30], shared=[1.0, 0.0]).union == pytest.approx(0.25)
+    assert outcome("ditto", [[0.5, 1.0]]).union is None
+    assert outcome("local", [[0.5, 1.0]]).union is None
+
+
+def test_the_servers_own_test_set():
+    assert outcome("fedavg", [[0.5]], central=0.75).central == 0.75
+    assert outcome("fedavg", [[0.5]]).central is None
+    found = Comparison({"fedavg": [outcome("fedavg", [[0.5]], seed=seed, central=seed / 2) for seed in (0, 1)]})
+    assert found.results[0]["central"] == 0.25
+
+
+# -- runs that go together, and those that do not ----------------------------------------------------------------------
+
+
+def test_runs_are_collected_by_method_and_seed():
+    runs = [outcome(method, [[0.5]], seed=seed) for seed in (1, 0) for method in ("local", "ditto")]
+    found = Comparison.of_runs(runs, select="best")
+    assert list(found.outcomes) == ["local", "ditto"]
+    assert found.seeds == [0, 1]
+    assert found.missing == ()
+    assert found.select == "best"
+
+
+def test_what_is_incomplete_is_shown_and_said():
+    runs = [outcome("local", [[0.5]] * 4), outcome("ditto", [[0.5]] * 2, rounds=4)]
+    found = Comparison.of_runs(runs)
+    assert found.missing == ("ditto with seed 0 is incomplete: 2 of 4 rounds.",)
+    assert [row["round"] for row in found.results] == [4, 2]
+    assert "after the last round (2 or 4)" in found.protocol
+
+
+def test_seeds_that_a_method_lacks_are_left_out_and_said():
+    begun = replace(outcome("ditto", [[0.5]], seed=2, rounds=3), history=[])
+    runs = [outcome("local", [[0.5]], seed=seed) for seed in range(3)] + [outcome("ditto", [[0.6]], seed=1), begun]
+    found = Comparison.of_runs(runs)
+    assert found.seeds == [1]
+    assert found.missing == (
+        "ditto with seed 2 is incomplete: 0 of 3 rounds.",
+        "Left out, because not every method has them: seeds 0, 2.",
+    )
+
+
+def test_runs_without_a_common_seed_or_score_are_no_comparison():
+    with pytest.raises(RunError, match=r"must have a seed in common. They have none \(local: \[0\]; ditto: \[1\]\)."):
+        Comparison.of_runs([outcome("local", [[0.5]]), outcome("ditto", [[0.5]], seed=1)])
+    with pytest.raises(RunError, match="A report needs at least one run that was evaluated once. There is none."):
+        Comparison.of_runs([replace(outcome("local", [[0.5]]), history=[])])
+
+
+def test_a_run_that_is_there_twice_is_refused(tmp_path):
+    runs = [replace(outcome("ditto", [[0.5]]), folder=tmp_path / name) for name in ("a", "b")]
+    with pytest.raises(RunError) as error:
+        Comparison.of_runs(runs)
+    assert str(error.value) == (
+        f"A comparison must have one run of each method and seed. ditto with seed 0 is there twice: {tmp_path / 'a'} "
+        f"and {tmp_path / 'b'}.\nhint: give the folder of one of them only."
+    )
+
+
+def test_methods_of_a_comparison_share_their_seeds():
+    with pytest.raises(RunError, match="same seeds"):
+        Comparison({"local": [outcome("local", [[1.0]])], "fedavg": [outcome("fedavg", [[1.0]], seed=1)]})
+    with pytest.raises(RunError, match="same seeds"):
+        Comparison({"local": []})
+
+
+def test_different_tasks_are_refused_with_the_difference():
+    words = {"partition": "iid", "clients": 2, "data": "/here"}
+    runs = [
+        outcome("local", [[0.5, 0.5]], data="aa", recipe=words),
+        outcome("ditto", [[0.5, 0.5]], data="bb", recipe={**words, "partition": "dirichlet:0.1"}),
+    ]
+    with pytest.raises(RunError) as error:
+        Comparison.of_runs(runs)
+    assert str(error.value) == (
+        "The runs of a comparison must have their task in common. local and ditto with seed 0 differ in data: 'aa' and "
+        "'bb'; recipe: partition 'iid' and 'dirichlet:0.1'.\n"
+        "hint: compare runs of the same task, or run them again with one `atoll compare`."
+    )
+    other = outcome("ditto", [[0.5, 0.5]], data="aa", recipe=words)
+    other.config["model"]["parameters"] = 6
+    with pytest.raises(RunError, match="must have their model in common. .* differ in parameters: 5 and 6."):
+        Comparison.of_runs([runs[0], other])
+
+
+def test_the_same_data_may_lie_elsewhere():
+    words = {"partition": "iid", "data": "/here"}
+    runs = [
+        outcome("local", [[0.5]], data="aa", recipe=words),
+        outcome("ditto", [[0.5]], data="aa", recipe={**words, "data": None}),
+    ]
+    assert list(Comparison.of_runs(runs).outcomes) == ["local", "ditto"]
+
+
+# -- rows and words ----------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_row_for_every_method_seed_and_client():
+    runs = {
+        method: [outcome(method, [[0.9, score]], seed=seed, samples=[10, 20]) for seed in (3, 4)]
+        for method, score in (("local", 0.9), ("fedavg", 0.1))
+    }
+    rows = [*Comparison(runs).rows()]
+    assert [(row["method"], row["seed"], row["client"]) for row in rows] == [
+        (method, seed, client) for method in ("local", "fedavg") for seed in (3, 4) for client in (0, 1)
+    ]
+    assert rows[-1] == {
+        "method": "fedavg", "seed": 4, "client": 1, "name": "1", "test_samples": 20, "score": 0.1,
+        "gain_local": pytest.approx(-0.8), "gain_fedavg": 0.0, "harmed": True, "mcnemar_local": None,
+    }  # fmt: skip
+
+
+def test_the_protocol_says_what_the_figures_are():
+    recipe = {"partition": "dirichlet:0.1", "split": "60/15/25"}
+    runs = [outcome("ditto", [[0.5, 0.5]] * 3, seed=seed, recipe=recipe) for seed in (0, 1)]
+    found = Comparison({"ditto": runs})
+    assert found.protocol == (
+        "Accuracy in % of the model each client would deploy, on its own test split (train/val/test 60/15/25 %), after "
+        "the last round (3); all 2 clients, each counted the same; ± is the 95 % t-interval over 2 seeds. "
+        "toy, dirichlet:0.1, seeds 0, 1."
+    )
+    assert "after the round that is best on validation; all" in found.selected("best").protocol
+    assert "an oracle" in found.selected("oracle").protocol
+    alone = comparison(outcome("ditto", [[0.5]], metric=ERROR, recipe={"partition": "fafi:0.1"}))
+    assert alone.protocol == (
+        "Mean absolute error of the model each client would deploy, on its own test split, after the last round (1); "
+        "all 1 clients, each counted the same. toy, fafi:0.1, seed 0. Clients share samples in this partition."
+    )
+
+
+def test_citations_come_once():
+    found = comparison(outcome("ditto", [[0.5]]), outcome("ditto:lam=0.1", [[0.5]]), outcome("local", [[0.5]]))
+    assert found.citations.count("@") == 1
+    assert "Ditto: Fair and Robust" in found.citations
+
+
+@pytest.mark.parametrize("text", ["ditto", "ditto:lam=0.1", "fedavg:epochs=2,weighting=uniform"])
+def test_labels_are_what_the_command_line_takes(text):
+    assert label(create(text)) == text
+    assert label(create(label(create(text)))) == text
+
+
+def test_configuration_gives_the_algorithm_back():
+    ditto = create("ditto:lam=0.1")
+    config = json.loads(json.dumps(describe(Recipe(clients=4).build(), ditto, Settings())))
+    assert algorithm_of(config) == ditto
+
+
+# -- from real runs ----------------------------------------------------------------------------------------------------
+
+
+def test_an_outcome_reads_the_same_from_memory_and_folder(make_task, tmp_path):
+    task = make_task(sizes=(12, 9, 20), shares=(0.6, 0.15, 0.25))
+    report = federate(task, create("ditto"), rounds=3, folder=tmp_path)
+    memory, folder = Outcome.of(report), Outcome.read(tmp_path)
+    assert folder.scores().tolist() == memory.scores().tolist() == report.scores().tolist()
+    assert folder.bytes == memory.bytes
+    assert folder.spent == memory.spent
+    assert folder.spent[-1] == pytest.approx(folder.megabytes("up") + folder.megabytes("down"))
+    assert folder.gradients == memory.gradients > 0
+    assert (folder.seed, folder.rounds, folder.done, folder.finished, folder.label) == (0, 3, 3, True, "ditto")
+    assert folder.union == memory.union is not None
+    assert folder.statistics.samples.tolist() == memory.statistics.samples.tolist()
+    for client in range(3):
+        assert folder.each_of(client).tolist() == memory.each_of(client).tolist()
+        assert folder.each_of(client).mean() == pytest.approx(report.scores()[client])
+    assert memory.variances() == pytest.approx(report.scores() * (1 - report.scores()), abs=1e-6)

@@ -1,0 +1,87 @@
+"""A server answers with models and trains on samples as one client would."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from atoll import LocalEngine
+from atoll.cohort import Population
+from atoll.errors import TaskError
+from atoll.local import sgd
+from atoll.memory import RamMemory
+from atoll.params import Stack, stack
+from atoll.workbench import Workbench
+
+
+@pytest.fixture
+def task(make_task):
+    return make_task(sizes=(6, 9), dtype=torch.float64)
+
+
+@pytest.fixture
+def workbench(task) -> Workbench:
+    return Workbench(Population(task, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
+
+
+def test_answers_are_those_of_the_network(task, workbench, monkeypatch) -> None:
+    monkeypatch.setattr("atoll.workbench.ANSWERS_AT_ONCE", 4)
+    w = task.network.initial
+    expected = task.network._original(task.x)
+    torch.testing.assert_close(workbench.answers(w, task.x), expected)
+    several = workbench.answers(stack([w, 2.0 * w]), task.x)
+    assert several.shape == (2, *expected.shape)
+    torch.testing.assert_close(several[0], expected)
+    torch.testing.assert_close(several[1], workbench.answers(2.0 * w, task.x))
+
+
+def test_it_trains_as_a_client_with_these_samples_would(task, workbench) -> None:
+    """One step on all samples is one step along the gradient of their mean loss."""
+    cohort = workbench.cohort(task.x, task.y, batch_size=len(task.x))
+    trained = sgd(cohort, start=task.network.initial, epochs=1)
+    assert isinstance(trained, Stack)
+    module = task.network._original
+    loss = torch.nn.functional.cross_entropy(module(task.x), task.y)
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    for (name, parameter), gradient in zip(module.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(trained[name][0], parameter - task.training.lr * gradient)
+
+
+def test_another_loss_and_other_targets(task, workbench) -> None:
+    """Distillation: the server learns what other models answer."""
+
+    def apart(outputs, targets):
+        return (outputs - targets).square().mean(1)
+
+    wanted = workbench.answers(-1.0 * task.network.initial, task.x)
+    cohort = workbench.cohort(task.x, wanted, network=task.network.with_loss(apart), batch_size=5)
+    before = apart(workbench.answers(task.network.initial, task.x), wanted).mean()
+    w = sgd(cohort, start=task.network.initial, epochs=200).client(0)
+    assert apart(workbench.answers(w, task.x), wanted).mean() < 0.1 * before
+
+
+def test_its_draws_are_not_those_of_the_first_client(task, workbench) -> None:
+    mine = workbench.cohort(task.x, task.y)
+    assert mine.population.seed != workbench.population.seed
+    assert len(mine) == 1
+    np.testing.assert_array_equal(mine.population.task.splits["train"].offsets, [0, len(task.x)])
+
+
+def test_public_data_must_be_there(workbench) -> None:
+    with pytest.raises(TaskError, match=r"needs public data.*\n.*--public 0.1"):
+        _ = workbench.public
+
+
+def test_public_data_must_be_like_the_clients(task) -> None:
+    odd = replace(task, public=(torch.zeros(3, 5), torch.zeros(3)))
+    bench = Workbench(Population(odd, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
+    with pytest.raises(TaskError, match=r"like the clients', of shape \(4,\). Got 3 of shape \(5,\)"):
+        _ = bench.public
+
+
+def test_draws_depend_on_the_purpose_and_the_round(workbench) -> None:
+    draws = [one.normal() for one in (workbench.generator("noise"), workbench.generator("labels"))]
+    later = replace(workbench, round=2).generator("noise").normal()
+    assert len({*draws, later}) == 3
+    assert draws[0] == workbench.generator("noise").normal()

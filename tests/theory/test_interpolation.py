@@ -1,0 +1,164 @@
+"""Closed forms of APFL, FedAMP and interpolation on f_k(w) = 1/2 (w - c_k)^T H_k (w - c_k) with full-batch steps."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from atoll import Algorithm, Task
+from atoll.algorithms.apfl import APFL
+from atoll.algorithms.fedamp import FedAMP
+from atoll.algorithms.fedavg import FedAvg
+from atoll.algorithms.interp import Interp
+from atoll.algorithms.local import Local
+from atoll.conformance import personal_models, play, quadratics
+from atoll.randomness import default_generator
+
+ETA = 0.4
+CLIENTS, SIZE = 4, 3
+EXACT = {"rtol": 0.0, "atol": 1e-12}
+
+with default_generator(3):
+    C = torch.randn(CLIENTS, SIZE, dtype=torch.float64)
+    bases, _ = torch.linalg.qr(torch.randn(CLIENTS, SIZE, SIZE, dtype=torch.float64))
+H = bases @ torch.diag(torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)) @ bases.mT
+EYE = torch.eye(SIZE, dtype=torch.float64)
+OPTIMUM = torch.linalg.solve(
+    H.sum(0), torch.einsum("kij,kj->i", H, C)
+)  # of sum_k f_k: FedAvg with one step rests there
+
+
+def clients(start: Tensor | None = None) -> Task:
+    return quadratics(C, H, start=start, lr=ETA)
+
+
+def personal(task: Task, algorithm: Algorithm, rounds: int = 1) -> Tensor:
+    return torch.stack([model["w"] for model in personal_models(play(task, algorithm, rounds))])
+
+
+def slope(w: Tensor) -> Tensor:
+    """The gradient of f_k at w_k, for every client."""
+    return torch.einsum("kij,kj->ki", H, w - C)
+
+
+# -- APFL ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_apfl_is_gradient_descent_on_the_mixture(adaptive: bool) -> None:
+    # Three steps in one round, written out by autograd: d f(a v + (1 - a) w) / dv and / da. Nothing is left out.
+    start = torch.ones(SIZE, dtype=torch.float64)
+    w, v, a = start.expand(CLIENTS, SIZE), start.expand(CLIENTS, SIZE), torch.full((CLIENTS,), 0.6, dtype=torch.float64)
+    for _ in range(3):
+        at = [leaf.clone().requires_grad_() for leaf in (v, a)]
+        mixture = at[1][:, None] * at[0] + (1 - at[1][:, None]) * w
+        f = 0.5 * torch.einsum("ki,kij,kj->", mixture - C, H, mixture - C)
+        g_v, g_a = torch.autograd.grad(f, at)
+        w, v = w - ETA * slope(w), v - ETA * g_v
+        a = (a - ETA * g_a).clamp(0, 1) if adaptive else a
+    report = play(clients(start), APFL(alpha=0.6, adaptive=adaptive, epochs=3))
+    kept = report.population.memory.save(round=1)["kept"]
+    torch.testing.assert_close(kept["v"]["w"], v, **EXACT)
+    torch.testing.assert_close(kept["alpha"]["alpha"], a, **EXACT)
+    torch.testing.assert_close(report.server["w"], w.mean(0), **EXACT)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.9])
+def test_apfl_reaches_the_own_optimum_with_any_share(alpha: float) -> None:
+    # a v + (1 - a) w -> c_k, a step contracts by I - eta a^2 H_k; what w is does not matter.
+    # catches: fluke (v gets no gradient), PFLlib (gradient at v: then v -> c_k, and the mixture does not).
+    found = personal(clients(start=OPTIMUM), APFL(alpha=alpha), rounds=300 if alpha == 0.5 else 80)
+    torch.testing.assert_close(found, C, **EXACT)
+
+
+def test_the_survey_apfl_rests_at_its_fixed_point() -> None:
+    # v = a (w - eta H (w - c)) + (1 - a) (v - eta H (v - c)), with w at rest.
+    a = 0.3
+    step = torch.einsum("kij,kj->ki", EYE - ETA * H, OPTIMUM - C) + C  # w after its step
+    fixed = torch.linalg.solve(
+        EYE - (1 - a) * (EYE - ETA * H), a * step + (1 - a) * ETA * torch.einsum("kij,kj->ki", H, C)
+    )
+    torch.testing.assert_close(
+        personal(clients(start=OPTIMUM), APFL(form="survey", alpha=a), rounds=60), fixed, **EXACT
+    )
+    assert (fixed - C).norm() > 0.1  # unlike the published form, it does not reach the own optimum
+
+
+def test_the_survey_apfl_with_the_shared_part_only_deploys_what_fedavg_sends() -> None:
+    v = personal(clients(start=OPTIMUM), APFL(form="survey", alpha=1.0, epochs=2))
+    w = OPTIMUM - ETA * slope(OPTIMUM.expand(CLIENTS, SIZE))
+    torch.testing.assert_close(v, w - ETA * slope(w), **EXACT)
+
+
+# -- interpolation -------------------------------------------------------------------------------------------------
+
+
+def test_interpolation_takes_the_best_share_of_the_grid() -> None:
+    # f along the segment is a parabola with its minimum at <v - w, H (c - w)> / <v - w, H (v - w)>, cut to [0, 1].
+    task = clients(start=OPTIMUM)
+    task = replace(task, splits={**task.splits, "val": task.splits["train"]})
+    v = C + torch.einsum("kij,kj->ki", EYE - ETA * H, OPTIMUM - C)
+    apart = v - OPTIMUM
+    best = torch.einsum("ki,kij,kj->k", apart, H, C - OPTIMUM) / torch.einsum("ki,kij,kj->k", apart, H, apart)
+    share = (best.clamp(0, 1) * 10).round() / 10
+    torch.testing.assert_close(personal(task, Interp()), OPTIMUM + share[:, None] * apart, **EXACT)
+
+
+@pytest.mark.parametrize(("share", "other"), [(0.0, FedAvg(epochs=3)), (1.0, Local(epochs=3))])
+def test_interpolation_ends_in_fedavg_and_local(share: float, other: Algorithm) -> None:
+    assert torch.equal(personal(clients(), Interp(share=share, epochs=3), 4), personal(clients(), other, 4))
+
+
+# -- FedAMP --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [FedAMP(), FedAMP(alpha=0.1, sigma=2.0), FedAMP(variant="heur", sharpness=3.0)])
+def test_attention_is_a_distribution(algorithm: FedAMP) -> None:
+    xi = play(clients(), algorithm, rounds=3).server["xi"]
+    torch.testing.assert_close(xi.sum(1), torch.ones(CLIENTS, dtype=torch.float64), **EXACT)
+    assert xi.min() >= 0
+
+
+@pytest.mark.parametrize("algorithm", [FedAMP(sigma=1e-9), FedAMP(variant="heur", self_weight=1.0)])
+def test_who_attends_to_nobody_receives_its_own_model(algorithm: FedAMP) -> None:
+    # The proximal point of the own model: w <- w - eta H (w - c) in the first step, whatever lam is.
+    found = personal(clients(), replace(algorithm, lam=1.2), rounds=4)
+    torch.testing.assert_close(found, personal(clients(), Local(), rounds=4), **EXACT)
+
+
+@pytest.mark.parametrize("variant", ["amp", "heur"])
+def test_identical_models_are_what_their_mixture_is(variant) -> None:
+    task = quadratics(C[:1].expand(4, SIZE), H[:1].expand(4, SIZE, SIZE), lr=ETA)
+    torch.testing.assert_close(personal(task, FedAMP(variant=variant), 4), personal(task, Local(), 4), **EXACT)
+
+
+def test_with_a_weak_pull_every_client_reaches_its_own_optimum() -> None:
+    found = personal(clients(), FedAMP(lam=1e-9), rounds=80)
+    torch.testing.assert_close(found, C, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("lam", "sigma"), [(0.2, 4.0), (1.0, 3.0)])
+def test_two_opposite_clients_meet_where_pull_and_loss_balance(lam: float, sigma: float) -> None:
+    # c = 1, -1. By symmetry w = x, -x with apart^2 = 4 x^2; the gradient of the objective is 0 where
+    # (x - 1) + 2 lam x exp(-4 x^2 / sigma) / sigma = 0. It does not depend on alpha.
+    # catches: PFLlib's FedAMP, which would end at 1.
+    task = quadratics(torch.tensor([[1.0], [-1.0]], dtype=torch.float64), start=torch.zeros(1).double(), lr=ETA)
+    x = brentq(lambda x: x - 1 + 2 * lam * x * math.exp(-4 * x * x / sigma) / sigma, 0, 1)
+    for alpha in (0.5, 1.0):
+        found = personal(task, FedAMP(lam=lam, alpha=alpha, sigma=sigma), rounds=150)
+        torch.testing.assert_close(found.flatten(), torch.tensor([x, -x], dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+def test_planted_groups_attend_to_each_other() -> None:
+    # Two groups of three around +-2: within a group attention, across none.
+    with default_generator(0):
+        noise = 0.1 * torch.randn(6, SIZE, dtype=torch.float64)
+    groups = torch.tensor([2.0, -2.0], dtype=torch.float64).repeat(3)[:, None] + noise
+    report = play(quadratics(groups, lr=ETA), FedAMP(alpha=1e6, sigma=1.0), rounds=10)
+    across = report.server["xi"][0::2, 1::2]
+    within = report.server["xi"][0::2, 0::2]
+    assert across.max() < 1e-6
+    assert (within - torch.diag(within.diagonal())).sum(1).min() > 0.5
