@@ -55,6 +55,7 @@ class Algorithm:
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
     limits: ClassVar[Limits] = {}  # {"local": {"lam": 0.0}}: equals that method so
+    added: ClassVar[str] = ""  # the pieces that were added to it: "+prox"
 
     def __post_init__(self) -> None:
         for hyperparameter in hyperparameters(type(self)):

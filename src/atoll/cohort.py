@@ -54,6 +54,7 @@ class Cohort:
     scanner: Scanner
     received: Tree = None  # what `Algorithm.unicast` sent to each of these clients, stacked
     splits: frozenset[str] = frozenset({"train", "val"})
+    terms: tuple[Callable[[Params | Stack], Any], ...] = ()  # what pieces add to the loss of `sgd`, from its start
     notes: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -133,7 +133,7 @@ def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
 def run_name(algorithm: Algorithm, seed: int) -> str:
     """The folder of a run in a comparison; it changes with the hyperparameters, and with the text of a user's file."""
     file = file_of(type(algorithm))
-    name = None if file is None else f"{file.stem}-{_digest(file.read_bytes())}"
+    name = None if file is None else f"{file.stem}-{_digest(file.read_bytes())}{algorithm.added}"
     return re.sub(r"[^\w.=,+-]+", "-", f"{label(algorithm, name)}-seed{seed}")
 
 

@@ -551,14 +551,15 @@ def _name(algorithm: Algorithm) -> str:
     file, here = file_of(type(algorithm)), Path.cwd()
     if file is None:
         return name_of(type(algorithm))
-    return str(file.relative_to(here) if file.is_relative_to(here) else file)
+    return f"{file.relative_to(here) if file.is_relative_to(here) else file}{algorithm.added}"
 
 
 def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
     """The algorithm of a run, from its configuration."""
     values = dict(config["algorithm"])
     name, file = values.pop("name"), values.pop("file", None)
-    return find(file or name)(**values)
+    _, plus, added = name.partition("+")
+    return find(f"{file}{plus}{added}" if file else name)(**values)
 
 
 # -- small parts -------------------------------------------------------------------------------------------------------

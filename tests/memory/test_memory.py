@@ -189,7 +189,10 @@ def test_ram_and_disk_give_the_same_run(make_task, tmp_path, algorithm):
 
     def run(kind: str, folder: Path | None):
         report = federate(task, algorithm, rounds=5, cohort=3, memory=kind, folder=folder, eval_every=1)
-        lines = [{name: value for name, value in line.items() if name not in ("seconds", "memory")} for line in report.history]
+        lines = [
+            {name: value for name, value in line.items() if name not in ("seconds", "memory")}
+            for line in report.history
+        ]
         own = report.population.memory
         default = task.network.initial.part("head") if isinstance(algorithm, FedPer) else task.network.initial
         kept = own.recall(

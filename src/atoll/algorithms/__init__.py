@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -31,13 +32,20 @@ def found() -> dict[str, type[Algorithm]]:
 
 
 def find(name: str) -> type[Algorithm]:
-    """A method by its name, or by the path of a file that defines it (`./mine.py`)."""
+    """A method by its name, or by the path of a file that defines it (`./mine.py`); pieces follow: `fedper+prox`."""
+    name, *pieces = re.split(r"\+(?=[a-z]+(?:\+|$))", name)
     if name.endswith(".py"):
-        return _from_file(Path(name))
-    methods = found()
-    if name not in methods:
-        raise unknown("algorithm", name, methods)
-    return methods[name]
+        method = _from_file(Path(name))
+    else:
+        methods = found()
+        if name not in methods:
+            raise unknown("algorithm", name, methods)
+        method = methods[name]
+    for piece in pieces:
+        from atoll.pieces import composed
+
+        method = composed(method, piece)
+    return method
 
 
 def create(text: str, **more: str) -> Algorithm:
@@ -57,8 +65,8 @@ def create(text: str, **more: str) -> Algorithm:
 
 
 def name_of(method: type[Algorithm]) -> str:
-    """What a method is called: its file's name."""
-    return method.__module__.rpartition(".")[2].replace("_", "-")
+    """What a method is called: its file's name, and what was added to it."""
+    return method.__module__.rpartition(".")[2].replace("_", "-") + method.added
 
 
 def file_of(method: type[Algorithm]) -> Path | None:

@@ -10,7 +10,7 @@ With ``alpha = 1`` each client trains alone, with ``alpha = 0`` this is FedAvg. 
 that a survey describes under this name: alpha weighs the shared part, and the models themselves are mixed,
 v_k <- alpha_k (w_k - eta grad F_k(w_k)) + (1 - alpha_k) (v_k - eta grad F_k(v_k)); deployed is v_k.
 
-Reference: Deng, Kamani, Mahdavi. "Adaptive Personalized Federated Learning." 2020, Algorithm 1 and Section 4.3.
+Reference: Deng, Kamani, Mahdavi. "Adaptive Personalized Federated Learning." 2020, Algorithm 1.
 https://arxiv.org/abs/2003.13461
 """
 

@@ -60,22 +60,105 @@ class FedGenLocal(Algorithm):
     def start(self, task: Task) -> Server:
         """Nothing, or the model that is to become a classifier."""
         if task.classes is None or task.y.ndim != 1 or not task.x.is_floating_point():
-            raise TaskError(f"FedGenLocal generates numbers for a class. {task.name} has none, or samples of no numbers.")
+            raise TaskError(f"FedGenLocal needs samples of numbers, of one class each. {task.name} has others.")
         return {} if self.use == "augment" else {"w": task.network.initial}
 
-    def broadcast(self, server: Server) -> Params | None:
-        """The samples of the last round, where clients learn from them."""
-        return server.get("made")
+    def broadcast(self, server: Server) -> Server | None:
+        """What the last round generated, where clients learn from it."""
+        return server if self.use == "augment" and server else None
 
-    def local(self, made: Params | None, cohort: Cohort) -> Update:
-        """Improve the generator and send it; to augment, train the own model as well."""
-        kept, start = self.kept(cohort), self.autoencoder(cohort.population)
-        given = {"lr": cohort.lr.new_tensor(self.generator_lr)}
+    def local(self, received: Server | None, cohort: Cohort) -> Update:
+        """Improve the generator and send what changed; to augment, train the own model as well."""
+        kept = self.kept(cohort)
         state = {"vae": kept["vae"], "past": unmoved(kept["vae"])}
-        step = functools.partial(improve, latent=self.latent)
-        vae = cohort.scan(step, state, given=given, epochs=self.generator_epochs, stream="generator", draws=True)["vae"]
+        step = functools.partial(improve, lr=self.generator_lr, latent=self.latent)
+        vae = cohort.scan(step, state, epochs=self.generator_epochs, stream="generator", draws=True)["vae"]
         keep = {"vae": vae}
         if self.use == "augment":
-            keep["v"] = self.trained(kept["v"], made, cohort)
-        send = {"decoder": decoder_of(vae) - decoder_of(start), "labels": label_counts(cohort)}
-        return Update(send=send, keep=keep)
+            keep["v"] = self.trained(kept["v"], received, cohort)
+        moved = decoder_of(vae) - decoder_of(self.autoencoder(cohort.population))
+        return Update(send={"decoder": moved, "labels": label_counts(cohort)}, keep=keep)
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Draw from the mixture; for the classifier, train it on what was drawn."""
+        made = self.drawn(replies)
+        if self.use == "augment":
+            return {"made": made}
+        cohort = replies.workbench.cohort(made["x"], made["y"])
+        return {"w": sgd(cohort, start=server["w"], epochs=self.server_epochs).client(0)}
+
+    def personalize(self, server: Server, cohort: Cohort) -> Params | Stack:
+        """The own model, which is the initial one for a client that never took part; or the classifier."""
+        return self.kept(cohort)["v"] if self.use == "augment" else server["w"]
+
+    def shared(self, server: Server) -> Params | None:
+        """The classifier, if that is what is made."""
+        return server.get("w")
+
+    def welcome(self, server: Server, cohort: Cohort) -> Params | Stack:
+        """A new client trains on its samples and generated ones; or uses the classifier."""
+        return self.trained(cohort.initial, server or None, cohort) if self.use == "augment" else server["w"]
+
+    def autoencoder(self, population: Population) -> Params:
+        """The initial generator, which everybody can make from the seed."""
+        task = population.task
+        assert task.classes is not None
+        key, size = number(population.seed, "autoencoder") // 2, task.x[0].numel()
+        return autoencoder(size, task.classes, self.hidden, self.latent, key=key, like=task.x[0].flatten()[0])
+
+    def kept(self, cohort: Cohort) -> dict[str, Stack]:
+        """What these clients keep: their autoencoder and, to augment, their model."""
+        first = {"vae": self.autoencoder(cohort.population)}
+        return cohort.recall(default=first | {"v": cohort.initial} if self.use == "augment" else first)
+
+    def trained(self, v: Params | Stack, received: Server | None, cohort: Cohort) -> Stack:
+        """The clients' models after local epochs, with generated samples if there are any."""
+        if received is None:
+            return sgd(cohort, start=v, epochs=self.epochs)
+        gradient = functools.partial(augmented, share=self.share)
+        return sgd(cohort, start=v, epochs=self.epochs, gradient=gradient, given=received["made"], draws=True)
+
+    def drawn(self, replies: Replies) -> Params:
+        """Samples of the mixture of generators: a client and a class are as likely as they are in the data."""
+        bench, order = replies.workbench, np.argsort(replies.clients)  # whoever came first
+        decoders = decoder_of(self.autoencoder(bench.population)) + replies.stack("decoder")
+        counts = replies.stack("labels")["counts"].double().cpu().numpy()[order]
+        draw = bench.generator("samples")
+        chosen = np.sort(draw.choice(counts.size, self.samples, p=(counts / counts.sum()).ravel()))
+        who, classes = np.divmod(chosen, counts.shape[1])
+        like, shape = bench.population.task.x, bench.population.task.x.shape[1:]
+        y = torch.from_numpy(classes).to(like.device)
+        sizes = (self.latent, shape.numel())
+        numbers = torch.from_numpy(draw.normal(size=(self.samples, sum(sizes)))).to(like)
+        parts = [np.flatnonzero(who == k) for k in np.unique(who)]
+        each = [
+            (decoders.client(int(order[who[part[0]]])), y[part], *torch.split(numbers[part], sizes, 1))
+            for part in parts
+        ]
+        return Params.of(x=torch.cat([sample(*one) for one in each]).reshape(-1, *shape), y=y)
+
+
+def improve(state: dict[str, Any], batch: Batch, given: None, *, lr: float, latent: int) -> dict[str, Any]:  # noqa: ARG001
+    """One step of Adam on a client's autoencoder."""
+    noise = batch.normal("latent", len(batch.x), latent)
+
+    def objective(vae: Params) -> tuple[Tensor, None]:
+        return batch.mean(bound(vae, batch.x.flatten(1), batch.y, noise)), None
+
+    g, _ = batch.differentiate(objective, state["vae"])
+    vae, past = adam(state["vae"], g, state["past"], lr)
+    return {"vae": vae, "past": past}
+
+
+def augmented(w: Params, batch: Batch, made: Params, *, share: float) -> Found:
+    """The gradient on a batch and on as many generated samples; statistics of BatchNorm are those of the batch."""
+    place = (batch.uniform("places", len(batch.x)) * len(made["y"])).long()
+    other = replace(batch, x=made["x"][place], y=made["y"][place], mask=None, keys=batch.keys and batch.keys.fold(1))
+
+    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+        outputs, after = batch.forward(w | trained)
+        loss = batch.mean(batch.network.loss(outputs, batch.y))
+        return (1 - share) * loss + share * other.loss(w | trained), (loss, after.buffers)
+
+    g, (loss, buffers) = batch.differentiate(objective, w.trained)
+    return g, w | buffers, loss

@@ -29,7 +29,7 @@ class FedProx(Algorithm):
     cites: ClassVar[str] = "li2020federated"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """v is pulled to w in every step."""
+        """The local model is pulled to w in every step."""
         return {"lr * mu": lr * self.mu}
 
     def local(self, w: Params, cohort: Cohort) -> Update:

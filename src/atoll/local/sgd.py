@@ -39,6 +39,8 @@ def sgd(
     rule = cohort.training
     layout = cohort.population.task.network.layout
     names = layout.part(only) if isinstance(only, str) else frozenset(only)
+    for added in cohort.terms:
+        penalty = added(start) if penalty is None else penalty + added(start)
     term = None if penalty is None else penalty.term
 
     def plain(w: Params, batch: Batch, given: Any) -> Found:

@@ -6,11 +6,14 @@ Structured Output Representation using Deep Conditional Generative Models." Neur
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor
 
 from atoll.models.generator import conditional, generate
-from atoll.params import Params
+from atoll.params import Params, Stack
 
+P = TypeVar("P", Params, Stack)
 DECODER, ENCODER, SPREAD = "decoder.", "encoder.", "decoder.log_sigma"
 SMALLEST = -4.0  # log sigma: a client with a single sample would let it fall for ever
 
@@ -25,7 +28,7 @@ def autoencoder(size: int, classes: int, hidden: int, latent: int, *, key: int, 
 
 
 def bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
-    """The negative evidence lower bound of every sample, up to a constant; its latent numbers are drawn with `noise`."""
+    """The negative evidence lower bound of every sample, up to a constant; `noise` is what e is drawn with."""
     mean, log_variance = generate(_part(vae, ENCODER), x, y).chunk(2, 1)
     made = generate(_part(vae, DECODER), mean + (0.5 * log_variance).exp() * noise, y)
     log_sigma = vae[SPREAD].clamp(min=SMALLEST)
@@ -34,11 +37,11 @@ def bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
 
 
 def sample(decoder: Params, y: Tensor, latent: Tensor, noise: Tensor) -> Tensor:
-    """A sample for every class in y, from standard normal numbers for what is between, and for the spread around it."""
+    """A sample for every class in y, from standard normal numbers: e, and the spread around D(y, e)."""
     return generate(_part(decoder, DECODER), latent, y) + decoder[SPREAD].clamp(min=SMALLEST).exp() * noise
 
 
-def decoder_of(vae: Params) -> Params:
+def decoder_of(vae: P) -> P:
     """What is needed to draw samples."""
     return vae.only(name for name in vae if name.startswith(DECODER))
 

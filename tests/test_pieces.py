@@ -1,0 +1,108 @@
+"""A piece changes how a method trains without editing it."""
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll import LocalEngine, federate
+from atoll.algorithms import create, find, name_of
+from atoll.conformance import check
+from atoll.errors import HyperparameterError, UnknownName
+from atoll.results import Outcome, label
+
+
+@pytest.fixture
+def engine() -> LocalEngine:
+    return LocalEngine(dtype=torch.float64)
+
+
+def test_fedavg_with_prox_is_fedprox(make_task, engine) -> None:
+    task = make_task(dtype=torch.float64)
+    composed = federate(task, create("fedavg+prox:mu=0.7"), rounds=3, engine=engine, evaluation="none")
+    written = federate(task, create("fedprox:mu=0.7"), rounds=3, engine=engine, evaluation="none")
+    for name, leaf in written.server.items():
+        assert torch.equal(composed.server[name], leaf)
+
+
+def test_neutral_values_leave_the_method_as_it_was(make_task, engine) -> None:
+    task = make_task(dtype=torch.float64)
+    for method in ("ditto", "fedper", "local"):
+        alone, with_piece = (
+            federate(task, create(text), rounds=2, engine=engine, evaluation="none")
+            for text in (method, f"{method}+prox:mu=0.0")
+        )
+        everybody = torch.arange(task.clients).numpy()
+        default = alone.algorithm.personalize(alone.server, _cohort(alone, engine, everybody))
+        other = with_piece.algorithm.personalize(with_piece.server, _cohort(with_piece, engine, everybody))
+        assert all(torch.equal(default[name], other[name]) for name in default)
+
+
+def _cohort(report, engine, clients):
+    from atoll.cohort import Cohort
+    from atoll.engines.programs import Plan
+    from atoll.engines.scan import Scanner
+
+    return Cohort(report.population, clients, 99, Scanner(Plan(), engine.programs))
+
+
+def test_a_strong_pull_keeps_clients_where_they_began(make_task, engine) -> None:
+    """With lr * mu = 1 every step goes back to the start, so that only the last one counts."""
+    task = make_task(dtype=torch.float64, lr=0.01)
+    moved = {
+        mu: federate(task, create(f"fedavg+prox:mu={mu}"), rounds=1, engine=engine, evaluation="none").server
+        for mu in (0.0, 100.0)
+    }
+    initial = task.network.initial
+    assert (moved[100.0] - initial).norm() < (moved[0.0] - initial).norm()
+
+
+def test_it_is_a_method_like_any_other() -> None:
+    method = create("fedper+prox:mu=0.5,epochs=2")
+    assert name_of(type(method)) == "fedper+prox"
+    assert label(method) == "fedper+prox:epochs=2,mu=0.5"
+    assert [field.name for field in fields(method)] == ["private", "epochs", "weighting", "mu"]
+    assert find("fedper+prox") is find("fedper+prox")
+    assert "Personalization Layers" in type(method).cites
+    assert "Heterogeneous Networks" in type(method).cites
+    assert type(method).limits == {"fedper": {"mu": 0.0}}
+
+
+@pytest.mark.parametrize("name", ["fedper+prox", "ditto+prox"])
+def test_it_passes_the_battery(name: str) -> None:
+    results = list(check(find(name)))
+    assert len(results) == 16
+    assert [result.name for result in results if not result.passed] == []
+
+
+def test_runs_remember_it(make_task, tmp_path: Path, engine) -> None:
+    task = make_task(shares=(0.6, 0.2, 0.2), dtype=torch.float64)
+    federate(task, create("fedper+prox:mu=0.5"), rounds=1, engine=engine, folder=tmp_path / "run")
+    assert Outcome.read(tmp_path / "run").label == "fedper+prox:mu=0.5"
+
+
+def test_a_users_own_method_takes_pieces(tmp_path: Path, make_task, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom atoll import Algorithm, Update\nfrom atoll.local import sgd\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(Algorithm):\n    def local(self, w, cohort):\n"
+        '        return Update(send={"delta": sgd(cohort, start=w, epochs=1) - w}, weight=cohort.samples)\n'
+    )
+    method = create("./mine.py+prox:mu=0.5")
+    assert label(method) == "mine.py+prox:mu=0.5"
+    federate(make_task(shares=(0.6, 0.2, 0.2)), method, rounds=1, folder=tmp_path / "run")
+    assert Outcome.read(tmp_path / "run").algorithm.mu == 0.5
+
+
+def test_bad_pieces_are_refused(make_task) -> None:
+    with pytest.raises(UnknownName, match="Unknown piece 'proxx'. Did you mean: prox"):
+        find("fedper+proxx")
+    with pytest.raises(HyperparameterError, match="both have mu"):
+        find("fedprox+prox")
+    with pytest.raises(HyperparameterError, match="mu.*must be a float"):
+        create("fedper+prox:mu=-1")
+    assert math.isclose(create("fedper+prox:mu=1e+1").mu, 10)
+    with pytest.raises(HyperparameterError, match=r"trains by `sgd`. PFedMeProx does not"):
+        federate(make_task(), create("pfedme+prox"), rounds=1, evaluation="none")
