@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,44 @@ def test_run_shows_a_table_and_leaves_a_folder():
     assert (config["algorithm"]["lam"], config["algorithm"]["epochs"]) == (0.5, 2)
     assert config["task"]["recipe"]["partition"] == "dirichlet:0.3"
     assert Path("here/report.html").exists()
+
+
+def test_report_of_runs_that_are_not_finished_says_so():
+    """A comparison that was cut short: one run lacks its last round, another was never begun."""
+    assert atoll("compare", "fedper", *TINY, "--seeds", "2", "--out", "here").exit_code == 0
+    lines = Path("here/fedper-seed1/metrics.jsonl").read_text().splitlines(keepends=True)
+    Path("here/fedper-seed1/metrics.jsonl").write_text(lines[0])
+    shutil.rmtree("here/local-seed1")
+    result = atoll("report", "here", "--out", "there")
+    assert result.exit_code == 0, result.output
+    assert "fedper with seed 1 is incomplete: 1 of 2 rounds." in result.output
+    assert "seeds 1" in result.output
+    page = Path("there/report.html").read_text()
+    assert "fedper with seed 1 is incomplete: 1 of 2 rounds." in page
+
+
+def test_report_refuses_runs_of_different_tasks():
+    assert atoll("run", "local", *TINY, "--out", "one").exit_code == 0
+    assert atoll("run", "fedavg", *TINY, "--partition", "iid", "--out", "other").exit_code == 0
+    result = atoll("report", "one", "other")
+    assert result.exit_code == 2
+    assert "partition 'dirichlet:0.3' and 'iid'" in " ".join(result.output.split())
+
+
+def test_report_selects_a_round():
+    assert atoll("compare", "fedper", *TINY, "--seeds", "1", "--out", "here").exit_code == 0
+    assert "best on test (an oracle" in " ".join(atoll("report", "here", "--select", "oracle").output.split())
+    wrong = atoll("report", "here", "--select", "bets")
+    assert wrong.exit_code == 2
+    assert "Did you mean: best?" in wrong.output
+
+
+def test_partition_shows_who_has_what():
+    result = atoll("partition", "--partition", "shards:2", "--clients", "5", "--out", "who.svg")
+    assert result.exit_code == 0, result.output
+    assert "5 clients with" in result.stdout
+    assert Path("who.svg").read_text().startswith("<svg xmlns=")
+    assert atoll("partition", "--partition", "shards:2", "--clients", "0").exit_code == 2
 
 
 def test_run_names_its_folder_after_task_and_method():

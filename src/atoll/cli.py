@@ -437,6 +437,28 @@ def _runs() -> Table:
 
 
 @app.command()
+def partition(
+    task: Annotated[str, option("Data set; see `atoll list tasks`.")] = "digits",
+    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.")] = "auto",
+    clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.")] = None,
+    split: Annotated[str, option("Per cent of a client's samples: train/val/test.")] = "60/15/25",
+    data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.")] = None,
+    seed: Annotated[int, option("Of the draws.")] = 0,
+    out: Annotated[Path | None, option("Where to draw it, an .svg file.")] = None,
+) -> None:
+    """Show who gets which samples: sizes, labels and how clients differ, as a table and as a picture."""
+    from atoll.recipe import Recipe
+    from atoll.report.partition import save_picture
+
+    folder = None if data is None else str(data.resolve())
+    found = Recipe(task, partition, clients, seed=seed, split=split, data=folder).build().statistics
+    write(found.table(), "", Text(f"{found.sentence} Training samples, seed {seed}."))
+    if out is not None:
+        save_picture(found, out)
+        _paths(picture=out)
+
+
+@app.command()
 def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.")]) -> None:
     """Explain a method: its objective, hyperparameters, what it sends, and what to cite."""
     from atoll.algorithm import hyperparameters

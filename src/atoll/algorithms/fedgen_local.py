@@ -128,14 +128,13 @@ class FedGenLocal(Algorithm):
         who, classes = np.divmod(chosen, counts.shape[1])
         like, shape = bench.population.task.x, bench.population.task.x.shape[1:]
         y = torch.from_numpy(classes).to(like.device)
-        sizes = (self.latent, shape.numel())
-        numbers = torch.from_numpy(draw.normal(size=(self.samples, sum(sizes)))).to(like)
-        parts = [np.flatnonzero(who == k) for k in np.unique(who)]
-        each = [
-            (decoders.client(int(order[who[part[0]]])), y[part], *torch.split(numbers[part], sizes, 1))
-            for part in parts
-        ]
-        return Params.of(x=torch.cat([sample(*one) for one in each]).reshape(-1, *shape), y=y)
+        numbers = torch.from_numpy(draw.normal(size=(self.samples, self.latent + shape.numel()))).to(like)
+        pieces = []
+        for k in np.unique(who):
+            mine = torch.from_numpy(who == k).to(like.device)
+            latent, noise = numbers[mine, : self.latent], numbers[mine, self.latent :]
+            pieces.append(sample(decoders.client(int(order[k])), y[mine], latent, noise))
+        return Params.of(x=torch.cat(pieces).reshape(-1, *shape), y=y)
 
 
 def improve(state: dict[str, Any], batch: Batch, given: None, *, lr: float, latent: int) -> dict[str, Any]:  # noqa: ARG001
