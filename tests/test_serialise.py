@@ -94,3 +94,12 @@ def test_a_message_is_readable_without_atoll():
     header = json.loads(message[8 : 8 + length])
     assert json.loads(header["__metadata__"]["structure"]) == {"kind": "params", "names": ["w", "seen"], "model": True}
     assert safetensors.torch.load(message)["1"].item() == 4
+
+
+def test_a_state_may_hold_a_row_of_a_stack_beside_it():
+    models = Stack.of(w=torch.arange(6.0).reshape(3, 2))
+    state = {"row": models.client(1), "models": models, "again": models.client(2)}
+    found = from_bytes(to_bytes(state))
+    assert torch.equal(found["row"]["w"], torch.tensor([2.0, 3.0]))
+    assert torch.equal(found["models"]["w"], models["w"])
+    assert torch.equal(found["again"]["w"], torch.tensor([4.0, 5.0]))

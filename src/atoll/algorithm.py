@@ -55,7 +55,8 @@ class Algorithm:
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
     limits: ClassVar[Limits] = {}  # {"local": {"lam": 0.0}}: equals that method so
-    added: ClassVar[str] = ""  # the pieces that were added to it: "+prox"
+    added: ClassVar[str] = ""  # what it was put together with: "+prox", "@ifca"
+    finds_clusters: ClassVar[bool] = False  # its server holds `models`, one per cluster, and each client's `cluster`
 
     def __post_init__(self) -> None:
         for hyperparameter in hyperparameters(type(self)):
@@ -225,6 +226,18 @@ class Replies:
     def weights(self) -> Tensor:
         """The weights of the replies."""
         return torch.cat([arrival.weight for arrival in self._held()])
+
+    def of(self, chosen: NDArray[np.bool_]) -> Replies:
+        """The replies of some clients, chosen in the order of `clients`."""
+        parts, start = [], 0
+        for arrival in self._held():
+            here = chosen[start : start + len(arrival.clients)]
+            start += len(arrival.clients)
+            if here.any():
+                rows = torch.from_numpy(np.flatnonzero(here)).to(arrival.weight.device)
+                fields = {name: value.rows(rows) for name, value in arrival.fields.items()}
+                parts.append(Arrival(arrival.clients[here], fields, arrival.weight[rows]))
+        return Replies(parts, keep=True, workbench=self._workbench)
 
     def _held(self) -> list[Arrival]:
         if self._kept is None:

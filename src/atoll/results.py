@@ -14,6 +14,7 @@ are a (1 - a) and r (1 - r).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -558,8 +559,8 @@ def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
     """The algorithm of a run, from its configuration."""
     values = dict(config["algorithm"])
     name, file = values.pop("name"), values.pop("file", None)
-    _, plus, added = name.partition("+")
-    return find(f"{file}{plus}{added}" if file else name)(**values)
+    added = re.search(r"[+@].*$", name)  # what a user's own method was put together with
+    return find(f"{file}{added[0] if added else ''}" if file else name)(**values)
 
 
 # -- small parts -------------------------------------------------------------------------------------------------------

@@ -22,9 +22,10 @@ def pack(tree: Tree) -> tuple[dict[str, Tensor], str]:
     seen: set[int] = set()
     for number, leaf in enumerate(leaves):
         plain = leaf.detach().cpu().contiguous()
-        # safetensors refuses two names for one memory, which a state that holds the same model twice would have.
-        tensors[str(number)] = plain.clone() if plain.data_ptr() in seen else plain
-        seen.add(plain.data_ptr())
+        # safetensors refuses two names for one memory, which a state has that holds a model twice, or a row of a Stack.
+        memory = plain.untyped_storage().data_ptr()
+        tensors[str(number)] = plain.clone() if memory in seen else plain
+        seen.add(memory)
     return tensors, json.dumps(_to_json(structure), separators=(",", ":"))
 
 

@@ -32,7 +32,12 @@ def found() -> dict[str, type[Algorithm]]:
 
 
 def find(name: str) -> type[Algorithm]:
-    """A method by its name, or by the path of a file that defines it (`./mine.py`); pieces follow: `fedper+prox`."""
+    """A method by its name or file (`./mine.py`), with pieces (`fedper+prox`), inside clusters (`ditto@ifca`)."""
+    name, at, clusterer = name.partition("@")
+    if at:
+        from atoll.hybrids import within_clusters
+
+        return within_clusters(find(name), find(clusterer))
     name, *pieces = re.split(r"\+(?=[a-z]+(?:\+|$))", name)
     if name.endswith(".py"):
         method = _from_file(Path(name))

@@ -43,6 +43,7 @@ class CFL(Algorithm):
 
     sums_suffice: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"fedavg": {"eps1": 0.0}}
+    finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "sattler2021clustered"
 
     def start(self, task: Task) -> Server:

@@ -50,6 +50,7 @@ class FLHC(Algorithm):
     sends: ClassVar[dict[str, str]] = {"delta": "model", "embedding": "statistic"}
     sums_suffice: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"fedavg": {"clusters": 1}}
+    finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "briggs2020federated"
 
     def __post_init__(self) -> None:

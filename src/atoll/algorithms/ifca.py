@@ -40,6 +40,7 @@ class IFCA(Algorithm):
 
     sends: ClassVar[dict[str, str]] = {"delta": "model", "cluster": "statistic", "choices": "statistic"}
     limits: ClassVar[Limits] = {"fedavg": {"clusters": 1}}
+    finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "ghosh2020efficient"
 
     def start(self, task: Task) -> Server:

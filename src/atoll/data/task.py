@@ -22,6 +22,7 @@ from atoll.data.statistics import Statistics, statistics
 from atoll.errors import ModelError, TaskError
 from atoll.models.network import Network
 from atoll.models.objective import PerSample, accuracy, cross_entropy
+from atoll.params import Params
 from atoll.randomness import default_generator, generator, moves_default_generator, number
 
 SAMPLES_OF_A_FINGERPRINT = 4096
@@ -111,6 +112,22 @@ class Task:
             network=self.network.to(device, dtype),
             central=both(self.central),
             public=both(self.public),
+        )
+
+    def of(self, clients: NDArray[np.int64], initial: Params) -> Task:
+        """The task of some clients only, from another initial model."""
+
+        def chosen(split: Split) -> Split:
+            parts = [split.order[split.offsets[k] : split.offsets[k + 1]] for k in clients]
+            offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+            return Split(torch.cat(parts) if parts else split.order[:0], offsets)
+
+        return replace(
+            self,
+            splits={name: chosen(split) for name, split in self.splits.items()},
+            network=self.network.beginning_at(initial),
+            names=None if self.names is None else tuple(self.names[k] for k in clients),
+            groups=None if self.groups is None else self.groups[clients],
         )
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterable
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -62,6 +62,12 @@ class Network:
         moved = Network(module, loss=self.loss, score=self.score, signature=self.signature)
         moved.draws_globally = self.draws_globally
         return moved
+
+    def beginning_at(self, initial: Params) -> Network:
+        """The same network from other initial values."""
+        other = copy(self)
+        other.initial = initial
+        return other
 
     def with_loss(self, loss: PerSample) -> Network:
         """The same network, trained for something else."""

@@ -1,0 +1,104 @@
+"""A method inside the clusters that another one finds."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+from atoll import LocalEngine, federate
+from atoll.algorithms import create, find, name_of
+from atoll.conformance import check
+from atoll.data.partition import Natural
+from atoll.data.synthetic import Gaussian
+from atoll.data.task import Task, Training
+from atoll.errors import UnknownName
+from atoll.results import Outcome, label
+
+
+@pytest.fixture
+def engine() -> LocalEngine:
+    return LocalEngine(dtype=torch.float64)
+
+
+def test_one_cluster_is_the_method_after_as_many_rounds_of_fedavg(make_task, engine) -> None:
+    """With one cluster the clustering is FedAvg, and so is FedAvg inside it."""
+    task = make_task(dtype=torch.float64)
+    hybrid = create("fedavg@ifca:clusters=1,cluster_rounds=2")
+    found = federate(task, hybrid, rounds=5, engine=engine, evaluation="none").server
+    plain = federate(task, create("fedavg"), rounds=5, engine=engine, evaluation="none").server
+    assert found["rounds"] == 2
+    for name, leaf in plain.items():
+        torch.testing.assert_close(found["inside"][0][name], leaf, rtol=0, atol=1e-15)
+
+
+def test_clusters_are_found_and_kept_apart(engine) -> None:
+    """Planted groups are recovered; then each cluster's server is as if its clients were the whole federation."""
+    data = Gaussian(groups=2).dataset()
+    task = Task.build(data, Natural(), model="linear", training=Training(lr=0.05, batch_size=20))
+    hybrid = create("fedavg@flhc:clusters=2,rounds_before=1,cluster_rounds=3")
+    server = federate(task, hybrid, rounds=5, engine=engine, evaluation="none").server
+    assert adjusted_rand_score(task.groups, server["cluster"]) == 1
+
+    mine = np.flatnonzero(server["cluster"].numpy() == 0)
+    before = federate(task, hybrid, rounds=3, engine=engine, evaluation="none").server
+    alone = engine.place(task).of(mine, before["inside"][0])
+    assert alone.clients == len(mine)
+    # batches are drawn by client number and round, so that the comparison is of the size of the step only
+    moved, other = (server["inside"][j] - before["inside"][j] for j in (0, 1))
+    assert moved.norm() > 0
+    assert (moved - other).norm() > 0.1 * moved.norm()
+
+
+def test_personal_models_live_inside_the_clusters(make_task, engine) -> None:
+    task = make_task(shares=(0.6, 0.2, 0.2), sizes=(10, 12, 9, 14), dtype=torch.float64)
+    report = federate(task, create("ditto@ifca:clusters=2,cluster_rounds=2,lam=0.5"), rounds=4, engine=engine)
+    assert np.isfinite(report.scores()).all()
+    assert report.server["inside"] is not None
+    assert len(report.server["inside"]) == 2
+
+
+def test_it_is_a_method_like_any_other() -> None:
+    method = create("ditto@ifca:clusters=3,lam=0.5")
+    assert name_of(type(method)) == "ditto@ifca"
+    assert label(method) == "ditto@ifca:clusters=3,lam=0.5"
+    assert find("ditto@ifca") is find("ditto@ifca")
+    assert name_of(find("ditto+prox@flhc")) == "ditto+prox@flhc"
+    assert "Fair and Robust" in type(method).cites
+    assert "Clustered Federated Learning" in type(method).cites
+
+
+@pytest.mark.parametrize("name", ["ditto@ifca", "fedper@flhc"])
+@pytest.mark.parametrize("cluster_rounds", [1, 10])
+def test_it_passes_the_battery(name: str, cluster_rounds: int, monkeypatch) -> None:
+    """Before and after the clusters are fixed."""
+    method = find(name)
+    monkeypatch.setattr(method.__dataclass_fields__["cluster_rounds"], "default", cluster_rounds)
+    monkeypatch.setattr(
+        method.__init__, "__kwdefaults__", {**method.__init__.__kwdefaults__, "cluster_rounds": cluster_rounds}
+    )
+    assert method().cluster_rounds == cluster_rounds
+    results = list(check(method))
+    assert [(result.name, result.message) for result in results if not result.passed] == []
+
+
+def test_runs_are_resumed_across_the_change(make_task, tmp_path, engine) -> None:
+    task = make_task(shares=(0.6, 0.2, 0.2), sizes=(10, 12, 9), dtype=torch.float64)
+    method = create("fedper@ifca:clusters=2,cluster_rounds=2")
+
+    def stop(line) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federate(task, method, rounds=4, engine=engine, folder=tmp_path / "run", eval_every=1, on_round=stop)
+    resumed = federate(task, method, rounds=4, engine=engine, folder=tmp_path / "run", eval_every=1, resume=True)
+    whole = federate(task, method, rounds=4, engine=engine, eval_every=1)
+    np.testing.assert_array_equal(resumed.scores(), whole.scores())
+    assert Outcome.read(tmp_path / "run").label == "fedper@ifca:cluster_rounds=2,clusters=2"
+
+
+def test_what_cannot_be_put_together_is_refused() -> None:
+    with pytest.raises(UnknownName, match="must stand a method that finds clusters. fedavg does not"):
+        find("ditto@fedavg")
+    with pytest.raises(UnknownName, match="must send the same to all of its clients. fedamp does not"):
+        find("fedamp@ifca")
