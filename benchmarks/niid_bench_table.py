@@ -11,7 +11,12 @@ from typing import Any
 from published import Cell, main, mean_text, origins, table
 
 PARTITIONS = {"iid": "iid", "dir0.5": "niid-bench:0.5", "labels2": "labels:2"}
-DATASETS = {"mnist": "mnist", "fashion": "fashion-mnist", "cifar10": "cifar10"}
+DATASETS = {  # with the augmentation of training images
+    "mnist": ("mnist", "none"),
+    "fashion": ("fashion-mnist", "none"),
+    "cifar10": ("cifar10", "none"),
+    "cifar10-augmented": ("cifar10", "crop-flip"),
+}
 METHODS = ["fedavg:epochs=10", "fedprox:mu=0.01,epochs=10"]
 SEEDS = [0, 1, 2]
 PUBLISHED = {  # Flower's niid_bench baseline (best over rounds); in brackets NIID-Bench's own README
@@ -20,6 +25,9 @@ PUBLISHED = {  # Flower's niid_bench baseline (best over rounds); in brackets NI
     "cifar10-iid": ("71.32", "71.26"), "cifar10-dir0.5": ("62.47 (68.2)", "65.63 (67.9)"),
     "cifar10-labels2": ("51.17 (49.8)", "50.44 (50.7)"),
 }  # fmt: skip
+PUBLISHED |= {
+    name.replace("cifar10", "cifar10-augmented"): value for name, value in PUBLISHED.items() if "cifar" in name
+}
 
 
 def cells() -> list[Cell]:
@@ -28,12 +36,12 @@ def cells() -> list[Cell]:
         Cell(
             f"{short}-{words}", method, seed,
             {"dataset": dataset, "partition": dealt, "clients": 10, "model": "lenet", "split": "100/0/0",
-             "central": "official"},
+             "central": "official", "augment": augment},
             {"lr": 0.01, "batch_size": 64, "momentum": 0.9},
             {"rounds": 50, "eval_every": 1, "evaluation": "central"},
         )
         for seed in SEEDS
-        for short, dataset in DATASETS.items()
+        for short, (dataset, augment) in DATASETS.items()
         for words, dealt in PARTITIONS.items()
         for method in METHODS
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,13 @@ from atoll.models.network import Network, Variant
 from atoll.params import Params, Structure, flatten, unflatten
 from atoll.randomness import Keys, number
 
+if TYPE_CHECKING:
+    from atoll.data.augment import Augment
+
 A = TypeVar("A")
 Objective = Callable[[Params], Tensor]
 _taken = threading.local()
+AUGMENTATION = 0x61756700  # keeps its draws apart from those of dropout layers
 
 
 def gradients_taken() -> int:
@@ -51,6 +55,14 @@ class Batch:
     network: Network
     variant: Variant
     vectorised: bool = False  # whether the step runs inside `vmap`, where gradients must be functional
+    augment: Augment | None = None  # how the samples may be changed
+
+    def view(self, number: int = 0) -> Batch:
+        """The same samples as they look this time; views of other numbers are drawn independently."""
+        if self.augment is None:
+            return self
+        assert self.keys is not None, "a batch that is augmented has keys"
+        return replace(self, x=self.augment(self.x, self.keys.fold(AUGMENTATION).fold(number)))
 
     @property
     def count(self) -> Tensor:

@@ -128,6 +128,7 @@ class Options:
     split: Annotated[str, option("Per cent of a client's samples: train/val/test.", **TASK)] = "60/15/25"
     central: Annotated[str, option("The server's test set: none, official, or a share as 0.1.", **TASK)] = "none"
     public: Annotated[float, option("Share of samples that everybody may see.", **TASK)] = 0.0
+    augment: Annotated[str, option("How training images are changed: none, crop-flip or crop.", **TASK)] = "none"
     lr: Annotated[float, option("Step size.", **STEPS)] = 0.1
     batch_size: Annotated[int, option("Samples per step.", **STEPS)] = 10
     momentum: Annotated[float, option("Of a client's steps.", **STEPS)] = 0.0
@@ -160,7 +161,7 @@ class Options:
         names = ("lr", "batch_size", "momentum", "weight_decay", "clip")
         training = Training(**{name: getattr(self, name) for name in names})
         data = None if self.data is None else str(self.data.resolve())
-        named = ("partition", "clients", "model", "seed", "partition_seed", "split", "central", "public")
+        named = ("partition", "clients", "model", "seed", "partition_seed", "split", "central", "public", "augment")
         return Recipe(self.task, data=data, training=training, **{name: getattr(self, name) for name in named})
 
     def settings(self) -> "Settings":

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from atoll.data import datasets, partition
+from atoll.data import augment, datasets, partition
 from atoll.data.datasets import Dataset
 from atoll.data.splits import Shares
 from atoll.data.task import Task, Training
@@ -29,6 +29,7 @@ class Recipe:
     split: str = "60/15/25"  # per cent of each client's samples: train / val / test
     central: str = "none"  # test set of the server: none, official, or a share taken before dealing, as 0.1
     public: float = 0.0  # share that everybody may see, taken before dealing
+    augment: str = "none"  # how training images are changed: none, crop-flip or crop
     training: Training = field(default_factory=Training)
 
     def build(self) -> Task:
@@ -49,6 +50,7 @@ class Recipe:
             shares=shares_of(self.split),
             central=_share(self.central, dataset),
             public=self.public,
+            augment=augment.parse(self.augment),
             facts={"recipe": {**self.words, "partition": words}},
         )
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll import models
+from atoll.data.augment import Augment
 from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
 from atoll.data.partition import Indices, Natural, Partition, Shifted
@@ -72,6 +73,7 @@ class Task:
     central: tuple[Tensor, Tensor] | None = None  # a test set of the server's own
     public: tuple[Tensor, Tensor] | None = None  # samples that everybody may see, taken before the others were dealt
     groups: NDArray[np.int64] | None = None  # the planted group of each client, where the truth is known
+    augment: Augment | None = None  # how training samples are changed each time they are seen
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was made, for the run's configuration
 
     def __post_init__(self) -> None:
@@ -84,6 +86,8 @@ class Task:
                 f"the first is client {self.client_name(int(empty[0]))}.",
                 hint="leave these clients out, or raise the partition's `min_samples`.",
             )
+        if self.augment is not None:
+            self.augment.check(tuple(self.x.shape[1:]))
         self._check_outputs()
 
     @property
@@ -164,6 +168,7 @@ class Task:
         shares: Shares = SHARES,
         central: float = 0.0,
         public: float = 0.0,
+        augment: Augment | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> Task:
         """Deal a data set to clients and split each client's samples into train, val and test.
@@ -194,6 +199,7 @@ class Task:
             central=dataset.central or held.get("central"),
             public=held.get("public"),
             groups=groups,
+            augment=augment,
             facts={**(facts or {}), "source": dataset.source},
         )
 

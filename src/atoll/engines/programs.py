@@ -31,6 +31,7 @@ from atoll.randomness import Keys, default_generator
 
 if TYPE_CHECKING:
     from atoll.cohort import Step
+    from atoll.data.augment import Augment
 
 log = logging.getLogger("atoll.engine")
 
@@ -101,6 +102,7 @@ class Work:
     masked: bool
     keyed: bool
     seeding: Callable[[int], int]  # step number -> key, for models that draw from torch's own generator
+    augment: Augment | None = None  # how training samples are changed
     streams: int | None = None  # how many batches a step gets, as a tuple; None: one batch by itself
     gradients: list[int] = field(default_factory=lambda: [0])  # that one step takes; known once its Python has run
 
@@ -109,8 +111,8 @@ class Work:
     ) -> Leaves:
         """The step for one client and one batch, on flat lists of tensors."""
         keys = Keys(low, high).fold(time) if self.keyed else None
-        batch = Batch(x, y, mask, keys, self.network, self.variant, self.vectorised)
-        batches = batch if self.streams is None else batch.split(self.streams)
+        batch = Batch(x, y, mask, keys, self.network, self.variant, self.vectorised, self.augment)
+        batches = batch.view() if self.streams is None else tuple(one.view() for one in batch.split(self.streams))
         before, count = unflatten(self.carry, carry, one_client=True), gradients_taken()
         after, structure = flatten(self.step(before, batches, unflatten(self.given, given, one_client=True)))
         self.gradients[0] = gradients_taken() - count
@@ -375,7 +377,7 @@ class Programs:
         )
         key = (
             graph, print_of_step, work.carry, work.given, work.network.signature, work.variant,
-            work.vectorised, work.streams, leaves, work.x.device,
+            work.vectorised, work.streams, work.augment, leaves, work.x.device,
             torch.get_num_threads(),  # compiled code is made for so many
         )  # fmt: skip
         modes: tuple[Mode, ...] = ("compiled", "traced")

@@ -80,7 +80,8 @@ class Scanner:
                 batch_table(data, cohort.clients, keys, batch_size=batch_size, epochs=epochs, limit=self.limit)
             )
         table = _side_by_side(tables)
-        keyed = draws or (train and task.network.draws)
+        augment = task.augment if train and split == "train" else None
+        keyed = draws or augment is not None or (train and task.network.draws)
         dropout = Keys.of(ids, seed, "dropout", round, streams[0]) if keyed else None
         vectorised = self._vectorises(cohort)
         variant = Variant(
@@ -100,7 +101,7 @@ class Scanner:
             step, carry_structure, given_structure, task.network, variant, vectorised, task.x, task.y,
             table.valid is not None, dropout is not None,
             functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
-            streams=None if isinstance(stream, str) else len(stream),
+            augment=augment, streams=None if isinstance(stream, str) else len(stream),
         )  # fmt: skip
         mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
         inputs = _Inputs(carry_leaves, given_leaves, table.index, mask, dropout, table.steps)
