@@ -1,5 +1,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# One process per core with one thread each: the models of tests are too small to share cores.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 .DEFAULT_GOAL := help
@@ -30,10 +32,10 @@ demo: .venv/.installed  ## Compare six methods on the bundled digits, 20 clients
 		--task digits --partition dirichlet:0.3 --clients 20 --seeds 3
 
 test: check browser  ## Everything the continuous integration runs: lint, format, types, tests
-	$(BIN)/pytest -m "not slow"
+	$(TESTS) -m "not slow"
 
 test-all: check browser  ## The same with the slow tests
-	$(BIN)/pytest
+	$(TESTS)
 
 check: .venv/.installed  ## Lint, format and types
 	$(BIN)/ruff check
