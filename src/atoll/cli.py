@@ -540,8 +540,10 @@ def data_(
         with files.shown(messages()) as progress:
             files.fetch(name, datasets.known(root), progress=progress)
     if verify:
-        verdicts = files.verify(datasets.known(root), name)
-        write(plain_table(["file", "checksum"], [[str(path), verdict] for path, verdict in verdicts.items()]))
+        folder = datasets.known(root)
+        verdicts = files.verify(folder, name)
+        rows = [[str(path.relative_to(folder)), verdict] for path, verdict in verdicts.items()]
+        write(plain_table([f"file in {folder}", "checksum"], rows))
         if "WRONG" in verdicts.values():
             raise typer.Exit(FAILED)
         return

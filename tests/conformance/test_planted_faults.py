@@ -336,7 +336,11 @@ FAULTS = {
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [pytest.param(method, name, id=f"{method.__name__}-{name}") for method, names in FAULTS.items() for name in names],
+    [
+        pytest.param(method, name, id=f"{method.__name__}-{name}")
+        for method, names in FAULTS.items()
+        for name in sorted(names)
+    ],
 )
 def test_fault_is_found(method: type[Algorithm], name: str) -> None:
     with pytest.raises(ConformanceError):

@@ -326,7 +326,11 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(site, monkeypatch, tmp_pa
     assert not (tmp_path / "cifar-100-binary" / "train.bin").exists()
 
 
-@pytest.mark.parametrize("content", [b"no archive", archive(ROWS)[:-20], gzip.compress(b"no tar")])
+@pytest.mark.parametrize(
+    "content",
+    [b"no archive", archive(ROWS)[:-20], gzip.compress(b"no tar")],
+    ids=["no archive", "cut short", "no tar inside"],
+)
 def test_an_archive_that_cannot_be_unpacked_leaves_nothing_half_written(site, monkeypatch, tmp_path, content):
     offer(site, monkeypatch, content)
     with pytest.raises(DataError, match="could not be unpacked|must hold"):
