@@ -11,7 +11,7 @@ from atoll import LocalEngine, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.data.batches import Split
-from atoll.data.datasets import Dataset
+from atoll.data.datasets import Dataset, load
 from atoll.data.partition import Fafi, Iid, Natural, Shifted, parse
 from atoll.data.synthetic import Gaussian, Linear
 from atoll.data.task import Task, Training
@@ -398,3 +398,18 @@ def test_such_a_model_runs_one_client_at_a_time_with_the_same_bits_for_the_same_
     assert torch.equal(trained(0), first)
     assert torch.equal(trained(0, "whole"), first)
     assert not torch.equal(trained(1), first)
+
+
+def test_some_clients_are_a_task_of_their_own():
+    task = Task.build(load("digits"), parse("iid+rotation:2"), clients=5)
+    other = 2.0 * task.network.initial
+    some = task.of(np.array([3, 1]), other)
+    assert some.clients == 2
+    for name, split in some.splits.items():
+        for mine, theirs in enumerate((3, 1)):
+            whole = task.splits[name]
+            expected = whole.order[whole.offsets[theirs] : whole.offsets[theirs + 1]]
+            assert torch.equal(split.order[split.offsets[mine] : split.offsets[mine + 1]], expected)
+    assert some.groups.tolist() == [1, 1]
+    assert all(torch.equal(some.network.initial[name], leaf) for name, leaf in other.items())
+    assert not torch.equal(task.network.initial["head.weight"], some.network.initial["head.weight"])
