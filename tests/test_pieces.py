@@ -106,3 +106,5 @@ def test_bad_pieces_are_refused(make_task) -> None:
     assert math.isclose(create("fedper+prox:mu=1e+1").mu, 10)
     with pytest.raises(HyperparameterError, match=r"trains by `sgd`. PFedMeProx does not"):
         federate(make_task(), create("pfedme+prox"), rounds=1, evaluation="none")
+    with pytest.raises(HyperparameterError, match="takes its steps along another"):
+        federate(make_task(), create("perfedavg+prox"), rounds=1, evaluation="none")

@@ -35,7 +35,7 @@ def test_the_total_is_the_sum_of_weights_before_and_after_a_mean(keep):
 def test_some_replies_are_as_if_only_these_had_come():
     some = Replies(TWO, keep=True).of(np.array([False, True, True]))
     assert some.clients.tolist() == [1, 2]
-    assert some.mean("delta")["w"].tolist() == [(3 * 3 + 4 * 10) / 7, (3 * 4 + 4 * 20) / 7]
+    assert some.mean("delta")["w"].tolist() == pytest.approx([(3 * 3 + 4 * 10) / 7, (3 * 4 + 4 * 20) / 7])
     with pytest.raises(PayloadError, match="sums suffice"):
         Replies(TWO, keep=False).of(np.array([True, True, True]))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.models.vae import SMALLEST, autoencoder, bound, decoder_of, sample
 from atoll.params import Params
+from atoll.randomness import generator
 
 SIZE, CLASSES = 3, 2
 A = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
@@ -81,7 +82,7 @@ def test_the_spread_does_not_fall_for_ever() -> None:
 
 
 def test_the_decoder_is_all_that_sampling_needs() -> None:
-    vae = autoencoder(SIZE, CLASSES, 5, 2, key=0, like=torch.zeros((), dtype=torch.float64))
+    vae = autoencoder(SIZE, CLASSES, 5, 2, draw=generator(0, "test"), like=torch.zeros((), dtype=torch.float64))
     assert all(name.startswith("decoder.") for name in decoder_of(vae))
     assert sample(decoder_of(vae), Y, torch.zeros(4, 2).double(), torch.zeros(4, SIZE).double()).shape == (4, SIZE)
     assert vae["encoder.out.bias"].shape == (4,)  # a mean and a variance for each of two numbers

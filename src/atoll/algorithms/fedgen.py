@@ -35,7 +35,6 @@ from atoll.models.generator import conditional, generate
 from atoll.models.network import Network, Variant
 from atoll.models.objective import cross_entropy
 from atoll.params import Params, Part, Stack
-from atoll.randomness import number
 from atoll.workbench import NO_NETWORK, Workbench
 
 Server = dict[str, Params]
@@ -112,8 +111,8 @@ class FedGen(Algorithm):
         """The generator after a round's steps; `counts` holds the clients' samples, [client, class]."""
         classes, features = counts.shape[1], feature_size(bench.population.task)
         if generator is None:
-            key = number(bench.population.seed, "generator")
-            generator = conditional(self.noise, classes, self.hidden, features, key=key, like=counts)
+            first = bench.generator("first generator")
+            generator = conditional(self.noise, classes, self.hidden, features, draw=first, like=counts)
         draw, size = bench.generator("features"), self.server_steps * self.server_batch
         known = np.flatnonzero(counts.sum(0).cpu().numpy())
         y = torch.from_numpy(draw.choice(known, size)).to(counts.device)

@@ -33,7 +33,7 @@ from atoll.local.descent import Found
 from atoll.local.labels import label_counts
 from atoll.models.vae import autoencoder, bound, decoder_of, sample
 from atoll.params import Params, Stack
-from atoll.randomness import number
+from atoll.randomness import generator
 
 Server = dict[str, Params]
 
@@ -103,8 +103,8 @@ class FedGenLocal(Algorithm):
         """The initial generator, which everybody can make from the seed."""
         task = population.task
         assert task.classes is not None
-        key, size = number(population.seed, "autoencoder") // 2, task.x[0].numel()
-        return autoencoder(size, task.classes, self.hidden, self.latent, key=key, like=task.x[0].flatten()[0])
+        draw, one = generator(population.seed, "autoencoder"), task.x[0].flatten()
+        return autoencoder(len(one), task.classes, self.hidden, self.latent, draw=draw, like=one[0])
 
     def kept(self, cohort: Cohort) -> dict[str, Stack]:
         """What these clients keep: their autoencoder and, to augment, their model."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from atoll.batch import Batch
 from atoll.cohort import Cohort
+from atoll.errors import HyperparameterError
 from atoll.local.descent import Found, at_rest, descend
 from atoll.local.penalties import Penalty
 from atoll.params import Params, Part, Stack, Tree
@@ -39,6 +40,11 @@ def sgd(
     rule = cohort.training
     layout = cohort.population.task.network.layout
     names = layout.part(only) if isinstance(only, str) else frozenset(only)
+    if cohort.terms and gradient is not None:
+        raise HyperparameterError(
+            "A piece adds to the loss, so a method must take its gradient. This one takes its steps along another.",
+            hint="use the method without the piece.",
+        )
     for added in cohort.terms:
         penalty = added(start) if penalty is None else penalty + added(start)
     term = None if penalty is None else penalty.term

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from atoll.params import Params
-from atoll.randomness import default_generator
 
 
-def conditional(inputs: int, classes: int, hidden: int, outputs: int, *, key: int, like: Tensor) -> Params:
-    """A perceptron with one hidden layer, drawn from a key as torch draws its layers; of the type of `like`."""
-    with default_generator(key):
-        layers = {"hidden": nn.Linear(inputs + classes, hidden), "out": nn.Linear(hidden, outputs)}
-    named = nn.ModuleDict(layers).named_parameters()
-    return Params({name: leaf.detach().to(like) for name, leaf in named})
+def conditional(
+    inputs: int, classes: int, hidden: int, outputs: int, *, draw: np.random.Generator, like: Tensor
+) -> Params:
+    """A perceptron with one hidden layer, drawn as torch draws its layers; of the type of `like`.
+
+    Torch itself would draw from its global generator, which clients that run in threads share.
+    """
+    values = {}
+    for name, (rows, columns) in {"hidden": (hidden, inputs + classes), "out": (outputs, hidden)}.items():
+        for part, shape in (("weight", (rows, columns)), ("bias", (rows,))):
+            drawn = draw.uniform(-1, 1, shape) / math.sqrt(columns)
+            values[f"{name}.{part}"] = torch.from_numpy(drawn).to(like)
+    return Params(values)
 
 
 def generate(perceptron: Params, numbers: Tensor, y: Tensor) -> Tensor:

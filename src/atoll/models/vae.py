@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from atoll.models.generator import conditional, generate
@@ -18,10 +19,12 @@ DECODER, ENCODER, SPREAD = "decoder.", "encoder.", "decoder.log_sigma"
 SMALLEST = -4.0  # log sigma: a client with a single sample would let it fall for ever
 
 
-def autoencoder(size: int, classes: int, hidden: int, latent: int, *, key: int, like: Tensor) -> Params:
+def autoencoder(
+    size: int, classes: int, hidden: int, latent: int, *, draw: np.random.Generator, like: Tensor
+) -> Params:
     """Encoder and decoder for samples of `size` numbers, with `latent` numbers between them."""
-    encoder = conditional(size, classes, hidden, 2 * latent, key=key, like=like)
-    decoder = conditional(latent, classes, hidden, size, key=key + 1, like=like)
+    encoder = conditional(size, classes, hidden, 2 * latent, draw=draw, like=like)
+    decoder = conditional(latent, classes, hidden, size, draw=draw, like=like)
     values = {ENCODER + name: leaf for name, leaf in encoder.items()}
     values |= {DECODER + name: leaf for name, leaf in decoder.items()}
     return Params({**values, SPREAD: like.new_zeros(())})
