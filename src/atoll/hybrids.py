@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.algorithm import Algorithm, Count, Replies, Update
+from atoll.algorithms import name_of
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import CohortError, UnknownName
@@ -148,7 +149,7 @@ def within_clusters(method: type[Algorithm], clusterer: type[Algorithm]) -> type
 
 
 def _combine(method: type[Algorithm], clusterer: type[Algorithm]) -> type[Algorithm]:
-    called, by = (one.__module__.rpartition(".")[2].replace("_", "-") for one in (method, clusterer))
+    called, by = name_of(method), name_of(clusterer)
     if not clusterer.finds_clusters:
         raise UnknownName(
             f"After an @ must stand a method that finds clusters. {by} does not.", hint="for example ditto@ifca."

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import Any, ClassVar
 
 from atoll.algorithm import Algorithm, NonNegative, Update
+from atoll.algorithms import name_of
 from atoll.cohort import Cohort
 from atoll.errors import HyperparameterError, unknown
 from atoll.local import Penalty, proximal
@@ -76,7 +77,7 @@ def composed(method: type[Algorithm], name: str) -> type[Algorithm]:
 def _compose(method: type[Algorithm], name: str) -> type[Algorithm]:
     if name not in PIECES:
         raise unknown("piece", name, PIECES)
-    piece, called = PIECES[name], method.__module__.rpartition(".")[2].replace("_", "-")
+    piece, called = PIECES[name], name_of(method)
     both = {field.name for field in fields(method)} & {field.name for field in fields(piece)}
     if both:
         raise HyperparameterError(
@@ -88,7 +89,7 @@ def _compose(method: type[Algorithm], name: str) -> type[Algorithm]:
     facts = {
         "added": added,
         "cites": "\n\n".join(filter(None, map(bibtex, (method.cites, piece.cites)))),
-        "limits": {f"{called}{method.added}": dict(piece.neutral)},
+        "limits": {called: dict(piece.neutral)},
         "__module__": method.__module__,  # it is called after the method's file, which is a user's own perhaps
         "__doc__": f"{(method.__doc__ or '').strip()}\n\nWith a piece: {(piece.__doc__ or '').strip()}",
     }

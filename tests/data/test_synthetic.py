@@ -10,7 +10,8 @@ from atoll.algorithms.local import Local
 from atoll.data import datasets
 from atoll.data.datasets import Dataset
 from atoll.data.partition import parse
-from atoll.data.synthetic import FEDORA_SHARES, FEDORA_SIZES, Gaussian, Linear, rotate, rotated
+from atoll.data.shift import turned
+from atoll.data.synthetic import FEDORA_SHARES, FEDORA_SIZES, Gaussian, Linear, rotated
 from atoll.errors import DataError
 from atoll.models.objective import squared_error
 
@@ -150,21 +151,22 @@ def test_too_few_images(images):
 @pytest.mark.parametrize("quarters", [0, 1, 2, 3])
 def test_quarter_turns_are_exact_and_counter_clockwise(quarters):
     picture = torch.arange(49.0).reshape(1, 1, 7, 7) / 24.5 - 1
-    turned = rotate(picture, 90 * quarters)
-    torch.testing.assert_close(turned, torch.rot90(picture, quarters, (2, 3)), atol=1e-5, rtol=0)
+    found = turned(picture, 90 * quarters, background=-1.0)
+    torch.testing.assert_close(found, torch.rot90(picture, quarters, (2, 3)), atol=1e-5, rtol=0)
 
 
 def test_small_turns_are_bilinear_and_corners_become_black():
     white = torch.ones(1, 1, 8, 8)
-    turned = rotate(white, 45)[0, 0]
-    assert turned[0, 0] == turned[-1, 0] == -1
-    assert turned[3:5, 3:5].min() == pytest.approx(1, abs=1e-5)
+    found = turned(white, 45, background=-1.0)[0, 0]
+    assert found[0, 0] == found[-1, 0] == -1
+    assert found[3:5, 3:5].min() == pytest.approx(1, abs=1e-5)
     # A ramp is linear, so that interpolation of it is exact: v = x becomes v = x cos 30° - y sin 30° (y points down).
     ramp = (torch.linspace(-0.3, 0.3, 15)).expand(1, 1, 15, 15)
     y, x = torch.meshgrid(torch.linspace(-0.3, 0.3, 15), torch.linspace(-0.3, 0.3, 15), indexing="ij")
     expected = x * math.cos(math.pi / 6) - y * math.sin(math.pi / 6)
     inside = slice(4, 11)
-    torch.testing.assert_close(rotate(ramp, 30)[0, 0, inside, inside], expected[inside, inside], atol=1e-5, rtol=0)
+    found = turned(ramp, 30, background=-1.0)[0, 0, inside, inside]
+    torch.testing.assert_close(found, expected[inside, inside], atol=1e-5, rtol=0)
 
 
 def test_the_shares_of_fedora_cut_its_sizes():

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from atoll.metrics.cost import area_under, bytes_to, rounds_to
+from atoll.metrics.cost import bytes_to, rounds_to
 
 CURVE = [(5, 0.2), (10, 0.9), (15, 0.4), (20, 0.7), (25, 0.8), (30, 0.9)]  # means of three: 0.5, 0.667, 0.633, 0.8
 
@@ -45,14 +45,3 @@ def test_bytes_to_are_those_of_the_round():
     assert bytes_to(CURVE, spent, 0.81) is None
     with pytest.raises(ValueError, match="shorter"):
         bytes_to(CURVE, spent[:-1], 0.6)
-
-
-def test_area_by_hand():
-    # trapezoids 10 * 0.5 + 30 * 0.9, over 40 bytes
-    assert area_under([10, 20, 50], [0.2, 0.8, 1.0]) == pytest.approx((5 + 27) / 40, abs=1e-12)
-    assert area_under([0, 7], [0.6, 0.6]) == pytest.approx(0.6, abs=1e-12)
-
-
-@pytest.mark.parametrize(("spent", "values"), [([], []), ([5], [0.5]), ([0, 0], [0.5, 0.6])])
-def test_no_area_where_no_bytes_flow(spent, values):
-    assert math.isnan(area_under(spent, values))

@@ -182,8 +182,8 @@ class Concept(_InGroups):
         return x, (y + self._of_rows(owner, clients)) % classes
 
 
-def turned(images: Tensor, degrees: float) -> Tensor:
-    """Images [n, C, H, W] turned counter-clockwise."""
+def turned(images: Tensor, degrees: float, background: float | None = None) -> Tensor:
+    """Images [n, C, H, W] turned counter-clockwise; what comes in is the background, or the edge if there is none."""
     quarters, rest = divmod(degrees, 90)
     if rest == 0:
         return images.rot90(int(quarters), dims=(-2, -1))
@@ -192,7 +192,9 @@ def turned(images: Tensor, degrees: float) -> Tensor:
     # where each pixel comes from, in coordinates from -1 to 1 along both sides
     back = images.new_tensor([[cos, -sin * height / width, 0], [sin * width / height, cos, 0]])
     grid = affine_grid(back.expand(len(images), 2, 3), list(images.shape), align_corners=False)
-    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    if background is None:
+        return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return grid_sample(images - background, grid, mode="bilinear", align_corners=False) + background
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

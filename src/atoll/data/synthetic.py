@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.datasets import Dataset
+from atoll.data.shift import turned
 from atoll.errors import DataError
 from atoll.models.objective import absolute_error, squared_error
 from atoll.randomness import generator
 
 FEDORA_SIZES = (128, 64, 277)  # images of a client for training, validation and test
+BLACK = -1.0  # in normalised images
 FEDORA_SHARES = (128 / 469, 64 / 469, 277 / 469)
 
 
@@ -133,7 +133,7 @@ def rotated(images: Dataset, *, clients: int = 36, samples: int = sum(FEDORA_SIZ
     angles = [360 * client / clients for client in range(clients)]
     return Dataset(
         name=f"rotated-{images.name}",
-        x=torch.cat([rotate(images.x[own], angle) for own, angle in zip(dealt, angles, strict=True)]),
+        x=torch.cat([turned(images.x[own], angle, background=BLACK) for own, angle in zip(dealt, angles, strict=True)]),
         y=images.y[dealt.flatten()],
         classes=images.classes,
         central=None,
@@ -142,12 +142,3 @@ def rotated(images: Dataset, *, clients: int = 36, samples: int = sum(FEDORA_SIZ
         owners=tuple(f"{angle:g}°" for angle in angles),
         model="mlp",
     )
-
-
-def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Images in -1 .. 1, turned counter-clockwise by bilinear interpolation; what comes in is black (-1)."""
-    turn = math.radians(degrees)
-    # The grid holds, for each pixel of the result, where to look; y points down.
-    matrix = torch.tensor([[math.cos(turn), -math.sin(turn), 0], [math.sin(turn), math.cos(turn), 0]])
-    grid = F.affine_grid(matrix.to(images).expand(len(images), 2, 3), list(images.shape), align_corners=False)
-    return F.grid_sample(images + 1, grid, mode="bilinear", padding_mode="zeros", align_corners=False) - 1

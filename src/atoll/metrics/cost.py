@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 Curve = Sequence[tuple[int, float]]  # (round, value) of every evaluation, in order
 WINDOW = 3
@@ -39,15 +35,3 @@ def bytes_to(
     spent = {round: total for (round, _), total in zip(curve, cumulative_bytes, strict=True)}
     reached = rounds_to(curve, target, window, higher_is_better=higher_is_better)
     return None if reached is None else spent[reached]
-
-
-def area_under(cumulative_bytes: ArrayLike, values: ArrayLike) -> float:
-    """The mean height of a score over the bytes between first and last evaluation, by trapezoids; NaN if none flowed.
-
-    Two methods are comparable in it only over the same bytes.
-    """
-    from scipy.integrate import trapezoid
-
-    at = np.asarray(cumulative_bytes, dtype=np.float64)
-    span = at[-1] - at[0] if len(at) else 0.0
-    return float(trapezoid(values, at) / span) if span > 0 else math.nan

@@ -14,6 +14,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine
+from atoll.metrics import fairness
 from atoll.metrics.calibration import bins, ece
 from atoll.models.network import Variant
 from atoll.params import Params, Stack, Tree
@@ -49,13 +50,12 @@ class ClientScores:
     @property
     def worst(self) -> float:
         """The worst client."""
-        return float((np.nanmin if self.higher_is_better else np.nanmax)(self.score)) if self._any else float("nan")
+        return fairness.worst(self.score, higher_is_better=self.higher_is_better)
 
     @property
     def bottom(self) -> float:
         """The mean of the worst tenth of the clients, at least one."""
-        known = np.sort(self.score[self.samples > 0])[:: 1 if self.higher_is_better else -1]
-        return float(known[: -(-len(known) // 10)].mean()) if len(known) else float("nan")
+        return fairness.bottom(self.score, higher_is_better=self.higher_is_better)
 
     @property
     def spread(self) -> float:

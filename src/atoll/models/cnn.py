@@ -5,6 +5,13 @@ from torch import nn
 from atoll.models.split import BodyAndHead, image_size
 
 
+def _convolutions(channels: int, first: int, second: int) -> list[nn.Module]:
+    """Twice a 5x5 convolution without padding, ReLU and pooling by 2; then one row per sample."""
+    blocks = [(channels, first), (first, second)]
+    layers = [[nn.Conv2d(wide, narrow, kernel_size=5), nn.ReLU(), nn.MaxPool2d(2)] for wide, narrow in blocks]
+    return [*layers[0], *layers[1], nn.Flatten()]
+
+
 class PFLlibCNN(BodyAndHead):
     """The CNN of PFLlib (Zhang et al., JMLR 2025), after McMahan et al. (AISTATS 2017), without padding.
 
@@ -15,13 +22,7 @@ class PFLlibCNN(BodyAndHead):
         channels, height, width = image_size("PFLlibCNN", shape, smallest=16)
         rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
         body = nn.Sequential(
-            nn.Conv2d(channels, 32, kernel_size=5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, kernel_size=5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
+            *_convolutions(channels, 32, 64),
             nn.Linear(64 * rows * columns, 512),
             nn.ReLU(),
         )
@@ -38,13 +39,7 @@ class LeNet(BodyAndHead):
         channels, height, width = image_size("LeNet", shape, smallest=16)
         rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
         body = nn.Sequential(
-            nn.Conv2d(channels, 6, kernel_size=5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, kernel_size=5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
+            *_convolutions(channels, 6, 16),
             nn.Linear(16 * rows * columns, 120),
             nn.ReLU(),
             nn.Linear(120, 84),
