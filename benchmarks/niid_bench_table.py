@@ -86,4 +86,4 @@ with augmentation this is an explanation, not a finding."""
 
 
 if __name__ == "__main__":
-    main("niid-bench", cells(), page)
+    main("niid-bench", cells(), {"niid-bench": page})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import os
 import re
@@ -75,7 +76,7 @@ def _point(line: dict[str, Any]) -> dict[str, float]:
     for kind, model in (("", "personal"), ("shared_", "shared")):
         for split in ("val", "test"):
             if model in found and split in found[model]:
-                for name in ("micro", "macro"):
+                for name in ("micro", "macro", "worst"):
                     point[f"{kind}{split}_{name}"] = round(100 * float(found[model][split][name]), 3)
     if "central" in found:
         point["central"] = round(100 * float(found["central"]["score"]), 3)
@@ -85,6 +86,7 @@ def _point(line: dict[str, Any]) -> dict[str, float]:
 def _work(cells: Sequence[Cell], folder: Path, data: str | None, options: dict[str, Any], answers: Any) -> None:
     from atoll import LocalEngine
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(message)s")
     engine = LocalEngine(**options)
     for cell in cells:
         try:
@@ -93,11 +95,12 @@ def _work(cells: Sequence[Cell], folder: Path, data: str | None, options: dict[s
             return
 
 
-def main(name: str, cells: Sequence[Cell], page: Callable[[list[dict[str, Any]]], str]) -> None:
-    """Run what is missing and write docs/results/NAME.json and NAME.md."""
-    parser = argparse.ArgumentParser(description=page.__doc__)
+def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[str, Any]]], str]]) -> None:
+    """Run what is missing and write docs/results/NAME.json, and the pages by their names."""
+    parser = argparse.ArgumentParser(description=f"Runs what is missing of {name}, then writes {', '.join(pages)}.")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--compile", choices=["auto", "yes", "no"], default="auto", help="compiled steps; auto: if it pays")
     parser.add_argument("--data", default=None, help="folder of the data sets; else $ATOLL_DATA")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--only", default="", help="a regular expression that names of cells must match")
@@ -120,7 +123,10 @@ def main(name: str, cells: Sequence[Cell], page: Callable[[list[dict[str, Any]]]
     deadline = time.monotonic() + 60 * asked.minutes
     context = multiprocessing.get_context("spawn")
     answers, running = context.Queue(), list[Any]()
-    options = {"device": asked.device, "precision": asked.precision}
+    options = {
+        "device": asked.device, "precision": asked.precision,
+        "compile": {"auto": None, "yes": True, "no": False}[asked.compile],
+    }  # fmt: skip
     while waiting or running:
         while waiting and len(running) < asked.jobs:
             group = waiting.pop(next(iter(waiting)))
@@ -141,7 +147,8 @@ def main(name: str, cells: Sequence[Cell], page: Callable[[list[dict[str, Any]]]
             path.write_text(_compact(done))
             print(f"{finished}: {figures['curve'][-1]}, {figures['seconds']} s", flush=True)
         running = [process for process in running if process not in gone]
-    (asked.out / f"{name}.md").write_text(page([*done.values()]))
+    for title, page in pages.items():
+        (asked.out / f"{title}.md").write_text(page([*done.values()]))
 
 
 def _compact(done: dict[str, Any]) -> str:
