@@ -1,7 +1,8 @@
 """What the tables of published results have in common: cells that are run side by side, and kept in a JSON file.
 
 A cell is one method on one task with one seed. A finished cell is never run again, so that a table can be completed
-cell by cell; an interrupted one continues from its last checkpoint. Cells of one method and data set run one after
+cell by cell; an interrupted one continues from its last checkpoint, and its curve so far is kept, marked as
+unfinished. Cells of one method and data set run one after
 another in a process of their own, which so compiles its programs once. On a GPU small federations leave most of it
 idle: start NVIDIA's multi-process service (`nvidia-cuda-mps-control -d`) and run several processes with --jobs.
 """
@@ -48,7 +49,6 @@ def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
     """Run or continue a cell; returns its figures."""
     from atoll import Recipe, Settings, Training, federate
     from atoll.algorithms import create
-    from atoll.runs import machine, versions
 
     recipe = Recipe(**cell.recipe, data=data, seed=cell.seed, training=Training(**cell.training))
     settings = Settings(**cell.settings, seed=cell.seed)
@@ -62,7 +62,23 @@ def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
         **asdict(cell),
         "curve": [_point(line) for line in report.history if "evaluation" in line],
         "seconds": round(time.time() - began),
-        "precision": engine.precision,
+        **_origin(engine.precision),
+    }
+
+
+def so_far(cell: Cell, folder: Path, precision: str) -> dict[str, Any] | None:
+    """The curve of a cell that was interrupted, if it has one."""
+    lines = folder / cell.name / "metrics.jsonl"
+    history = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    curve = [_point(line) for line in history if "evaluation" in line]
+    return {**asdict(cell), "curve": curve, "unfinished": True, **_origin(precision)} if curve else None
+
+
+def _origin(precision: str) -> dict[str, Any]:
+    from atoll.runs import machine, versions
+
+    return {
+        "precision": precision,
         "commit": os.environ.get("ATOLL_COMMIT") or versions().get("commit"),
         "torch": versions()["torch"],
         "machine": machine()["gpu"] or f"{machine()['cores']} CPU cores",
@@ -112,12 +128,16 @@ def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[
     asked = parser.parse_args()
     path = asked.out / f"{name}.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def finished(cell: Cell) -> bool:
+        return cell.name in done and "unfinished" not in done[cell.name]
+
     if asked.list:
-        print("\n".join(f"{'done' if cell.name in done else '    '}  {cell.name}" for cell in cells))
+        print("\n".join(f"{'done' if finished(cell) else '    '}  {cell.name}" for cell in cells))
         return
     waiting: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        if not asked.page and cell.name not in done and re.search(asked.only, cell.name):
+        if not asked.page and not finished(cell) and re.search(asked.only, cell.name):
             waiting.setdefault(cell.programs, []).append(cell)
     asked.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * asked.minutes
@@ -142,11 +162,15 @@ def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[
         time.sleep(0.2)
         gone = [process for process in running if not process.is_alive()]  # before their last words are read
         while not answers.empty():
-            finished, figures = answers.get()
-            done[finished] = figures
+            named, figures = answers.get()
+            done[named] = figures
             path.write_text(_compact(done))
-            print(f"{finished}: {figures['curve'][-1]}, {figures['seconds']} s", flush=True)
+            print(f"{named}: {figures['curve'][-1]}, {figures['seconds']} s", flush=True)
         running = [process for process in running if process not in gone]
+    for cell in cells:
+        if not finished(cell) and (figures := so_far(cell, asked.runs, asked.precision)) is not None:
+            done[cell.name] = figures
+    path.write_text(_compact(done))
     for title, page in pages.items():
         (asked.out / f"{title}.md").write_text(page([*done.values()]))
 
