@@ -116,7 +116,9 @@ def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[
     parser = argparse.ArgumentParser(description=f"Runs what is missing of {name}, then writes {', '.join(pages)}.")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--compile", choices=["auto", "yes", "no"], default="auto", help="compiled steps; auto: if it pays")
+    parser.add_argument(
+        "--compile", choices=["auto", "yes", "no"], default="auto", help="compiled steps; auto: if it pays"
+    )
     parser.add_argument("--data", default=None, help="folder of the data sets; else $ATOLL_DATA")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--only", default="", help="a regular expression that names of cells must match")
@@ -202,7 +204,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def origins(done: Sequence[dict[str, Any]]) -> str:
     """Machines, commits and versions of the cells, each once."""
-    found = sorted({(one["machine"], one["precision"], one["torch"], (one["commit"] or "?")[:7]) for one in done})
+    machines: dict[tuple[str, str, str], set[str]] = {}
+    for one in done:
+        machines.setdefault((one["machine"], one["precision"], one["torch"]), set()).add((one["commit"] or "?")[:7])
     return "; ".join(
-        f"{machine}, {precision}, torch {torch}, commit {commit}" for machine, precision, torch, commit in found
+        f"{machine}, {precision}, torch {torch}, commits {', '.join(sorted(commits))}"
+        for (machine, precision, torch), commits in sorted(machines.items())
     )
