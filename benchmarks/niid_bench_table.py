@@ -64,11 +64,11 @@ curve; call it again to add the cells that are missing. Cells so far: {len(done)
 {origins(done) or "nothing"}.
 
 **Protocol.** 10 clients, all of them in every round, 50 rounds of 10 local epochs, SGD with momentum 0.9, lr
-0.01, batch 64, the small CNN of NIID-Bench (`lenet`), no augmentation except where it says so.
-Clients train on all of their samples; the shared model is scored on the official test set, in %, after every round. `dir0.5`: NIID-Bench's Dirichlet
-with its cap; `labels2`: two classes per client. Published: the table of Flower's niid_bench baseline, which is
-an oracle (best round on test); in brackets NIID-Bench's own README, CIFAR-10. FedProx with μ = 0.01 (they tuned
-it).
+0.01, batch 64, the small CNN of NIID-Bench (`lenet`), no augmentation except where it says so. Clients train on
+all of their samples; the shared model is scored on the official test set, in %, after every round. `dir0.5`:
+NIID-Bench's Dirichlet with its cap; `labels2`: two classes per client. Published: the table of Flower's
+niid_bench baseline, which is an oracle (best round on test); in brackets NIID-Bench's own README, CIFAR-10.
+FedProx with μ = 0.01 (they tuned it).
 
 {table(heads, rows)}
 

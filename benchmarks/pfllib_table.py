@@ -103,15 +103,16 @@ again to add the cells that are missing. Cells so far: {len(done)} of {len(cells
 {origins(done) or "nothing"}.
 
 **Protocol.** 20 clients, all of them in every round, PFLlib's CNN, plain SGD, batch 10, lr 0.005, one local
-epoch, no augmentation; rounds as stated in each row. Official train and test samples are merged and split inside each
-client, 70 % training, 5 % validation, 25 % test (PFLlib: 75/25 without validation). Accuracy in % over the test
-samples of all clients (PFLlib's average), of the shared model for FedAvg and of each client's own for the
-others, every 10 rounds (FedAvg-FT on CIFAR-10 and with 2 classes: every 50). *Last*, *best on validation* and
-*oracle* (best on test) are three ways to choose the round; the published values are oracles over up to 2000 rounds, means of three trials. Seed 0 uses PFLlib's own
-partition, index by index (its seed 1); other seeds draw other partitions by the same rule. Published: PFLlib's
-benchmark page for Fashion-MNIST, the FedALA poster for CIFAR-10; PFLlib does not publish its hyperparameters
-per method. FedAvg-FT fine-tunes all layers for 5 epochs before each evaluation (FedALA's "FedAvg-C": epochs not
-stated). Ditto's λ is chosen on validation from 0.1 and 1 on Fashion-MNIST, Dirichlet 0.1, and taken over elsewhere.
+epoch, no augmentation; rounds as stated in each row. Official train and test samples are merged and split
+inside each client, 70 % training, 5 % validation, 25 % test (PFLlib: 75/25 without validation). Accuracy in %
+over the test samples of all clients (PFLlib's average), of the shared model for FedAvg and of each client's own
+for the others, every 10 rounds (FedAvg-FT on CIFAR-10 and with 2 classes: every 50). *Last*, *best on
+validation* and *oracle* (best on test) are three ways to choose the round; the published values are oracles
+over up to 2000 rounds, means of three trials. Seed 0 uses PFLlib's own partition, index by index (its seed 1);
+other seeds draw other partitions by the same rule. Published: PFLlib's benchmark page for Fashion-MNIST, the
+FedALA poster for CIFAR-10; PFLlib does not publish its hyperparameters per method. FedAvg-FT fine-tunes all
+layers for 5 epochs before each evaluation (FedALA's "FedAvg-C": epochs not stated). Ditto's λ is chosen on
+validation from 0.1 and 1 on Fashion-MNIST, Dirichlet 0.1, and taken over elsewhere.
 
 {"".join(sections)}"""
 
