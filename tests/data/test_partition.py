@@ -14,6 +14,7 @@ from atoll.data.partition import (
     Pathological,
     PFLlib,
     PowerLaw,
+    Priors,
     Quantity,
     Shards,
     Shifted,
@@ -41,6 +42,7 @@ PARTITIONS = [
     LabelsEach(2),
     LabelsEach(10),
     Shards(2),
+    Priors(0.5),
     Quantity(1.0),
     PowerLaw(1.0),
     LogNormal(1.0),
@@ -293,6 +295,18 @@ def test_a_client_needs_a_sample_for_each_shard():
         Shards(50).split(LABELS, 100, rng())
 
 
+def test_priors_have_equal_sizes_and_the_skew_that_was_asked_for():
+    mild, strong = (counts_of(Priors(alpha).split(LABELS, 20, rng())) for alpha in (100.0, 0.1))
+    assert set(mild.sum(1)) == set(strong.sum(1)) == {100}
+    assert (mild.max(1) / 100).mean() < 0.2
+    assert (strong.max(1) / 100).mean() > 0.4
+
+
+def test_priors_with_sizes_that_do_not_divide():
+    sizes = counts_of(Priors(0.3).split(LABELS[:1003], 10, rng())).sum(1)
+    assert sorted(set(sizes)) == [100, 101]
+
+
 # -- quantity skew -----------------------------------------------------------------------------------------------------
 
 
@@ -463,6 +477,7 @@ def test_bad_fields():
         ("pathological:2:1", Pathological(2, seed=1)),
         ("labels:3", LabelsEach(3)),
         ("shards:2", Shards(2)),
+        ("prior:0.5", Priors(0.5)),
         ("quantity:0.5", Quantity(0.5)),
         ("powerlaw:1.2", PowerLaw(1.2)),
         ("lognormal:2", LogNormal(2.0)),
@@ -490,7 +505,7 @@ def test_parse_offers_the_nearest_name():
         parse("dirichlett:0.1")
     assert str(caught.value) == (
         "Unknown partition 'dirichlett'. Did you mean: dirichlet?\nAvailable: dirichlet, fafi, fafi-disjoint, iid, "
-        "labels, lognormal, natural, niid-bench, pathological, pfllib, powerlaw, quantity, shards"
+        "labels, lognormal, natural, niid-bench, pathological, pfllib, powerlaw, prior, quantity, shards"
     )
     with pytest.raises(UnknownName, match="Unknown shift 'rotate'. Did you mean: rotation?"):
         parse("iid+rotate:4")

@@ -413,3 +413,59 @@ def test_some_clients_are_a_task_of_their_own():
     assert some.groups.tolist() == [1, 1]
     assert all(torch.equal(some.network.initial[name], leaf) for name, leaf in other.items())
     assert not torch.equal(task.network.initial["head.weight"], some.network.initial["head.weight"])
+
+
+# -- clients with different architectures --------------------------------------------------------------------------
+
+
+def test_models_are_dealt_in_turn():
+    task = Task.of_clients(data(5, 4, 3), [nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3))], classes=3)
+    assert task.architecture.tolist() == [0, 1, 0]
+    assert [one.network for one in task.by_architecture] == list(task.networks)
+    assert [one.own_architecture for one in task.by_architecture] == [0, 1]
+    moved = task.to(torch.device("cpu"), torch.float64)
+    assert [network.dtype for network in moved.networks] == [torch.float64] * 2
+    assert moved.network is moved.networks[0]
+    assert task.of(np.array([1, 2]), task.network.initial).architecture.tolist() == [1, 0]
+
+
+def test_a_list_of_one_model_is_one_architecture():
+    task = Task.build(dataset(), Iid(), clients=4, model=["mlp:8"])
+    assert task.architecture is None
+    assert task.networks == ()
+    assert task.by_architecture == (task,)
+
+
+def test_a_named_model_begins_alike_alone_and_among_others():
+    alone = Task.build(dataset(), Iid(), clients=4, model="mlp:8", seed=3)
+    among = Task.build(dataset(), Iid(), clients=4, model=["linear", "mlp:8"], seed=3)
+    assert all(torch.equal(leaf, among.networks[1].initial[name]) for name, leaf in alone.network.initial.items())
+
+
+def test_own_data_take_several_models():
+    draw = np.arange(12, dtype=float)
+    rows = {name: (draw.reshape(6, 2), np.arange(6) % 2) for name in ("Ulm", "Porto", "Lund")}
+    task = Task.own(rows, model=["mlp:8", lambda: nn.Linear(2, 2)])
+    assert task.architecture.tolist() == [0, 1, 0]
+    other = replace(task, architecture=np.array([1, 1, 0]))
+    assert other.architecture.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("architecture", [[0, 1], [0, 1, 2], [0, -1, 1]])
+def test_every_client_must_have_one_of_the_networks(architecture):
+    task = Task.of_clients(data(5, 4, 3), [nn.Linear(4, 3), nn.Linear(4, 3)], classes=3)
+    with pytest.raises(TaskError, match="must have the number of a network, 0 to 1, for each of 3 clients. Got array"):
+        replace(task, architecture=np.array(architecture))
+
+
+@pytest.mark.parametrize(
+    ("models", "error", "said"),
+    [
+        ([nn.Linear(4, 3)] * 3, TaskError, "at least 1 model, and no more than clients, 2. Got 3."),
+        ([nn.Linear(4, 3), nn.Linear(9, 3)], ModelError, r"Linear must take samples of shape \(4,\)"),
+        ([nn.Linear(4, 3), nn.Linear(4, 2)], ModelError, "must give one output per class, 3"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(models, error, said):
+    with pytest.raises(error, match=said):
+        Task.of_clients(data(5, 4), models, classes=3)

@@ -14,6 +14,8 @@ IMAGE_MODELS = [
     ("cnn", (1, 16, 20)),
     ("simple-cnn", (3, 32, 32)),
     ("simple-cnn", (1, 8, 8)),
+    ("fedfsa-cnn", (1, 28, 28)),
+    ("fedfsa-cnn", (3, 32, 32)),
     ("resnet18", (3, 32, 32)),
     ("resnet18-gn", (1, 28, 28)),
 ]
@@ -30,6 +32,8 @@ def size(model):
         ("cnn", (1, 28, 28), 582_026),
         ("cnn", (3, 32, 32), 878_538),
         ("simple-cnn", (3, 32, 32), 1_626_442),
+        ("fedfsa-cnn", (1, 28, 28), 1_258_798),  # their 1.259 M
+        ("fedfsa-cnn", (3, 32, 32), 2_806_602),  # their 2.807 M
         ("resnet18", (3, 32, 32), 11_173_962),
         ("resnet18-gn", (3, 32, 32), 11_173_962),
     ],
@@ -69,6 +73,21 @@ def test_inputs_and_activations_are_not_overwritten(name):
 def test_options_reach_the_model():
     assert size(models.build("mlp", (4,), 3, hidden=(5,))) == 5 * 5 + 6 * 3
     assert size(models.build("mlp", (4,), 3, hidden=())) == 5 * 3
+
+
+def test_widths_stand_after_a_colon():
+    assert size(models.build("mlp:5", (4,), 3)) == 5 * 5 + 6 * 3
+    assert size(models.build("mlp:5,2", (4,), 3)) == 5 * 5 + 6 * 2 + 3 * 3
+
+
+@pytest.mark.parametrize("name", ["mlp:", "mlp:0", "mlp:5,", "mlp:-1", "mlp:5.5", "cnn:5"])
+def test_widths_that_are_none_are_refused(name):
+    with pytest.raises(ModelError) as error:
+        models.build(name, (1, 28, 28), 3)
+    assert str(error.value) == (
+        f"After a colon must stand the widths of hidden layers, and only `mlp` takes them. Got '{name}'.\n"
+        "hint: for example mlp:64 or mlp:64,32."
+    )
 
 
 def test_group_norm_leaves_no_buffers():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,10 +23,11 @@ from atoll.data.statistics import Statistics, statistics
 from atoll.errors import ModelError, TaskError
 from atoll.models.network import Network
 from atoll.models.objective import PerSample, accuracy, cross_entropy
-from atoll.params import Params
+from atoll.params import Layout, Params
 from atoll.randomness import default_generator, generator, moves_default_generator, number
 
 SAMPLES_OF_A_FINGERPRINT = 4096
+Model = str | nn.Module | Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Task:
     x: Tensor
     y: Tensor
     splits: Mapping[str, Split]
-    network: Network
+    network: Network  # of all clients; where they have different ones, the first
     classes: int | None
     training: Training = field(default_factory=Training)
     names: tuple[str, ...] | None = None  # of the clients; their numbers by default
@@ -74,6 +75,9 @@ class Task:
     public: tuple[Tensor, Tensor] | None = None  # samples that everybody may see, taken before the others were dealt
     groups: NDArray[np.int64] | None = None  # the planted group of each client, where the truth is known
     augment: Augment | None = None  # how training samples are changed each time they are seen
+    networks: tuple[Network, ...] = ()  # the architectures, where clients have different ones
+    architecture: NDArray[np.int64] | None = None  # which of the networks each client has
+    unseen: Task | None = None  # clients that take no part, but are welcomed and evaluated after the last round
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was made, for the run's configuration
 
     def __post_init__(self) -> None:
@@ -88,7 +92,9 @@ class Task:
             )
         if self.augment is not None:
             self.augment.check(tuple(self.x.shape[1:]))
-        self._check_outputs()
+        self._check_architecture()
+        for network in self.networks or (self.network,):
+            self._check_outputs(network)
 
     @property
     def clients(self) -> int:
@@ -99,6 +105,23 @@ class Task:
         """What the client is called in messages and reports."""
         return str(client) if self.names is None else self.names[client]
 
+    @cached_property
+    def by_architecture(self) -> tuple[Task, ...]:
+        """The task as the clients of each architecture see it: with their network."""
+        if self.architecture is None:
+            return (self,)
+        return tuple(replace(self, network=network, architecture=None) for network in self.networks)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """What the leaves of the models are, by architecture."""
+        return tuple(network.layout for network in self.networks or (self.network,))
+
+    @property
+    def own_architecture(self) -> int:
+        """The number of `network` among the architectures."""
+        return self.networks.index(self.network) if self.networks else 0
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Task:
         """The same task with its tensors on `device`, floating point ones in `dtype`."""
 
@@ -108,15 +131,41 @@ class Task:
         def both(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
             return None if pair is None else (moved(pair[0]), moved(pair[1]))
 
-        return replace(
+        networks = tuple(network.to(device, dtype) for network in self.networks)
+        here = replace(
             self,
             x=moved(self.x),
             y=moved(self.y),
             splits={name: Split(split.order.to(device), split.offsets) for name, split in self.splits.items()},
-            network=self.network.to(device, dtype),
+            network=networks[0] if networks else self.network.to(device, dtype),
+            networks=networks,
             central=both(self.central),
             public=both(self.public),
         )
+        return here if self.unseen is None else replace(here, unseen=self.unseen._beside(here))
+
+    def _beside(self, seen: Task) -> Task:
+        """These clients with the samples and the network of others', so that no tensor is there twice."""
+        device = seen.x.device
+        splits = {name: Split(split.order.to(device), split.offsets) for name, split in self.splits.items()}
+        return replace(self, x=seen.x, y=seen.y, splits=splits, network=seen.network, networks=seen.networks)
+
+    def holding_out(self, share: float, seed: int = 0) -> Task:
+        """The same task without a share of its clients, who become its `unseen` ones."""
+        if not 0 <= share < 1:
+            raise TaskError(f"The share of unseen clients must be in [0, 1). Got {share!r}.")
+        if share == 0:
+            return self
+        size = max(1, round(share * self.clients))
+        if size >= self.clients:
+            raise TaskError(
+                f"Some clients must be left to train. {size} of {self.clients} would be unseen.",
+                hint="lower --unseen, or raise --clients.",
+            )
+        drawn = generator(seed, "unseen").permutation(self.clients)
+        new, old = np.sort(drawn[:size]), np.sort(drawn[size:])
+        initial = self.network.initial
+        return replace(self.of(old, initial), unseen=self.of(new, initial))
 
     def of(self, clients: NDArray[np.int64], initial: Params) -> Task:
         """The task of some clients only, from another initial model."""
@@ -132,6 +181,7 @@ class Task:
             network=self.network.beginning_at(initial),
             names=None if self.names is None else tuple(self.names[k] for k in clients),
             groups=None if self.groups is None else self.groups[clients],
+            architecture=None if self.architecture is None else self.architecture[clients],
         )
 
     @cached_property
@@ -161,7 +211,7 @@ class Task:
         partition: Partition,
         *,
         clients: int | None = None,
-        model: str | nn.Module | Callable[[], nn.Module] | None = None,
+        model: Model | Sequence[Model] | None = None,
         seed: int = 0,
         partition_seed: int | None = None,
         training: Training | None = None,
@@ -175,7 +225,8 @@ class Task:
 
         `partition_seed` decides who gets what; `seed` decides the model's initial values. The shares `central` and
         `public` of all samples are taken before the rest is dealt: for a test set of the server's own (where the data
-        set brings none), and for what everybody may see. Only a natural partition needs no number of `clients`.
+        set brings none), and for what everybody may see. Only a natural partition needs no number of `clients`. Several
+        models are dealt in turn: client k has number k modulo how many there are.
         """
         deal = seed if partition_seed is None else partition_seed
         dataset, held = _held_out(dataset, {"central": central, "public": public}, deal)
@@ -187,12 +238,14 @@ class Task:
             x, y, parts = partition.apply(x, y, parts, generator(deal, "shift"))
             groups = partition.groups(len(parts)) if groups is None else groups
         chosen = model or dataset.model or _usual_model(tuple(x.shape[1:]))
+        several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
+        networks = [_network(one, dataset, seed) for one in several]
         return cls(
             name=dataset.name,
             x=x,
             y=y,
             splits=splits_of(parts, shares, y.numpy() if _one_label_each(dataset) else None, dataset.gap, deal),
-            network=_network(chosen, dataset, seed),
+            **_in_turn(networks, len(parts)),
             classes=dataset.classes,
             training=training or Training(),
             names=names,
@@ -208,7 +261,7 @@ class Task:
         cls,
         source: Any,
         *,
-        model: str | nn.Module | Callable[[], nn.Module] | None = None,
+        model: Model | Sequence[Model] | None = None,
         seed: int = 0,
         training: Training | None = None,
         shares: Shares = SHARES,
@@ -223,7 +276,8 @@ class Task:
             Task.own("hospitals/", target="readmitted", model=net)
 
         `atoll.data.own.read` says what `source` may be and takes the other arguments; `model` is any `nn.Module`, a
-        function that makes one, or a name. A client with fewer than `min_samples` samples is an error.
+        function that makes one, a name, or a list of these, which clients have in turn. A client with fewer than
+        `min_samples` samples is an error.
         """
         from atoll.data import own
 
@@ -237,7 +291,7 @@ class Task:
     def of_clients(
         cls,
         data: Mapping[str, tuple[Any, Any]],
-        model: nn.Module,
+        model: nn.Module | Sequence[nn.Module],
         *,
         name: str = "own",
         classes: int | None = None,
@@ -249,11 +303,14 @@ class Task:
     ) -> Task:
         """A task from each client's own samples and targets, tensors or arrays.
 
-        `classes` is found from integer targets; floating point values become of the model's type.
+        `classes` is found from integer targets; floating point values become of the model's type. Several models are
+        dealt in turn.
         """
         if not data:
             raise TaskError("A task must have at least 1 client. Got 0.")
-        dtype = next((leaf.dtype for leaf in model.parameters() if leaf.is_floating_point()), torch.get_default_dtype())
+        several = [model] if isinstance(model, nn.Module) else model
+        dtypes = (leaf.dtype for leaf in several[0].parameters() if leaf.is_floating_point())
+        dtype = next(dtypes, torch.get_default_dtype())
 
         def joined(part: int) -> Tensor:
             values = torch.cat([torch.as_tensor(both[part]) for both in data.values()])
@@ -269,13 +326,24 @@ class Task:
             x=x,
             y=y,
             splits=splits_of(parts, shares, y.numpy() if classes is not None and y.ndim == 1 else None, None, seed),
-            network=Network(module=model, loss=loss, score=score),
+            **_in_turn([Network(module=one, loss=loss, score=score) for one in several], len(data)),
             classes=classes,
             training=training or Training(),
             names=tuple(data),
         )
 
-    def _check_outputs(self) -> None:
+    def _check_architecture(self) -> None:
+        """Every client must have one of the networks."""
+        if self.architecture is None:
+            return
+        known, given = range(len(self.networks)), self.architecture
+        if given.shape != (self.clients,) or not np.isin(given, known).all():
+            raise TaskError(
+                f"`architecture` must have the number of a network, 0 to {len(known) - 1}, for each of {self.clients} "
+                f"clients. Got {given!r}."
+            )
+
+    def _check_outputs(self, network: Network) -> None:
         """The network must take the samples and give one output per class; whether it draws is found out as well."""
         from atoll.batch import Batch
         from atoll.models.network import Variant
@@ -284,14 +352,14 @@ class Task:
 
         @torch.no_grad()
         def outputs_of(*, train: bool) -> Tensor:
-            batch = Batch(self.x[few], self.y[few], None, None, self.network, Variant(train=train))
-            return batch.outputs(self.network.initial)
+            batch = Batch(self.x[few], self.y[few], None, None, network, Variant(train=train))
+            return batch.outputs(network.initial)
 
-        model = type(self.network._original).__name__
+        model = type(network._original).__name__
         shape = tuple(self.x.shape[1:])
         try:
             outputs = outputs_of(train=False)
-            self.network.draws_globally |= moves_default_generator(lambda: outputs_of(train=True))
+            network.draws_globally |= moves_default_generator(lambda: outputs_of(train=True))
         except Exception as error:  # a model may fail in any way
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
@@ -310,7 +378,20 @@ def _usual_model(shape: tuple[int, ...]) -> str:
     return "cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
 
 
-def _network(chosen: str | nn.Module | Callable[[], nn.Module], dataset: Dataset, seed: int) -> Network:
+def _in_turn(networks: list[Network], clients: int) -> dict[str, Any]:
+    """What a task says of its networks, where client k has number k modulo how many there are."""
+    if not 1 <= len(networks) <= clients:
+        raise TaskError(
+            f"There must be at least 1 model, and no more than clients, {clients}. Got {len(networks)}.",
+            hint="a model that no client has cannot be trained.",
+        )
+    if len(networks) == 1:
+        return {"network": networks[0]}
+    architecture = np.arange(clients, dtype=np.int64) % len(networks)
+    return {"network": networks[0], "networks": tuple(networks), "architecture": architecture}
+
+
+def _network(chosen: Model, dataset: Dataset, seed: int) -> Network:
     shape, outputs = tuple(dataset.x.shape[1:]), _outputs(dataset)
     signature = None
     with default_generator(number(seed, "model")):

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from atoll.errors import ModelError, unknown
-from atoll.models.cnn import LeNet, PFLlibCNN, SimpleCNN
+from atoll.models.cnn import FedFSACNN, LeNet, PFLlibCNN, SimpleCNN
 from atoll.models.linear import Linear
 from atoll.models.mlp import MLP
 from atoll.models.recommender import MatrixFactorisation
@@ -15,8 +15,8 @@ from atoll.models.split import BodyAndHead
 from atoll.models.text import CharTransformer
 
 __all__ = [
-    "MLP", "BodyAndHead", "CharTransformer", "LeNet", "Linear", "MatrixFactorisation", "PFLlibCNN", "ResNet18",
-    "SimpleCNN", "build", "names",
+    "MLP", "BodyAndHead", "CharTransformer", "FedFSACNN", "LeNet", "Linear", "MatrixFactorisation", "PFLlibCNN",
+    "ResNet18", "SimpleCNN", "build", "names",
 ]  # fmt: skip
 
 BUILDERS: dict[str, Callable[..., BodyAndHead]] = {
@@ -24,6 +24,7 @@ BUILDERS: dict[str, Callable[..., BodyAndHead]] = {
     "cnn": PFLlibCNN,
     "simple-cnn": SimpleCNN,
     "lenet": LeNet,
+    "fedfsa-cnn": FedFSACNN,
     "resnet18": ResNet18,
     "resnet18-gn": partial(ResNet18, norm="group"),
     "linear": Linear,
@@ -40,10 +41,14 @@ def names() -> list[str]:
 def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> BodyAndHead:
     """A freshly initialised model for samples of `shape` (without the batch axis).
 
-    Initial values are drawn from torch's default generator, as `nn.Module`s do.
+    After a colon stand the widths of an MLP's hidden layers: `mlp:64,32`. Initial values are drawn from torch's default
+    generator, as `nn.Module`s do.
     """
+    name, colon, widths = name.partition(":")
     if name not in BUILDERS:
         raise unknown("model", name, BUILDERS)
+    if colon:
+        options |= {"hidden": _widths(name, widths)}
     builder = BUILDERS[name]
     shape = tuple(shape)
     if not shape or min(shape) < 1 or classes < 1:
@@ -56,3 +61,14 @@ def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> Bo
                 hint=f"its options are: {', '.join(known)}." if known else "it has no options.",
             )
     return builder(shape, classes, **options)
+
+
+def _widths(name: str, text: str) -> tuple[int, ...]:
+    """The widths of hidden layers, from `64,32`."""
+    parts = text.split(",")
+    if name != "mlp" or not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise ModelError(
+            f"After a colon must stand the widths of hidden layers, and only `mlp` takes them. Got '{name}:{text}'.",
+            hint="for example mlp:64 or mlp:64,32.",
+        )
+    return tuple(map(int, parts))

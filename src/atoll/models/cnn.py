@@ -48,6 +48,26 @@ class LeNet(BodyAndHead):
         super().__init__(body, nn.Linear(84, classes))
 
 
+class FedFSACNN(BodyAndHead):
+    """The CNN of FedFSA (AAAI 2025): narrow on grey images, wide on coloured ones, under three linear layers.
+
+    1,258,798 parameters on 1x28x28 and 2,806,602 on 3x32x32, with 10 classes.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        channels, height, width = image_size("FedFSACNN", shape, smallest=16)
+        first, second = (4, 12) if channels == 1 else (64, 64)
+        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        body = nn.Sequential(
+            *_convolutions(channels, first, second),
+            nn.Linear(second * rows * columns, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 1024),
+            nn.ReLU(),
+        )
+        super().__init__(body, nn.Linear(1024, classes))
+
+
 class SimpleCNN(BodyAndHead):
     """The CIFAR-10 network of the pfl-research benchmarks (Granqvist et al., NeurIPS 2024).
 
