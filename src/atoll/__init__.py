@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from atoll.engines import LocalEngine
     from atoll.federation import Settings, federate
     from atoll.params import Params, Stack
+    from atoll.predictor import Predictor
     from atoll.recipe import Recipe
     from atoll.report.report import Report
     from atoll.results import Comparison
@@ -24,6 +25,7 @@ _HOMES = {
     "Comparison": "results",
     "LocalEngine": "engines",
     "Params": "params",
+    "Predictor": "predictor",
     "Recipe": "recipe",
     "Replies": "algorithm",
     "Report": "report.report",
@@ -43,6 +45,7 @@ __all__ = [
     "Comparison",
     "LocalEngine",
     "Params",
+    "Predictor",
     "Recipe",
     "Replies",
     "Report",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -11,19 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.clustering import Clusters
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import PayloadError
 from atoll.hyperparameters import Count, Epochs, NonNegative, Positive, Range, Share, Weighting, hyperparameters
 from atoll.params import Params, Stack, Tree
+from atoll.predictor import Deployed, Predictor
 
 if TYPE_CHECKING:
     from atoll.workbench import Workbench
 
 # What the file of an algorithm needs can be had from here.
 __all__ = [
-    "Algorithm", "Arrival", "Count", "Epochs", "Limits", "NonNegative", "Positive", "Range", "Replies", "Share",
-    "Update", "Weighting", "hyperparameters",
+    "Algorithm", "Arrival", "Count", "Deployed", "Epochs", "Limits", "NonNegative", "Positive", "Predictor", "Range",
+    "Replies", "Share", "Update", "Weighting", "hyperparameters",
 ]  # fmt: skip
 
 Limits = Mapping[str, Mapping[str, Any]]
@@ -34,12 +37,14 @@ class Update:
     """What a cohort returns from local work.
 
     `send` leaves the clients and reaches the server, `weight` with it: the importance of each reply in a mean.
-    `keep` stays with the clients and comes back from `cohort.recall`; it never passes the channel.
+    `keep` stays with the clients and comes back from `cohort.recall`; it never passes the channel. What pieces keep
+    stands in `beside`, under their names.
     """
 
     send: Mapping[str, Stack] = field(default_factory=dict)
     weight: Tensor | None = None
     keep: Tree = None
+    beside: Mapping[str, Tree] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,9 @@ class Algorithm:
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
     limits: ClassVar[Limits] = {}  # {"local": {"lam": 0.0}}: equals that method so
     added: ClassVar[str] = ""  # what it was put together with: "+prox", "@ifca"
-    finds_clusters: ClassVar[bool] = False  # its server holds `models`, one per cluster, and each client's `cluster`
+    mixes_architectures: ClassVar[bool] = False  # clients may have different networks
+    finds_clusters: ClassVar[bool] = False  # its server holds `models`, one per cluster, and each client's `cluster`;
+    # and it says which cluster new clients would have `joined`
 
     def __post_init__(self) -> None:
         for hyperparameter in hyperparameters(type(self)):
@@ -83,9 +90,21 @@ class Algorithm:
         """The server's next state."""
         return server + replies.mean("delta")
 
+    def fuse(self, servers: Sequence[Tree], replies: Replies) -> list[Tree]:
+        """The next states where clients have different architectures: there is one state for each of these."""
+        after = list(servers)
+        for number, some in replies.by_architecture():
+            after[number] = self.aggregate(after[number], some)
+        return after
+
     # -- the clients ---------------------------------------------------------------------------------------------
+    @property
+    def exchanges(self) -> int:
+        """How often `prepare` and `absorb` take turns before the first round, if there is a `prepare`."""
+        return 1
+
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
-        """One light exchange with all clients before the first round; None if there is none."""
+        """A light exchange with all clients before the first round; None if there is none."""
         return None
 
     def absorb(self, server: Tree, replies: Replies) -> Tree:
@@ -101,8 +120,8 @@ class Algorithm:
         return None
 
     # -- the models that come out --------------------------------------------------------------------------------
-    def personalize(self, server: Tree, cohort: Cohort) -> Params | Stack:
-        """The model that each client would deploy."""
+    def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
+        """The model that each client would deploy; a Predictor where it answers by another rule than its network."""
         model: Params = server
         return model
 
@@ -115,7 +134,15 @@ class Algorithm:
         """Who learns from whom: row k holds the weight of every client in what client k gets; None if nobody's own."""
         return None
 
-    def welcome(self, server: Tree, cohort: Cohort) -> Params | Stack:
+    def found_clusters(self, server: Tree) -> Clusters | None:
+        """The clusters of clients, if the method finds some."""
+        return None
+
+    def joined(self, server: Tree, cohort: Cohort) -> Tensor:
+        """The number of the cluster that each of these new clients would be in, if the method finds clusters."""
+        raise NotImplementedError(f"{type(self).__name__} must define joined(), because it finds clusters.")
+
+    def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
         """The model of clients that were never seen before."""
         return self.personalize(server, cohort)
 
@@ -126,6 +153,12 @@ class Arrival(NamedTuple):
     clients: NDArray[np.int64]
     fields: Mapping[str, Stack]
     weight: Tensor
+
+    def only(self, chosen: NDArray[np.bool_]) -> Arrival:
+        """The replies of some of these clients."""
+        rows = torch.from_numpy(np.flatnonzero(chosen)).to(self.weight.device)
+        fields = {name: value.rows(rows) for name, value in self.fields.items()}
+        return Arrival(self.clients[chosen], fields, self.weight[rows])
 
 
 class Replies:
@@ -234,10 +267,19 @@ class Replies:
             here = chosen[start : start + len(arrival.clients)]
             start += len(arrival.clients)
             if here.any():
-                rows = torch.from_numpy(np.flatnonzero(here)).to(arrival.weight.device)
-                fields = {name: value.rows(rows) for name, value in arrival.fields.items()}
-                parts.append(Arrival(arrival.clients[here], fields, arrival.weight[rows]))
+                parts.append(arrival.only(here))
         return Replies(parts, keep=True, workbench=self._workbench)
+
+    def by_architecture(self) -> Iterator[tuple[int, Replies]]:
+        """The replies of each architecture that replied, with its number; to be used one after another."""
+        architecture = self.workbench.population.task.architecture
+        if architecture is None:
+            yield 0, self
+            return
+        # Those of an architecture arrive one after another.
+        for number, arrivals in itertools.groupby(self._all(), lambda arrival: int(architecture[arrival.clients[0]])):
+            bench = self.workbench.of_architecture(number)
+            yield number, Replies(arrivals, keep=self._kept is not None, workbench=bench)
 
     def _held(self) -> list[Arrival]:
         if self._kept is None:

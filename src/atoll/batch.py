@@ -65,6 +65,11 @@ class Batch:
         return replace(self, x=self.augment(self.x, self.keys.fold(AUGMENTATION).fold(number)))
 
     @property
+    def deployed(self) -> Batch:
+        """The same samples for a model that is not being trained, such as a teacher: statistics stay, nothing drops."""
+        return replace(self, variant=replace(self.variant, train=False))
+
+    @property
     def count(self) -> Tensor:
         """How many samples are not padding."""
         if self.mask is None:

@@ -5,7 +5,10 @@ A cluster is a number for each client; clients that are in none yet have -1.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +21,36 @@ from atoll.randomness import generator
 Metric = Literal["l1", "l2", "cosine"]
 Linkage = Literal["ward", "average", "complete", "single"]
 Table = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """The clusters that a method has found, and the tree they are cut from, if there is one.
+
+    Row i of `merges` is (node, node, height, clients) and makes of the two the node `len(of_client) + i`, as scipy
+    writes it. The nodes before are the clients; who was not there when the tree was grown is in no row.
+    """
+
+    of_client: Numbers  # -1 for a client that is in none
+    merges: Table | None = None
+    height: str = ""  # what the heights of the merges are
+
+    @property
+    def number(self) -> int:
+        """How many clusters have a client."""
+        return len(np.unique(self.of_client[self.of_client >= 0]))
+
+    def as_json(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        merges = None if self.merges is None else self.merges.tolist()
+        return {"of_client": self.of_client.tolist(), "merges": merges, "height": self.height}
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Clusters:
+        """What `as_json` gave."""
+        merges = None if found["merges"] is None else np.array(found["merges"], dtype=np.float64).reshape(-1, 4)
+        return cls(np.array(found["of_client"], dtype=np.int64), merges, found["height"])
 
 
 def apart(updates: Stack, center: Params, metric: Metric) -> Tensor:
@@ -58,7 +91,32 @@ def merges(table: Table, linkage: Linkage) -> Table:
     return tree
 
 
-def cut(tree: Table, *, clusters: int | None = None, threshold: float | None = None) -> NDArray[np.int64]:
+def among(tree: Table, leaves: Numbers, clients: int) -> Table:
+    """A tree of some of so many clients, with their numbers instead of their places."""
+    nodes = np.concatenate([leaves, clients + np.arange(len(tree))])
+    return np.column_stack([nodes[tree[:, :2].astype(np.int64)], tree[:, 2:]])
+
+
+def undone(cluster: Numbers, splits: Sequence[int]) -> Table:
+    """The tree of clusters that came from splits: cluster i + 1 was split from cluster splits[i].
+
+    Clients of a cluster merge at height 0; then the last split is undone at height 1, the one before at height 2.
+    """
+    rows: list[tuple[int, int, float, int]] = []
+
+    def merged(one: tuple[int, int], other: tuple[int, int], height: float = 0) -> tuple[int, int]:
+        rows.append((one[0], other[0], height, one[1] + other[1]))
+        return len(cluster) + len(rows) - 1, one[1] + other[1]
+
+    tops = [
+        reduce(merged, [(int(client), 1) for client in np.flatnonzero(cluster == c)]) for c in range(len(splits) + 1)
+    ]
+    for height, (into, of) in enumerate(reversed([*enumerate(splits, start=1)]), start=1):
+        tops[of] = merged(tops[of], tops[into], height)
+    return np.array(rows, dtype=np.float64).reshape(-1, 4)
+
+
+def cut(tree: Table, *, clusters: int | None = None, threshold: float | None = None) -> Numbers:
     """The cluster of each client: so many of them, or those that merge below a height, or below the largest jump."""
     from scipy.cluster.hierarchy import fcluster
 
@@ -70,11 +128,11 @@ def cut(tree: Table, *, clusters: int | None = None, threshold: float | None = N
         threshold = float(heights[jump : jump + 2].mean())
     found = fcluster(tree, clusters, "maxclust") if clusters is not None else fcluster(tree, threshold, "distance")
     _, first, number = np.unique(found, return_index=True, return_inverse=True)
-    ranks: NDArray[np.int64] = first.argsort().argsort()  # numbered in the order of their first client
+    ranks: Numbers = first.argsort().argsort()  # numbered in the order of their first client
     return ranks[number]
 
 
-def far_apart(table: Table, number: int, tries: int, draw: np.random.Generator) -> NDArray[np.int64]:
+def far_apart(table: Table, number: int, tries: int, draw: np.random.Generator) -> Numbers:
     """So many clients that are far apart (k-means++); the best of several tries by the squared distances left over."""
     squared, sets = table**2, []
     for _ in range(tries):

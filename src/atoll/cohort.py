@@ -11,7 +11,7 @@ chunk of one, or a single client on its own device is decided outside; the numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.task import Task, Training
-from atoll.errors import CohortError
+from atoll.errors import CohortError, LabelsNeeded
 from atoll.params import Params, Stack, Tree, flatten, spread, stacked_leaves
 
 if TYPE_CHECKING:
     from atoll.engines.scan import Scanner
+    from atoll.local.change import Change
     from atoll.memory import Memory
 
 Step = Callable[[Any, Any, Any], Any]  # (carry, Batch or a tuple of them, given) -> carry
@@ -43,6 +44,13 @@ class Population:
         """Where the data live."""
         return self.task.x.device
 
+    def of_architecture(self, number: int) -> Population:
+        """The same as clients of one architecture see it: with their network, and a memory for their models."""
+        if self.task.architecture is None:
+            return self
+        task, memory = self.task.by_architecture[number], self.memory.beside(f"architecture {number}")
+        return replace(self, task=task, memory=memory)
+
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
@@ -54,7 +62,8 @@ class Cohort:
     scanner: Scanner
     received: Tree = None  # what `Algorithm.unicast` sent to each of these clients, stacked
     splits: frozenset[str] = frozenset({"train", "val"})
-    terms: tuple[Callable[[Params | Stack], Any], ...] = ()  # what pieces add to the loss of `sgd`, from its start
+    changes: tuple[Change, ...] = ()  # what pieces change in every call of `sgd`
+    labelled: bool = True  # whether targets may be read: new clients may have samples only
     notes: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -113,6 +122,7 @@ class Cohort:
         shuffle: bool = True,
         train: bool = True,
         draws: bool = False,
+        labels: bool = True,
     ) -> Tree:
         """Fold `step(carry, batch, given) -> carry` over each client's batches; returns the carry, stacked.
 
@@ -120,8 +130,11 @@ class Cohort:
         differs between clients is passed in `carry` or `given`, never captured from outside. The order of the
         batches depends on (seed, client, round, stream, epoch) only. With several streams, `step` gets a tuple: one
         batch of each, drawn independently. `train=False` evaluates: BatchNorm uses its running statistics and
-        dropout is off. With `draws`, a step may draw: `batch.normal("noise", 10)`.
+        dropout is off. With `draws`, a step may draw: `batch.normal("noise", 10)`. A step that reads no targets says
+        so by `labels=False`: then it works for clients without labels, too.
         """
+        if labels and not self.labelled and split != "test":
+            raise LabelsNeeded("This step reads targets. These clients have samples without them.")
         if split not in self.splits:
             raise CohortError(
                 f"Only {', '.join(sorted(self.splits))} may be read here. Got split={split!r}.",
@@ -158,10 +171,16 @@ class Cohort:
         """What the clients kept last time, stacked; `default` for clients that have kept nothing yet."""
         return self.population.memory.recall(self.clients, self.stacked(default), before=self.round)
 
+    def beside(self, name: str) -> Cohort:
+        """The same clients with another memory, for what a piece returns in `Update(beside={name: ...})`."""
+        memory = self.population.memory.beside(name)
+        return replace(self, population=replace(self.population, memory=memory))
+
     def observe(self, **values: Tensor) -> None:
         """Record one number per client, such as its training loss, for the log of the simulation.
 
-        A name that is used again is numbered: `loss/main`, `loss/main-2`.
+        A name that is used again is numbered: `loss/main`, `loss/main-2`. Names that begin with `loss/` are averaged
+        over clients; all others are written client by client.
         """
         for name, value in values.items():
             times = 1 + sum(one == name or one.startswith(f"{name}-") for one in self.notes)

@@ -19,7 +19,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,16 +32,17 @@ from torch import Tensor, nn
 from atoll import algorithms
 from atoll.algorithm import Algorithm, Replies, Update, hyperparameters
 from atoll.channel import Channel
-from atoll.cohort import Cohort
+from atoll.cohort import Cohort, Population
 from atoll.data.task import Task, Training
 from atoll.engines.local import FORCED, Done, Job, LocalEngine, one_thread_each
 from atoll.engines.programs import Plan
-from atoll.errors import AtollError, HyperparameterError
+from atoll.errors import AtollError, HyperparameterError, LabelsNeeded
 from atoll.federation import federate
 from atoll.hyperparameters import Hyperparameter
-from atoll.memory import Memory
+from atoll.memory import Memory, RamMemory
 from atoll.models import MLP, BodyAndHead
 from atoll.params import Params, Stack, Tree, flatten, stacked_leaves, unflatten
+from atoll.predictor import predictor_of
 from atoll.randomness import default_generator, generator
 from atoll.report.report import Report
 from atoll.serialise import from_bytes, to_bytes
@@ -53,6 +54,7 @@ Method = type[Algorithm]
 Watch = Callable[[Cohort, Update, Callable[[Cohort], Update]], None]
 
 SIZES = (17, 1, 12, 5, 9, 2)  # samples of each client; the fourth has one class only
+NEWCOMERS = (9, 3, 1, 4, 6, 2, 8, 5)  # samples of clients that are never seen: there are more of them
 FEATURES, CLASSES = 5, 3
 PUBLIC = 11  # samples that everybody may see
 STRATEGIES = ("chunk:2", "chunk:4", "loop", "threads", "traced")  # each is compared with "whole"
@@ -409,6 +411,21 @@ def _absent_clients_keep_their_memory(method: Method) -> str | None:
 
 
 @_check
+def _newcomers_are_welcome(method: Method) -> None:
+    """Clients that were never seen, more than took part, get models: whole, finite, the same in every strategy."""
+    for task in (_task(), _task("batchnorm")):
+        report = _train(method(), task)
+        newcomers = replace(_task(sizes=NEWCOMERS), network=task.network)
+        models = _welcomed(report, newcomers)
+        _require_finite(models, "for new clients")
+        for strategy in STRATEGIES if task is _task() else ():
+            message = f"The engine's strategies `whole` and `{strategy}` must give new clients the same models."
+            _require_same(models, _welcomed(report, newcomers, strategy=strategy), message, PURE)
+        with suppress(LabelsNeeded):  # a method may say so
+            _require_finite(_welcomed(report, newcomers, labelled=False), "for new clients without labels")
+
+
+@_check
 def _bad_hyperparameters_are_refused(method: Method) -> str | None:
     """Each bad value raises an error that says what must be and what was given."""
     for one in hyperparameters(method):
@@ -586,11 +603,19 @@ def _outcome(report: Report) -> Tree:
 
 
 def _kept(memory: Memory) -> dict[str, Tree]:
-    """What each client keeps."""
+    """What each client keeps, by itself and in the memories beside."""
     saved = memory.save(round=0)
-    if saved is None:
-        return {}
-    return {str(int(client)): _row(saved["kept"], k) for k, client in enumerate(saved["clients"])}
+    return {} if saved is None else _by_client(saved)
+
+
+def _by_client(saved: Tree) -> dict[str, Tree]:
+    kept: dict[str, Tree] = {
+        str(int(client)): {"": _row(saved["kept"], k)} for k, client in enumerate(saved["clients"])
+    }
+    for place, apart in saved["beside"].items():
+        for client, tree in _by_client(apart).items():
+            kept.setdefault(client, {})[place] = tree
+    return kept
 
 
 def personal_models(report: Report) -> list[Params]:
@@ -600,15 +625,44 @@ def personal_models(report: Report) -> list[Params]:
         report.population,
         np.arange(clients),
         report.settings.rounds,
-        lambda cohort: cohort.stacked(algorithm.personalize(server, cohort)),
+        lambda cohort: cohort.stacked(predictor_of(algorithm.personalize(server, cohort)).values),
         phase=("conformance", algorithm),
     )
+    return _by_number(report.engine, job)
+
+
+def _welcomed(report: Report, newcomers: Task, *, labelled: bool = True, strategy: str = "whole") -> list[Params]:
+    """The models of new clients after a run."""
+    network = newcomers.network.initial
+
+    def work(cohort: Cohort) -> Stack:
+        learner = replace(cohort, labelled=labelled)
+        return learner.stacked(predictor_of(report.algorithm.welcome(report.server, learner)).model)
+
+    population = Population(newcomers, RamMemory(newcomers.clients), seed=1)
+    phase = ("welcome", report.algorithm, labelled)
+    models = _by_number(_engine(strategy), Job(population, np.arange(newcomers.clients), 0, work, phase))
+    for client, model in enumerate(models):
+        if {name: leaf.shape for name, leaf in model.items()} != {name: leaf.shape for name, leaf in network.items()}:
+            raise ConformanceError(f"A new client must get a whole model, {network}. Client {client} got {model}.")
+    return models
+
+
+def _by_number(engine: LocalEngine, job: Job) -> list[Params]:
+    """The model of each client of a job."""
+    models: dict[int, Params] = {}
+    reason = ""
     with one_thread_each():
-        done = [outcome for outcome in report.engine.run(job) if isinstance(outcome, Done)]
-    models = {int(client): _row(one.result, k) for one in done for k, client in enumerate(one.cohort.clients)}
-    if len(models) < clients:
-        raise ConformanceError(f"Every client must get a model. Only {sorted(models)} of {clients} did.")
-    return [models[client] for client in range(clients)]
+        for outcome in engine.run(job):
+            if isinstance(outcome, Done):
+                models |= {int(client): _row(outcome.result, k) for k, client in enumerate(outcome.cohort.clients)}
+            else:
+                reason = f" The others: {outcome.reason}"
+    if len(models) < len(job.clients):
+        raise ConformanceError(
+            f"Every client must get a model. Only {sorted(models)} of {len(job.clients)} did.{reason}"
+        )
+    return [models[client] for client in range(len(models))]
 
 
 def _metrics(report: Report) -> str:
@@ -623,6 +677,7 @@ def _of_client(update: Update, k: int) -> dict[str, Tree]:
         "send": {name: _row(stack, k) for name, stack in update.send.items()},
         "weight": None if update.weight is None else update.weight[k],
         "keep": _row(update.keep, k),
+        "beside": _row(dict(update.beside), k),
     }
 
 

@@ -16,6 +16,7 @@ Each one is also the builtin that fits it, so `except ValueError` works as well 
     ├── PayloadError         ValueError       a reply that is not what the server expects
     ├── EngineError          RuntimeError     an engine cannot do what it is asked to
     └── CohortError          ValueError       values that do not belong to the cohort they are used with
+        └── LabelsNeeded                      a step reads targets of clients that have none
 """
 
 from collections.abc import Iterable
@@ -97,6 +98,10 @@ class EngineError(AtollError, RuntimeError):
 
 class CohortError(AtollError, ValueError):
     """Values do not belong to the cohort they are used with."""
+
+
+class LabelsNeeded(CohortError):
+    """A step reads targets of clients that have none."""
 
 
 def unknown(kind: str, given: str, available: Iterable[str]) -> UnknownName:

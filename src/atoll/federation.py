@@ -26,8 +26,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.algorithm import Algorithm, Arrival, Replies
+from atoll import participation
+from atoll.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.algorithms import file_of, name_of
+from atoll.architectures import check_mixes, within_architectures
 from atoll.channel import Channel, Ledger, Stage
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
@@ -35,7 +37,9 @@ from atoll.engines.local import Done, Job, LocalEngine
 from atoll.errors import CohortError, DivergedError, OneShotError, RunError, TaskError, unknown
 from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
+from atoll.newcomers import evaluate_newcomers
 from atoll.params import Tree, flatten
+from atoll.participation import Late, Moment
 from atoll.randomness import generator
 from atoll.report.report import Report
 from atoll.runs import Run, peak_memory
@@ -54,7 +58,10 @@ class Settings:
     rounds: int = 30
     seed: int = 0
     cohort: int | float | None = None  # clients per round, or their share; all by default
+    participation: str = "constant"  # who is there: constant, random:P, diurnal:T, turnover:S or file:PATH
     drop: float = 0.0  # probability that a client of the cohort is lost
+    late: float = 0.0  # probability that a reply arrives in a later round
+    delay: int = 1  # the most rounds that a late reply needs
     eval_every: int | None = None  # rounds; a tenth of all by default
     evaluation: str = "all"  # "all" clients and the central test set, "central" only, or "none"
     memory: str = "ram"  # where clients keep what they keep: "ram" or "disk"
@@ -70,6 +77,11 @@ class Settings:
             )
         if not 0 <= self.drop < 1:
             raise CohortError(f"`drop` must be a float in [0, 1). Got {self.drop!r}.")
+        if not 0 <= self.late < 1:
+            raise CohortError(f"`late` must be a float in [0, 1). Got {self.late!r}.")
+        if self.delay < 1:
+            raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
+        participation.parse(self.participation)
         if self.evaluation not in ("all", "central", "none"):
             raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
         if self.evaluation == "central" and task.central is None:
@@ -79,6 +91,7 @@ class Settings:
                 f"{type(algorithm).__name__} needs public data, samples that everybody may see. {task.name} has none.",
                 hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1).",
             )
+        check_mixes(algorithm, task)
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)
         self.cohort_size(task.clients)
@@ -118,8 +131,18 @@ class Traffic:
         totals: dict[str, list[NDArray[np.float64]]] = {}
         for _, values in self.notes:
             for name, value in values.items():
-                totals.setdefault(name, []).append(value)
+                if name.startswith("loss/"):
+                    totals.setdefault(name, []).append(value)
         return {name: float(np.concatenate(parts).mean()) for name, parts in totals.items()}
+
+    def observed(self) -> dict[str, dict[str, float]]:
+        """What else was observed: by name, one number for each client that trained."""
+        found: dict[str, dict[str, float]] = {}
+        for clients, values in self.notes:
+            for name, value in values.items():
+                if not name.startswith("loss/"):
+                    found.setdefault(name, {}).update(zip(map(str, clients), map(float, value), strict=True))
+        return found
 
 
 def federate(
@@ -145,6 +168,8 @@ def federate(
     """
     settings = replace(settings or Settings(), **more)
     settings.check(task, algorithm)
+    if task.architecture is not None:
+        algorithm = within_architectures(algorithm)
     say_limits(algorithm)
     say_overshooting(algorithm, task.training.lr)
     engine = engine or LocalEngine()
@@ -160,7 +185,7 @@ def federate(
     watch = interruptions(enabled=run is not None) if stop is None else nullcontext(stop)
     with run.logging() if run else nullcontext(), watch as stop:
         server, first = algorithm.start(here), 0
-        loaded = run.load(here.network.layout, engine.device) if run and begun else None
+        loaded = run.load(here.layouts, engine.device) if run and begun else None
         if run and begun:
             server, first = _resume(run, loaded, server, population.memory, channel)
             engine.adopt(loaded[1]["plans"] if loaded else [], algorithm, here)
@@ -168,13 +193,16 @@ def federate(
         written = len(channel.ledger.entries)
         if first == 0:
             server = _prepare(algorithm, server, engine, population, channel)
+        late = Late(settings.late, settings.delay, settings.seed)
+        late.load(loaded[1].get("late", []) if loaded else [])
         saved_at, outcomes = time.monotonic(), run.outcomes() if run and begun else None
         for round in range(first, settings.rounds):
             began = time.perf_counter()
-            cohort = choose(settings, task.clients, round)
+            cohort = choose(settings, task.clients, round, late.clients)
             traffic = Traffic(asked=len(cohort))
             present = _present(settings, cohort, round, faults, traffic)
             arrivals = _gather(algorithm, server, engine, population, channel, present, settings, round, traffic)
+            arrivals = late.passing(arrivals, round, task.clients)
             first_arrival = next(arrivals, None)
             if first_arrival is None:
                 log.warning("round %d: no client replied; the server's state stays as it is", round)
@@ -209,7 +237,8 @@ def federate(
                 due = settings.evaluates_after(done) or time.monotonic() - saved_at > CHECKPOINT_SECONDS
                 if due or stopping or done == settings.rounds:
                     kept, plans = population.memory.save(round=done), engine.chosen(algorithm, here)
-                    run.save(done, {"server": server, "memory": kept, "plans": plans})
+                    state = {"server": server, "memory": kept, "plans": plans, "late": late.save()}
+                    run.save(done, state, here.layouts)
                     population.memory.prune(round=run.checkpoints()[0])
                     saved_at = time.monotonic()
             if on_round:
@@ -223,12 +252,16 @@ def federate(
 # -- the parts of a round ------------------------------------------------------------------------------------------
 
 
-def choose(settings: Settings, clients: int, round: int) -> Clients:
-    """The clients asked in a round."""
+def choose(settings: Settings, clients: int, round: int, busy: Clients | None = None) -> Clients:
+    """The clients asked in a round: of those who are there, and not busy with an older reply."""
+    there = participation.parse(settings.participation)(Moment(round, clients, settings.seed, settings.rounds))
+    if busy is not None:
+        there[busy] = False
+    present = np.flatnonzero(there).astype(np.int64)
     size = settings.cohort_size(clients)
-    if size == clients:
-        return np.arange(clients)
-    drawn = generator(settings.seed, "cohort", round).choice(clients, size, replace=False)
+    if size >= len(present):
+        return present
+    drawn = generator(settings.seed, "cohort", round).choice(present, size, replace=False)
     return np.sort(drawn).astype(np.int64)
 
 
@@ -285,16 +318,32 @@ def _gather(
         traffic.gradients += cohort.scanner.tally.gradients
         _note(cohort, traffic, population.task)
         channel.unicast(cohort.received, cohort.clients, round)
-        if update.keep is not None:
-            population.memory.keep(cohort.clients, update.keep, round=round)
+        _keep(cohort.population.memory, cohort.clients, update, round)
         traffic.replied += len(cohort)
         yield channel.up(algorithm, cohort.clients, update, round)
 
 
+def _keep(memory: Memory, clients: Clients, update: Update, round: int) -> None:
+    """What an update leaves with the clients goes to their memory, that of pieces beside it."""
+    for name, tree in update.beside.items():
+        memory.beside(name).keep(clients, tree, round=round)
+    if update.keep is not None:
+        memory.keep(clients, update.keep, round=round)
+
+
 def _prepare(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, channel: Channel) -> Tree:
-    """The light exchange before training, if the method has one; it is written as round -1."""
+    """The light exchanges before training, if the method has any; the last of them is written as round -1."""
     if type(algorithm).prepare is Algorithm.prepare:
         return server
+    for round in range(-algorithm.exchanges, 0):
+        server = _exchange(algorithm, server, engine, population, channel, round)
+    return server
+
+
+def _exchange(
+    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, channel: Channel, round: int
+) -> Tree:
+    """What all clients tell the server before training, and what it makes of that."""
     everybody = np.arange(population.task.clients)
     broadcast = algorithm.broadcast(server)
 
@@ -302,18 +351,17 @@ def _prepare(algorithm: Algorithm, server: Tree, engine: LocalEngine, population
         job = Job(
             population,
             everybody,
-            -1,
+            round,
             lambda cohort: algorithm.prepare(broadcast, cohort),
-            ("prepare", algorithm),
+            ("prepare", round, algorithm),
         )
         for outcome in engine.run(job):
             if isinstance(outcome, Done) and outcome.result is not None:
-                channel.broadcast(broadcast, outcome.cohort.clients, -1)
-                if outcome.result.keep is not None:
-                    population.memory.keep(outcome.cohort.clients, outcome.result.keep, round=-1)
-                yield channel.up(algorithm, outcome.cohort.clients, outcome.result, -1)
+                channel.broadcast(broadcast, outcome.cohort.clients, round)
+                _keep(outcome.cohort.population.memory, outcome.cohort.clients, outcome.result, round)
+                yield channel.up(algorithm, outcome.cohort.clients, outcome.result, round)
 
-    return algorithm.absorb(server, Replies(arrivals(), keep=True, workbench=Workbench(population, engine, -1)))
+    return algorithm.absorb(server, Replies(arrivals(), keep=True, workbench=Workbench(population, engine, round)))
 
 
 def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, round: int) -> int:
@@ -326,7 +374,7 @@ def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population:
     for outcome in engine.run(job):
         if isinstance(outcome, Done) and outcome.result is not None:
             gradients += outcome.cohort.scanner.tally.gradients
-            population.memory.keep(outcome.cohort.clients, outcome.result, round=round - 1)
+            outcome.cohort.population.memory.keep(outcome.cohort.clients, outcome.result, round=round - 1)
     return gradients
 
 
@@ -355,6 +403,13 @@ def _evaluate(
         mixing = algorithm.mixing(server) if last else None
         if mixing is not None:
             found["mixing"] = mixing.tolist()
+        clusters = algorithm.found_clusters(server) if last else None
+        if clusters is not None:
+            found["clusters"] = clusters.as_json()
+        if last and population.task.unseen is not None:
+            found["newcomers"] = evaluate_newcomers(
+                engine, algorithm, server, population.task.unseen, seed=settings.seed, round=done
+            )
     if population.task.central is not None and shared is not None:
         found["central"] = evaluate_central(engine, population.task, shared)
     return found, outcomes
@@ -368,6 +423,7 @@ def _line(done: int, traffic: Traffic, ledger: Ledger, round: int) -> dict[str, 
         "replied": traffic.replied,
         "lost": dict(traffic.lost),
         "loss": traffic.losses(),
+        **({"observed": observed} if (observed := traffic.observed()) else {}),
         "gradients": traffic.gradients,
         "bytes": ledger.in_round(round),
     }
@@ -436,7 +492,7 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, 
         "training": asdict(task.training),
         "algorithm": {"name": name_of(type(algorithm)), "file": file and str(file), **asdict(algorithm)},
         "settings": asdict(settings),
-        "model": {"parameters": task.network.parameters},
+        "model": {"parameters": [one.parameters for one in task.networks] or task.network.parameters},
     }
 
 

@@ -9,7 +9,7 @@ other method goes on in each of them by itself, as if its clients were the whole
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Replies, Update
+from atoll.algorithm import Algorithm, Count, Deployed, Replies, Update
 from atoll.algorithms import name_of
+from atoll.clustering import Clusters
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import CohortError, UnknownName
-from atoll.params import Params, Stack, Tree, stack
+from atoll.params import Params, Tree, stack
 from atoll.references import bibtex
 
 Server = dict[str, Any]
@@ -50,7 +51,8 @@ class InClusters(Algorithm):
 
     def start(self, task: Task) -> Server:
         """Clustering begins."""
-        return {"clustering": self.clustering.start(task), "rounds": 0, "cluster": None, "inside": None}
+        begun = {"clustering": self.clustering.start(task), "rounds": 0}
+        return begun | {"cluster": None, "inside": None, "numbers": None}
 
     def broadcast(self, server: Server) -> Tree:
         """What the clustering sends; afterwards nothing is the same for all."""
@@ -94,7 +96,7 @@ class InClusters(Algorithm):
             task.of(np.flatnonzero(members == number), found["models"].client(int(old)))
             for number, old in enumerate(there)
         ]
-        return server | {"cluster": cluster, "inside": [self.method.start(one) for one in tasks]}
+        return server | {"cluster": cluster, "inside": [self.method.start(one) for one in tasks], "numbers": there}
 
     def _each(self, server: Server, replies: Replies) -> list[Tree]:
         where = server["cluster"].cpu().numpy()[replies.clients]
@@ -109,11 +111,20 @@ class InClusters(Algorithm):
             return self.clustering.finish(server["clustering"], cohort)
         return self.method.finish(_of_clusters(server["inside"], server["cluster"][cohort.ids]), cohort)
 
-    def personalize(self, server: Server, cohort: Cohort) -> Params | Stack:
+    def personalize(self, server: Server, cohort: Cohort) -> Deployed:
         """The clustering's model, then what the method makes of the server of the client's cluster."""
         if server["inside"] is None:
             return self.clustering.personalize(server["clustering"], cohort)
         return self.method.personalize(_of_clusters(server["inside"], server["cluster"][cohort.ids]), cohort)
+
+    def welcome(self, server: Server, cohort: Cohort) -> Deployed:
+        """What the method gives a new client of the cluster that it would join; of the largest, if that is empty."""
+        if server["inside"] is None:
+            return self.clustering.welcome(server["clustering"], cohort)
+        same = self.clustering.joined(server["clustering"], cohort)[:, None] == server["numbers"]
+        largest = torch.bincount(server["cluster"]).argmax()
+        cluster = torch.where(same.any(1), same.int().argmax(1), largest)
+        return self.method.welcome(_of_clusters(server["inside"], cluster), cohort)
 
     def shared(self, server: Server) -> None:
         """There is no model for everybody."""
@@ -121,6 +132,11 @@ class InClusters(Algorithm):
     def mixing(self, server: Server) -> Tensor | None:
         """Clients of a cluster learn from each other."""
         return self.clustering.mixing(server["clustering"])
+
+    def found_clusters(self, server: Server) -> Clusters | None:
+        """The clustering's, with the clients that joined when they were fixed."""
+        found, fixed = self.clustering.found_clusters(server["clustering"]), server["cluster"]
+        return found if found is None or fixed is None else replace(found, of_client=fixed.cpu().numpy())
 
 
 def _of_clusters(trees: Sequence[Tree], cluster: Tensor) -> Tree:

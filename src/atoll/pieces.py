@@ -1,22 +1,34 @@
 """Pieces: what can be added to a method without editing it, written after a plus: `fedper+prox:mu=0.1`.
 
-A piece changes how the clients of a method train, wherever it calls `sgd`. `composed` makes a class of the method and
-the piece: its hyperparameters are those of both, it has a name, and everything else treats it like any other method.
-With the piece's neutral values it is the method alone, which the conformance battery checks.
+A piece changes how the clients of a method train, wherever it calls `sgd`; or, as `gate`, what they deploy. `composed`
+makes a class of the method and the piece: its hyperparameters are those of both, it has a name, and everything else
+treats it like any other method. With the piece's neutral values it is the method alone, which the conformance battery
+checks. A piece may keep something with the clients; the method never sees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
-from atoll.algorithm import Algorithm, NonNegative, Update
+import torch
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Deployed, Epochs, Limits, NonNegative, Predictor, Update
 from atoll.algorithms import name_of
+from atoll.algorithms.local import Local
+from atoll.batch import Batch
 from atoll.cohort import Cohort
+from atoll.data.task import Task
 from atoll.errors import HyperparameterError, unknown
-from atoll.local import Penalty, proximal
+from atoll.local import proximal
+from atoll.local.change import Change
+from atoll.local.paired import Judge, lead
+from atoll.local.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
 from atoll.params import Params, Stack, Tree
+from atoll.predictor import Answer
 from atoll.references import bibtex
 
 
@@ -24,27 +36,25 @@ from atoll.references import bibtex
 class Piece(Algorithm):
     """Base of all pieces."""
 
+    called: ClassVar[str]
     neutral: ClassVar[Mapping[str, Any]] = {}  # the values with which the method is as it was
 
-    def term(self, start: Params | Stack) -> Penalty:
-        """What is added to the loss of a call of `sgd` that begins at `start`."""
-        raise NotImplementedError(f"{type(self).__name__} must define term().")
 
-    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """The method's own work, on a cohort whose training has the piece in it."""
-        asked: list[Params | Stack] = []
+# -- pieces that change training ---------------------------------------------------------------------------------------
 
-        def term(start: Params | Stack) -> Penalty:
-            asked.append(start)
-            return self.term(start)
 
-        update = super().local(broadcast, replace(cohort, terms=(*cohort.terms, term)))
-        if not asked:
-            raise HyperparameterError(
-                f"A piece works where a method trains by `sgd`. {type(self).__name__} does not.",
-                hint="use the method without it.",
-            )
-        return update
+Work = Callable[[Tree, Cohort], Update]
+
+
+def _changed(change: Change, piece: Piece, work: Work, broadcast: Tree, cohort: Cohort) -> Update:
+    """The method's own work, on a cohort whose training has the change in it."""
+    update = work(broadcast, replace(cohort, changes=(*cohort.changes, change)))
+    if not change.measured:
+        raise HyperparameterError(
+            f"A piece works where a method trains by `sgd`. {type(piece).__name__} does not.",
+            hint="use the method without it.",
+        )
+    return update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +63,148 @@ class Prox(Piece):
 
     mu: NonNegative = 0.1  # μ: pull towards the start of the round
 
+    called: ClassVar[str] = "prox"
     neutral: ClassVar[Mapping[str, Any]] = {"mu": 0.0}
     cites: ClassVar[str] = "li2020federated"
 
-    def term(self, start: Params | Stack) -> Penalty:
-        """The proximal term around the start."""
-        return proximal(self.mu, center=start)
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """As the method, with the proximal term around the start of every training."""
+        change = Change(term=lambda start: proximal(self.mu, center=start))
+        return _changed(change, self, super().local, broadcast, cohort)
 
 
-PIECES: dict[str, type[Piece]] = {"prox": Prox}
+@dataclass(frozen=True, kw_only=True)
+class Sam(Piece):
+    """Sharpness-aware gradients, g(w + rho g / ||g||). FedAvg with them is FedSAM."""
 
+    rho: NonNegative = 0.05  # ρ: radius of the neighbourhood
+
+    called: ClassVar[str] = "sam"
+    neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0}
+    cites: ClassVar[str] = "foret2021sharpness"
+
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """As the method, along other gradients."""
+        return _changed(Change(radius=self.rho), self, super().local, broadcast, cohort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asam(Piece):
+    """Sharpness-aware gradients in a neighbourhood that scales with the weights, g(w + rho w^2 g / || |w| g ||)."""
+
+    rho: NonNegative = 0.5  # ρ: radius of the neighbourhood, for weights of size 1
+
+    called: ClassVar[str] = "asam"
+    neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0}
+    cites: ClassVar[str] = "kwon2021asam"
+
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """As the method, along other gradients."""
+        return _changed(Change(radius=self.rho, adaptive=True), self, super().local, broadcast, cohort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fsa(Piece):
+    """Sharpness-aware gradients with a larger radius for the layers that changed most the last time (FedFSA)."""
+
+    rho: NonNegative = 0.1  # ρ: radius of most layers
+    rho_larger: NonNegative = 0.2  # radius of the most sensitive ones
+    top_c: Epochs = 2  # C: how many these are
+    sensitivity: Sensitivity = "minmax"  # s_l: what makes a layer sensitive
+
+    called: ClassVar[str] = "fsa"
+    neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0, "rho_larger": 0.0}
+    cites: ClassVar[str] = "xing2025flexible"
+
+    def start(self, task: Task) -> Tree:
+        """As the method, for a model with enough layers."""
+        require_layers(self, task.network.initial, self.top_c)
+        return super().start(task)
+
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """Train with the radii that the last sensitivities ask for; then keep the new ones, summed over trainings."""
+        w = cohort.initial
+        s = cohort.beside(self.called).recall(default=Params.of(**dict.fromkeys(layers(w), 0.0)))
+        change = Change(
+            radius=radii(w, most_sensitive(s, self.top_c), self.rho, self.rho_larger),
+            measure=lambda start, end: sensitivities(self.sensitivity, cohort, start, end),
+        )
+        update = _changed(change, self, super().local, broadcast, cohort)
+        s = Stack({name: torch.stack([one[name] for one in change.measured]).sum(0) for name in layers(w)})
+        return replace(update, beside={**update.beside, self.called: s})
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate(Piece):
+    """Each client also trains alone, and deploys that model where its validation data speak for it."""
+
+    margin: NonNegative | Literal["never", "always"] = 1.0  # by how many standard errors it must be better
+    judge: Judge = "loss"  # what validation samples are judged by; the loss tells more of few samples
+
+    called: ClassVar[str] = "gate"
+    neutral: ClassVar[Mapping[str, Any]] = {"margin": "never"}
+    limits: ClassVar[Limits] = {"local": {"margin": "always"}}
+
+    @property
+    def ungated(self) -> Self:
+        """The method alone: what it calls on itself must not pass the gate."""
+        return replace(self, margin="never")
+
+    @property
+    def alone(self) -> Local:
+        """The other way: as many epochs as the method takes, without the others."""
+        return Local(epochs=getattr(self, "epochs", 1))
+
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """The method's own work, and that of `local`, each with its own memory; pieces change the method only."""
+        update = super(Gate, self.ungated).local(broadcast, cohort)
+        if self.margin == "never":
+            return update
+        own = self.alone.local(None, replace(cohort.beside(self.called), changes=()))
+        return replace(update, beside={**update.beside, self.called: own.keep})
+
+    def finish(self, server: Tree, cohort: Cohort) -> Tree:
+        """The method's last step."""
+        return super(Gate, self.ungated).finish(server, cohort)
+
+    def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
+        """The method's model, or the client's own where that is better by more than the margin."""
+        if self.margin == "never":
+            return super().personalize(server, cohort)
+        own = self.alone.personalize(None, cohort.beside(self.called))
+        if self.margin == "always":
+            return own
+        offered = super(Gate, self.ungated).personalize(server, cohort)
+        return _either(lead(cohort, own, offered, self.judge) > self.margin, own, offered, cohort)
+
+    def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
+        """A new client has no model of its own yet: it gets the method's."""
+        return super(Gate, self.ungated).welcome(server, cohort)
+
+
+def _either(alone: Tensor, own: Stack, offered: Deployed, cohort: Cohort) -> Deployed:
+    """What each client deploys: its own model, or what it is offered."""
+    if isinstance(offered, Predictor):
+        model = _either(alone, own, offered.model, cohort)
+        assert isinstance(model, Stack)
+        beside = cohort.stacked(offered.beside) | Stack.of(alone=alone)
+        return Predictor(model, beside, functools.partial(_answer, offered.answer))
+    other = cohort.stacked(offered)
+    rows = {name: torch.where(alone.reshape(-1, *[1] * (v.ndim - 1)), v, other[name]) for name, v in own.items()}
+    return Stack(rows, own.layout)
+
+
+def _answer(offered: Answer, model: Params, beside: Params, batch: Batch) -> Tensor:
+    return torch.where(beside["alone"], batch.outputs(model), offered(model, beside.without(["alone"]), batch))
+
+
+# -- a method with a piece in it ---------------------------------------------------------------------------------------
+
+
+PIECES: dict[str, type[Piece]] = {piece.called: piece for piece in (Prox, Sam, Asam, Fsa, Gate)}
 
 _MADE: dict[tuple[type[Algorithm], str], type[Algorithm]] = {}  # the same class for the same question
 
@@ -89,7 +231,7 @@ def _compose(method: type[Algorithm], name: str) -> type[Algorithm]:
     facts = {
         "added": added,
         "cites": "\n\n".join(filter(None, map(bibtex, (method.cites, piece.cites)))),
-        "limits": {called: dict(piece.neutral)},
+        "limits": {**piece.limits, called: dict(piece.neutral)},
         "__module__": method.__module__,  # it is called after the method's file, which is a user's own perhaps
         "__doc__": f"{(method.__doc__ or '').strip()}\n\nWith a piece: {(piece.__doc__ or '').strip()}",
     }

@@ -22,7 +22,7 @@ class Recipe:
     dataset: str = "digits"
     partition: str = "auto"  # natural where samples belong to somebody, else dirichlet:0.3
     clients: int | None = None  # 20, or all natural ones
-    model: str = "auto"
+    model: str = "auto"  # cnn, mlp:64; with slashes, clients have different ones in turn: cnn/mlp:64
     seed: int = 0  # of the model's initial values, and of the partition unless it has its own
     partition_seed: int | None = None
     data: str | None = None  # the folder of the data sets; ATOLL_DATA by default
@@ -30,6 +30,7 @@ class Recipe:
     central: str = "none"  # test set of the server: none, official, or a share taken before dealing, as 0.1
     public: float = 0.0  # share that everybody may see, taken before dealing
     augment: str = "none"  # how training images are changed: none, crop-flip or crop
+    unseen: float = 0.0  # share of clients that take no part, and are welcomed after the last round
     training: Training = field(default_factory=Training)
 
     def build(self) -> Task:
@@ -39,11 +40,11 @@ class Recipe:
         natural = dataset.owner is not None
         words = ("natural" if natural else "dirichlet:0.3") if self.partition == "auto" else self.partition
         dealt = partition.parse(words)
-        return Task.build(
+        task = Task.build(
             dataset,
             dealt,
             clients=20 if self.clients is None and dealt.reads != "owners" else self.clients,
-            model=None if self.model == "auto" else self.model,
+            model=None if self.model == "auto" else self.model.split("/"),
             seed=self.seed,
             partition_seed=self.partition_seed,
             training=self.training,
@@ -53,6 +54,7 @@ class Recipe:
             augment=augment.parse(self.augment),
             facts={"recipe": {**self.words, "partition": words}},
         )
+        return task.holding_out(self.unseen, self.seed if self.partition_seed is None else self.partition_seed)
 
     def seeded(self, seed: int) -> Recipe:
         """The same with another seed."""

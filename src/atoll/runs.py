@@ -26,7 +26,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -141,9 +141,9 @@ class Run:
                 _write(self.folder / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
-    def save(self, rounds: int, state: Tree) -> None:
+    def save(self, rounds: int, state: Tree, layouts: Sequence[Layout] = ()) -> None:
         """A checkpoint after `rounds` rounds; older ones but the last are removed."""
-        tensors, structure = pack(state)
+        tensors, structure = pack(state, layouts)
         data = safetensors.torch.save(tensors, {"structure": structure})
         facts = {"round": rounds, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         with writing(self.folder):
@@ -166,19 +166,19 @@ class Run:
             int(path.stem.removeprefix("round-")) for path in (self.folder / "checkpoints").glob("round-*.json")
         )
 
-    def load(self, layout: Layout, device: torch.device) -> tuple[int, Tree] | None:
+    def load(self, layouts: Sequence[Layout], device: torch.device) -> tuple[int, Tree] | None:
         """The newest checkpoint that is whole, as (rounds, state); None if there is none at all."""
         found = self.checkpoints()
         for rounds in reversed(found):
             try:
-                return rounds, self._load(rounds, layout, device)
+                return rounds, self._load(rounds, layouts, device)
             except CheckpointError as error:
                 log.warning("%s", error)
         if found:
             log.warning("no checkpoint is whole: the run begins again")
         return None
 
-    def _load(self, rounds: int, layout: Layout, device: torch.device) -> Tree:
+    def _load(self, rounds: int, layouts: Sequence[Layout], device: torch.device) -> Tree:
         path = self._checkpoint(rounds, "safetensors")
         try:
             facts = json.loads(self._checkpoint(rounds, "json").read_text())
@@ -190,7 +190,7 @@ class Run:
                 )
             length = int.from_bytes(data[:8], "little")
             structure = json.loads(data[8 : 8 + length])["__metadata__"]["structure"]
-            return unpack(safetensors.torch.load(data), structure, layout, device)
+            return unpack(safetensors.torch.load(data), structure, layouts, device)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise CheckpointError(
                 f"Checkpoint {path.name} cannot be read ({error}). The one before it is used."

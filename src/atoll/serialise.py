@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import safetensors
@@ -15,8 +16,8 @@ from atoll.errors import PayloadError
 from atoll.params import Layout, Structure, StructureKind, Tree, flatten, stacked_leaves, unflatten
 
 
-def pack(tree: Tree) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a tree by number, on the CPU, and the rest of it as JSON."""
+def pack(tree: Tree, layouts: Sequence[Layout] = ()) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a tree by number, on the CPU, and the rest as JSON; models say which of several `layouts`."""
     leaves, structure = flatten(tree)
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -26,13 +27,13 @@ def pack(tree: Tree) -> tuple[dict[str, Tensor], str]:
         memory = plain.untyped_storage().data_ptr()
         tensors[str(number)] = plain.clone() if memory in seen else plain
         seen.add(memory)
-    return tensors, json.dumps(_to_json(structure), separators=(",", ":"))
+    return tensors, json.dumps(_to_json(structure, layouts), separators=(",", ":"))
 
 
-def unpack(tensors: dict[str, Tensor], structure: str, layout: Layout | None, device: torch.device) -> Tree:
-    """The tree again, on `device`; model parameters get their `layout` back."""
+def unpack(tensors: dict[str, Tensor], structure: str, layouts: Sequence[Layout], device: torch.device) -> Tree:
+    """The tree again, on `device`; model parameters get their layout back."""
     leaves = [tensors[str(number)].to(device) for number in range(len(tensors))]
-    made = _from_json(json.loads(structure), layout)
+    made = _from_json(json.loads(structure), layouts)
     if len(stacked_leaves(made)) != len(leaves):
         raise ValueError(f"{len(leaves)} tensors for a structure of {len(stacked_leaves(made))}")
     return unflatten(made, leaves)
@@ -49,7 +50,8 @@ def from_bytes(message: bytes, layout: Layout | None = None, device: torch.devic
     try:
         length = int.from_bytes(message[:8], "little")
         structure = json.loads(message[8 : 8 + length])["__metadata__"]["structure"]
-        return unpack(safetensors.torch.load(message), structure, layout, torch.device(device))
+        layouts = () if layout is None else (layout,)
+        return unpack(safetensors.torch.load(message), structure, layouts, torch.device(device))
     except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PayloadError(f"A message must be safetensors with a structure. It is not: {error}") from error
 
@@ -80,26 +82,31 @@ def _one_client(structure: Structure) -> Structure:
     return Structure(kind, structure.names, parts, structure.layout, structure.value)
 
 
-def _to_json(structure: Structure) -> dict[str, Any]:
+def _to_json(structure: Structure, layouts: Sequence[Layout]) -> dict[str, Any]:
     entry: dict[str, Any] = {"kind": structure.kind}
     if structure.names:
         entry["names"] = structure.names
     if structure.parts:
-        entry["parts"] = [_to_json(part) for part in structure.parts]
+        entry["parts"] = [_to_json(part, layouts) for part in structure.parts]
     if structure.kind == "static":
         entry["value"] = structure.value
     if structure.layout is not None:
-        entry["model"] = True
+        number = layouts.index(structure.layout) if structure.layout in layouts else 0
+        entry["model"] = number or True  # a message, which has one layout, says no number
     return entry
 
 
-def _from_json(entry: dict[str, Any], layout: Layout | None) -> Structure:
+def _layout(model: bool | int, layouts: Sequence[Layout]) -> Layout | None:
+    return layouts[0 if model is True else model] if model and layouts else None
+
+
+def _from_json(entry: dict[str, Any], layouts: Sequence[Layout]) -> Structure:
     if entry["kind"] not in get_args(StructureKind):
         raise ValueError(f"unknown kind {entry['kind']!r}")
     return Structure(
         entry["kind"],
         tuple(entry.get("names", ())),
-        tuple(_from_json(part, layout) for part in entry.get("parts", ())),
-        layout if entry.get("model") else None,
+        tuple(_from_json(part, layouts) for part in entry.get("parts", ())),
+        _layout(entry.get("model", False), layouts),
         entry.get("value"),
     )

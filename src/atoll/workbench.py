@@ -58,6 +58,10 @@ class Workbench:
             )
         return found
 
+    def of_architecture(self, number: int) -> Workbench:
+        """The same with the network of one architecture."""
+        return replace(self, population=self.population.of_architecture(number))
+
     def generator(self, purpose: str) -> np.random.Generator:
         """The server's draws for a purpose, in this round."""
         return generator(self.population.seed, f"server, {purpose}", self.round)
@@ -92,7 +96,7 @@ class Workbench:
         mine = replace(
             task, x=x, y=y, splits={"train": everything, "val": nothing, "test": nothing},
             network=network or task.network, classes=task.classes if network is None else None,
-            names=("server",), groups=None,
+            names=("server",), groups=None, networks=(), architecture=None,
             training=task.training if batch_size is None else replace(task.training, batch_size=batch_size),
         )  # fmt: skip
         # A seed of its own: the first client is number 0 as well, and must not share its draws with the server.

@@ -136,27 +136,36 @@ class LocalEngine:
         return task.to(self.device, self.dtype)
 
     def run(self, job: Job) -> Iterator[Done[Any] | Lost]:
-        """The results of all clients, chunk after chunk, in an order that depends on the clients alone."""
-        job = job._replace(clients=canonical(job), usual=max(job.usual, len(job.clients)))
-        waiting, lost = job.clients, 0
-        failure: Exception | None = None
-        plan = self._plan(job)
-        while len(waiting):
-            try:
-                for outcome in self._outcomes(job._replace(clients=waiting), plan):
-                    if isinstance(outcome, Exception):
-                        failure = outcome
-                        continue
-                    clients = outcome.cohort.clients if isinstance(outcome, Done) else outcome.clients
-                    waiting = waiting[len(clients) :]
-                    lost += len(clients) if isinstance(outcome, Lost) else 0
-                    yield outcome
-            except NotVectorisable as reason:  # those that are done stay done; the others go on one at a time
-                plan = self.plans[self._key(job)] = self._alone(job, reason)
+        """The results of all clients, chunk after chunk, in an order that depends on the clients alone.
+
+        The clients of a chunk have one architecture, and those of an architecture follow each other.
+        """
+        lost, failure = 0, None
+        for part in by_architecture(job):
+            for outcome in self._all(part):
+                if isinstance(outcome, Exception):
+                    failure = outcome
+                    continue
+                lost += len(outcome.clients) if isinstance(outcome, Lost) else 0
+                yield outcome
         if failure is not None and lost == len(job.clients):
             raise failure  # nobody is left: this is the method's fault, not a client's
 
     # -- running ---------------------------------------------------------------------------------------------------
+    def _all(self, job: Job) -> Iterator[Done[Any] | Lost | Exception]:
+        """What becomes of all clients of a job, who have one architecture."""
+        job = job._replace(clients=canonical(job), usual=max(job.usual, len(job.clients)))
+        waiting, plan = job.clients, self._plan(job)
+        while len(waiting):
+            try:
+                for outcome in self._outcomes(job._replace(clients=waiting), plan):
+                    if not isinstance(outcome, Exception):
+                        clients = outcome.cohort.clients if isinstance(outcome, Done) else outcome.clients
+                        waiting = waiting[len(clients) :]
+                    yield outcome
+            except NotVectorisable as reason:  # those that are done stay done; the others go on one at a time
+                plan = self.plans[self._key(job)] = self._alone(job, reason)
+
     def _outcomes(self, job: Job, plan: Plan) -> Iterator[Done[Any] | Lost | Exception]:
         size = plan.size(len(job.clients))
         chunks = [job.clients[start : start + size] for start in range(0, len(job.clients), size)]
@@ -243,9 +252,10 @@ class LocalEngine:
     def chosen(self, algorithm: Hashable, task: Task) -> list[Tree]:
         """The plans for a method on a task. A run that is resumed must go on with them to get the same bits."""
         return [
-            {"phase": list(phase[:-1]), "clients": clients, "plan": asdict(plan)}
+            {"phase": list(phase[:-1]), "architecture": number, "clients": clients, "plan": asdict(plan)}
             for (phase, facts, clients), plan in self.plans.items()
-            if phase[-1] == algorithm and facts == _facts(task)
+            for number, one in enumerate(task.by_architecture)
+            if phase[-1] == algorithm and facts == _facts(one)
         ]
 
     def adopt(self, chosen: list[Tree], algorithm: Hashable, task: Task) -> None:
@@ -253,7 +263,8 @@ class LocalEngine:
         for one in chosen:
             plan = Plan(**one["plan"])
             if self.strategy in ("auto", plan.strategy) and self.precision == plan.precision:
-                self.plans[(*one["phase"], algorithm), _facts(task), one["clients"]] = plan
+                facts = _facts(task.by_architecture[one.get("architecture", 0)])  # once, a run had one
+                self.plans[(*one["phase"], algorithm), facts, one["clients"]] = plan
 
     def _key(self, job: Job) -> PlanKey:
         return job.phase, _facts(job.population.task), job.usual
@@ -424,6 +435,22 @@ def parse_strategy(text: str) -> tuple[Any, int | None]:
     raise EngineError(
         f"`engine` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got {text!r}."
     )
+
+
+def by_architecture(job: Job) -> list[Job]:
+    """The same work for the clients of each architecture."""
+    architecture = job.population.task.architecture
+    if architecture is None:
+        return [job]
+    numbers = architecture[job.clients]
+    return [
+        job._replace(
+            population=job.population.of_architecture(number),
+            clients=np.asarray(job.clients)[numbers == number],
+            usual=min(job.usual, int((architecture == number).sum())),  # the same in every round
+        )
+        for number in np.unique(numbers).tolist()
+    ]
 
 
 def canonical(job: Job) -> Clients:

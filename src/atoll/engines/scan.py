@@ -90,11 +90,12 @@ class Scanner:
             channels_last=self.plan.channels_last,
             precision=self.plan.precision,
         )
-        task.network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
-        if task.network.has_features:
-            task.network.module(replace(variant, features=True))
-        if task.network.has_head:
-            task.network.module(replace(variant, head=True))
+        for mode in {variant, replace(variant, train=False)}:  # a step may ask a model as it would be deployed, too
+            task.network.module(mode)  # this thread's copy is made here, because inside `vmap` it cannot be
+            if task.network.has_features:
+                task.network.module(replace(mode, features=True))
+            if task.network.has_head:
+                task.network.module(replace(mode, head=True))
         carry_leaves, carry_structure = flatten(carry)
         given_leaves, given_structure = flatten(given)
         work = Work(

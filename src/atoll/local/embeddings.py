@@ -15,7 +15,7 @@ def moments(cohort: Cohort, w: Params | Stack) -> Stack:
     task = cohort.population.task
     one = Batch(task.x[:1], task.y[:1], None, None, task.network, Variant(train=False))
     zeros = torch.zeros(one.features(task.network.initial).numel())
-    seen = cohort.scan(_add, Params.of(first=zeros, second=zeros), given=w, shuffle=False, train=False)
+    seen = cohort.scan(_add, Params.of(first=zeros, second=zeros), given=w, shuffle=False, train=False, labels=False)
     mean, square = (seen[name] / cohort.samples[:, None] for name in ("first", "second"))
     return Stack.of(mean=mean, deviation=(square - mean**2).clamp(min=0).sqrt())
 

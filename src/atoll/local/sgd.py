@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from atoll.cohort import Cohort
 from atoll.errors import HyperparameterError
 from atoll.local.descent import Found, at_rest, descend
 from atoll.local.penalties import Penalty
+from atoll.local.sharpness import Radius, sharp_gradient
 from atoll.params import Params, Part, Stack, Tree
 
 Gradient = Callable[..., Found]  # of a model, a batch (a tuple of them where there are several streams), and `given`
@@ -29,42 +30,61 @@ def sgd(
     gradient: Gradient | None = None,
     given: Tree = None,
     draws: bool = False,
+    radius: Radius = 0.0,
+    adaptive: bool = False,
+    pull: Mapping[str, Stack] | None = None,
 ) -> Stack:
     """Every client's model after `epochs` passes over its training data, from `start`.
 
     Step size, batch size, momentum, weight decay and clipping are the task's (`cohort.training`); momentum starts
     at zero. `only` restricts training to a part of the model, or to the leaves it names. Two calls with the same
     `stream` see the same batches. With `gradient`, steps go along gradient(w, batch) and not along that of the loss;
-    with `given`, along gradient(w, batch, given). It may draw if `draws` says so.
+    with `given`, along gradient(w, batch, given). It may draw if `draws` says so. With a `radius`, the gradient of the
+    loss is sharpness-aware (`atoll.local.sharpness`). With a `pull`, {"lam": ..., "center": ...}, each step of w ends
+    with - lr lam (w - center), w before the step, outside of momentum, weight decay and clipping.
     """
     rule = cohort.training
     layout = cohort.population.task.network.layout
     names = layout.part(only) if isinstance(only, str) else frozenset(only)
-    if cohort.terms and gradient is not None:
+    if cohort.changes and gradient is not None:
         raise HyperparameterError(
-            "A piece adds to the loss, so a method must take its gradient. This one takes its steps along another.",
+            "A piece changes the loss, so a method must take its gradient. This one takes its steps along another.",
             hint="use the method without the piece.",
         )
-    for added in cohort.terms:
-        penalty = added(start) if penalty is None else penalty + added(start)
+    for change in cohort.changes:
+        if change.term is not None:
+            penalty = change.term(start) if penalty is None else penalty + change.term(start)
+        if change.radius is not None:
+            radius, adaptive = change.radius, change.adaptive
     term = None if penalty is None else penalty.term
 
     def plain(w: Params, batch: Batch, given: Any) -> Found:
-        pull = None if term is None else (lambda v: term(v, given))
-        return batch.gradient(w, pull, names)
+        pull = None if term is None else (lambda v: term(v, given["penalty"]))
+        return sharp_gradient(w, batch, given["radius"], adaptive=adaptive, penalty=pull, only=names)
 
     def step(carry: dict[str, Params], batch: Any, given: dict[str, Any]) -> dict[str, Params]:
         before, seen = carry["w"], carry["seen"]
-        found = plain(before, batch, given["penalty"]) if gradient is None else gradient(before, batch, *given["more"])
+        found = plain(before, batch, given) if gradient is None else gradient(before, batch, *given["more"])
         g, w, loss = found
         w, velocity = descend(rule, w, g, carry["velocity"], given["lr"])
+        if given["pull"] is not None:
+            lam, center = given["pull"]["lam"]["lam"], given["pull"]["center"]
+            w = w.moved(before.only(center) - center, -given["lr"] * lam)
         return {"w": w, "velocity": velocity, "seen": Params.of(loss=seen["loss"] + loss, steps=seen["steps"] + 1)}
 
     carry = {"w": start, "velocity": at_rest(rule, start, names), "seen": Params.of(loss=0.0, steps=0.0)}
     more = () if given is None else (given,)
-    given = {"lr": cohort.lr if lr is None else lr, "penalty": penalty and penalty.given, "more": more}
+    given = {
+        "lr": cohort.lr if lr is None else lr,
+        "penalty": penalty and penalty.given,
+        "radius": radius,
+        "pull": pull,
+        "more": more,
+    }
     end = cohort.scan(step, carry, given=given, epochs=epochs, stream=stream, draws=draws)
     name = stream if isinstance(stream, str) else stream[0]
     cohort.observe(**{f"loss/{name}": end["seen"]["loss"] / end["seen"]["steps"].clamp(min=1)})
     trained: Stack = end["w"]
+    for change in cohort.changes:
+        change.measured.append(change.measure(start, trained))
     return trained

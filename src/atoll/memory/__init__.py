@@ -45,6 +45,10 @@ class Memory(Protocol):
         """Forget what no checkpoint at or after `round` rounds can need."""
         ...
 
+    def beside(self, name: str) -> Memory:
+        """A memory apart, which is saved, loaded and pruned with this one: that of a piece."""
+        ...
+
 
 def open_memory(kind: str, clients: int, folder: Path | None) -> Memory:
     """A memory for a run: `ram`, or `disk` inside the run's folder."""

@@ -1,11 +1,12 @@
 """What clients keep, in one SQLite file: for more clients than RAM holds, and whole after `kill -9`.
 
-Rows are (client, round), so that a run resumed at an earlier round does not see what later rounds kept; a checkpoint
-removes what it supersedes.
+Rows are (piece, client, round), so that a run resumed at an earlier round does not see what later rounds kept; a
+checkpoint removes what it supersedes.
 """
 
 from __future__ import annotations
 
+import copy
 import sqlite3
 import weakref
 from pathlib import Path
@@ -19,16 +20,17 @@ from atoll.serialise import from_bytes, to_bytes
 
 
 class DiskMemory:
-    """One row per client and round; a cohort is read and written in one transaction."""
+    """One row per piece, client and round; a cohort is read and written in one transaction."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._piece = path, ""
         self._connection = sqlite3.connect(path, check_same_thread=False)
         self.close = weakref.finalize(self, self._connection.close)  # by itself, when nobody holds the memory
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS kept (client INTEGER, round INTEGER, tree BLOB, PRIMARY KEY (client, round))"
+            "CREATE TABLE IF NOT EXISTS kept (piece TEXT, client INTEGER, round INTEGER, tree BLOB, "
+            "PRIMARY KEY (piece, client, round))"
         )
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
@@ -37,8 +39,8 @@ class DiskMemory:
         found: dict[int, bytes] = {}
         for position, client in enumerate(clients):
             row = self._connection.execute(
-                "SELECT tree FROM kept WHERE client = ? AND round < ? ORDER BY round DESC LIMIT 1",
-                (int(client), before),
+                "SELECT tree FROM kept WHERE piece = ? AND client = ? AND round < ? ORDER BY round DESC LIMIT 1",
+                (self._piece, int(client), before),
             ).fetchone()
             if row is not None:
                 found[position] = row[0]
@@ -57,12 +59,12 @@ class DiskMemory:
         """See `Memory.keep`."""
         leaves = [leaf.detach().cpu() for leaf in flatten(tree)[0]]
         rows = [
-            (int(client), round, to_bytes([leaf[position] for leaf in leaves]))
+            (self._piece, int(client), round, to_bytes([leaf[position] for leaf in leaves]))
             for position, client in enumerate(clients)
         ]
         try:
             with self._connection:
-                self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", rows)
+                self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?)", rows)
         except sqlite3.OperationalError as error:
             raise RunError(
                 f"What clients keep must be written to {self._path}. It cannot be: {error}.",
@@ -83,7 +85,13 @@ class DiskMemory:
         """See `Memory.prune`: what a client kept before the newest that the checkpoint at `round` sees."""
         with self._connection:
             self._connection.execute(
-                "DELETE FROM kept WHERE EXISTS (SELECT 1 FROM kept AS newer WHERE newer.client = kept.client "
-                "AND newer.round > kept.round AND newer.round < ?)",
+                "DELETE FROM kept WHERE EXISTS (SELECT 1 FROM kept AS newer WHERE newer.piece = kept.piece "
+                "AND newer.client = kept.client AND newer.round > kept.round AND newer.round < ?)",
                 (round,),
             )
+
+    def beside(self, name: str) -> DiskMemory:
+        """See `Memory.beside`: other rows of the same file."""
+        apart = copy.copy(self)
+        apart._piece = f"{self._piece}/{name}"
+        return apart

@@ -15,6 +15,7 @@ class RamMemory:
     """Rows are handed out as clients first keep something, so that memory grows with the clients seen."""
 
     def __init__(self, clients: int) -> None:
+        self._beside: dict[str, RamMemory] = {}
         self._row = np.full(clients, -1, dtype=np.int64)
         self._rows = 0
         self._blocks: list[Tensor] = []
@@ -65,12 +66,14 @@ class RamMemory:
 
     def save(self, *, round: int) -> Tree:
         """See `Memory.save`."""
-        if self._structure is None:
+        beside = {name: saved for name, one in self._beside.items() if (saved := one.save(round=round)) is not None}
+        if self._structure is None and not beside:
             return None
         owners = np.flatnonzero(self._row >= 0)
         rows = torch.from_numpy(self._row[owners])
-        kept = unflatten(self._structure, [block[rows.to(block.device)] for block in self._blocks])
-        return {"clients": torch.from_numpy(owners), "kept": kept}
+        blocks = [block[rows.to(block.device)] for block in self._blocks]
+        kept = None if self._structure is None else unflatten(self._structure, blocks)
+        return {"clients": torch.from_numpy(owners), "kept": kept, "beside": beside}
 
     def prune(self, *, round: int) -> None:
         """See `Memory.prune`: only the newest is held anyway."""
@@ -79,5 +82,12 @@ class RamMemory:
         """See `Memory.load`."""
         self._row.fill(-1)
         self._rows, self._blocks, self._structure = 0, [], None
-        if saved is not None:
+        self._beside = {}
+        for name, apart in (saved or {}).get("beside", {}).items():
+            self.beside(name).load(apart, round=round)
+        if saved is not None and saved["kept"] is not None:
             self.keep(saved["clients"].cpu().numpy(), saved["kept"], round=round)
+
+    def beside(self, name: str) -> RamMemory:
+        """See `Memory.beside`."""
+        return self._beside.setdefault(name, RamMemory(len(self._row)))

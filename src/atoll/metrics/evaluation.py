@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from atoll.metrics import fairness
 from atoll.metrics.calibration import bins, ece
 from atoll.models.network import Variant
 from atoll.params import Params, Stack, Tree
+from atoll.predictor import Answer, Deployed, predictor_of
 
 LARGEST_BATCH = 256
 BINS = 15  # of confidence
@@ -101,12 +103,12 @@ def evaluate(
     """Scores of all clients, for their personal models or for the shared one; with `each`, of every test sample."""
     task = population.task
     everybody = np.arange(task.clients)
-    sums = {split: _Sums(task, split, each and split == "test") for split in splits}
+    sums = {split: ClientSums(task, split, each=each and split == "test") for split in splits}
 
     def work(cohort: Cohort) -> dict[str, Stack]:
         if model == "personal":
-            # The method makes the model without the test data, which only `_Sums` reads.
-            w = algorithm.personalize(server, replace(cohort, splits=cohort.splits - {"test"}))
+            # The method makes the model without the test data, which only `ClientSums` reads.
+            w: Deployed = algorithm.personalize(server, replace(cohort, splits=cohort.splits - {"test"}))
         else:
             shared = algorithm.shared(server)
             assert shared is not None
@@ -129,10 +131,10 @@ def evaluate(
     return {split: one.scores() for split, one in sums.items()}
 
 
-class _Sums:
+class ClientSums:
     """What is summed over the samples of one split, for every client."""
 
-    def __init__(self, task: Task, split: str, each: bool) -> None:
+    def __init__(self, task: Task, split: str, *, each: bool = False) -> None:
         self.split, self.sizes = split, task.splits[split].sizes(np.arange(task.clients))
         self.higher_is_better = task.network.score.higher_is_better
         # The largest client of all decides, not of a chunk, so that every chunking sums in the same order.
@@ -148,10 +150,17 @@ class _Sums:
             name: np.full((task.clients, *leaf.shape), np.nan) for name, leaf in self.start.items() if name != "seen"
         }
 
-    def scan(self, cohort: Cohort, w: Params | Stack) -> Stack:
+    def scan(self, cohort: Cohort, deployed: Deployed) -> Stack:
         """The sums of some clients."""
+        one = predictor_of(deployed)
         found: Stack = cohort.scan(
-            _score_step, self.start, given=w, split=self.split, batch_size=self.batch_size, shuffle=False, train=False
+            functools.partial(_score_step, one.answer),
+            self.start,
+            given=(one.model, one.beside),
+            split=self.split,
+            batch_size=self.batch_size,
+            shuffle=False,
+            train=False,
         )
         return found
 
@@ -183,8 +192,8 @@ class _Sums:
         )
 
 
-def _score_step(carry: Params, batch: Batch, w: Params) -> Params:
-    outputs = batch.outputs(w)
+def _score_step(answer: Answer, carry: Params, batch: Batch, given: tuple[Params, Params]) -> Params:
+    outputs = answer(*given, batch)
     score, loss = batch.network.score(outputs, batch.y), batch.network.loss(outputs, batch.y)
     after = {
         "score": carry["score"] + batch.total(score),

@@ -1,0 +1,66 @@
+"""What enters a model's head: beside its answers, class by class, and how far apart it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import ModelError, TaskError
+from atoll.models.network import Variant
+from atoll.params import Params, Stack
+
+
+def feature_size(method: object, task: Task) -> int:
+    """How many numbers enter the head of the task's network; raises unless samples have a class and a row each."""
+    name = type(method).__name__
+    if task.classes is None or task.y.ndim != 1:
+        raise TaskError(f"{name} needs samples of one class each. {task.name} has none.")
+    with torch.no_grad():
+        one = Batch(task.x[:1], task.y[:1], None, None, task.network, Variant(train=False))
+        features = one.features(task.network.initial)
+        one.head(task.network.initial, features)
+    if features.ndim != 2:
+        raise ModelError(f"{name} needs one row of features per sample. Got features of shape {tuple(features.shape)}.")
+    return features.shape[1]
+
+
+def features_and_outputs(batch: Batch, w: Params) -> tuple[Tensor, Tensor, Params]:
+    """What enters the head, what the model answers, and w with the buffers of the pass: one pass for both."""
+    features, after = replace(batch, variant=replace(batch.variant, features=True)).forward(w)
+    outputs, after = outputs_of(batch, after, features)
+    return features, outputs, after
+
+
+def outputs_of(batch: Batch, w: Params, features: Tensor) -> tuple[Tensor, Params]:
+    """What the head of w answers to features of the batch's own samples, and w with the buffers of the pass."""
+    return replace(batch, x=features, variant=replace(batch.variant, head=True)).forward(w)
+
+
+def membership(batch: Batch, classes: int) -> Tensor:
+    """1 where a sample is of a class, [samples, classes]; padding is of none."""
+    same = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)).to(batch.network.dtype)
+    return same if batch.mask is None else same * batch.mask[:, None]
+
+
+def class_sums(cohort: Cohort, w: Params | Stack, size: int) -> Stack:
+    """Each client's training samples by class: the `sum` of their features, [classes, size], and their `count`."""
+    classes = cohort.population.task.classes
+    assert classes is not None, "the task has no classes"
+    start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes))
+    sums: Stack = cohort.scan(_add, start, given=w, shuffle=False, train=False)
+    return sums
+
+
+def _add(seen: Params, batch: Batch, w: Params) -> Params:
+    same = membership(batch, len(seen["count"]))
+    return Params.of(sum=seen["sum"] + same.T @ batch.features(w), count=seen["count"] + same.sum(0))
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Between every row of a and every row of b, [rows of a, rows of b]."""
+    return (a.square().sum(1)[:, None] - 2 * a @ b.T + b.square().sum(1)).clamp(min=0)

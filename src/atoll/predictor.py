@@ -1,0 +1,43 @@
+"""What a client deploys: a model, or a model with something beside it that changes its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.batch import Batch
+from atoll.params import Params, Stack
+
+Answer = Callable[[Params, Params, Batch], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A model that answers by another rule than its network: with prototypes, a store of samples, a second head.
+
+    `answer(model, beside, batch)` is a pure function of one client's values; it returns one row of logits per sample.
+    """
+
+    model: Params | Stack  # of the task's network
+    beside: Params | Stack  # whatever else the rule needs
+    answer: Answer
+
+    @property
+    def values(self) -> Params | Stack:
+        """All its numbers, as those of a model; what stands beside the model is called `beside.NAME`."""
+        beside = {f"beside.{name}": leaf for name, leaf in self.beside.items()}
+        return self.model | type(self.beside)(beside, self.model.layout)
+
+
+Deployed = Params | Stack | Predictor
+
+
+def predictor_of(deployed: Deployed) -> Predictor:
+    """What is deployed as a Predictor: a model by itself answers as its network does."""
+    return deployed if isinstance(deployed, Predictor) else Predictor(deployed, Params({}), _network)
+
+
+def _network(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
+    return batch.outputs(model)
