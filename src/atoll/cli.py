@@ -35,7 +35,16 @@ from atoll.errors import (
     unknown,
 )
 from atoll.references import bibtex
-from atoll.report.table import UNKNOWN, Numbers, megabytes, notes, plain_table, run_table
+from atoll.report.table import (
+    UNKNOWN,
+    Numbers,
+    megabytes,
+    newcomers_notes,
+    newcomers_table,
+    notes,
+    plain_table,
+    run_table,
+)
 
 if TYPE_CHECKING:
     from atoll.algorithm import Algorithm
@@ -122,13 +131,14 @@ class Options:
     task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK)] = "digits"
     partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.", **TASK)] = "auto"
     clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.", **TASK)] = None
-    model: Annotated[str, option("Network; see `atoll list models`.", **TASK)] = "auto"
+    model: Annotated[str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK)] = "auto"
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", **TASK)] = None
     partition_seed: Annotated[int | None, option("Who gets what; else the seed.", **TASK)] = None
     split: Annotated[str, option("Per cent of a client's samples: train/val/test.", **TASK)] = "60/15/25"
     central: Annotated[str, option("The server's test set: none, official, or a share as 0.1.", **TASK)] = "none"
     public: Annotated[float, option("Share of samples that everybody may see.", **TASK)] = 0.0
     augment: Annotated[str, option("How training images are changed: none, crop-flip or crop.", **TASK)] = "none"
+    unseen: Annotated[float, option("Share of clients that take no part and are welcomed at the end.", **TASK)] = 0.0
     lr: Annotated[float, option("Step size.", **STEPS)] = 0.1
     batch_size: Annotated[int, option("Samples per step.", **STEPS)] = 10
     momentum: Annotated[float, option("Of a client's steps.", **STEPS)] = 0.0
@@ -138,7 +148,12 @@ class Options:
     rounds: Annotated[int, option("Exchanges between server and clients.", **ROUNDS)] = 30
     seed: Annotated[int, option("Of everything drawn; the first one of a comparison.", **ROUNDS)] = 0
     cohort: Annotated[str | None, option("Clients per round: a number, or a share as 0.1; else all.", **ROUNDS)] = None
+    participation: Annotated[
+        str, option("Who is there: constant, random:P, diurnal:T, turnover:S, file:PATH.", **ROUNDS)
+    ] = "constant"
     drop: Annotated[float, option("Probability that a client drops out of a round.", **ROUNDS)] = 0.0
+    late: Annotated[float, option("Probability that a reply arrives in a later round.", **ROUNDS)] = 0.0
+    delay: Annotated[int, option("The most rounds that a late reply needs.", min=1, **ROUNDS)] = 1
     eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
     memory: Annotated[str, option("Where clients keep their state: ram or disk.", **ROUNDS)] = "ram"
     engine: Annotated[str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N.", **ENGINE)] = (
@@ -161,14 +176,17 @@ class Options:
         names = ("lr", "batch_size", "momentum", "weight_decay", "clip")
         training = Training(**{name: getattr(self, name) for name in names})
         data = None if self.data is None else str(self.data.resolve())
-        named = ("partition", "clients", "model", "seed", "partition_seed", "split", "central", "public", "augment")
+        named = (
+            "partition", "clients", "model", "seed", "partition_seed", "split", "central", "public", "augment",
+            "unseen",
+        )  # fmt: skip
         return Recipe(self.task, data=data, training=training, **{name: getattr(self, name) for name in named})
 
     def settings(self) -> "Settings":
         """How the federation is run."""
         from atoll.federation import Settings
 
-        names = ("rounds", "seed", "drop", "eval_every", "memory")
+        names = ("rounds", "seed", "participation", "drop", "late", "delay", "eval_every", "memory")
         return Settings(cohort=cohort_of(self.cohort), **{name: getattr(self, name) for name in names})
 
     def local_engine(self) -> "LocalEngine":
@@ -645,6 +663,8 @@ def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) 
 
     paths = comparison.save(folder)
     write("", comparison.table(), Text(notes(comparison), style="dim"), "")
+    if comparison.newcomers:
+        write(newcomers_table(comparison), Text(newcomers_notes(comparison), style="dim"), "")
     write(*map(Text, findings(comparison)))
     for missing in comparison.missing:
         say(missing, style="yellow")

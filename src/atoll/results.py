@@ -28,10 +28,11 @@ from atoll.algorithm import Algorithm
 from atoll.algorithms import file_of, find, name_of
 from atoll.channel import Ledger
 from atoll.channel.ledger import Direction
+from atoll.clustering import Clusters
 from atoll.data.statistics import Statistics
 from atoll.errors import RunError, unknown
 from atoll.metrics import cost, fairness, significance
-from atoll.metrics.groups import GroupScore, by_group, groups_of
+from atoll.metrics.groups import GroupScore, adjusted_rand, by_group, groups_of
 from atoll.references import bibtex
 from atoll.runs import Run
 
@@ -198,7 +199,39 @@ class Outcome:
         found = self.chosen()["evaluation"].get("mixing")
         return None if found is None else np.array(found, dtype=np.float64)
 
+    @cached_property
+    def sensitivity(self) -> tuple[list[str], Scores] | None:
+        """The layers, and how sensitive each client was to each when it last trained; None if nothing was measured."""
+        last: dict[str, dict[str, float]] = {}
+        for line in self.history:
+            for name, values in line.get("observed", {}).items():
+                if name.startswith("sensitivity/"):
+                    last.setdefault(name.removeprefix("sensitivity/"), {}).update(values)
+        if not last:
+            return None
+        clients = map(str, range(int(self.config["task"]["clients"])))
+        return [*last], np.array([[of.get(client, math.nan) for of in last.values()] for client in clients])
+
+    @property
+    def clusters(self) -> Clusters | None:
+        """The clusters of clients, where the method finds some."""
+        found = self.chosen()["evaluation"].get("clusters")
+        return None if found is None else Clusters.of_json(found)
+
+    @property
+    def agreement(self) -> float | None:
+        """The adjusted Rand index of these clusters and the planted groups, where there are both."""
+        clusters, data = self.clusters, self.statistics
+        planted = None if data is None else data.groups
+        return None if clusters is None or planted is None else adjusted_rand(clusters.of_client, planted)
+
     # -- cost --------------------------------------------------------------------------------------------------------
+    @property
+    def newcomers(self) -> Mapping[str, Any] | None:
+        """How clients that took no part were served after the last round; None if there were none."""
+        last: Mapping[str, Any] = self.history[-1].get("evaluation", {}) if self.history else {}
+        return last.get("newcomers")
+
     def megabytes(self, direction: Direction) -> float:
         """What all clients together received (down) or sent (up)."""
         return sum(size for (way, _), size in self.bytes.items() if way == direction) / MEGABYTE
@@ -437,6 +470,7 @@ class Comparison:
         ]
         gains, harmed, harmed_fedavg = self.gains(method), self.harmed(method), self.harmed(method, "fedavg")
         rounds, megabytes = self.to_target(method)
+        found = [outcome.clusters for outcome in outcomes]
         return {
             "method": method,
             "mean": float(np.mean(macro)),
@@ -454,6 +488,8 @@ class Comparison:
             "harmed": None if harmed is None else float(harmed.sum(axis=1).mean()),
             "harmed_fedavg": None if harmed_fedavg is None else float(harmed_fedavg.sum(axis=1).mean()),
             "harm_mass": None if gains is None else _nanmean(np.maximum(-gains, 0)),
+            "clusters": _optional(_mean, [None if one is None else one.number for one in found]),
+            "adjusted_rand": _optional(_mean, [outcome.agreement for outcome in outcomes]),
             "clients": self.clients,
             "round": _mean(outcome.chosen(self.select)["round"] for outcome in outcomes),
             "megabytes_up": _mean(outcome.megabytes("up") for outcome in outcomes),
@@ -465,6 +501,22 @@ class Comparison:
             "memory_megabytes": max(outcome.memory for outcome in outcomes),
             "seeds": len(outcomes),
         }
+
+    @cached_property
+    def newcomers(self) -> list[dict[str, Any]]:
+        """Mean scores of clients that took no part, by method: without labels, and by epochs of tuning with them."""
+        found = []
+        for method, outcomes in self.outcomes.items():
+            each = [one.newcomers for one in outcomes if one.newcomers is not None]
+            if each:
+                labelled = [one["labelled"] for one in each]
+                tuned = {epochs: _mean(one[epochs]["macro"] for one in labelled) for epochs in labelled[0]}
+                without = [one["unlabelled"].get("macro", math.nan) for one in each]
+                found.append({
+                    "method": method, "clients": len(labelled[0]["0"]["clients"]),
+                    "way": each[0]["unlabelled"]["way"], "unlabelled": _mean(without), "tuned": tuned,
+                })  # fmt: skip
+        return found
 
     @property
     def best(self) -> str:
@@ -478,7 +530,7 @@ class Comparison:
                 "harmed": self.harmed(method), "mcnemar_local": self.certain(method)
             }  # fmt: skip
             for index, outcome in enumerate(outcomes):
-                scores = outcome.scores(select=self.select)
+                scores, clusters = outcome.scores(select=self.select), outcome.clusters
                 for client, (score, samples) in enumerate(zip(scores, outcome.samples(), strict=True)):
                     paired = {
                         name: None if values is None else values[index, client].item()
@@ -489,6 +541,7 @@ class Comparison:
                         "method": method, "seed": outcome.seed, "client": client,
                         "name": str(client) if found is None else found.name(client),
                         "test_samples": int(samples), "score": float(score), **paired,
+                        "cluster": None if clusters is None else int(clusters.of_client[client]),
                     }  # fmt: skip
 
     # -- in words ----------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ class Tracking:
 def figures(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a round by name: `loss/main`, `personal/test/macro`, `seconds/round`, `lost`, ..."""
     told = {**line, **line["loss"], **line.get("evaluation", {}), "lost": sum(line["lost"].values())}
-    numbers = flat({name: told[name] for name in told.keys() - {"round", "loss", "evaluation", "bytes"}})
+    numbers = flat({name: told[name] for name in told.keys() - {"round", "loss", "observed", "evaluation", "bytes"}})
     return {name: float(value) for name, value in sorted(numbers.items()) if isinstance(value, int | float)}
 
 

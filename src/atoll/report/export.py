@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.report.html import page
-from atoll.report.table import BEST, Numbers, gain_text, harmed_text, mean_text, megabytes, notes
+from atoll.report.table import (
+    BEST,
+    Numbers,
+    gain_text,
+    harmed_text,
+    mean_text,
+    megabytes,
+    newcomers_cells,
+    newcomers_notes,
+    notes,
+)
 from atoll.runs import write_json, write_text, writing
 
 if TYPE_CHECKING:
@@ -49,6 +59,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "metric": dict(comparison.metric),
         "missing": [*comparison.missing],
         "results": comparison.results,
+        **({"newcomers": comparison.newcomers} if comparison.newcomers else {}),
         "groups": {
             method: {
                 kind: {name: score._asdict() for name, score in of_kind.items()}
@@ -63,10 +74,15 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def markdown(comparison: Comparison) -> str:
     """The table for a README or an issue."""
-    heads, rows = _cells(comparison)
+    found = f"{_piped(*_cells(comparison))}\n\n\\{notes(comparison)}\n"  # escaped, or the star would begin a list
+    if comparison.newcomers:
+        found += f"\n{_piped(*newcomers_cells(comparison))}\n\n{newcomers_notes(comparison)}\n"
+    return found
+
+
+def _piped(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    table = "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
-    return f"{table}\n\n\\{notes(comparison)}\n"  # escaped, or the star would begin a list
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def latex(comparison: Comparison) -> str:

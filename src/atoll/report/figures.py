@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from atoll.clustering import Clusters
 
 COLOURS = (
     "#0072b2",
@@ -214,36 +218,119 @@ def strips(
     return _svg(width, foot + 42, parts, title)
 
 
-def heatmap(matrix: NDArray[np.float64], names: Sequence[str], notes: Sequence[str], title: str) -> str:
-    """Row k is what client k takes from every client; the stronger a cell, the more."""
+def heatmap(
+    matrix: NDArray[np.float64],
+    names: Sequence[str],
+    notes: Sequence[str],
+    title: str,
+    columns: Sequence[str] | None = None,
+) -> str:
+    """Row k belongs to client k, a column to every client or to what `columns` names; the stronger a cell, the more."""
     shown = min(len(matrix), MOST_MIXING)
-    part = np.nan_to_num(matrix[:shown, :shown]).clip(min=0)
+    across = shown if columns is None else len(columns)
+    part = np.nan_to_num(matrix[:shown, :across]).clip(min=0)
     left, top = 84, 30
-    step = min(24.0, (WIDTH - left - 20) / shown)
+    room = WIDTH - left - 20
+    high = min(24.0, room / shown)
+    wide = high if columns is None else min(110.0, room / across)
     levels = np.ceil(part / (part.max() or 1) * LEVELS).astype(int)
     parts = [
         f'<path class="shade" fill-opacity="{level / LEVELS:.2f}" d="'
         + "".join(
-            f"M{left + step * k:.1f} {top + step * i:.1f}h{step:.2f}v{step:.2f}h-{step:.2f}z"
+            f"M{left + wide * k:.1f} {top + high * i:.1f}h{wide:.2f}v{high:.2f}h-{wide:.2f}z"
             for i, k in np.argwhere(levels == level)
         )
         + '"/>'
         for level in range(1, LEVELS + 1)
         if (levels == level).any()
     ]
-    side = step * shown
-    parts.append(f'<rect class="frame" x="{left}" y="{top}" width="{side:.1f}" height="{side:.1f}"/>')
-    every = max(1, math.ceil(15 / step))
-    parts += [_text(left - 8, top + step * (i + 0.5) + 4, _short(names[i], 10), "end") for i in range(0, shown, every)]
+    parts.append(f'<rect class="frame" x="{left}" y="{top}" width="{wide * across:.1f}" height="{high * shown:.1f}"/>')
+    every = max(1, math.ceil(15 / high))
+    heads = range(0, shown, 2 * every) if columns is None else range(across)
+    called, most = (names, 4) if columns is None else (columns, max(4, int(wide / 7)))
+    parts += [_text(left - 8, top + high * (i + 0.5) + 4, _short(names[i], 10), "end") for i in range(0, shown, every)]
+    parts += [_text(left + wide * (k + 0.5), top - 8, _short(called[k], most), "middle") for k in heads]
     parts += [
-        _text(left + step * (k + 0.5), top - 8, _short(names[k], 4), "middle") for k in range(0, shown, 2 * every)
-    ]
-    parts += [
-        f'<rect class="hit" data-client="{client}" x="{left}" y="{top + step * client:.1f}" width="{side:.1f}" '
-        f'height="{step:.2f}"><title>{escape(notes[client])}</title></rect>'
+        f'<rect class="hit" data-client="{client}" x="{left}" y="{top + high * client:.1f}" '
+        f'width="{wide * across:.1f}" height="{high:.2f}"><title>{escape(notes[client])}</title></rect>'
         for client in range(shown)
     ]
-    return _svg(WIDTH, top + side + 8, parts, title)
+    return _svg(WIDTH, top + high * shown + 8, parts, title)
+
+
+def clusters(
+    found: Clusters, planted: NDArray[np.int64] | None, order: NDArray[np.int64], names: Sequence[str],
+    notes: Sequence[str], title: str, *, width: int = WIDTH,
+) -> str:  # fmt: skip
+    """A column for each client: the tree, if there is one, its cluster, and its planted group, if that is known."""
+    drawn = evenly(order, MOST_MARKS)
+    left, top, foot = 58, 24, 10
+    step = min(40.0, (width - left - 6) / len(drawn))
+    middle = {int(client): left + step * (place + 0.5) for place, client in enumerate(drawn)}
+    parts = []
+    if found.merges is not None and len(found.merges):
+        foot = 210 if width == WIDTH else 160
+        parts += [_text(0, 12, found.height, kind="axis"), *_tree(found, middle, left, step * len(drawn), top, foot)]
+    short = {client: names[client].removeprefix("client ") for client in middle}
+    if step >= 13 and all(len(name) <= 3 for name in short.values()):
+        parts += [_text(at, foot + 13, short[client], "middle", "small") for client, at in middle.items()]
+    foot += 19
+    rows = {"cluster": ("cluster", found.of_client)} | ({} if planted is None else {"planted": ("group", planted)})
+    for row, (kind, of_client) in rows.items():
+        parts.append(_text(left - 8, foot + 16, row, "end"))
+        parts += _runs(kind, of_client[drawn].tolist(), left, foot, step)
+        foot += 30
+    parts += [
+        f'<rect class="hit" data-client="{client}" x="{at - step / 2:.1f}" y="{top}" width="{step:.2f}" '
+        f'height="{foot - top}"><title>{escape(notes[client])}</title></rect>'
+        for client, at in middle.items()
+    ]
+    return _svg(width, foot, parts, title)
+
+
+def _tree(found: Clusters, middle: Mapping[int, float], left: float, wide: float, top: float, foot: float) -> list[str]:
+    """The merges of the clients that are drawn, in the colour of a cluster where all of them are in it."""
+    assert found.merges is not None
+    clients, highest = len(found.of_client), float(found.merges[:, 2].max()) or 1.0
+    y = _scale(0, highest, foot, top + 6)
+    whole = bool((found.merges[:, 2] % 1 == 0).all())  # counts
+    ticks = [tick for tick in ticks_between(0, highest, 4) if tick <= highest and (tick == int(tick) or not whole)]
+    parts = [
+        _rule(left, y(tick), left + wide, y(tick)) + _text(left - 8, y(tick) + 4, f"{tick:g}", "end") for tick in ticks
+    ]
+    nodes = {client: (at, 0.0, int(found.of_client[client])) for client, at in middle.items()}
+    paths: dict[int, list[str]] = {}
+    for row, (one, other, height, _) in enumerate(found.merges.tolist()):
+        below = [nodes[node] for node in (int(one), int(other)) if node in nodes]
+        if len(below) == 2:
+            (a, low, mine), (b, down, theirs) = below
+            cluster = mine if mine == theirs else -1
+            paths.setdefault(cluster, []).append(f"M{a:.1f} {y(low):.1f}V{y(height):.1f}H{b:.1f}V{y(down):.1f}")
+            nodes[clients + row] = ((a + b) / 2, height, cluster)
+        elif below:
+            nodes[clients + row] = below[0]
+    return parts + [f'<path class="branch {_colour(of)}" d="{"".join(paths[of])}"/>' for of in sorted(paths)]
+
+
+def _runs(kind: str, numbers: Sequence[int], left: float, top: float, step: float) -> list[str]:
+    """A box for each run of equal numbers; the word and the number are in it where they fit."""
+    parts, start = [], left
+    ranks = {number: rank for rank, number in enumerate(sorted({*numbers}))}
+    for number, members in groupby(numbers):
+        wide = step * len([*members])
+        texts = (f"{kind} {number}", f"{number}") if number >= 0 else ("in none", "–")
+        fits = [text for text in texts if 8 + 6.6 * len(text) <= wide]
+        look = _colour(number) if kind == "cluster" else f"g{ranks[number] % 2}"
+        parts.append(
+            f'<rect class="{kind} {look}" x="{start + 1:.1f}" y="{top}" width="{max(wide - 2, 1):.1f}" height="24" '
+            f'rx="3"/>{_text(start + wide / 2, top + 16.5, fits[0], "middle", "axis") if fits else ""}'
+        )
+        start += wide
+    return parts
+
+
+def _colour(cluster: int) -> str:
+    return f"m{cluster % len(COLOURS)}" if cluster >= 0 else "none"
 
 
 # -- the parts of a figure ---------------------------------------------------------------------------------------------

@@ -16,20 +16,32 @@ import numpy as np
 
 from atoll.metrics import significance
 from atoll.metrics.fairness import DECILES
-from atoll.report import figures
+from atoll.report import clusters, figures
 from atoll.report.clients import Clients
 from atoll.report.figures import Line, Style
 from atoll.report.partition import caption, picture
-from atoll.report.summary import cautions, findings
-from atoll.report.table import HARM, UNKNOWN, Numbers, gain_text, harmed_text, mean_text, megabytes
+from atoll.report.summary import cautions, findings, spoken
+from atoll.report.table import (
+    HARM,
+    UNKNOWN,
+    Numbers,
+    gain_text,
+    harmed_text,
+    mean_text,
+    megabytes,
+    newcomers_cells,
+    newcomers_notes,
+)
 from atoll.runs import machine, versions
 
 if TYPE_CHECKING:
+    from atoll.clustering import Clusters as Found
     from atoll.results import Comparison, Outcome
 
 BEST = "★"
 MOST_CLIENTS = 200  # rows of the table by client; clients.csv has them all
 MOST_GROUPS = 40
+MOST_MEMBERS = 30  # of a cluster by name; clients.csv has them all
 WIDE_SPREAD = 20  # between the least and the most megabytes: beyond, their axis is logarithmic
 HATCH = (
     '<svg class="hidden" aria-hidden="true"><defs><pattern id="hatch" width="5" height="5" '
@@ -92,11 +104,14 @@ class Page:
             "Results": self._results(),
             "Learning curves": self._curves(),
             "What each client gains": self._gains(),
+            "New clients": self._newcomers(),
             "Score against megabytes": self._bytes(),
             "How scores are spread": self._spread(),
             "Groups of clients": self._groups(),
             "Who has what": self._partition(),
+            "Clusters that were found": self._clusters(),
             "Who learns from whom": self._mixing(),
+            "Which layers are sensitive": self._sensitivity(),
             "Client by client": self._each_client(),
             "What it costs": self._costs(),
             "Configuration": self._configuration(),
@@ -206,6 +221,8 @@ class Page:
             "Jain of errors": ("jain_error", _figure),
             "Entropy": ("entropy", _figure),
             "Mean loss": ("loss", _figure),
+            "Clusters": ("clusters", _count),
+            "Adjusted Rand index of clusters and planted groups": ("adjusted_rand", _figure),
             "Shared model on the server's test set": ("central", numbers.score),
             "Median gain vs Local": ("gain_local_median", numbers.gain),
             "± 95 % of the gain vs Local": ("gain_local_interval", numbers.score),
@@ -281,8 +298,28 @@ class Page:
                 points.append((x, mean, half, f"{method}, {x:.4g}: {name} {mean:.4g}{spread}"))
         return Line(points)
 
-    def _both(self, lines: Mapping[str, Line], title: str, across: str, *, log: bool = False) -> str:
-        up, most = f"validation {self.numbers.name}{self.numbers.unit}", 100 if self.numbers.share else math.inf
+    def _newcomers(self) -> str:
+        """How clients that took no part are served, and how fast they make it their own."""
+        if not self.comparison.newcomers:
+            return ""
+        (_, *heads), found = newcomers_cells(self.comparison)
+        rows = [Row(method, cells, self._of(method)) for method, *cells in found]
+        note = f"<span>{escape(newcomers_notes(self.comparison))} {_PROTOCOL}</span>"
+        table = _table(["Method", *(f"{head[0].upper()}{head[1:]}" for head in heads)], rows, note)
+
+        def tuned(outcome: Outcome) -> list[tuple[float, float]]:
+            stages = outcome.newcomers["labelled"] if outcome.newcomers else {}
+            return [(float(epochs), scores["macro"]) for epochs, scores in stages.items()]
+
+        lines = {row["method"]: self._line(row["method"], tuned).bare for row in self.comparison.newcomers}
+        title = f"Mean test {self.numbers.name} of new clients by epochs of tuning, one line per method"
+        words = "Test score of new clients with labels, after so many epochs of tuning on their own training samples."
+        return table + _figure_of(words, self._both(lines, title, "epochs of tuning", split="test"))
+
+    def _both(
+        self, lines: Mapping[str, Line], title: str, across: str, *, log: bool = False, split: str = "validation"
+    ) -> str:
+        up, most = f"{split} {self.numbers.name}{self.numbers.unit}", 100 if self.numbers.share else math.inf
         wide, narrow = (
             figures.curves(lines, self.looks, title, across, up, width=width, log=log, most=most)
             for width in (figures.WIDTH, figures.NARROW)
@@ -383,6 +420,56 @@ class Page:
         words = f"{found.sentence} {caption(found)} Training data.{seed}"
         return _figure_of(words, f'<div class="scroll"{_FOCUS}><div class="wide-only">{picture(found)}</div></div>')
 
+    def _clusters(self) -> str:
+        """For each method that finds some: who is in which, how they came about, how far planted groups agree."""
+        drawn = []
+        for method, (one, *others) in self.comparison.outcomes.items():
+            found, words = one.clusters, clusters.sentence(self.comparison, method, spoken(self.comparison)[method])
+            if found is None or words is None:
+                continue
+            planted = None if one.statistics is None else one.statistics.groups
+            tree = "" if found.merges is None else "the tree they are cut from, "
+            beside = "their clusters" if planted is None else "their clusters and their planted groups"
+            some = f" {figures.MOST_MARKS} of them are drawn." if self.comparison.clients > figures.MOST_MARKS else ""
+            caption = f"Each column is a client; below each other are {tree}{beside}.{some}"
+            caption += f" Of seed {one.seed}; other seeds have clusters of their own." if others else ""
+            order = clusters.in_order(found, planted)
+            notes = [self._belongs(client, found, planted) for client in range(len(found.of_client))]
+            title = f"Clusters of clients with {method}"
+            wide, narrow = (
+                figures.clusters(found, planted, order, self.names, notes, title, width=width)
+                for width in (figures.WIDTH, figures.NARROW)
+            )
+            drawn.append(
+                f'<div class="clusters"{self._of(method)}><h3>{escape(method)}</h3><p>{escape(words)}</p>'
+                f"{_figure_of(caption, _wide_and_narrow(wide, narrow))}{self._members(found, planted)}</div>"
+            )
+        return "".join(drawn)
+
+    def _members(self, found: Found, planted: Any) -> str:
+        """The clusters as a table."""
+        rows = []
+        for cluster in sorted({*found.of_client.tolist()}, key=lambda number: (number < 0, number)):
+            members = np.flatnonzero(found.of_client == cluster)
+            listed = _listed([self.names[client] for client in members[:MOST_MEMBERS]])
+            more = f" and {len(members) - MOST_MEMBERS} more" if len(members) > MOST_MEMBERS else ""
+            cells = [str(len(members)), f"{listed}{more}"]
+            if planted is not None:
+                groups, counts = np.unique(planted[members], return_counts=True)
+                cells.insert(
+                    1, _listed([f"{count} of group {group}" for group, count in zip(groups, counts, strict=True)])
+                )
+            rows.append(Row(str(cluster) if cluster >= 0 else "in none", cells))
+        heads = ["Cluster", "Clients", *([] if planted is None else ["Planted"]), "Who"]
+        left_out = [Row(f"{len(rows) - MOST_GROUPS} more in clients.csv", [""] * (len(heads) - 1))]
+        return _table(heads, rows[:MOST_GROUPS] + left_out * (len(rows) > MOST_GROUPS), kind="words")
+
+    def _belongs(self, client: int, found: Found, planted: Any) -> str:
+        cluster = int(found.of_client[client])
+        where = f"in cluster {cluster}" if cluster >= 0 else "in no cluster"
+        group = "" if planted is None else f", of planted group {planted[client]}"
+        return f"client {self.names[client]} is {where}{group}"
+
     def _mixing(self) -> str:
         """Where a method says who takes how much from whom."""
         drawn = []
@@ -398,6 +485,28 @@ class Page:
                 f"is {np.nanmax(matrix):.3g}.{left_out}"
             )
             svg = figures.heatmap(matrix, self.names, notes, title)
+            inner = f'<div class="scroll"{_FOCUS}><div class="wide-only">{svg}</div></div>'
+            drawn.append(f'<div data-method="{self.looks[method].place}">{_figure_of(words, inner)}</div>')
+        return "".join(drawn)
+
+    def _sensitivity(self) -> str:
+        """Where a method measures how sensitive clients are to their layers."""
+        drawn = []
+        for method, (one, *_) in self.comparison.outcomes.items():
+            if one.sensitivity is None:
+                continue
+            layers, values = one.sensitivity
+            shares = values / np.fmax(np.nanmax(values, axis=1, keepdims=True, initial=0), np.finfo(np.float64).tiny)
+            notes = [
+                f"client {name}: " + ", ".join(f"{layer} {value:.2g}" for layer, value in zip(layers, row, strict=True))
+                for name, row in zip(self.names, values, strict=True)
+            ]
+            title = f"Sensitivity of layers with {method}: row by row a client, column by column a layer"
+            words = (
+                f"{method}, seed {one.seed}. Each row is a client when it last trained, each column a layer; the "
+                "strongest shade is the client's most sensitive layer."
+            )
+            svg = figures.heatmap(shares, self.names, notes, title, layers)
             inner = f'<div class="scroll"{_FOCUS}><div class="wide-only">{svg}</div></div>'
             drawn.append(f'<div data-method="{self.looks[method].place}">{_figure_of(words, inner)}</div>')
         return "".join(drawn)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from atoll.data.task import Task
     from atoll.engines.local import LocalEngine
     from atoll.federation import Settings
-    from atoll.params import Tree
+    from atoll.params import Params, Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,12 @@ class Report:
         """Mean, worst and so on after the last round."""
         found = self.evaluations[-1]["evaluation"][model][split]
         return {name: value for name, value in found.items() if isinstance(value, float)}
+
+    def welcome(self, x: Any, y: Any = None) -> Params:
+        """The model of a client that took no part, from its samples, and its targets if it has them."""
+        from atoll.newcomers import welcome
+
+        return welcome(self, x, y)
 
     @property
     def citations(self) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from atoll.algorithms import file_of
 from atoll.metrics import significance
+from atoll.report import clusters
 from atoll.report.clients import Scores, same_clients
 from atoll.report.table import Numbers, megabytes
 from atoll.results import SIGNIFICANT
@@ -30,8 +31,9 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Who is helped, who leads, what it costs."""
-    return [*_against_local(comparison), *_level(comparison), *_costs(comparison)]
+    """Who is helped, who leads, which clusters were found, what it costs."""
+    found = [clusters.sentence(comparison, method, name) for method, name in spoken(comparison).items()]
+    return [*_against_local(comparison), *_level(comparison), *filter(None, found), *_costs(comparison)]
 
 
 # -- who is helped and who is harmed -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ BEST = "*"
 SIGNIFICANT = "†"
 HARM = "▼"
 UNKNOWN = "–"
+SHARED = "°"
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,64 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
+def newcomers_table(comparison: Comparison) -> Table:
+    """How new clients are served, one row per method."""
+    heads, rows = newcomers_cells(comparison)
+    table = plain_table([heads[0]])
+    for head in heads[1:]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def newcomers_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of that table."""
+    numbers, found = Numbers.of(comparison), comparison.newcomers
+    epochs = [*found[0]["tuned"]]
+    heads = ["new clients", "without labels", *(f"tuned {one} epoch{'s' * (one != '1')}" for one in epochs)]
+    marks = {"welcome": "", "shared": f" {SHARED}", "none": ""}
+    rows = [
+        [
+            row["method"],
+            numbers.score(row["unlabelled"]) + marks[row["way"]],
+            *(numbers.score(row["tuned"][one]) for one in epochs),
+        ]
+        for row in found
+    ]
+    return heads, rows
+
+
+def newcomers_notes(comparison: Comparison) -> str:
+    """What a reader of that table must know."""
+    numbers, found = Numbers.of(comparison), comparison.newcomers
+    return (
+        f"{found[0]['clients']} clients that took no part, welcomed after the last round: mean {numbers.name}"
+        f"{numbers.unit} on their test samples. With labels: the method's own welcome, then so many epochs of tuning "
+        f"on their training samples. {SHARED} the method needs labels: the shared model; {UNKNOWN} it has none."
+    )
+
+
 def notes(comparison: Comparison) -> str:
     """What a reader of the table must know."""
     numbers = Numbers.of(comparison)
     return (
         f"{BEST} best mean. {comparison.protocol} Gains are paired, client by client, in {numbers.points}; "
         f"{SIGNIFICANT} differs by Wilcoxon's test over all clients of all seeds (p < 0.05 after Holm's correction). "
-        f"Harmed ({HARM}): worse off than alone by more than one standard error. Std is over clients; MB and "
-        "seconds (s) of training: all clients, one seed."
+        f"Harmed ({HARM}): worse off than alone by more than one standard error.{harm_note(comparison)} Std is over "
+        "clients; MB and seconds (s) of training: all clients, one seed."
     )
+
+
+def harm_note(comparison: Comparison) -> str:
+    """What clients lose against Local with each method, on average; nothing is set off against it."""
+    numbers = Numbers.of(comparison)
+    lost = [
+        f"{row['method']} {numbers.score(row['harm_mass'])}"
+        for row in comparison.results
+        if not is_reference(comparison, row) and row["harm_mass"] is not None
+    ]
+    return f" Lost against Local, a mean over all clients with gains as 0: {', '.join(lost)}." if lost else ""
 
 
 def run_table(outcome: Outcome) -> Table:
