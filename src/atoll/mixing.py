@@ -26,14 +26,19 @@ def everybody(task: Task, copies: int) -> Stack:
 
 def require_memory(task: Task, copies: int) -> None:
     """Raise unless `copies` of all clients' models at a time would fit in memory."""
-    needed = copies * task.clients * sum(leaf.nbytes for leaf in task.network.initial.trained.values())
-    there = _memory(task.x.device)
+    require_bytes(
+        copies * task.clients * sum(leaf.nbytes for leaf in task.network.initial.trained.values()),
+        task.x.device,
+        f"The server must hold the models of all {task.clients} clients, {copies} of each at a time",
+        hint="take fewer clients or a smaller model, or a method whose server needs sums only.",
+    )
+
+
+def require_bytes(needed: int, device: torch.device, what: str, *, hint: str) -> None:
+    """Raise unless so many bytes would fit in a device's memory; `what` says what for."""
+    there = _memory(device)
     if there is not None and needed > there:
-        raise EngineError(
-            f"The server must hold the models of all {task.clients} clients, {copies} of each at a time: {needed:,} "
-            f"bytes. There are {there:,} on {task.x.device}.",
-            hint="take fewer clients or a smaller model, or a method whose server needs sums only.",
-        )
+        raise EngineError(f"{what}: {needed:,} bytes. There are {there:,} on {device}.", hint=hint)
 
 
 def _memory(device: torch.device) -> int | None:

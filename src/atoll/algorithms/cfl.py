@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Update, Weighting
-from atoll.clustering import apart, center, cut, distances, merges, within
+from atoll.clustering import Clusters, apart, center, cut, distances, merges, undone, within
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.local import sgd
@@ -112,15 +112,24 @@ class CFL(Algorithm):
         return self.unicast(server, cohort.clients)
 
     def welcome(self, server: Server, cohort: Cohort) -> Stack:
+        """The model of the cluster that a new client would join."""
+        models: Stack = server["models"]
+        return models.rows(self.joined(server, cohort))
+
+    def joined(self, server: Server, cohort: Cohort) -> Tensor:
         """A new client goes down the tree: at each split to the half whose updates its own is more like."""
         cluster = torch.zeros_like(cohort.ids)
         for into, split in enumerate(server["splits"], start=1):
             update = sgd(cohort, start=split["w"], epochs=self.epochs) - split["w"]
             stay, leave = (apart(update, split[half], "cosine") for half in ("stay", "leave"))
             cluster = torch.where((cluster == split["of"]) & (leave < stay), into, cluster)
-        models: Stack = server["models"]
-        return models.rows(cluster)
+        return cluster
 
     def mixing(self, server: Server) -> Tensor:
         """Clients of a cluster learn from each other."""
         return within(server["cluster"], server["weight"])
+
+    def found_clusters(self, server: Server) -> Clusters:
+        """The leaves of the tree, and its splits."""
+        cluster, splits = server["cluster"].cpu().numpy(), [split["of"] for split in server["splits"]]
+        return Clusters(cluster, undone(cluster, splits) if splits else None, "splits: the first on top")

@@ -24,6 +24,7 @@ from torch import Tensor
 from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Share, Update
 from atoll.cohort import Cohort
 from atoll.data.task import Task
+from atoll.errors import HyperparameterError
 from atoll.local import proximal, sgd
 from atoll.mixing import alone, cosines, everybody, heard, mixed, nobody, squared_distances, with_replies
 from atoll.params import Stack
@@ -47,6 +48,14 @@ class FedAMP(Algorithm):
     sums_suffice: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"local": {"lam": 0.0, "begin": "own"}}
     cites: ClassVar[str] = "huang2021personalized"
+
+    def __post_init__(self) -> None:
+        if str(self.variant) == "interp":  # under this name a survey describes another method
+            raise HyperparameterError(
+                "`variant` of FedAMP must be one of 'amp', 'heur'. Got 'interp' instead.",
+                hint="interpolation between a local and the shared model is a method of its own: `interp`.",
+            )
+        super().__post_init__()
 
     def pulls(self, lr: float) -> dict[str, float]:
         """w_i is pulled to u_i in every step."""

@@ -3,7 +3,8 @@
     min_w  sum_k p_k F_k(w),        w <- w + sum_k p_k (w_k - w)
 
 w_k is w after `epochs` local epochs; p_k are the sample shares of the cohort, or uniform. One local step recovers
-gradient descent on the sum; many steps drift towards the mean of the clients' own optima.
+gradient descent on the sum; many steps drift towards the mean of the clients' own optima. Where clients have different
+architectures, each has a model of its own, averaged over its clients.
 
 Reference: McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from
 Decentralized Data." AISTATS 2017, Algorithm 1. https://arxiv.org/abs/1602.05629
@@ -25,6 +26,7 @@ class FedAvg(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
+    mixes_architectures: ClassVar[bool] = True
     cites: ClassVar[str] = "mcmahan2017communication"
 
     def local(self, w: Params, cohort: Cohort) -> Update:

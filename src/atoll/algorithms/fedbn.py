@@ -15,10 +15,8 @@ from typing import ClassVar, Literal
 from atoll.algorithm import Limits
 from atoll.algorithms.fedper import FedPer
 from atoll.cohort import Cohort
-from atoll.local import sgd
+from atoll.local.statistics import settled
 from atoll.params import Params, Stack
-
-PASSES = 25  # with BatchNorm's usual momentum, at most 0.9^25 = 7 % of the initial statistics is left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,7 @@ class FedBN(FedPer):
     cites: ClassVar[str] = "li2021fedbn"
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """A new client has the initial scales and shifts, with statistics of its own samples: no gradient is taken."""
+        """A new client has the initial scales and shifts, with statistics of its own samples: it needs no labels."""
         own = cohort.initial.part(self.private)
-        return sgd(cohort, start=w | own, epochs=PASSES, only=own.buffers, stream="welcome")
+        start = cohort.stacked(w) | own
+        return start | settled(cohort, start).only(own)

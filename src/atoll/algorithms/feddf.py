@@ -8,14 +8,18 @@ trained from the last w. The survey distils from the mean of the probabilities, 
     avg_probs:    KL( mean_k softmax(z_k) || softmax(z) )
     per_teacher:  sum_k KL( softmax(z_k) || softmax(z) )  =  K * (that of avg_probs) + what w cannot change
 
+Where clients have different architectures, there is a w for each: the average over its clients, which is then taught
+what the clients of all architectures answer together.
+
 With ``server_epochs = 0`` this is FedAvg.
 
 Reference: Lin, Kong, Stich, Jaggi. "Ensemble Distillation for Robust Model Fusion in Federated Learning."
-NeurIPS 2020, Algorithm 1. https://arxiv.org/abs/2006.07242
+NeurIPS 2020, Algorithms 1 and 3. https://arxiv.org/abs/2006.07242
 """
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -48,6 +52,7 @@ class FedDF(Algorithm):
 
     needs_public_data: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = False
+    mixes_architectures: ClassVar[bool] = True
     limits: ClassVar[Limits] = {"fedavg": {"server_epochs": 0}}
     cites: ClassVar[str] = "lin2020ensemble"
 
@@ -64,9 +69,25 @@ class FedDF(Algorithm):
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
         """Distil the clients' models into their average."""
-        bench, average = replies.workbench, w + replies.mean("delta")
-        x, labelled = self.divided(bench)
-        wanted = self.wanted(bench.answers(w + replies.stack("delta"), x))
+        return self.fuse([w], replies)[0]
+
+    def fuse(self, models: Sequence[Params], replies: Replies) -> list[Params]:
+        """The same with a model per architecture: what all clients answer is distilled into the average of each."""
+        x, labelled = self.divided(replies.workbench)
+        averages, logits = list(models), []
+        for number, some in replies.by_architecture():
+            averages[number] = models[number] + some.mean("delta")
+            logits.append(some.workbench.answers(models[number] + some.stack("delta"), x))
+        wanted = self.wanted(torch.cat(logits))
+        return [
+            self.taught(replies.workbench.of_architecture(number), average, x, wanted, labelled)
+            for number, average in enumerate(averages)
+        ]
+
+    def taught(
+        self, bench: Workbench, average: Params, x: Tensor, wanted: Tensor, labelled: tuple[Tensor, Tensor] | None
+    ) -> Params:
+        """An average after it was taught the wanted answers to samples x."""
         found = students(
             bench, average, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
         )

@@ -25,11 +25,12 @@ from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Posit
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Task
-from atoll.errors import HyperparameterError, ModelError, TaskError
+from atoll.errors import HyperparameterError
 from atoll.hyperparameters import Range
 from atoll.local import adam, sgd, unmoved
 from atoll.local.descent import Found
 from atoll.local.distillation import divergence
+from atoll.local.features import feature_size
 from atoll.local.labels import label_counts
 from atoll.models.generator import conditional, generate
 from atoll.models.network import Network, Variant
@@ -69,7 +70,7 @@ class FedGen(Algorithm):
 
     def start(self, task: Task) -> Server:
         """The shared leaves; there is no generator before the server has seen heads."""
-        feature_size(task)
+        feature_size(self, task)
         if task.network.layout.head & task.network.layout.part(self.private):
             raise HyperparameterError(
                 f"`private` of FedGen must leave the head shared: the server learns from heads. Got {self.private!r}."
@@ -109,7 +110,7 @@ class FedGen(Algorithm):
 
     def taught(self, generator: Params | None, heads: Stack, counts: Tensor, bench: Workbench) -> Params:
         """The generator after a round's steps; `counts` holds the clients' samples, [client, class]."""
-        classes, features = counts.shape[1], feature_size(bench.population.task)
+        classes, features = counts.shape[1], feature_size(self, bench.population.task)
         if generator is None:
             first = bench.generator("first generator")
             generator = conditional(self.noise, classes, self.hidden, features, draw=first, like=counts)
@@ -174,16 +175,3 @@ def alike(noise: Tensor, z: Tensor) -> Tensor:
     """Near 1 if different noise makes the same features, near 0 if it makes others."""
     apart = (noise[:, None] - noise).square().mean(2) * (z[:, None] - z).abs().mean(2)
     return torch.exp(-apart.mean())
-
-
-def feature_size(task: Task) -> int:
-    """How many numbers enter the head of the task's network."""
-    if task.classes is None or task.y.ndim != 1:
-        raise TaskError(f"FedGen needs samples of one class each. {task.name} has none.")
-    with torch.no_grad():
-        one = Batch(task.x[:1], task.y[:1], None, None, task.network, Variant(train=False))
-        features = one.features(task.network.initial)
-        one.head(task.network.initial, features)
-    if features.ndim != 2:
-        raise ModelError(f"FedGen needs one row of features per sample. Got features of shape {tuple(features.shape)}.")
-    return features.shape[1]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Update, Weighting
-from atoll.clustering import Linkage, Metric, center, cut, distances, merges, nearest, within
+from atoll.clustering import Clusters, Linkage, Metric, among, center, cut, distances, merges, nearest, within
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import HyperparameterError
@@ -121,12 +121,13 @@ class FLHC(Algorithm):
         parents = server["cluster"][grown_from["clients"][torch.from_numpy(first)]]
         groups = [torch.from_numpy(np.flatnonzero(found == c)) for c in number]
         where = torch.from_numpy(found).to(clients.device)
+        leaves = {"clients": grown_from["clients"]}  # after the last step the signatures have served
         return server | {
             "models": server["models"].rows(parents),
             "cluster": torch.full_like(server["cluster"], -1).index_put((grown_from["clients"],), where),
             "centers": stack([center(grown_from["signatures"].rows(group)) for group in groups]),
             "level": level,
-            "grown_from": grown_from if level < self.levels else None,
+            "grown_from": grown_from if level < self.levels else leaves,
         }
 
     def personalize(self, server: Server, cohort: Cohort) -> Stack:
@@ -154,3 +155,12 @@ class FLHC(Algorithm):
     def mixing(self, server: Server) -> Tensor:
         """Clients of a cluster learn from each other."""
         return within(server["cluster"], server["weight"])
+
+    def found_clusters(self, server: Server) -> Clusters:
+        """Who is in which, and the tree."""
+        cluster, tree = server["cluster"].cpu().numpy(), server["tree"]
+        if tree is None:
+            return Clusters(cluster)
+        leaves = server["grown_from"]["clients"].cpu().numpy()
+        height = f"{self.metric} distance of {self.signature}s, {self.linkage} linkage"
+        return Clusters(cluster, among(tree.cpu().numpy(), leaves, len(cluster)), height)

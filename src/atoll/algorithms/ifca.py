@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from atoll.algorithm import Algorithm, Count, Epochs, Limits, Replies, Update, Weighting
-from atoll.clustering import distances, far_apart, reshuffled, within
+from atoll.clustering import Clusters, distances, far_apart, reshuffled, within
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import HyperparameterError
 from atoll.local import sgd
-from atoll.local.losses import losses
+from atoll.local.losses import entropies, losses
 from atoll.params import Stack, stack
 from atoll.randomness import generator
 
@@ -107,8 +107,17 @@ class IFCA(Algorithm):
     def personalize(self, server: Server, cohort: Cohort) -> Stack:
         """The model that fits best on the training data; new clients choose the same way."""
         models: Stack = server["models"]
-        return models.rows(losses(models, cohort).argmin(1))
+        return models.rows(self.joined(server, cohort))
+
+    def joined(self, server: Server, cohort: Cohort) -> Tensor:
+        """Where the loss is lowest; without labels, where the model is surest of its answers, which is a heuristic."""
+        measure = losses if cohort.labelled else entropies
+        return measure(server["models"], cohort).argmin(1)
 
     def mixing(self, server: Server) -> Tensor:
         """Clients of a cluster learn from each other."""
         return within(server["cluster"], server["weight"])
+
+    def found_clusters(self, server: Server) -> Clusters:
+        """Which model each client has chosen last."""
+        return Clusters(server["cluster"].cpu().numpy())

@@ -26,6 +26,7 @@ class Local(Algorithm):
 
     epochs: Epochs = 1  # E: local epochs per round
 
+    mixes_architectures: ClassVar[bool] = True
     sends: ClassVar[Mapping[str, str]] = {}
 
     def start(self, task: Task) -> None:

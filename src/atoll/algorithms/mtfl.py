@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from atoll.algorithm import Algorithm, Epochs, Limits, Update, Weighting
-from atoll.algorithms.fedbn import PASSES
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.local import sgd
 from atoll.local.sharing import say_what_is_shared
+from atoll.local.statistics import PASSES, settled
 from atoll.params import Params, Stack
 
 
@@ -48,9 +48,12 @@ class MTFL(Algorithm):
         return cohort.recall(default=cohort.initial.without(w)) | cohort.stacked(w)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """A new client fits a patch of its own, from the initial one, and nothing else."""
+        """A new client fits a patch of its own, from the initial one, and nothing else; statistics need no labels."""
         patch = self._patch(cohort.initial)
-        return sgd(cohort, start=w | patch, epochs=PASSES, only=patch, stream="welcome")
+        start = cohort.stacked(w) | patch
+        if not patch.trained:
+            return start | settled(cohort, start).only(patch)
+        return sgd(cohort, start=start, epochs=PASSES, only=patch, stream="welcome")
 
     def _patch(self, model: Params) -> Params:
         norm = model.part("batchnorm")

@@ -1,0 +1,104 @@
+"""FedALA: a client begins with as much of the shared model, weight by weight, as lowers its own loss.
+
+    theta_k = v_k + (w - v_k) * W_k            (v_k: the client's model of last time; W_k in [0, 1], one per parameter)
+    W_k    <- W_k - eta_w grad F_k(theta_k) * (w - v_k), cut to [0, 1]
+    v_k    <- SGD on F_k from theta_k,         w by averaging the v_k
+
+W_k is for the upper layers; of the lower ones a client takes w. It is learned on a random share of the training data
+before each training: the first time until the loss settles, then one epoch.
+
+Reference: Zhang, Hua, Wang, Song, Xue, Ma, Guan. "FedALA: Adaptive Local Aggregation for Personalized Federated
+Learning." AAAI 2023, Algorithm 1. https://arxiv.org/abs/2212.01197
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Share, Update, Weighting
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.local import sgd
+from atoll.params import Params, Part, Stack
+
+RECENT = 10  # epochs whose losses must lie close together
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedALA(Algorithm):
+    """Clients aggregate the shared model and their own by learned weights."""
+
+    layers: Part = "last:1"  # the layers that have weights W_k, counted from the top
+    weights_lr: NonNegative = 1.0  # eta_w: step size on W_k
+    initial_weight: Share = 1.0  # W_k before it is learned: 1 is the shared model, 0 the own one
+    share: Share = 0.8  # s: share of the training samples that W_k is learned on, drawn anew in each round
+    threshold: NonNegative = 0.1  # W_k has settled when the last 10 epochs' losses have a smaller standard deviation
+    first_epochs: Count = 50  # epochs on W_k at most, the first time
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    limits: ClassVar[Limits] = {"local": {"layers": "all", "initial_weight": 0.0, "weights_lr": 0.0}}
+    cites: ClassVar[str] = "zhang2023fedala"
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Aggregate, train, and remember both the model and the weights."""
+        kept = self._kept(w, cohort)
+        weight = self._learned(w, kept, cohort)
+        start = cohort.stacked(w) | cohort.map(blend, kept["v"].only(weight), w.only(weight), weight)
+        v = sgd(cohort, start=start, epochs=self.epochs)
+        keep = {"v": v, "weight": weight, "visits": Stack.of(visits=kept["visits"]["visits"] + 1)}
+        return Update(send={"delta": v - w}, weight=cohort.weights(self.weighting), keep=keep)
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """The client's own model; a client that never took part uses w."""
+        v: Stack = self._kept(w, cohort)["v"]
+        return v
+
+    def welcome(self, w: Params, cohort: Cohort) -> Stack:
+        """A new client trains from w, as on its first visit."""
+        return sgd(cohort, start=w, epochs=self.epochs)
+
+    def _kept(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+        weight = cohort.initial.part(self.layers).trained.map(lambda leaf: torch.full_like(leaf, self.initial_weight))
+        never = Params.of(visits=torch.zeros_like(cohort.lr))
+        return cohort.recall(default={"v": w, "weight": weight, "visits": never})
+
+    def _learned(self, w: Params, kept: dict[str, Any], cohort: Cohort) -> Stack:
+        """W_k; nothing is to be learned by those who come for the first time, with w as their own model."""
+        weight, visits = kept["weight"], kept["visits"]["visits"]
+        going = (visits > 0) if len(weight) and self.weights_lr else torch.zeros_like(visits, dtype=torch.bool)
+        losses = visits.new_full((len(cohort), RECENT), torch.inf)
+        asked = Stack.of(samples=(cohort.samples * self.share).ceil())
+        given = {"v": kept["v"].only(weight), "w": w, "asked": asked}
+        for _ in range(self.first_epochs):
+            if not going.any():
+                break
+            lr = Stack.of(lr=going * visits.new_tensor(self.weights_lr))
+            start = {"weight": weight, "seen": Params.of(loss=0.0, samples=0.0)}
+            end = cohort.scan(learn, start, given={**given, "lr": lr}, stream="weights", train=False)
+            weight, loss = end["weight"], end["seen"]["loss"] / asked["samples"].clamp(min=1)
+            losses = torch.cat([losses[:, 1:], loss[:, None]], 1)
+            settled = losses.std(1, correction=0) < self.threshold  # of fewer than 10 epochs it is not a number
+            going = going & (visits == 1) & ~settled
+        return weight  # type: ignore[no-any-return]
+
+
+def learn(carry: dict[str, Params], batch: Batch, given: dict[str, Any]) -> dict[str, Params]:
+    """One step on one client's W_k: by the chain rule, its gradient is that of the model times w - v_k."""
+    weight, seen, v, w = carry["weight"], carry["seen"], given["v"], given["w"]
+    # The order of samples is random, and the same in every epoch of a round: the first of them are the share.
+    place = seen["samples"] + torch.arange(len(batch.x), device=batch.x.device)
+    mask = (place < given["asked"]["samples"]).to(seen["samples"].dtype)
+    some = replace(batch, mask=mask if batch.mask is None else mask * batch.mask)
+    g, _, loss = some.gradient(w | blend(v, w.only(v), weight), only=weight)
+    used = some.count > 0
+    slope = Params({name: torch.where(used, leaf * (w[name] - v[name]), 0) for name, leaf in g.items()}, g.layout)
+    weight = weight.moved(slope, -given["lr"]["lr"]).map(lambda leaf: leaf.clamp(0, 1))
+    loss = torch.where(used, loss, 0) * some.count
+    return {"weight": weight, "seen": Params.of(loss=seen["loss"] + loss, samples=seen["samples"] + batch.count)}
+
+
+def blend(v: Params, w: Params, weight: Params) -> Params:
+    """The aggregated model, v + (w - v) * W: exact at both ends."""
+    return Params({name: v[name] * (1 - share) + w[name] * share for name, share in weight.items()}, v.layout)

@@ -1,0 +1,139 @@
+"""FedFomo: the server sends every client some of the other clients' models, who moves to those that help it.
+
+    omega_kj = max(0, L_k(v_k) - L_k(v_j)) / ||v_j - v_k||        (L_k: loss on client k's validation data)
+    v_k     <- v_k + sum_j (omega_kj / sum_i omega_ki) (v_j - v_k), then SGD on F_k
+
+The server has sum_t omega_kj, with negative ones, as k's affinity to j. It sends the M models of most affinity, and now
+and then others, to explore. A client that none of them helps stays where it is. With ``models = 0`` each trains alone.
+
+Reference: Zhang, Sapra, Fidler, Yeung, Alvarez. "Personalized Federated Learning with First Order Model Optimization."
+ICLR 2021, Section 3. https://arxiv.org/abs/2012.08565
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Range, Replies, Share, Update
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.local.losses import losses_of
+from atoll.mixing import alone, everybody, heard, nobody, with_replies
+from atoll.params import Params, Stack
+
+Server = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFomo(Algorithm):
+    """Clients choose whom to learn from by their validation loss."""
+
+    models: Annotated[int, Range(low=0)] = 5  # M: how many other models a client is sent
+    explore: Share = 0.3  # ε: probability that one of them is anybody's, in the first round
+    explore_decay: NonNegative = 0.05  # how much ε falls from round to round
+    norm: Literal["l2", "l1"] = "l2"  # the distance between models
+    epochs: Epochs = 1  # E: local epochs per round
+
+    sums_suffice: ClassVar[bool] = False
+    sends: ClassVar[dict[str, str]] = {"delta": "model", "omega": "statistic"}
+    limits: ClassVar[Limits] = {"local": {"models": 0}}
+    cites: ClassVar[str] = "zhang2021personalized"
+
+    def start(self, task: Task) -> Server:
+        """Nobody has been heard of, so that there is nothing to send."""
+        w = everybody(task, copies=3 + self.models)  # the state before and after a round, and what travels
+        itself, none = alone(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.x.device)
+        worth = torch.zeros_like(itself)
+        return {"w": w, "seen": nobody(w), "rounds": 0, "chosen": none, "mixing": itself, "affinity": worth}
+
+    def broadcast(self, server: Server) -> None:
+        """Nothing is the same for all."""
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> list[Stack] | None:
+        """Up to M models of others."""
+        chosen = server["chosen"][torch.from_numpy(ids).to(server["chosen"].device)]
+        return [server["w"].rows(column) for column in chosen.T] or None
+
+    def local(self, nothing: None, cohort: Cohort) -> Update:
+        """Move to the models that help, and train."""
+        v, others = self.personalize(nothing, cohort), cohort.received or []
+        start, send = v, {}
+        if others:
+            models = [v, *(v | other for other in others)]
+            loss = losses_of(models, cohort, split="val")
+            apart = torch.stack([self._distance(v.trained, other) for other in others], 1)
+            omega = torch.where(apart > 0, (loss[:, :1] - loss[:, 1:]) / apart.where(apart > 0, 1), 0)
+            start = cohort.map(moved, v, others, Stack.of(share=shares(omega)))
+            send = {"omega": Stack.of(omega=omega)}
+        v_k = sgd(cohort, start=start, epochs=self.epochs)
+        return Update(send={"delta": v_k.trained - v.trained, **send}, keep=v_k)
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Store the models and what they were worth, and choose whom to send next."""
+        rows = torch.from_numpy(replies.clients).to(server["affinity"].device)
+        affinity, mixing = server["affinity"], server["mixing"]
+        if server["chosen"].shape[1]:
+            omega, others = replies.stack("omega")["omega"], server["chosen"][rows]
+            share = shares(omega)
+            given = torch.zeros_like(affinity[rows]).scatter(1, others, share)
+            given = given.scatter(1, rows[:, None], 1 - share.sum(1, keepdim=True))
+            mixing = mixing.index_copy(0, rows, given)
+            affinity = affinity.index_add(0, rows, torch.zeros_like(given).scatter(1, others, omega))
+        seen, rounds = heard(server["seen"], replies.clients), server["rounds"] + 1
+        explore = self.explore - self.explore_decay * rounds
+        chosen = choose(affinity, seen, self.models, explore, replies.workbench.generator("models to send"))
+        w = with_replies(server["w"], replies.clients, replies.stack("delta"))
+        return {"w": w, "seen": seen, "rounds": rounds, "chosen": chosen, "mixing": mixing, "affinity": affinity}
+
+    def personalize(self, server: Any, cohort: Cohort) -> Stack:
+        """The client's own model; a client that never took part has the initial one."""
+        return cohort.recall(default=cohort.initial)
+
+    def mixing(self, server: Server) -> Tensor:
+        """What each client made its model of, the last time it took part."""
+        matrix: Tensor = server["mixing"]
+        return matrix
+
+    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+        """A new client trains alone once: models of others are compared with its own."""
+        return sgd(cohort, start=cohort.initial, epochs=self.epochs)
+
+    def _distance(self, v: Stack, other: Stack) -> Tensor:
+        apart = v - other
+        if self.norm == "l2":
+            return apart.norm()
+        return torch.stack([leaf.abs().flatten(1).sum(1) for leaf in apart.values()]).sum(0)
+
+
+def shares(omega: Tensor) -> Tensor:
+    """The positive ones, divided by their sum; nothing where there are none."""
+    positive = omega.clamp(min=0)
+    return positive / positive.sum(1, keepdim=True).clamp(min=torch.finfo(omega.dtype).tiny)
+
+
+def moved(v: Params, others: list[Params], share: Params) -> Params:
+    """One client's model, moved towards others; its statistics stay."""
+    start = v.trained
+    for other, part in zip(others, share["share"].unbind(), strict=True):
+        v = v.moved(other - start, part)
+    return v
+
+
+def choose(affinity: Tensor, seen: Tensor, models: int, explore: float, draw: np.random.Generator) -> Tensor:
+    """For every client the others to be sent: of most affinity, or each with probability `explore` anybody."""
+    there = np.flatnonzero(seen.cpu().numpy())
+    count = max(0, min(models, len(there) - 1))
+    rows = []
+    for client, worth in enumerate(affinity.cpu().numpy()):
+        others = there[there != client]
+        best = others[np.lexsort((draw.random(len(others)), -worth[others]))]  # of equals, any
+        anybody, picked = draw.permutation(others), list[int]()
+        for exploring in draw.random(count) < explore:
+            picked.append(next(one for one in (anybody if exploring else best) if one not in picked))
+        rows.append(picked)
+    return torch.tensor(rows, dtype=torch.int64, device=seen.device).reshape(len(affinity), count)

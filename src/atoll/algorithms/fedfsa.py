@@ -1,0 +1,58 @@
+"""FedFSA: MoFedSAM with a larger radius for the layers to which a client is most sensitive.
+
+    eps_l = rho_l g_l / ||g||,        rho_l = rho_larger if l is among the top_c layers with the largest s_l, else rho
+
+    s_l = mean (mm(w_k) - mm(w))^2,        mm(w) = (w - min w) / (max w - min w)
+
+s_l is measured at the end of a client's round, w_k against the model w it began from, and used when it takes part the
+next time; in its first round all radii are rho. At the end each client tunes its head, from the shared model. With
+``top_c = 0`` (or ``rho_larger = rho``) this is MoFedSAM followed by that tuning.
+
+Reference: Xing, Zhan, Xie, Yang, Wang, Liu. "Flexible Sharpness-Aware Personalized Federated Learning." AAAI 2025.
+https://openreview.net/forum?id=qwNVAsLkI4
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from atoll.algorithm import Epochs, Limits, NonNegative, Range, Update
+from atoll.algorithms.mofedsam import MoFedSAM
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.local.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
+from atoll.params import Params, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFSA(MoFedSAM):
+    """Sharpness-aware training whose radii follow each client's layers; personal heads at the end."""
+
+    rho_larger: NonNegative = 0.2  # radius of the most sensitive layers; `rho` is that of all others
+    top_c: Annotated[int, Range(low=0)] = 2  # C: how many layers that is
+    sensitivity: Sensitivity = "minmax"  # s_l: from the change of tensors brought to [0, 1], or raw; or the loss
+    head_epochs: Epochs = 10  # epochs in which a client tunes the head of the shared model for itself
+
+    limits: ClassVar[Limits] = {
+        "mofedsam": {"top_c": 0, "head_epochs": 0},
+        "fedavg": {"rho": 0.0, "rho_larger": 0.0, "alpha": 1.0, "head_epochs": 0},
+    }
+    cites: ClassVar[str] = "xing2025flexible"
+
+    def start(self, task: Task) -> dict[str, Params]:
+        """As MoFedSAM, for a model with enough layers."""
+        require_layers(self, task.network.initial, self.top_c)
+        return super().start(task)
+
+    def local(self, received: dict[str, Params], cohort: Cohort) -> Update:
+        """Train with the radii that the last sensitivities ask for, then measure them anew."""
+        w = received["w"]
+        s = cohort.recall(default=Params({name: w[name].new_zeros(()) for name in layers(w)}))
+        flexible = self.top_c > 0 and self.rho_larger != self.rho
+        radius = radii(w, most_sensitive(s, self.top_c), self.rho, self.rho_larger) if flexible else self.rho
+        w_k = self.train(received, cohort, radius)
+        return replace(self.update(received, w_k, cohort), keep=sensitivities(self.sensitivity, cohort, w, w_k))
+
+    def personalize(self, server: dict[str, Params], cohort: Cohort) -> Stack:
+        """The shared model with a head tuned by plain SGD on the client's training data."""
+        return sgd(cohort, start=server["w"], epochs=self.head_epochs, only="head", stream="tune")

@@ -1,0 +1,215 @@
+"""FEDORA: clients propagate their models to those with similar data, and each takes only what helps it.
+
+    before:  u_k = leading directions of the rows [x, one-hot(y)] of client k,       s_ij = |cos(u_i, u_j)|
+             S = softmax(temperature s) over the topk highest of each row, j != i,   P = (1 - alpha) (I - alpha S)^-1
+    server:  G = P V
+    client:  lam_k = exp((l_k(v_k) - l_k(G_k)) / 2) if l_k(G_k) < l_k(v_k) else 0,   l_k on validation data
+             v_k <- v_k - eta grad F_k(v_k) - eta lam_k (v_k - G_k)
+
+With ``lam_max = 0`` or ``alpha = 0`` every client trains alone. ``gate = "official"`` is the released code's: it opens
+at equality, too. Similarity may also be that of directions per class (``similarity = "labels"``), or be measured by how
+well each client's briefly trained model does on the others' data (``similarity = "loss"``).
+
+Reference: Wu, Bao, Ainsworth, He. "Personalized Federated Learning with Parameter Propagation." KDD 2023;
+the authors' released code. https://doi.org/10.1145/3580305.3599464
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Range, Replies, Update
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import HyperparameterError, TaskError
+from atoll.local import sgd
+from atoll.local.losses import losses_of
+from atoll.local.samples import rows_of
+from atoll.local.statistics import settled
+from atoll.mixing import alone, everybody, heard, mixed, nobody, with_replies
+from atoll.params import Params, Stack
+from atoll.randomness import generator
+from atoll.similarity import alignment, among_known, bases, links, propagation
+
+log = logging.getLogger("atoll.algorithms")
+
+Server = dict[str, Any]
+SETTLING = 3  # passes in which BatchNorm meets the samples of a new client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fedora(Algorithm):
+    """Personal models, drawn to what reaches them from similar clients where validation data favour that."""
+
+    similarity: Literal["subspace", "labels", "loss"] = "subspace"  # published; by class; by others' models
+    features: Literal["pixels", "encoder"] = "pixels"  # x itself, or what enters the head of the initial model
+    q: Count = 1  # directions per client, or per class of a client
+    center: bool = False  # whether a client subtracts its mean first
+    noise: NonNegative = 0.0  # σ: Gaussian noise for private directions; 0: none
+    temperature: NonNegative = 10.0  # how much more similar clients count
+    topk: Count = 2  # how many others a client links to; all where there are fewer
+    alpha: Annotated[float, Range(low=0, high=1, open_high=True)] = 0.8  # α: how far models travel along links
+    gate: Literal["strict", "official"] = "strict"  # whether equal losses leave the gate shut or open it
+    lam_max: NonNegative | None = None  # largest λ; None: 1/η, with which one step ends at G_k
+    epochs: Epochs = 1  # E: local epochs per round
+    probe_epochs: Count = 1  # local epochs before models are compared, if similarity is by loss
+
+    sends: ClassVar[dict[str, str]] = {
+        "delta": "model", "bases": "statistic", "probe": "model", "loss": "statistic",
+    }  # fmt: skip
+    sums_suffice: ClassVar[bool] = False
+    limits: ClassVar[Limits] = {"local": {"lam_max": 0.0}}
+    cites: ClassVar[str] = "wu2023personalized"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.center and self.noise:
+            raise HyperparameterError(
+                f"`noise` of Fedora must be 0 with center=True, because a mean of all samples is not private. Got "
+                f"{self.noise!r} instead."
+            )
+
+    def pulls(self, lr: float) -> dict[str, float]:
+        """v_k is pulled to G_k in every step; by default by no more than all the way."""
+        return {} if self.lam_max is None else {"lr * lam_max": lr * self.lam_max}
+
+    @property
+    def exchanges(self) -> int:
+        """Models that are compared must have been sent before."""
+        return 2 if self.similarity == "loss" else 1
+
+    # -- the server --------------------------------------------------------------------------------------------------
+    def start(self, task: Task) -> Server:
+        """Nobody is known to be like anybody yet."""
+        self._require(task)
+        v = everybody(task, copies=4 if self.similarity == "loss" else 3)  # before and after a round, and what is sent
+        return {"v": v, "P": alone(v), "seen": nobody(v)}
+
+    def broadcast(self, server: Server) -> Stack | None:
+        """Everybody's briefly trained models, once; otherwise nothing is the same for all."""
+        return server.get("probes")
+
+    def absorb(self, server: Server, replies: Replies) -> Server:
+        """P from what clients say of their data, or of each other's models."""
+        order = torch.from_numpy(replies.clients.argsort())
+        there = heard(torch.zeros_like(server["seen"]), replies.clients)
+        if "probes" in server:
+            scores = _placed(torch.exp(-replies.stack("loss")["loss"].double()[order]), there)
+            rest = {name: part for name, part in server.items() if name != "probes"}
+            return rest | {"P": self._propagation(scores, there & server["known"], server["P"])}
+        told = replies.stack("bases").rows(order)
+        server = server | {"known": there, "bases": told.map(lambda leaf: _placed(leaf, there))}
+        if self.similarity == "loss":
+            probes = replies.stack("probe").rows(order)
+            return server | {"probes": probes.map(lambda leaf: _placed(leaf, there))}
+        basis = server["bases"]["basis"]
+        return server | {"P": self._propagation(alignment(basis, basis), there, server["P"])}
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+        """G_k = sum_j P_kj v_j."""
+        return mixed(self.mixing(server)[torch.from_numpy(ids)], server["v"])
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """The last models of all clients, moved by those who replied."""
+        v = with_replies(server["v"], replies.clients, replies.stack("delta"))
+        return server | {"v": v, "seen": heard(server["seen"], replies.clients)}
+
+    def mixing(self, server: Server) -> Tensor:
+        """P over the clients that were heard of, each row divided by its sum."""
+        return among_known(server["P"], server["seen"])
+
+    # -- the clients -------------------------------------------------------------------------------------------------
+    def prepare(self, probes: Stack | None, cohort: Cohort) -> Update:
+        """Tell the directions of the own samples, or how well everybody's models do on them."""
+        if probes is not None:
+            models = [cohort.initial + probes.client(row) for row in range(probes.clients)]
+            return Update(send={"loss": Stack.of(loss=_losses(models, cohort))})
+        told = self._bases(cohort)
+        if self.similarity != "loss":
+            return Update(send={"bases": told})
+        probe = sgd(cohort, start=cohort.initial, epochs=self.probe_epochs, stream="probe") - cohort.initial
+        return Update(send={"bases": told.only(["plain"]), "probe": probe})
+
+    def local(self, nothing: None, cohort: Cohort) -> Update:
+        """Train the own model, drawn to G_k as much as the gate allows."""
+        v, G = self.personalize(nothing, cohort), cohort.received
+        lam = self.strength(v, G, cohort)
+        cohort.observe(lam=lam)
+        v_k = sgd(cohort, start=v, epochs=self.epochs, pull={"lam": Stack.of(lam=lam), "center": G})
+        return Update(send={"delta": v_k.trained - v.trained}, keep=v_k)
+
+    def strength(self, v: Stack, G: Stack, cohort: Cohort) -> Tensor:
+        """lam_k: 0 where G_k does not lower the validation loss."""
+        own, received = losses_of([v, v | G], cohort, "val").unbind(1)
+        opens = received < own if self.gate == "strict" else received <= own
+        most = 1 / cohort.lr if self.lam_max is None else cohort.lr.new_tensor(self.lam_max)
+        return torch.where(opens, torch.minimum(torch.exp((own - received) / 2), most), 0)
+
+    def personalize(self, server: Any, cohort: Cohort) -> Stack:
+        """The client's own model; a client that never took part has the initial one."""
+        return cohort.recall(default=cohort.initial)
+
+    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+        """What would reach a new client: G = r P V, with r its links. Without labels, r is from samples alone."""
+        if cohort.labelled and self.similarity == "loss":
+            v = server["v"]
+            scores = torch.exp(-_losses([cohort.initial | v.client(row) for row in range(v.clients)], cohort).double())
+        else:
+            kind = "basis" if cohort.labelled else "plain"
+            scores = alignment(self._bases(cohort)[kind], server["bases"][kind])
+        r = links(scores, self.topk, self.temperature, among=server["known"].expand(len(cohort), -1))
+        matrix = self.mixing(server)
+        w = cohort.stacked(cohort.initial) | mixed(r.to(matrix.dtype) @ matrix, server["v"])
+        return settled(cohort, w, passes=SETTLING)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+    def _bases(self, cohort: Cohort) -> Stack:
+        """What each client says of its samples: `basis`, and `plain` without labels."""
+        seed, each = cohort.population.seed, rows_of(cohort, encoded=self.features == "encoder")
+        by_class = self.similarity == "labels" and cohort.labelled
+        told = [
+            bases(
+                x, y, self.q, by_class=by_class, center=self.center, noise=self.noise, rng=generator(seed, "basis", k)
+            )
+            for k, (x, y) in zip(cohort.clients.tolist(), each, strict=True)
+        ]
+        basis, plain = (torch.stack(parts).to(cohort.initial_dtype) for parts in zip(*told, strict=True))
+        return Stack.of(basis=basis, plain=plain)
+
+    def _propagation(self, scores: Tensor, there: Tensor, like: Tensor) -> Tensor:
+        """P from similarities; a client that did not answer has itself, and nobody links to it."""
+        others = (there & there[:, None]).fill_diagonal_(False)
+        if self.topk > int(others.sum(1).max()):
+            log.warning("topk=%d: there are %d clients, who all link to each other", self.topk, int(there.sum()))
+        S = links(scores, self.topk, self.temperature, among=others)
+        return propagation(S + torch.diag((S.sum(1) == 0).double()), self.alpha).to(like.dtype)
+
+    def _require(self, task: Task) -> None:
+        if self.features == "pixels" and not task.x.is_floating_point():
+            raise TaskError(
+                f"Fedora compares samples of numbers. Those of {task.name} are {task.x.dtype}.",
+                hint="use fedora:features=encoder.",
+            )
+        if self.similarity == "labels" and (task.classes is None or task.y.ndim != 1):
+            raise TaskError(
+                f"similarity='labels' needs one class per sample. {task.name} has none.",
+                hint="use fedora:similarity=loss.",
+            )
+        if len(task.splits["val"].order) == 0 and self.gate == "strict":
+            log.warning("no client has validation samples: the gate of Fedora stays shut, and all clients train alone")
+
+
+def _placed(rows: Tensor, there: Tensor) -> Tensor:
+    """Rows of the clients that are there, in their order, among zeros for the others."""
+    return rows.new_zeros(len(there), *rows.shape[1:]).index_copy(0, there.nonzero().flatten(), rows)
+
+
+def _losses(models: list[Params], cohort: Cohort) -> Tensor:
+    """Of every model on validation data, or on training data for clients that have no other, [clients, models]."""
+    held = torch.from_numpy(cohort.population.task.splits["val"].sizes(cohort.clients) > 0).to(cohort.lr.device)
+    return torch.where(held[:, None], losses_of(models, cohort, "val"), losses_of(models, cohort))

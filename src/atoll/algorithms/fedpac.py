@@ -1,0 +1,155 @@
+"""FedPAC: a shared body whose features are aligned by class, under heads that are mixed for each client.
+
+    client:  h_k <- SGD on F_k(w, h);   w_k <- SGD on F_k(w, h_k) + lam E_{x,y} |z(x; w) - C_y|^2 / d
+    server:  w and the centroids C_y by averaging;   head of client i: sum_j a_ij h_j,
+
+             a_i = argmin_a  sum_j a_j^2 V_j + |m_i - sum_j a_j m_j|^2        (a_j >= 0, sum_j a_j = 1)
+
+z is what enters the head, d its size. m_j holds client j's mean features of each class times the class's share, and V_j
+the variance of such a mean over its n_j samples: a_i weighs what others add in bias against what they save in variance.
+
+Reference: Xu, Tong, Huang. "Personalized Federated Learning with Feature Alignment and Classifier Collaboration."
+ICLR 2023, Algorithm 1. https://arxiv.org/abs/2306.11867
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Epochs, NonNegative, Positive, Replies, Update, Weighting
+from atoll.algorithms.fedproto import aligned
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.local.descent import Found
+from atoll.local.features import class_sums, feature_size, membership
+from atoll.mixing import alone, mixed
+from atoll.params import Params, Stack, spread
+from atoll.simplex import minimise
+
+Server = dict[str, Any]
+SMALLEST = 1e-3  # a head of less weight is left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPAC(Algorithm):
+    """Heads from those clients whose data are alike, on features that mean the same to all."""
+
+    lam: NonNegative = 1.0  # λ: pull of features towards the centroids of their classes
+    heads: Literal["mixed", "own"] = "mixed"  # whether a client's head is mixed with others'
+    head_epochs: Epochs = 1  # E_h: local epochs per round on the head
+    head_lr: Positive | None = None  # step size on the head; None: the task's
+    epochs: Epochs = 5  # E: local epochs per round on the body, after those on the head
+    weighting: Weighting = "samples"  # p_k of the body: by training samples, or the same for all
+
+    sums_suffice: ClassVar[bool] = False
+    sends: ClassVar[dict[str, str]] = {"delta": "model", "moments": "statistic", "classes": "statistic"}
+    cites: ClassVar[str] = "xu2023personalized"
+
+    def start(self, task: Task) -> Server:
+        """The body, everybody's head, and no centroids yet."""
+        size, heads = feature_size(self, task), spread(task.network.initial.part("head").trained, task.clients)
+        assert task.classes is not None
+        zeros = next(iter(heads.values())).new_zeros(task.classes, size)
+        centroids = Params.of(mean=zeros, known=zeros[:, 0])
+        body = task.network.initial.without(heads)
+        return {"w": body, "prototypes": centroids, "heads": heads, "mixing": alone(heads)}
+
+    def broadcast(self, server: Server) -> Server:
+        """The body and the centroids."""
+        return {"w": server["w"], "prototypes": server["prototypes"]}
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+        """Every client's own mixture of heads."""
+        heads: Stack = server["heads"]
+        return heads.rows(torch.from_numpy(ids).to(server["mixing"].device))
+
+    def local(self, server: Server, cohort: Cohort) -> Update:
+        """Describe the data by the received body; train the head, then the body under it; describe them again."""
+        start, size = cohort.stacked(server["w"]) | cohort.received, server["prototypes"]["mean"].shape[1]
+        moments = class_moments(cohort, start, server["prototypes"]["mean"])
+        w_k = self._tuned(start, cohort)
+        given = {"prototypes": server["prototypes"], "lam": self.lam}
+        w_k = sgd(cohort, start=w_k, epochs=self.epochs, only="body", gradient=aligned_body, given=given)
+        send = {"delta": w_k - start, "moments": moments, "classes": class_sums(cohort, w_k, size)}
+        return Update(send=send, weight=cohort.weights(self.weighting))
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Average bodies and centroids, and mix the heads of those who replied."""
+        order = np.argsort(replies.clients)  # so that their order does not matter to the last bit
+        place, rows = (torch.from_numpy(some).to(server["mixing"].device) for some in (order, replies.clients[order]))
+        trained = server["heads"].rows(rows) + replies.stack("delta").only(server["heads"]).rows(place)
+        weights = self._weights(replies.stack("moments").rows(place)).to(server["mixing"])
+        heads = mixed(weights, trained)
+        new = {name: leaf.index_copy(0, rows, heads[name]) for name, leaf in server["heads"].items()}
+        matrix = weights.new_zeros(len(rows), len(server["mixing"])).index_copy(1, rows, weights)
+        return {
+            "w": server["w"] + replies.mean("delta").without(new),
+            "prototypes": centroids(server["prototypes"], replies.stack("classes")),
+            "heads": Stack(new, heads.layout),
+            "mixing": server["mixing"].index_copy(0, rows, matrix),
+        }
+
+    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+        """The newest body under the client's own mixture; whoever never took part has the initial head."""
+        return cohort.stacked(server["w"]) | self.unicast(server, cohort.clients)
+
+    def mixing(self, server: Server) -> Tensor:
+        """Whose heads a client's own was mixed of, when it last took part."""
+        matrix: Tensor = server["mixing"]
+        return matrix
+
+    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+        """A new client fits the mean of all heads to the newest body."""
+        mean = Params({name: leaf.mean(0) for name, leaf in server["heads"].items()}, server["heads"].layout)
+        return self._tuned(cohort.stacked(server["w"] | mean), cohort)
+
+    def _tuned(self, start: Stack, cohort: Cohort) -> Stack:
+        lr = None if self.head_lr is None else torch.full_like(cohort.lr, self.head_lr)
+        return sgd(cohort, start=start, epochs=self.head_epochs, only="head", lr=lr)
+
+    def _weights(self, moments: Stack) -> Tensor:
+        """Row i: a_i, over those who replied."""
+        variance, m = moments["variance"].double(), moments["mean"].double().flatten(1)
+        if self.heads == "own":
+            return torch.eye(len(m), dtype=m.dtype, device=m.device)
+        m = m - m.mean(0)  # only differences count; near the origin the steps of the solver are longest
+        alike = m @ m.T
+        weights = minimise((alike + torch.diag(variance)).cpu(), alike.cpu()).to(m.device)
+        weights = torch.where(weights < SMALLEST, 0, weights)
+        return weights / weights.sum(1, keepdim=True)
+
+
+def aligned_body(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
+    """The gradient with which features are aligned, for the body alone."""
+    g, after, loss = aligned(w, batch, given)
+    head = w.layout.head if w.layout else ()
+    return g.without(head), w | after.without(head), loss
+
+
+def class_moments(cohort: Cohort, w: Stack, like: Tensor) -> Stack:
+    """m_k: mean features of each class times its share, [classes, size]; and V_k, the variance of such a mean."""
+    start = Params.of(sum=torch.zeros_like(like), square=torch.zeros_like(like[0, 0]))
+    seen = cohort.scan(_add, start, given=w, shuffle=False, train=False)
+    mean, square = seen["sum"] / cohort.samples[:, None, None], seen["square"] / cohort.samples
+    variance = (square - mean.square().flatten(1).sum(1)).clamp(min=0) / cohort.samples
+    return Stack.of(mean=mean, variance=variance)
+
+
+def _add(seen: Params, batch: Batch, w: Params) -> Params:
+    features = batch.features(w)
+    same = membership(batch, len(seen["sum"]))
+    square = seen["square"] + batch.total(features.square().sum(1))
+    return Params.of(sum=seen["sum"] + same.T @ features, square=square)
+
+
+def centroids(before: Params, sums: Stack) -> Params:
+    """The mean over all samples of each class; a class that nobody had this time keeps its centroid."""
+    total, count = sums["sum"].sum(0), sums["count"].sum(0)
+    mean = torch.where(count[:, None] > 0, total / count.clamp(min=1)[:, None], before["mean"])
+    return Params.of(mean=mean, known=torch.maximum(before["known"], (count > 0).to(mean.dtype)))

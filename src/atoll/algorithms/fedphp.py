@@ -1,0 +1,84 @@
+"""FedPHP: what a client learned is inherited by a private model h_k, a moving average that teaches the next one.
+
+    w_k  <- SGD from w on (1 - lam) F_k(w_k) + lam R(w_k, h_k),        w by averaging the w_k
+    h_k  <- mu_k h_k + (1 - mu_k) w_k,                                 mu_k = mu min(1, visits_k / ramp)
+
+R is what w_k and h_k answer differently: the cross-entropy with h_k's softened answers (``way = "kd"``), or the
+discrepancy of what enters their heads (``way = "mmd"``). Deployed is h_k. With ``lam = 0`` w is that of FedAvg.
+
+Reference: Li, Zhan, Shao, Li, Song. "FedPHP: Federated Personalization with Inherited Private Models." ECML PKDD 2021,
+Algorithm 1. https://doi.org/10.1007/978-3-030-86486-6_36
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Count, Epochs, Positive, Share, Update, Weighting
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.local import sgd
+from atoll.local.descent import Found
+from atoll.local.discrepancy import mean_discrepancy
+from atoll.local.distillation import divergence
+from atoll.local.features import features_and_outputs
+from atoll.params import Params, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPHP(Algorithm):
+    """Federated averaging under a teacher of each client's own."""
+
+    way: Literal["kd", "mmd"] = "kd"  # what is learned from h_k: its answers, or its features
+    lam: Share = 0.05  # λ: weight of h_k in the loss, taken from the data's
+    temperature: Positive = 4.0  # softens the answers of h_k
+    mu: Share = 0.9  # μ: the largest share of the old h_k in the new one
+    ramp: Count = 30  # visits until μ_k is μ; in the paper, those that are expected in the whole run
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    cites: ClassVar[str] = "li2021fedphp"
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train w under h_k, then let h_k inherit from it."""
+        kept = self._kept(w, cohort)
+        h, visits = kept["h"], kept["visits"]["visits"]
+        lesson = partial(taught, method=self) if self.lam else None
+        w_k = sgd(cohort, start=w, epochs=self.epochs, gradient=lesson, given={"h": h})
+        inherited = w_k.lerp(h, self.mu * (visits / self.ramp).clamp(max=1))
+        keep = {"h": inherited, "visits": Stack.of(visits=visits + 1)}
+        return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting), keep=keep)
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """The client's inherited model; a client that never took part uses w."""
+        h: Stack = self._kept(w, cohort)["h"]
+        return h
+
+    def _kept(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+        """Whoever comes for the first time has w for a teacher: it knows more than the initial model."""
+        return cohort.recall(default={"h": w, "visits": Params.of(visits=torch.zeros_like(cohort.lr))})
+
+
+def taught(w: Params, batch: Batch, given: dict[str, Params], *, method: FedPHP) -> Found:
+    """The gradient of a client's loss with what it learns from its teacher, who does not learn."""
+    teacher = batch.deployed
+    if method.way == "kd":
+        wanted = (teacher.outputs(given["h"]) / method.temperature).softmax(1)
+    else:
+        wanted = teacher.features(given["h"])
+
+    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+        if method.way == "kd":
+            outputs, after = batch.forward(w | trained)
+            apart = batch.mean(divergence(outputs, wanted))
+        else:
+            features, outputs, after = features_and_outputs(batch, w | trained)
+            apart = mean_discrepancy(features.flatten(1), wanted.flatten(1), batch.mask)
+        loss = batch.mean(batch.network.loss(outputs, batch.y))
+        return (1 - method.lam) * loss + method.lam * apart, (loss, after.buffers)
+
+    g, (loss, buffers) = batch.differentiate(objective, w.trained)
+    return g, w | buffers, loss

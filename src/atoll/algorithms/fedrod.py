@@ -1,0 +1,113 @@
+"""FedRoD: one body under two heads; a generic one for all classes, and a personal one on top of its answers.
+
+    generic:   min_{w, h}  sum_k p_k E_k [ CE(h(z) + gamma log n_k, y) ],        z = body(x; w), averaged
+    personal:  min_{h_k}   E_k [ CE(h(z) + h_k(z), y) ],                         h(z) and z held fixed, never sent
+
+n_k are client k's class counts: the balanced softmax, under which the generic model serves every class alike whatever
+the clients have. A client answers h(z) + h_k(z). With ``gamma = 0`` the generic model is FedAvg's.
+
+Reference: Chen, Chao. "On Bridging Generic and Personalized Federated Learning for Image Classification." ICLR 2022,
+Algorithm 1, with linear personal heads. https://arxiv.org/abs/2107.00778
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.algorithm import Algorithm, Epochs, NonNegative, Predictor, Update, Weighting
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.data.task import Task, Training
+from atoll.local import at_rest, descend, sgd
+from atoll.local.descent import Found
+from atoll.local.features import feature_size, features_and_outputs, outputs_of
+from atoll.local.labels import label_counts
+from atoll.params import Params, Stack
+
+FEWEST = 1e-8  # samples that a class counts as having if there are none: its logarithm must exist
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRoD(Algorithm):
+    """A shared model for all classes alike, and a personal head that adds what a client's own data say."""
+
+    gamma: NonNegative = 1.0  # γ: how far the generic loss is balanced over classes
+    epochs: Epochs = 1  # E: local epochs per round, on everything together
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    cites: ClassVar[str] = "chen2022bridging"
+
+    def start(self, task: Task) -> Params:
+        """The generic model."""
+        feature_size(self, task)
+        return task.network.initial
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train the generic model and, on what it answers, the personal head, step by step on the same batches."""
+        rule, head = cohort.training, cohort.recall(default=cohort.initial.part("head"))
+        prior = self.gamma * label_counts(cohort)["counts"].clamp(min=FEWEST).log()
+        carry = {
+            "w": w,
+            "head": head,
+            "velocity": {"w": at_rest(rule, w), "head": at_rest(rule, head)},
+            "seen": Params.of(main=0.0, personal=0.0, steps=0.0),
+        }
+        given = {"lr": cohort.lr, "prior": Stack.of(shift=prior)}
+        end = cohort.scan(partial(step, rule), carry, given=given, epochs=self.epochs)
+        seen = end["seen"] / end["seen"]["steps"].clamp(min=1)
+        cohort.observe(**{"loss/main": seen["main"], "loss/personal": seen["personal"]})
+        return Update(send={"delta": end["w"] - w}, weight=cohort.weights(self.weighting), keep=end["head"])
+
+    def personalize(self, w: Params, cohort: Cohort) -> Predictor:
+        """Both heads; the personal one of a client that never took part says nothing yet."""
+        silent = cohort.initial.part("head").map(torch.zeros_like)
+        return Predictor(w, cohort.recall(default=silent), both_heads)
+
+    def welcome(self, w: Params, cohort: Cohort) -> Predictor:
+        """A new client fits a personal head to the generic model."""
+        head = sgd(cohort, cohort.initial.part("head"), epochs=self.epochs, gradient=beside, given={"w": w})
+        return Predictor(w, head, both_heads)
+
+
+def step(rule: Training, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    """One step of one client."""
+    w, head, velocity, lr = carry["w"], carry["head"], carry["velocity"], given["lr"]
+
+    def balanced(trained: Params) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Params]]:
+        features, outputs, after = features_and_outputs(batch, w | trained)
+        loss = batch.mean(batch.network.loss(outputs + given["prior"]["shift"], batch.y))
+        return loss, (loss, features, outputs, after.buffers)
+
+    g, (main, features, generic, buffers) = batch.differentiate(balanced, w.trained)
+    g_head, head, personal = residual(w, head, batch, features, generic)
+    w, velocity_w = descend(rule, w | buffers, g, velocity["w"], lr)
+    head, velocity_head = descend(rule, head, g_head, velocity["head"], lr)
+    seen = carry["seen"] + Params.of(main=main, personal=personal, steps=torch.ones_like(main))
+    return {"w": w, "head": head, "velocity": {"w": velocity_w, "head": velocity_head}, "seen": seen}
+
+
+def residual(w: Params, head: Params, batch: Batch, features: Tensor, generic: Tensor) -> Found:
+    """The gradient of the personal head, added to generic answers that are held fixed."""
+
+    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+        more, after = outputs_of(batch, w | head | trained, features)
+        loss = batch.mean(batch.network.loss(generic + more, batch.y))
+        return loss, (loss, after.buffers.only(head))
+
+    g, (loss, buffers) = batch.differentiate(objective, head.trained)
+    return g, head | buffers, loss
+
+
+def beside(head: Params, batch: Batch, given: dict[str, Params]) -> Found:
+    """The gradient of the personal head beside a generic model that is not trained."""
+    features, generic, _ = features_and_outputs(batch, given["w"])
+    return residual(given["w"], head, batch, features, generic)
+
+
+def both_heads(w: Params, head: Params, batch: Batch) -> Tensor:
+    """What both heads answer together."""
+    features, generic, _ = features_and_outputs(batch, w)
+    return generic + outputs_of(batch, w | head, features)[0]

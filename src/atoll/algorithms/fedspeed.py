@@ -1,0 +1,36 @@
+"""FedSpeed: FedDyn along sharpness-aware gradients.
+
+    min over theta  F_k(theta + eps) - <q_k, theta> + (alpha / 2) ||theta - w||^2,        eps = rho g / ||g||
+
+g is the gradient of F_k alone, and the two terms are taken at theta itself. They, q_k and the server's step are those
+of FedDyn; with ``rho = 0`` this is FedDyn.
+
+Reference: Sun, Shen, Huang, Ding, Tao. "FedSpeed: Larger Local Interval, Less Communication Round, and Higher
+Generalization Accuracy." ICLR 2023, Algorithm 1. https://arxiv.org/abs/2302.10429
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from atoll.algorithm import Limits, NonNegative, Update
+from atoll.algorithms.feddyn import FedDyn
+from atoll.cohort import Cohort
+from atoll.local import linear, proximal, sgd
+from atoll.params import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSpeed(FedDyn):
+    """One shared model; dynamic regularisation and flat minima."""
+
+    rho: NonNegative = 0.1  # ρ: radius of the neighbourhood
+
+    limits: ClassVar[Limits] = {"feddyn": {"rho": 0.0}}
+    cites: ClassVar[str] = "sun2023fedspeed"
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """As FedDyn, with the loss's gradient taken uphill."""
+        q = cohort.recall(default=w.zeros())
+        penalty = linear(-q) + proximal(self.alpha, center=w)
+        delta = sgd(cohort, start=w, epochs=self.epochs, penalty=penalty, radius=self.rho) - w
+        return Update(send={"delta": delta}, keep=q - delta.trained * self.alpha)

@@ -1,0 +1,78 @@
+"""MoFedSAM: FedSAM whose local steps go mostly where everybody went in the round before.
+
+    w_k <- w_k - eta (alpha g_s(w_k) + (1 - alpha) Delta),        g_s as in FedSAM
+
+    w <- w + sum_k p_k (w_k - w),        Delta <- -sum_k p_k (w_k - w) / sum_k p_k K_k eta
+
+K_k is how many steps client k took and eta their size in that round, so that Delta is the mean of the directions they
+followed. It begins at 0. With ``alpha = 1`` this is FedSAM.
+
+Reference: Qu, Li, Duan, Liu, Tang, Lu. "Generalized Federated Learning via Sharpness Aware Minimization." ICML 2022,
+Algorithm 2. https://arxiv.org/abs/2206.02618
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Share, Update, Weighting
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.local.descent import Found
+from atoll.local.sharpness import Radius, sharp_gradient
+from atoll.params import Params, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoFedSAM(Algorithm):
+    """One shared model; sharpness-aware local steps with momentum from the server."""
+
+    rho: NonNegative = 0.1  # ρ: radius of the neighbourhood
+    alpha: Share = 0.1  # α: share of the client's own gradient in a step; the rest is Δ
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "way": "statistic"}
+    limits: ClassVar[Limits] = {"fedsam": {"alpha": 1.0, "rho": 0.05}}
+    cites: ClassVar[str] = "qu2022generalized"
+
+    def start(self, task: Task) -> dict[str, Params]:
+        """The model, and no momentum yet."""
+        w = task.network.initial
+        return {"w": w, "momentum": w.zeros()}
+
+    def local(self, received: dict[str, Params], cohort: Cohort) -> Update:
+        """Train with the momentum."""
+        return self.update(received, self.train(received, cohort, self.rho), cohort)
+
+    def train(self, received: dict[str, Params], cohort: Cohort, radius: Radius) -> Stack:
+        """Each client's model after its epochs."""
+        given = {"momentum": received["momentum"], "radius": radius}
+        return sgd(cohort, start=received["w"], epochs=self.epochs, gradient=partial(_mixed, self.alpha), given=given)
+
+    def update(self, received: dict[str, Params], w_k: Stack, cohort: Cohort) -> Update:
+        """What changed and `way`, the sum of all step sizes: the server divides one by the other."""
+        send = {"delta": w_k - received["w"], "way": Stack.of(length=cohort.steps(self.epochs) * cohort.lr)}
+        return Update(send=send, weight=cohort.weights(self.weighting))
+
+    def aggregate(self, server: dict[str, Params], replies: Replies) -> dict[str, Params]:
+        """Average; the momentum is the mean step per unit of step size, of trained leaves only."""
+        delta, way = replies.mean("delta"), replies.mean("way")["length"]
+        return {"w": server["w"] + delta, "momentum": -delta.trained / way.clamp(min=1e-12)}  # 0 if nobody moved
+
+    def personalize(self, server: dict[str, Params], cohort: Cohort) -> Params | Stack:
+        """The shared model."""
+        return server["w"]
+
+    def shared(self, server: dict[str, Params]) -> Params:
+        """The shared model."""
+        return server["w"]
+
+
+def _mixed(alpha: float, w: Params, batch: Batch, given: dict[str, Any]) -> Found:
+    """The sharpness-aware gradient, mixed with the momentum."""
+    g, after, loss = sharp_gradient(w, batch, given["radius"])
+    return (g * alpha).moved(given["momentum"], 1 - alpha), after, loss

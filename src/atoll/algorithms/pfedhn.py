@@ -1,0 +1,168 @@
+"""pFedHN: the server learns a hypernetwork that makes every client's model, from an embedding of the client.
+
+    min_{phi, e_1..e_N}  sum_k F_k(h(e_k; phi))
+
+    client:  delta_k = theta^S - theta,        theta^S by S local steps from theta = h(e_k; phi)
+    server:  (phi, e_k) <- (phi, e_k) + server_lr J_k^T delta_k,        J_k = d h(e_k; phi) / d (phi, e_k)
+
+h is a perceptron with one linear head per leaf of the model. No client's embedding or model reaches another client.
+With ``private = "head"`` clients keep a head of their own, which is not generated (pFedHN-PC); with
+``private = "all"`` nothing is, and every client trains alone.
+
+Reference: Shamsian, Navon, Fetaya, Chechik. "Personalized Federated Learning using Hypernetworks." ICML 2021,
+Algorithm 1. https://arxiv.org/abs/2103.04628
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vjp
+
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Positive, Range, Replies, Update
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.local.descent import Found
+from atoll.local.sharing import say_what_is_shared
+from atoll.local.statistics import settled
+from atoll.mixing import require_bytes
+from atoll.models.hypernetwork import Spectral, generated, hypernetwork, normalised, size_of
+from atoll.params import Params, Part, Stack
+from atoll.randomness import generator
+
+Server = dict[str, Params]
+ALL, ONE = "embeddings", "embedding"  # e of all clients, a leaf of phi; e of a new one, a leaf beside its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedHN(Algorithm):
+    """Every client's model is made by one hypernetwork on the server."""
+
+    embedding: Count | None = None  # numbers in e_k; None: 1 + N / 4, rounded down
+    hidden: Count = 100  # width of the hypernetwork
+    layers: Epochs = 3  # its hidden layers after the first
+    spectral: Spectral = "none"  # weights that are divided by their spectral norm: of hidden layers, or also of heads
+    server_batch: Literal["all", "sequential"] = "all"  # one step along the mean of all replies, or one for each
+    server_lr: NonNegative = 0.01  # step size on phi and e
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # of these steps
+    weight_decay: NonNegative = 1e-3  # of phi and e
+    clip: Positive | None = 50.0  # the longest gradient
+    private: Part = "none"  # the leaves that are not generated and never leave the client
+    epochs: Epochs = 1  # S: local epochs per round
+    fit_epochs: Epochs = 20  # epochs in which a new client fits its embedding
+
+    sums_suffice: ClassVar[bool] = False
+    limits: ClassVar[Limits] = {"local": {"private": "all"}}
+    cites: ClassVar[str] = "shamsian2021personalized"
+
+    def start(self, task: Task) -> Server:
+        """A drawn hypernetwork, with an embedding for each client."""
+        say_what_is_shared(self, task.network.initial, self.private)
+        target, inputs = self._target(task.network.initial), self.embedding or 1 + task.clients // 4
+        numbers = size_of(target, inputs, self.hidden, self.layers) + task.clients * inputs
+        require_bytes(
+            5 * numbers * task.network.dtype.itemsize,  # phi and its velocity before and after a step, and a gradient
+            task.x.device,
+            f"The server must hold a hypernetwork of {numbers:,} numbers, 5 of each at a time",
+            hint="take a smaller model, or fewer `hidden` units: there are so many weights for every number of it.",
+        )
+        draw = generator(0, "hypernetwork")
+        phi = hypernetwork(target, inputs, self.hidden, self.layers, draw=draw)
+        like = next(iter(phi.values()))
+        phi = phi | Params({ALL: torch.from_numpy(draw.normal(size=(task.clients, inputs))).to(like)})
+        return {"phi": phi, "velocity": phi.zeros()}
+
+    def broadcast(self, server: Server) -> None:
+        """Nothing is the same for all."""
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+        """What the hypernetwork makes for each client."""
+        phi = self._normalised(server)
+        return made(phi, phi[ALL][torch.from_numpy(ids)])
+
+    def local(self, _: None, cohort: Cohort) -> Update:
+        """Train what was generated, with the leaves of one's own."""
+        theta: Stack = cohort.received
+        end = sgd(cohort, start=self._whole(theta, cohort), epochs=self.epochs)
+        return Update(send={"delta": end.only(theta) - theta}, keep=end.without(theta))
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """A step for each reply, in the order of the clients' numbers; or one step for all."""
+        delta, order = replies.stack("delta"), torch.from_numpy(replies.clients.argsort())
+        if not delta:
+            return server
+        weights = replies.weights.to(next(iter(delta.values())))  # 1, or less for a reply that was late
+        for some in torch.split(order, 1 if self.server_batch == "sequential" else len(order)):
+            shares = weights[some] / len(some)
+            server = self.stepped(server, torch.from_numpy(replies.clients)[some], delta.rows(some) * shares)
+        return server
+
+    def stepped(self, server: Server, clients: Tensor, delta: Stack) -> Server:
+        """The hypernetwork and all e after one step that moves the models of some clients this way."""
+        g = gradient(server["phi"], clients, delta, self.spectral)
+        if self.clip is not None:
+            g = g * (self.clip / g.norm().clamp(min=self.clip))
+        velocity = server["velocity"] * self.momentum + g.moved(server["phi"], self.weight_decay)
+        return {"phi": server["phi"].moved(velocity, -self.server_lr), "velocity": velocity}
+
+    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+        """What is generated for the client, with what it keeps."""
+        return self._whole(self.unicast(server, cohort.clients), cohort)
+
+    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+        """A new client fits an embedding of its own, from the mean of all, to the hypernetwork as it is.
+
+        Without labels it has the mean: a heuristic. That does not help where it would need a head of its own.
+        """
+        phi = self._normalised(server)
+        own, e = cohort.initial.without(self._target(cohort.initial)), phi[ALL].mean(0)
+        if not cohort.labelled and not own.trained:
+            return settled(cohort, self._whole(cohort.stacked(Params(generated(phi, e))), cohort))
+        layout = cohort.population.task.network.layout
+        layout = replace(layout, kinds={**layout.kinds, ONE: "trained"})
+        start = Params({**own, ONE: e}, layout)
+        given = cohort.stacked(phi) if e.dtype == torch.float64 else phi  # as in `made`
+        fit = sgd(cohort, start, epochs=self.fit_epochs, only=start, gradient=through, given=given, stream="welcome")
+        return cohort.stacked(cohort.initial) | fit.without([ONE]) | made(phi, fit[ONE])
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+    def _target(self, model: Params) -> Params:
+        """The leaves that are generated."""
+        return model.trained.without_part(self.private)
+
+    def _normalised(self, server: Server) -> Params:
+        return normalised(server["phi"], self.spectral)
+
+    def _whole(self, theta: Stack, cohort: Cohort) -> Stack:
+        """Whole models: those who never took part have the initial values of what is not generated."""
+        own = cohort.recall(default=cohort.initial.without(theta))
+        return cohort.stacked(cohort.initial) | own | theta
+
+
+def made(phi: Params, e: Tensor) -> Stack:
+    """The models of several clients."""
+    if e.dtype == torch.float64:  # one by one: the same bits however the cohort is cut into chunks
+        each = [generated(phi, one) for one in e]
+        return Stack({name: torch.stack([one[name] for one in each]) for name in (each[0] if each else ())})
+    return Stack(generated(phi, e))
+
+
+def gradient(phi: Params, clients: Tensor, delta: Stack, spectral: Spectral) -> Params:
+    """- sum_k J_k^T delta_k: what moves the models of these clients, against their own steps."""
+
+    def models(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        now = Params(leaves)
+        return generated(normalised(now, spectral), now[ALL][clients])
+
+    pulled = vjp(models, dict(phi))[1]
+    return Params(*pulled(dict(-delta)))
+
+
+def through(w: Params, batch: Batch, phi: Params) -> Found:
+    """The gradient of a new client's loss for its embedding, and for the leaves of its own."""
+    return batch.gradient(w, through=lambda own: own.without([ONE]) | Params(generated(phi, own[ONE])))
