@@ -227,3 +227,14 @@ def test_draws_depend_on_the_purpose_and_the_keys_alone():
 def test_draws_must_be_announced():
     with pytest.raises(CohortError, match=r"draw only in a scan that says so.*\n.*draws=True"):
         batch_of(mlp())[0].normal("a", 3)
+
+
+def test_a_deployed_model_uses_its_statistics_and_drops_nothing():
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    module[1].running_mean += 1.0
+    batch, w = batch_of(module)
+    keyed = replace(batch, keys=Keys(torch.tensor(1), torch.tensor(2)))
+    outputs, after = keyed.deployed.forward(w)
+    torch.testing.assert_close(outputs, module.double().eval()(batch.x).detach())
+    assert all(torch.equal(after[name], w[name]) for name in w)
+    assert not torch.equal(keyed.outputs(w), outputs)

@@ -1,10 +1,26 @@
 """Distances, trees of merges and where they are cut, starts that are far apart."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
-from atoll.clustering import Metric, apart, center, cut, distances, far_apart, merges, nearest, reshuffled, within
+from atoll.clustering import (
+    Clusters,
+    Metric,
+    among,
+    apart,
+    center,
+    cut,
+    distances,
+    far_apart,
+    merges,
+    nearest,
+    reshuffled,
+    undone,
+    within,
+)
 from atoll.models import MLP
 from atoll.models.network import Network
 from atoll.params import Layout, Params, Stack
@@ -68,6 +84,31 @@ def test_single_linkage_follows_a_chain_that_complete_linkage_breaks() -> None:
     chain = [0.0, 1.0, 2.1, 3.3, 20.0]
     assert cut(tree(chain, "single"), clusters=2).tolist() == [0, 0, 0, 0, 1]
     assert cut(tree(chain, "complete"), threshold=2.5).tolist() == [0, 0, 1, 1, 2]
+
+
+def test_a_tree_of_some_clients_has_their_numbers() -> None:
+    made = among(tree([0.0, 1.0, 10.0]), np.array([1, 4, 6]), clients=8)  # places 0 and 1 first, then place 2 with them
+    assert made.tolist() == [[1, 4, 1, 2], [6, 8, 10, 3]]
+    assert among(tree([0.0]), np.array([3]), clients=8).shape == (0, 4)
+
+
+def test_splits_are_undone_from_the_last_to_the_first() -> None:
+    # All clients, then 1, 3 and 4 were split from 0 and 2, then 4 from 1 and 3.
+    rows = undone(np.array([0, 1, 0, 1, 2]), splits=[0, 1]).tolist()
+    assert rows == [[0, 2, 0, 2], [1, 3, 0, 2], [6, 4, 1, 3], [5, 7, 2, 5]]
+    assert cut(np.array(rows), clusters=3).tolist() == [0, 1, 0, 1, 2]  # scipy reads it, too
+
+
+def test_clusters_survive_json() -> None:
+    found = Clusters(np.array([0, 2, -1, 0]), np.array([[0.0, 3.0, 0.5, 2.0]]), "l2")
+    back = Clusters.of_json(json.loads(json.dumps(found.as_json())))
+    assert back.number == 2
+    assert back.of_client.tolist() == [0, 2, -1, 0]
+    assert back.merges is not None
+    assert back.merges.tolist() == [[0, 3, 0.5, 2]]
+    assert back.height == "l2"
+    assert Clusters.of_json(Clusters(np.array([0])).as_json()).merges is None
+    assert Clusters.of_json(Clusters(np.array([0]), np.zeros((0, 4))).as_json()).merges.shape == (0, 4)  # type: ignore[union-attr]
 
 
 def test_starts_are_far_apart() -> None:

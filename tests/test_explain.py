@@ -14,6 +14,7 @@ from atoll import algorithms
 from atoll.algorithm import Algorithm
 from atoll.algorithms import create
 from atoll.cli import app
+from atoll.clustering import Clusters
 from atoll.data.statistics import Statistics, statistics
 from atoll.engines.local import one_thread_each
 from atoll.errors import RunError, UnknownName
@@ -185,6 +186,16 @@ def test_mixing_weights_are_read():
     text = words(study(SAME, SAME, SAME, mixing=[[-0.5, 0.0, 0.0, 1.5, 0.0, 0.0]] * 6), 2, "learned from")
     assert "0 % is its own, most of the rest that of 3 (75 %) and 0 (-25 %)" in text
     assert "no client any weight" in words(study(SAME, SAME, SAME, mixing=[[0.0] * 6] * 6), 2, "learned from")
+
+
+def test_companions_in_a_cluster_are_named():
+    of = study(SAME, SAME, SAME)
+    found = Clusters(np.array([0, 1, 1, -1, 1, 2]))
+    of.outcome.history[-1]["evaluation"]["clusters"] = found.as_json()
+    assert "It is in cluster 1, one of 3, with 2 and 4." in words(of, 1, "learned from")
+    assert "It is in cluster 2, one of 3, alone." in words(of, 5, "learned from")
+    assert "It is in none of the 3 clusters." in words(of, 3, "learned from")
+    assert "cluster" not in words(study(SAME, SAME, SAME), 1, "learned from")
 
 
 def test_what_a_method_does_not_say_is_not_known():
@@ -625,3 +636,22 @@ def test_wrong_options_are_explained(folder, options, message):
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
     assert "must hold config.json" in atoll("explain", str(tmp_path)).stderr
+
+
+# -- a gate ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pulls", "said"),
+    [
+        ([0.0, 0.0], "The gate stayed shut in all 2 rounds"),
+        ([0.0, 1.5], "open in 1 of 2 rounds, first in round 4, with a pull of 1.5 on average."),
+        ([2.0, 0.0], "first in round 2, with a pull of 2 on average and has been shut since round 3."),
+    ],
+)  # fmt: skip
+def test_when_a_gate_was_open(pulls, said):
+    of = study(SAME, SAME, SAME)
+    for line, pull in zip(of.outcome.history, pulls, strict=True):
+        line["observed"] = {"lam": {"1": pull}}
+    assert said in words(of, 1, "learned from")
+    assert "gate" not in words(of, 2, "learned from")

@@ -1,17 +1,25 @@
 """A method inside the clusters that another one finds."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
 from atoll import LocalEngine, federate
+from atoll.algorithm import Count
 from atoll.algorithms import create, find, name_of
-from atoll.conformance import check
+from atoll.algorithms.fedavg import FedAvg
+from atoll.algorithms.ifca import IFCA
+from atoll.conformance import check, play, quadratics
 from atoll.data.partition import Natural
 from atoll.data.synthetic import Gaussian
 from atoll.data.task import Task, Training
 from atoll.errors import UnknownName
+from atoll.hybrids import within_clusters
+from atoll.params import spread
 from atoll.results import Outcome, label
 
 
@@ -47,6 +55,21 @@ def test_clusters_are_found_and_kept_apart(engine) -> None:
     moved, other = (server["inside"][j] - before["inside"][j] for j in (0, 1))
     assert moved.norm() > 0
     assert (moved - other).norm() > 0.1 * moved.norm()
+
+
+def test_its_clusters_are_those_of_the_clustering(make_task, engine) -> None:
+    """Client 3 misses the clustering; when the clusters are fixed it joins the largest."""
+    task = make_task(dtype=torch.float64)
+    hybrid = create("fedavg@flhc:clusters=2,rounds_before=0,cluster_rounds=1")
+    report = federate(
+        task, hybrid, rounds=2, engine=engine, evaluation="none", faults=lambda round, ids: (ids == 3) & (round == 0)
+    )
+    found, before = hybrid.found_clusters(report.server), report.server["clustering"]["cluster"].tolist()
+    assert before[3] == -1
+    assert found.of_client[:3].tolist() == before[:3]
+    assert found.of_client[3] == np.bincount(before[:3]).argmax()
+    assert len(found.merges) == 2  # of the three that were there
+    assert 3 not in found.merges[:, :2]
 
 
 def test_personal_models_live_inside_the_clusters(make_task, engine) -> None:
@@ -102,3 +125,44 @@ def test_what_cannot_be_put_together_is_refused() -> None:
         find("ditto@fedavg")
     with pytest.raises(UnknownName, match="must send the same to all of its clients. fedamp does not"):
         find("fedamp@ifca")
+
+
+# -- new clients: more of them than there are clients ------------------------------------------------------------------
+
+
+def clients(*optima: float) -> Task:
+    return quadratics(torch.tensor(optima, dtype=torch.float64)[:, None], lr=0.5)
+
+
+def test_a_new_client_joins_a_cluster_as_the_clustering_welcomes_it(make_cohort) -> None:
+    # Updates 0.5, 4.5, 1.5 and 5.5 make two clusters, with models 1 and 5; FedAvg inside them goes half the way to the
+    # mean optima 2 and 10. The updates of new clients from w = 0 are half their optima.
+    hybrid = create("fedavg@flhc:clusters=2,rounds_before=0,cluster_rounds=1")
+    server = play(clients(1.0, 9.0, 3.0, 11.0), hybrid, rounds=2).server
+    found = hybrid.welcome(server, make_cohort(clients(100.0, 4.0, -3.0, 7.0, 8.0, 5.0)))
+    assert found["w"].flatten().tolist() == pytest.approx([7.5, 1.5, 1.5, 7.5, 7.5, 1.5])
+
+
+@dataclass(frozen=True, kw_only=True)
+class From(IFCA):
+    """IFCA from models at 4, -9 and 0, the second of which nobody wants."""
+
+    clusters: Count = 3
+
+    def start(self, task: Task) -> dict[str, Any]:
+        at = torch.tensor([4.0, -9.0, 0.0], dtype=torch.float64)
+        return super().start(task) | {"models": spread(task.network.initial, 3).map(lambda leaf: leaf + at[:, None])}
+
+
+def test_a_cluster_that_is_empty_is_not_joined(make_cohort) -> None:
+    hybrid = within_clusters(FedAvg, From)(cluster_rounds=1)
+    server = play(clients(1.0, 5.0, 1.0), hybrid, rounds=2).server  # 0.5 and 4.5, then 0.75 and 4.75
+    found = hybrid.welcome(server, make_cohort(clients(4.4, -8.0, 0.3, 5.0)))
+    assert found["w"].flatten().tolist() == pytest.approx([4.75, 0.75, 0.75, 4.75])
+
+
+def test_before_the_clusters_are_fixed_the_clustering_welcomes(make_cohort) -> None:
+    hybrid = within_clusters(FedAvg, From)(cluster_rounds=9)
+    server = play(clients(1.0, 5.0, 1.0), hybrid).server
+    found = hybrid.welcome(server, make_cohort(clients(4.4, -8.0, 0.3, 5.0)))
+    assert found["w"].flatten().tolist() == pytest.approx([4.5, -9.0, 0.5, 4.5])

@@ -9,7 +9,7 @@ import torch
 
 from atoll import LocalEngine, federate
 from atoll.algorithms import create, find, name_of
-from atoll.conformance import check
+from atoll.conformance import _difference, _task, check, personal_models, play
 from atoll.errors import HyperparameterError, UnknownName
 from atoll.results import Outcome, label
 
@@ -27,12 +27,50 @@ def test_fedavg_with_prox_is_fedprox(make_task, engine) -> None:
         assert torch.equal(composed.server[name], leaf)
 
 
-def test_neutral_values_leave_the_method_as_it_was(make_task, engine) -> None:
+@pytest.mark.parametrize(
+    ("composed", "written"),
+    [
+        ("fedavg+sam:rho=0.3", "fedsam:rho=0.3"),
+        ("fedavg+asam:rho=0.3", "fedsam:rho=0.3,adaptive=true"),
+        ("fedavg+fsa:top_c=1,rho_larger=0.7", "fedfsa:top_c=1,rho_larger=0.7,alpha=1,head_epochs=0"),
+        ("fedavg+fsa:top_c=0,rho=0.3", "fedavg+sam:rho=0.3"),
+        ("feddyn+sam:rho=0.1", "fedspeed:rho=0.1"),
+        ("fedper+prox+sam", "fedper+sam+prox"),
+        ("fedavg+sam+prox:rho=0", "fedprox:mu=0.1"),
+    ],
+)
+def test_methods_that_others_are_made_of(composed: str, written: str) -> None:
+    """catches: a second piece that is lost, because only the outermost one is asked."""
+    one, other = (personal_models(play(_task(), create(text), 3)) for text in (composed, written))
+    assert _difference(one, other) is None
+    assert _difference(one, personal_models(play(_task(), create(composed.partition("+")[0]), 3))) is not None
+
+
+def test_layers_that_were_sensitive_get_the_larger_radius_the_next_time() -> None:
+    same, flexible = (
+        [personal_models(play(_task(), create(f"ditto+fsa:top_c=1,rho_larger={larger}"), rounds)) for rounds in (1, 2)]
+        for larger in (0.1, 0.9)
+    )
+    assert _difference(same[0], flexible[0]) is None  # nothing is known in the first round
+    assert _difference(same[1], flexible[1]) is not None
+
+
+def test_what_a_piece_keeps_lies_beside_what_the_method_keeps() -> None:
+    alone, both = (play(_task(), create(text), 2) for text in ("ditto", "ditto+fsa:rho=0.0,rho_larger=0.0"))
+    mine, theirs = (report.population.memory.save(round=2) for report in (alone, both))
+    assert _difference(mine["kept"], theirs["kept"]) is None
+    assert set(theirs["beside"]) == {"fsa"}
+    assert set(theirs["beside"]["fsa"]["kept"]) == {"body.1.weight", "head.weight"}
+    assert not mine["beside"]
+
+
+@pytest.mark.parametrize("piece", ["prox:mu=0.0", "sam:rho=0.0", "fsa:rho=0.0,rho_larger=0.0", "gate:margin=never"])
+def test_neutral_values_leave_the_method_as_it_was(make_task, engine, piece: str) -> None:
     task = make_task(dtype=torch.float64)
     for method in ("ditto", "fedper", "local"):
         alone, with_piece = (
             federate(task, create(text), rounds=2, engine=engine, evaluation="none")
-            for text in (method, f"{method}+prox:mu=0.0")
+            for text in (method, f"{method}+{piece}")
         )
         everybody = torch.arange(task.clients).numpy()
         default = alone.algorithm.personalize(alone.server, _cohort(alone, engine, everybody))
@@ -70,10 +108,9 @@ def test_it_is_a_method_like_any_other() -> None:
     assert type(method).limits == {"fedper": {"mu": 0.0}}
 
 
-@pytest.mark.parametrize("name", ["fedper+prox", "ditto+prox"])
+@pytest.mark.parametrize("name", ["fedper+prox", "ditto+sam", "ditto+fsa", "fedper+gate"])
 def test_it_passes_the_battery(name: str) -> None:
     results = list(check(find(name)))
-    assert len(results) == 16
     assert [result.name for result in results if not result.passed] == []
 
 
@@ -106,5 +143,12 @@ def test_bad_pieces_are_refused(make_task) -> None:
     assert math.isclose(create("fedper+prox:mu=1e+1").mu, 10)
     with pytest.raises(HyperparameterError, match=r"trains by `sgd`. PFedMeProx does not"):
         federate(make_task(), create("pfedme+prox"), rounds=1, evaluation="none")
-    with pytest.raises(HyperparameterError, match="takes its steps along another"):
-        federate(make_task(), create("perfedavg+prox"), rounds=1, evaluation="none")
+    for piece in ("prox", "sam"):
+        with pytest.raises(HyperparameterError, match="takes its steps along another"):
+            federate(make_task(), create(f"perfedavg+{piece}"), rounds=1, evaluation="none")
+    with pytest.raises(HyperparameterError, match="both have rho"):
+        find("fedsam+sam")
+    with pytest.raises(HyperparameterError, match=r"`top_c` of FedPerFsa must be at most .* layers, 2. Got 3"):
+        federate(make_task(), create("fedper+fsa:top_c=3"), rounds=1, evaluation="none")
+    with pytest.raises(HyperparameterError, match="`margin`.*, or 'never', or 'always'. Got 'sometimes'"):
+        create("fedper+gate:margin=sometimes")

@@ -9,7 +9,7 @@ from atoll import Recipe, Settings, Training, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.cli import app
-from atoll.errors import PartitionError, RunError, TaskError, UnknownName
+from atoll.errors import ModelError, PartitionError, RunError, TaskError, UnknownName
 from atoll.federation import describe
 from atoll.recipe import shares_of
 
@@ -111,6 +111,11 @@ def test_another_data_folder_gives_other_data(tmp_path, monkeypatch):
         ({"partition": "natural"}, TaskError, "digits has no owners"),
         ({"clients": 0}, PartitionError, "at least 1 client"),
         ({"model": "cmn"}, UnknownName, "Did you mean: cnn?"),
+        ({"model": "mlp:32/cmn"}, UnknownName, "Did you mean: cnn?"),
+        ({"model": "mlp:32/"}, UnknownName, "Unknown model ''"),
+        ({"model": "mlp:0"}, ModelError, "only `mlp` takes them. Got 'mlp:0'"),
+        ({"model": "linear:8"}, ModelError, "only `mlp` takes them. Got 'linear:8'"),
+        ({"model": "mlp/linear/mlp:8", "clients": 2}, TaskError, "no more than clients, 2. Got 3."),
         ({"split": "60/40"}, TaskError, "A split must be three numbers that sum to 100, train/val/test. Got '60/40'"),
         ({"split": "a/b/c"}, TaskError, "A split must be three numbers"),
         ({"split": "60/30/20"}, TaskError, "The three parts of a split must sum to 100, and train be above 0."),
@@ -138,6 +143,7 @@ def test_a_recipe_that_cannot_be_followed_says_why(more, error, said):
         Recipe("gaussian"),
         Recipe("gaussian", partition="natural+concept:2", clients=4, seed=3, partition_seed=5, central="0.1"),
         Recipe("linear"),
+        Recipe("gaussian", model="mlp:8/linear"),
     ],
     ids=lambda recipe: f"{recipe.dataset} {recipe.partition}",
 )

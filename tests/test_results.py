@@ -8,7 +8,8 @@ from scipy import stats
 
 from atoll import Recipe, federate
 from atoll.algorithms import create
-from atoll.data.statistics import statistics
+from atoll.clustering import Clusters
+from atoll.data.statistics import Statistics, statistics
 from atoll.errors import RunError, UnknownName
 from atoll.federation import Settings, describe
 from atoll.randomness import generator
@@ -452,7 +453,23 @@ def test_there_is_a_row_for_every_method_seed_and_client():
     assert rows[-1] == {
         "method": "fedavg", "seed": 4, "client": 1, "name": "1", "test_samples": 20, "score": 0.1,
         "gain_local": pytest.approx(-0.8), "gain_fedavg": 0.0, "harmed": True, "mcnemar_local": None,
+        "cluster": None,
     }  # fmt: skip
+
+
+def test_clusters_are_counted_and_compared_with_planted_groups():
+    known = Statistics(np.full(4, 9), groups=np.array([0, 0, 1, 1]))
+    runs = [outcome("ifca", [[0.5] * 4], seed=seed, statistics=known) for seed in (0, 1)]
+    for run, numbers in zip(runs, ([1, 1, 0, 0], [0, 0, 1, 2]), strict=True):
+        run.history[-1]["evaluation"]["clusters"] = Clusters(np.array(numbers)).as_json()
+    (row,) = Comparison({"ifca": runs}).results
+    assert row["clusters"] == 2.5
+    assert row["adjusted_rand"] == pytest.approx((1 + 4 / 7) / 2)
+    assert [line["cluster"] for line in Comparison({"ifca": runs}).rows()] == [1, 1, 0, 0, 0, 0, 1, 2]
+    unknown = outcome("ifca", [[0.5] * 4])
+    assert (unknown.clusters, unknown.agreement) == (None, None)
+    (row,) = comparison(unknown).results
+    assert (row["clusters"], row["adjusted_rand"]) == (None, None)
 
 
 def test_the_protocol_says_what_the_figures_are():

@@ -42,7 +42,7 @@ def run(tmp_path):
 
 
 def loaded(run):
-    found = run.load(LAYOUT, CPU)
+    found = run.load((LAYOUT,), CPU)
     return None if found is None else (found[0], found[1]["server"]["w"][0].item())
 
 
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
 
 def test_the_newest_checkpoint_is_loaded(run):
     assert loaded(run) == (3, 3.0)
-    assert run.load(LAYOUT, CPU)[1]["server"].layout is LAYOUT
+    assert run.load((LAYOUT,), CPU)[1]["server"].layout is LAYOUT
 
 
 def spoil(run, rounds, how):

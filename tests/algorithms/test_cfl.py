@@ -109,3 +109,12 @@ def test_a_new_client_goes_down_the_tree(make_cohort: Callable[..., Cohort]) -> 
 def test_clusters_say_who_learns_from_whom(opposed: Task) -> None:
     matrix = AT_ONCE.mixing(play(opposed, AT_ONCE).server)
     assert np.array_equal(matrix.numpy(), [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]] * 2)
+
+
+def test_splits_are_a_tree(opposed: Task) -> None:
+    found = AT_ONCE.found_clusters(play(opposed, AT_ONCE).server)
+    assert found.of_client.tolist() == [0, 1, 0, 1]
+    assert found.merges is not None
+    assert found.merges.tolist() == [[0, 2, 0, 2], [1, 3, 0, 2], [4, 5, 1, 4]]
+    whole = AT_ONCE.found_clusters(play(opposed, CFL()).server)
+    assert (whole.number, whole.merges) == (1, None)

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from atoll import Report, Task
+from atoll.algorithms import create
 from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.local import Local
 from atoll.conformance import personal_models, play, quadratics
+from atoll.errors import HyperparameterError
 from atoll.serialise import to_bytes
 
 THREE = torch.tensor([[0.0], [2.0], [10.0]], dtype=torch.float64)
@@ -144,3 +146,8 @@ def test_every_variant_can_be_cut_into_chunks(make_task, algorithm: FedAMP) -> N
 
 def test_a_pull_that_overshoots_is_named() -> None:
     assert FedAMP(lam=3.0, alpha=0.5).pulls(lr=0.5) == {"lr * lam / alpha": pytest.approx(3.0)}
+
+
+def test_the_surveys_method_of_this_name_is_pointed_to() -> None:
+    with pytest.raises(HyperparameterError, match="a method of its own: `interp`"):
+        create("fedamp:variant=interp")

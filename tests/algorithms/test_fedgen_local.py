@@ -69,6 +69,7 @@ def replied(method: FedGenLocal, bench: Workbench, counts: list[list[float]], cl
     return Replies([arrival], keep=True, workbench=bench)
 
 
+@pytest.mark.closed_form("fedgen-local")
 def test_clients_and_classes_are_drawn_as_often_as_they_are_in_the_data(task: Task) -> None:
     method, bench = FedGenLocal(samples=4000), bench_of(task)
     counts = [[3.0, 0.0, 1.0], [0.0, 4.0, 0.0]]
@@ -91,6 +92,7 @@ def test_the_order_of_replies_does_not_matter(task: Task) -> None:
     assert torch.equal(one["y"], other["y"])
 
 
+@pytest.mark.purpose("fedgen-local")
 def test_generators_learn_their_clients_samples() -> None:
     # Classes lie at different places for the two clients; what is drawn lies there, too.
     places = torch.tensor([[[4.0, 0.0], [0.0, 4.0]], [[-4.0, 0.0], [0.0, -4.0]]], dtype=torch.float64)
@@ -110,11 +112,13 @@ def test_generators_learn_their_clients_samples() -> None:
 # -- what it is used for -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.limit("fedgen-local")
 def test_the_first_round_has_nothing_to_augment_with(task: Task) -> None:
     mine, theirs = (personal_models(play(task, one)) for one in (FedGenLocal(), Local()))
     assert all(torch.equal(a[name], b[name]) for a, b in zip(mine, theirs, strict=True) for name in b)
 
 
+@pytest.mark.closed_form("fedgen-local")
 def test_the_gradient_with_generated_samples_by_hand(task: Task) -> None:
     x, y, mask = task.x[:5], task.y[:5], torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     batch = Batch(x, y, mask, Keys(torch.tensor(1), torch.tensor(2)), task.network, Variant())

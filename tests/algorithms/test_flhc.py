@@ -1,6 +1,7 @@
 """FL+HC, by hand: F_k(w) = (w - c_k)^2 / 2 from w = 0, with steps of 0.5."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from atoll import Cohort, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.flhc import FLHC
 from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import HyperparameterError
+from atoll.errors import HyperparameterError, LabelsNeeded
 from atoll.serialise import to_bytes
 
 AT_ONCE = FLHC(rounds_before=0, clusters=2)
@@ -85,6 +86,18 @@ def test_the_tree_is_kept(four: Task) -> None:
     assert tree[:, 2].tolist() == pytest.approx([1.0, 1.0, 5.0])  # heights of the merges, complete linkage
 
 
+def test_the_tree_has_the_numbers_of_the_clients_that_were_there(four: Task) -> None:
+    # Client 2 misses the clustering: 9 and 11 merge at 1, then 1 with them at 5. It joins in the next round.
+    report = play(four, AT_ONCE, rounds=2, faults=lambda round, ids: (ids == 2) & (round == 0))
+    found = AT_ONCE.found_clusters(report.server)
+    assert found.of_client.tolist() == [0, 1, 0, 1]
+    assert found.merges is not None
+    assert found.merges.ravel().tolist() == pytest.approx([1, 3, 1, 2, 0, 4, 5, 3])
+    assert found.height == "l2 distance of updates, complete linkage"
+    early = FLHC().found_clusters(play(four, FLHC()).server)
+    assert (early.number, early.merges) == (1, None)
+
+
 def test_clusters_say_who_learns_from_whom(four: Task) -> None:
     report = play(four, AT_ONCE)
     assert report.algorithm.mixing(report.server).tolist() == [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]] * 2  # type: ignore[union-attr]
@@ -112,3 +125,16 @@ def test_clusters_do_not_depend_on_how_clients_are_run(four: Task, strategy: str
     one, other = (play(four, AT_ONCE, 3, strategy=how).server for how in ("whole", strategy))
     assert torch.equal(one["cluster"], other["cluster"])
     assert torch.equal(one["models"]["w"], other["models"]["w"])
+
+
+def test_an_embedding_needs_no_labels_and_an_update_does(
+    make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]
+) -> None:
+    task = make_task(dtype=torch.float64)
+    method = FLHC(rounds_before=0, clusters=2, signature="embedding")
+    server, cohort = play(task, method, rounds=2).server, make_cohort(task, clients=[3, 1])
+    with_labels, without = (method.welcome(server, replace(cohort, labelled=labelled)) for labelled in (True, False))
+    assert server["models"].clients == 2
+    assert all(torch.equal(with_labels[name], leaf) for name, leaf in without.items())
+    with pytest.raises(LabelsNeeded):
+        AT_ONCE.welcome(play(task, AT_ONCE).server, replace(cohort, labelled=False))

@@ -1,12 +1,13 @@
 """IFCA, by hand: F_k(w) = (w - c_k)^2 / 2, where the nearest model has the smallest loss."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
-from atoll import Task
+from atoll import Cohort, Task
 from atoll.algorithms.ifca import IFCA
 from atoll.conformance import personal_models, play, quadratics
 from atoll.errors import HyperparameterError
@@ -75,6 +76,14 @@ def test_clusters_say_who_learns_from_whom(three_clients: Task) -> None:
     torch.testing.assert_close(report.algorithm.mixing(report.server), expected)
 
 
+def test_the_choices_are_the_clusters(three_clients: Task) -> None:
+    report = play(three_clients, From(), faults=lambda round, clients: clients == 1)
+    found = report.algorithm.found_clusters(report.server)
+    assert found is not None
+    assert found.of_client.tolist() == [0, -1, 1]
+    assert found.merges is None
+
+
 def test_all_models_go_down_and_one_with_its_number_goes_up(three_clients: Task) -> None:
     report = play(three_clients, IFCA(clusters=3))
     one = three_clients.network.initial
@@ -103,3 +112,14 @@ def test_more_clusters_than_clients_are_refused(three_clients: Task) -> None:
         HyperparameterError, match=r"`clusters` of IFCA must be at most the number of clients, 3\. Got 4"
     ):
         play(three_clients, IFCA(clusters=4))
+
+
+def test_a_new_client_without_labels_joins_where_the_model_is_surest(
+    make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]
+) -> None:
+    task = make_task(dtype=torch.float64)
+    w = task.network.initial
+    models = stack([w, w * 3.0, w * 0.0])  # larger logits, more of a decision
+    server = {"models": models, "cluster": None, "weight": None}
+    found = IFCA().welcome(server, replace(make_cohort(task), labelled=False))
+    assert all(torch.equal(found.client(k)[name], models.client(1)[name]) for k in range(4) for name in w)

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from atoll.comparison import compare
+from atoll.data.task import Training
 from atoll.recipe import Recipe
 from atoll.results import Comparison, Outcome
 
@@ -173,6 +174,34 @@ def test_printing_opens_what_is_folded(page, report):
     assert shown.locator("details:not([open])").count() > 0
     shown.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert shown.locator("details:not([open])").count() == 0
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the report of a method that finds clusters."""
+    folder = tmp_path_factory.mktemp("clusters")
+    recipe = Recipe("digits", clients=6, partition="iid+rotation:2", training=Training(lr=0.1))
+    found = compare(recipe, ["flhc:rounds_before=1,clusters=2"], seeds=1, rounds=2, folder=folder)
+    return found.save(folder)["report"].as_uri()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_clusters_are_drawn_and_a_client_of_them_can_be_pointed_at(page, grouped, width, scheme):
+    shown = page(width, scheme)
+    shown.goto(grouped)
+    figure = shown.locator(f".clusters {'.narrow' if width == 390 else '.wide'} svg")
+    assert figure.is_visible()
+    background = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+    branches = figure.locator(".branch").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")
+    assert len({background, *branches}) == 1 + len(branches) >= 3  # each cluster and what joins them in its own colour
+    assert min(shown.evaluate(CONTRAST, ".clusters p, .clusters td, .clusters text")) >= 4.5
+    assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    hit = figure.locator(".hit").first
+    hit.scroll_into_view_if_needed()
+    hit.hover(force=True)
+    words = shown.locator("#tip").inner_text()
+    assert re.search(r"is in cluster [01], of planted group [01]", words)
 
 
 def test_what_is_incomplete_is_said_at_the_top(page, folder, tmp_path):

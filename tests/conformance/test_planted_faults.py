@@ -14,7 +14,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.conformance import Check, ConformanceError, check, checks
 from atoll.local import sgd
-from atoll.params import Params, Stack, Tree
+from atoll.params import Params, Stack, Tree, spread
 from atoll.randomness import Keys
 
 
@@ -307,6 +307,22 @@ class SendsCode(Sound):
         return super().local(received["w"], cohort)
 
 
+@dataclass(frozen=True, kw_only=True)
+class KnowsClientsByNumber(Sound):
+    """Looks a new client up in a table of those that took part."""
+
+    def welcome(self, w: Params, cohort: Cohort) -> Stack:
+        return spread(w, 6).rows(cohort.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WelcomesWithAPart(Sound):
+    """Gives new clients the head, and no body."""
+
+    def welcome(self, w: Params, cohort: Cohort) -> Params:
+        return w.part("head")
+
+
 FAULTS = {
     Leak: {"clients-are-isolated", "strategies-agree"},
     Overwrites: {"inputs-are-unchanged"},
@@ -331,6 +347,8 @@ FAULTS = {
     ChecksNothing: {"bad-hyperparameters-are-refused"},
     NeedsTwoSamples: {"odd-clients-are-served"},
     UploadsTwice: {"one-shot-methods-upload-once"},
+    KnowsClientsByNumber: {"newcomers-are-welcome"},
+    WelcomesWithAPart: {"newcomers-are-welcome"},
 }
 
 
@@ -374,6 +392,8 @@ def test_a_method_with_random_numbers_of_its_own_passes_if_they_are_keyed() -> N
         (TrainsOnTest, "test-data-are-never-read", "Got split='test'"),
         (SendsWhatItKeeps, "only-what-is-declared-leaves", "What is kept must not leave"),
         (DrawsGlobally, "same-seed-same-bits", "draw from `atoll.randomness` only"),
+        (KnowsClientsByNumber, "newcomers-are-welcome", r"Only \[0, 1, 2, 3, 4, 5\] of 8 did.*IndexError"),
+        (WelcomesWithAPart, "newcomers-are-welcome", "must get a whole model"),
     ],
 )
 def test_message_says_what_is_wrong(method: type[Algorithm], name: str, said: str) -> None:

@@ -1,12 +1,16 @@
 """The loss of several models on each client's training data."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
 import torch
 
 from atoll import Cohort, Task
+from atoll.conformance import quadratics
+from atoll.errors import LabelsNeeded
 from atoll.local.embeddings import moments
-from atoll.local.losses import losses
+from atoll.local.losses import entropies, losses
 from atoll.params import stack
 
 
@@ -25,12 +29,34 @@ def test_losses_are_means_over_the_training_samples(
     torch.testing.assert_close(found[2, 0], torch.nn.functional.cross_entropy(logits, task.y[mine]))
 
 
+def test_entropies_of_answers_need_no_labels(
+    make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]
+) -> None:
+    task = make_task(dtype=torch.float64)
+    w = task.network.initial
+    cohort = replace(make_cohort(task), labelled=False)
+    with pytest.raises(LabelsNeeded):
+        losses(stack([w]), cohort)
+    found = entropies(stack([w, w * 0.0]), cohort)
+    torch.testing.assert_close(found[:, 1], torch.full((4,), 3.0, dtype=torch.float64).log())  # three classes alike
+    first, last = task.splits["train"].offsets[2:4]
+    hidden = torch.relu(task.x[task.splits["train"].order[first:last]] @ w["body.1.weight"].T + w["body.1.bias"])
+    answers = torch.distributions.Categorical(logits=hidden @ w["head.weight"].T + w["head.bias"])
+    torch.testing.assert_close(found[2, 0], answers.entropy().mean())
+
+
+def test_answers_that_are_no_classes_have_no_entropy(make_cohort: Callable[..., Cohort]) -> None:
+    task = quadratics(torch.ones(2, 1, dtype=torch.float64))
+    with pytest.raises(LabelsNeeded, match="do not answer with classes"):
+        entropies(stack([task.network.initial]), replace(make_cohort(task), labelled=False))
+
+
 def test_moments_are_those_of_what_enters_the_head(
     make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]
 ) -> None:
     task = make_task(dtype=torch.float64)
     w = task.network.initial
-    found = moments(make_cohort(task), w)
+    found = moments(replace(make_cohort(task), labelled=False), w)
     for client in range(task.clients):
         first, last = task.splits["train"].offsets[client : client + 2]
         x = task.x[task.splits["train"].order[first:last]]

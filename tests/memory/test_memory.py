@@ -109,6 +109,29 @@ def test_a_memory_that_never_kept_anything_is_saved_and_loaded(memory):
     assert recalled(memory, [0]) == [-1.0]
 
 
+def test_a_memory_beside_is_apart_but_saved_and_loaded_with_this_one(tmp_path):
+    for kind in ("ram", "disk"):
+        memory = open_memory(kind, 10, tmp_path)
+        keep(memory.beside("gate"), [4], 4.0)
+        saved = memory.save(round=1)  # what lies beside is saved although nothing else is there
+        keep(memory, [4], 40.0, round=1)
+        keep(memory.beside("gate"), [4, 5], 44.0, 55.0, round=1)
+        assert [recalled(place, [4, 5]) for place in (memory, memory.beside("gate"), memory.beside("fsa"))] == [
+            [40.0, -1.0], [44.0, 55.0], [-1.0, -1.0],
+        ]  # fmt: skip
+        memory.load(saved, round=1)
+        assert recalled(memory, [4, 5]) == [-1.0, -1.0]
+        assert recalled(memory.beside("gate"), [4, 5]) == [4.0, -1.0]
+
+
+def test_pruning_does_not_take_a_pieces_rows_for_newer_ones(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    keep(memory, [0], 1.0, round=0)
+    keep(memory.beside("gate"), [0], 2.0, round=1)
+    memory.prune(round=4)
+    assert recalled(memory, [0]) == [1.0]
+
+
 # -- on disk -------------------------------------------------------------------------------------------------------
 
 

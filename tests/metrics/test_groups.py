@@ -1,8 +1,10 @@
 import math
 
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
-from atoll.metrics.groups import Grouping, by_group, groups_of, terciles
+from atoll.metrics.groups import Grouping, adjusted_rand, by_group, groups_of, terciles
+from atoll.randomness import generator
 
 NAN = math.nan
 
@@ -46,3 +48,27 @@ def test_by_group_leaves_out_who_has_no_score():
 def test_a_client_that_is_in_no_group_counts_in_none():
     grouping = Grouping(("low", "medium", "high"), terciles([NAN, 1, 2]))
     assert by_group([0.9, 0.5, 0.7], grouping) == {"low": (0.5, 0.5, 1), "high": (0.7, 0.7, 1)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "index"),
+    [
+        ([0, 0, 1, 1], [7, 7, 2, 2], 1.0),  # names do not matter
+        ([0, 0, 1, 1], [0, 0, 1, 2], 4 / 7),  # 1 pair in both, 2 and 1 of 6: (1 - 1/3) / (3/2 - 1/3)
+        ([0, 0, 1, 1], [0, 1, 0, 1], -1 / 2),  # none in both, 2 and 2 of 6: (0 - 2/3) / (2 - 2/3)
+        ([0, 0, 0, 0], [0, 0, 1, 1], 0.0),
+        ([0, 0, 1, 1, -1], [3, 3, 5, 5, 3], 1.0),  # who is in none is left out
+        ([0, 0, 0], [4, 4, 4], 1.0),
+        ([0, 1, 2], [2, 0, 1], 1.0),
+        ([-1, -1], [0, 1], 1.0),
+    ],
+)
+def test_agreement_of_partitions(one, other, index):
+    assert adjusted_rand(one, other) == pytest.approx(index, abs=1e-15)
+    assert adjusted_rand(other, one) == pytest.approx(index, abs=1e-15)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_agreement_is_that_of_scikit_learn(seed):
+    one, other = generator(seed, "test").integers(6, size=(2, 40))
+    assert adjusted_rand(one, other) == pytest.approx(adjusted_rand_score(one, other), abs=1e-12)

@@ -27,6 +27,9 @@ def outcome(
     megabytes: float = 2.0,
     rounds: int | None = None,
     mixing: Any = None,
+    clusters: Any = None,
+    groups: Sequence[int] | None = None,
+    newcomers: Any = None,
 ) -> Outcome:
     """A run whose clients end with these scores, and whose mean on validation was `curve`."""
     values, clients = np.array(scores, dtype=float), len(scores)
@@ -38,13 +41,16 @@ def outcome(
     for done, value in enumerate(curve, start=1):
         val = {"macro": value, "clients": [value] * clients, "samples": counts}
         evaluation = {"personal": {"val": val, "test": test}} | ({} if mixing is None else {"mixing": mixing})
+        evaluation |= {"clusters": clusters.as_json()} if clusters is not None else {}
+        evaluation |= {"newcomers": newcomers} if newcomers is not None else {}
         sent = {"up": int(megabytes * 1e6), "down": int(megabytes * 1e6)}
         lines.append({"round": done, "seconds": {"round": 1.5}, "bytes": sent, "evaluation": evaluation})
     total = {} if not megabytes else {(way, "model"): int(megabytes * 1e6) * len(curve) for way in ("up", "down")}
     task = {"name": "<toy> & co", "clients": clients, "data": "always" if same else f"of seed {seed}"}
     task |= {} if metric is None else {"metric": metric}
     config = {"task": task, "settings": {"rounds": len(curve) if rounds is None else rounds, "seed": seed}}
-    found = Statistics(np.arange(10, 10 + clients), names=None if names is None else tuple(names))
+    planted = None if groups is None else np.array(groups)
+    found = Statistics(np.arange(10, 10 + clients), groups=planted, names=None if names is None else tuple(names))
     return Outcome(create(method), config, lines, total, found)
 
 

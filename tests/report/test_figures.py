@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from atoll.clustering import Clusters
 from atoll.report.figures import (
     MOST_MARKS,
     MOST_MIXING,
@@ -11,6 +12,7 @@ from atoll.report.figures import (
     WIDTH,
     Line,
     apart,
+    clusters,
     curves,
     decades,
     evenly,
@@ -213,3 +215,57 @@ def test_labels_keep_their_distance_and_order():
 
 def test_the_wide_figure_is_as_wide_as_the_picture_of_the_partition():
     assert WIDTH == 760
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+TREE = np.array([[1.0, 3.0, 0.5, 2.0], [0.0, 4.0, 2.0, 3.0]])  # 1 with 3, then 0 with both; 2 was not there
+
+
+def grouped(numbers, merges=None, planted=None, order=None, names=None, width=WIDTH):
+    numbers = np.array(numbers)
+    names = [str(client) for client in range(len(numbers))] if names is None else names
+    order = np.arange(len(numbers)) if order is None else np.array(order)
+    found = Clusters(numbers, merges, "distance")
+    return clusters(found, None if planted is None else np.array(planted), order, names, names, "T", width=width)
+
+
+def test_neighbours_of_one_cluster_share_a_box_that_names_it():
+    svg = grouped([0, 1, 0, -1], planted=[5, 6, 6, 5], order=[0, 2, 1, 3])
+    boxes = [float(box.get("width")) for box in drawn(svg, "cluster")]
+    assert boxes == [78.0, 38.0, 38.0]  # columns of 40
+    assert [box.get("class") for box in drawn(svg, "cluster")] == ["cluster m0", "cluster m1", "cluster none"]
+    assert len(drawn(svg, "group")) == 3  # 5; 6 and 6; 5
+    assert [text for text in texts(svg) if text] == ["0", "2", "1", "3", "cluster", "cluster 0", "1", "–", "planted",
+                                                     "5", "group 6", "5"]  # fmt: skip
+    assert [one.get("data-client") for one in drawn(svg, "hit")] == ["0", "2", "1", "3"]
+    assert not drawn(svg, "branch")
+
+
+def test_branches_have_the_colour_of_a_cluster_where_all_below_are_in_it():
+    svg = grouped([0, 1, 1, 1], TREE, order=[0, 1, 3, 2])
+    joint, inside = drawn(svg, "branch")
+    assert (joint.get("class"), inside.get("class")) == ("branch none", "branch m1")
+    assert joint.get("d").startswith("M78.0 210.0V30.0H138.0V")  # from client 0 to the middle of 1 and 3
+    assert "distance" in texts(svg)
+    assert grouped([0, 1, 1, 1], np.zeros((0, 4))).count("branch") == 0
+
+
+def test_counts_have_whole_ticks():
+    svg = grouped([0, 1, 2], np.array([[0, 1, 1.0, 2], [3, 2, 2.0, 3]]))
+    assert {"0", "1", "2"} <= {*texts(svg)}
+    assert "0.5" not in texts(svg)
+
+
+def test_of_very_many_clients_some_are_drawn_with_the_tree_they_have():
+    chain = np.array([[0.0, 1.0, 1.0, 2.0]] + [[499 + row, row + 1.0, row + 1.0, 2.0 + row] for row in range(1, 499)])
+    svg = grouped([0] * 500, chain)
+    assert len(drawn(svg, "hit")) == MOST_MARKS
+    (branch,) = drawn(svg, "branch")
+    assert branch.get("d").count("M") == MOST_MARKS - 1
+    assert "499" not in texts(svg)  # no room for names
+
+
+def test_names_of_clients_are_short_enough_or_left_out():
+    assert "11" in texts(grouped([0] * 12, names=[f"client {number}" for number in range(12)], width=NARROW))
+    assert not {"anna", "ben"} & {*texts(grouped([0, 0], names=["anna", "ben"]))}

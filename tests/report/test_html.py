@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from atoll.clustering import Clusters
 from atoll.report.html import page
 from atoll.report.summary import sentences
 from atoll.results import Comparison
@@ -193,6 +194,49 @@ def test_who_learns_from_whom_where_it_is_known(make, found):
     assert "Who learns from whom" not in heads(page(found))
     text = page(make(SCORES, mixing=[[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.2, 0.6]]))
     assert "client 2 takes 0.6 from 2, 0.2 from 0, 0.2 from 1" in section(text, "Who learns from whom")
+
+
+def test_new_clients_where_some_were_held_out(make, found):
+    stages = {str(epochs): {"macro": 0.5 + epochs / 100, "clients": [0.5, 0.5]} for epochs in (0, 1, 5, 10)}
+    held_out = make(SCORES, newcomers={"labelled": stages, "unlabelled": {"way": "shared", "macro": 0.4}})
+    told = section(page(held_out), "New clients")
+    assert cells(told, "ditto") == ["40.0 °", "50.0", "51.0", "55.0", "60.0"]
+    assert "2 clients that took no part" in told
+    assert len(svgs(told)) == 2
+    assert told.count('class="dot"') == 2 * 3 * 4  # wide and narrow, methods, stages
+    assert "test accuracy in %" in told
+    assert "New clients" not in heads(page(found))
+    places = re.findall(r'id="([^"]+)"', page(held_out))
+    assert len(places) == len({*places})
+
+
+def test_clusters_where_some_were_found(make, found):
+    assert "Clusters that were found" not in heads(page(found))
+    tree = Clusters(np.array([0, 0, 1]), np.array([[0.0, 1.0, 0.5, 2.0], [3.0, 2.0, 2.0, 3.0]]), "distance <l2>")
+    text = page(make(SCORES, clusters=tree, groups=[4, 4, 7]))
+    shown = section(text, "Clusters that were found")
+    assert "Ditto found 2 clusters with each of 2 seeds, in exact agreement with the planted groups" in shown
+    assert cells(shown, "0") == ["2", "2 of group 4", "0, 1"]
+    assert cells(shown, "1") == ["1", "1 of group 7", "2"]
+    assert "client 2 is in cluster 1, of planted group 7" in shown
+    assert "distance &lt;l2&gt;" in shown
+    assert "Of seed 0; other seeds have clusters of their own." in shown
+    details = section(text, "Results")
+    assert cells(details, "Adjusted Rand index of clusters and planted groups") == ["1.000"] * 3
+    for svg in svgs(shown):
+        ET.fromstring(svg)
+
+
+def test_clusters_without_tree_and_planted_groups(make):
+    nobody = Clusters(np.array([3, -1, 3]))
+    text = page(make({"local": [SCORES["local"][0]], "ditto": [SCORES["ditto"][0]]}, clusters=nobody))
+    shown = section(text, "Clusters that were found")
+    assert "Ditto found 1 cluster. 1 client is in none." in shown
+    assert "planted" not in shown
+    assert "client 1 is in no cluster" in shown
+    assert cells(shown, "3") == ["2", "0, 2"]
+    assert cells(shown, "in none") == ["1", "1"]
+    assert 'class="branch' not in shown
 
 
 def test_clients_without_test_samples_are_left_out_of_figures(make):

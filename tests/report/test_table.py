@@ -98,6 +98,12 @@ def test_only_clients_that_are_harmed_have_the_mark(found):
     assert "▼" not in shown(alone.table())
 
 
+def test_what_is_lost_is_told_although_others_gain():
+    found = comparison({"local": [0.5, 0.5], "fedavg": [0.3, 0.9], "ditto": [0.5, 0.6]})
+    assert "Lost against Local, a mean over all clients with gains as 0: fedavg 10.0, ditto 0.0." in notes(found)
+    assert "Lost against" not in notes(comparison({"ditto": [0.5, 0.5]}))
+
+
 def test_a_single_method_is_not_the_best_of_anything():
     assert "*" not in shown(comparison({"ditto": [0.5, 0.5]}).table())
 

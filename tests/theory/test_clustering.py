@@ -4,6 +4,7 @@ Agreement with the planted groups is the adjusted Rand index: 1 if both are the 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -16,6 +17,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.flhc import FLHC
 from atoll.algorithms.ifca import IFCA
 from atoll.algorithms.local import Local
+from atoll.comparison import compare, run_name
 from atoll.conformance import personal_models, play, quadratics
 from atoll.data import partition
 from atoll.data.synthetic import Gaussian, Linear
@@ -54,12 +56,14 @@ class TwoStarts(IFCA):
 # -- IFCA --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("ifca")
 def test_ifca_solves_two_opposed_groups_in_one_round() -> None:
     report = play(signs(1, -1, 1, -1, -1), TwoStarts())
     assert report.server["models"]["w"].flatten().tolist() == [1.0, -1.0]
     assert report.server["cluster"].tolist() == [0, 1, 0, 1, 1]
 
 
+@pytest.mark.closed_form("ifca")
 def test_ifca_from_two_equal_starts_uses_one_cluster() -> None:
     # Ties go to the lowest number; the cluster that nobody joins stays where it is. This is why starts must differ.
     report = play(signs(1, -1, 1), TwoStarts(first=0.1, second=0.1))
@@ -67,11 +71,13 @@ def test_ifca_from_two_equal_starts_uses_one_cluster() -> None:
     assert report.server["models"]["w"].flatten().tolist() == [pytest.approx(1 / 3), 0.1]
 
 
+@pytest.mark.limit("ifca")
 def test_ifca_puts_identical_clients_in_one_cluster() -> None:
     report = play(signs(1, 1, 1, 1, lr=0.3), TwoStarts(), rounds=5)
     assert len(set(report.server["cluster"].tolist())) == 1
 
 
+@pytest.mark.closed_form("ifca")
 def test_ifca_by_kmeans_plus_plus_begins_with_separate_groups_though_all_models_begin_at_0() -> None:
     # One step from 0 takes clients to +-0.3. The starts are one of each, so that the first choice is right.
     apart, together = (play(signs(1, -1, 1, -1, -1, lr=0.3), IFCA(clusters=2, starts=one)) for one in STARTS)
@@ -82,6 +88,7 @@ def test_ifca_by_kmeans_plus_plus_begins_with_separate_groups_though_all_models_
 # -- CFL ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("cfl")
 @pytest.mark.parametrize("eps1", [1e-9, 1.0])
 @pytest.mark.parametrize("linkage", ["complete", "single"])
 def test_cfl_splits_opposed_groups_at_their_joint_optimum_for_any_eps1(
@@ -95,6 +102,7 @@ def test_cfl_splits_opposed_groups_at_their_joint_optimum_for_any_eps1(
     assert play(task, CFL(eps1=eps1, eps2=0.31, rounds_before=0), rounds=3).server["models"].clients == 1
 
 
+@pytest.mark.closed_form("cfl")
 def test_cfl_waits_until_averaging_has_come_to_rest() -> None:
     # From w = 8 the mean update is -0.3 w: below eps1 = 0.01 when 0.7^t 8 < 1/30, that is from round 16 on.
     task = signs(1, -1, 1, -1, lr=0.3, start=8.0)
@@ -106,6 +114,7 @@ def test_cfl_waits_until_averaging_has_come_to_rest() -> None:
 # -- FL+HC -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.limit("flhc")
 def test_flhc_cut_at_the_root_is_fedavg_and_at_the_leaves_local_after_the_first_rounds() -> None:
     task = signs(1, 2, -3, 5, lr=0.3)
     root = play(task, FLHC(rounds_before=2, threshold=1e9), rounds=5)
@@ -118,6 +127,7 @@ def test_flhc_cut_at_the_root_is_fedavg_and_at_the_leaves_local_after_the_first_
     assert personal(late) == pytest.approx([c + 0.7**3 * (common - c) for c in (1, 2, -3, 5)], abs=1e-12)
 
 
+@pytest.mark.closed_form("flhc", "ifca")
 def test_clusters_converge_to_their_own_fedavg() -> None:
     # Groups 1, 3 and -2, -6, weighted by samples: clusters stop at (1 * 1 + 3 * 3) / 4 and (-2 * 2 - 6 * 2) / 4.
     optima = torch.tensor([[1.0], [-2.0], [3.0], [-6.0]], dtype=torch.float64)
@@ -140,6 +150,7 @@ def agreement(task: Task, algorithm: Algorithm, rounds: int) -> float:
     return float(adjusted_rand_score(task.groups, play(task, algorithm, rounds).server["cluster"]))
 
 
+@pytest.mark.purpose("cfl", "flhc", "ifca")
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     "algorithm",
@@ -152,6 +163,7 @@ def test_groups_of_linear_regressions_are_recovered(algorithm: Algorithm, seed: 
     assert agreement(task, algorithm, 50 if isinstance(algorithm, CFL) else 5) == 1
 
 
+@pytest.mark.purpose("flhc", "ifca")
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     "algorithm",
@@ -168,11 +180,27 @@ def test_groups_of_classifiers_are_recovered(algorithm: Algorithm, seed: int) ->
     assert agreement(task, algorithm, 12) == 1
 
 
+@pytest.mark.purpose("flhc")
+@pytest.mark.parametrize("method", ["flhc:rounds_before=2", "ditto@flhc:rounds_before=1,cluster_rounds=3"])
+def test_the_report_says_that_groups_are_recovered(method: str, tmp_path: Path) -> None:
+    task = planted(Linear(clients=8, groups=2), batch_size=100)
+    comparison = compare(task, [method], seeds=1, rounds=4, folder=tmp_path)
+    *_, (outcome,) = comparison.outcomes.values()  # the references come first
+    assert '"clusters": {"of_client": [' in (tmp_path / run_name(outcome.algorithm, 0) / "metrics.jsonl").read_text()
+    assert outcome.agreement == comparison.results[-1]["adjusted_rand"] == 1
+    text = comparison.save(tmp_path)["report"].read_text()
+    assert "found 2 clusters, in exact agreement with the planted groups (adjusted Rand 1.00)." in text
+    assert 'aria-label="Clusters of clients with' in text
+    assert 'class="branch' in text
+
+
+@pytest.mark.purpose("ifca")
 def test_random_starts_may_miss_a_group() -> None:
     # Which is why there are restarts and k-means++: with four groups two clients of different groups share a start.
     assert agreement(planted(Gaussian(clients=12, seed=1)), IFCA(clusters=4), 12) < 0.5
 
 
+@pytest.mark.purpose("flhc")
 def test_embeddings_are_blind_to_groups_that_differ_in_their_targets_only() -> None:
     # In linear regression all groups have the same inputs; updates tell them apart, embeddings cannot.
     task = planted(Linear(clients=12, groups=2))
@@ -180,6 +208,7 @@ def test_embeddings_are_blind_to_groups_that_differ_in_their_targets_only() -> N
     assert agreement(task, FLHC(rounds_before=2, clusters=2, signature="embedding"), 4) < 0.5
 
 
+@pytest.mark.purpose("flhc", "ifca")
 def test_a_model_per_group_beats_one_for_all() -> None:
     task = planted(Gaussian(clients=12))
     scores = [

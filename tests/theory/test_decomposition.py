@@ -7,9 +7,10 @@ minimisers are known: who shares what decides which numbers are averaged.
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from theory.tools import P, bodies_and_heads, body_and_head
+from torch import nn
 
-from atoll import Algorithm, Task, Training
+from atoll import Task, Training
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedbabu import FedBABU
 from atoll.algorithms.fedbn import FedBN
@@ -26,86 +27,55 @@ from atoll.randomness import default_generator, generator
 ETA = 0.6
 MANY = 35  # epochs after which a head is fitted: 0.4^35 < 1e-13
 EXACT = {"rtol": 0.0, "atol": 1e-12}
-SAMPLES = [1, 2, 3, 4]
-P = torch.tensor(SAMPLES, dtype=torch.float64) / sum(SAMPLES)
 A = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
 B = torch.tensor([-1.0, 0.3, 2.0, 0.7], dtype=torch.float64)
 
 
-class Scalar(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-
-class BodyAndHeadQuadratic(nn.Module):
-    head_modules = ("head",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = Scalar(), Scalar()
-
-    def forward(self, x: Tensor) -> Tensor:
-        u, h = self.body.value, self.head.value
-        return 0.5 * (u - x[:, 0]) ** 2 + 0.5 * (h - x[:, 1] - u) ** 2
-
-
 @pytest.fixture
 def quadratic() -> Task:
-    data = {
-        str(k): (torch.stack([A[k], B[k]]).repeat(n, 1), torch.zeros(n, dtype=torch.float64))
-        for k, n in enumerate(SAMPLES)
-    }
-    return Task.of_clients(
-        data,
-        BodyAndHeadQuadratic(),
-        loss=lambda outputs, _: outputs,
-        score=lambda outputs, _: outputs,
-        training=Training(lr=ETA, batch_size=4),
-        shares=(1.0, 0.0, 0.0),
-    )
-
-
-def bodies_and_heads(task: Task, algorithm: Algorithm, rounds: int) -> tuple[Tensor, Tensor]:
-    models = personal_models(play(task, algorithm, rounds))
-    return torch.cat([one["body.value"] for one in models]), torch.cat([one["head.value"] for one in models])
+    return body_and_head(A, B, lr=ETA)
 
 
 # -- closed forms ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("fedrep")
 def test_fedrep_minimises_over_the_shared_body_and_the_best_heads(quadratic: Task) -> None:
     # A head that is fitted exactly is h_k = b_k + u and leaves 1/2 (u - a_k)^2: u goes to sum_k p_k a_k.
-    u, h = bodies_and_heads(quadratic, FedRep(head_epochs=MANY), MANY)
+    u, h = bodies_and_heads(play(quadratic, FedRep(head_epochs=MANY), MANY))
     torch.testing.assert_close(u, (P @ A).expand(4), **EXACT)
     torch.testing.assert_close(h, B + P @ A, **EXACT)
 
 
+@pytest.mark.closed_form("fedrep")
 def test_a_round_of_fedrep_is_a_step_of_the_mean_once_heads_are_fitted(quadratic: Task) -> None:
     # Under fitted heads an epoch is u <- u - eta (u - a_k) at each client: T rounds leave (1 - eta)^T of the way.
-    u, _ = bodies_and_heads(quadratic, FedRep(head_epochs=MANY), 3)
+    u, _ = bodies_and_heads(play(quadratic, FedRep(head_epochs=MANY), 3))
     torch.testing.assert_close(u, ((1 - (1 - ETA) ** 3) * (P @ A)).expand(4), **EXACT)
 
 
+@pytest.mark.closed_form("lg-fedavg")
 def test_lg_fedavg_minimises_over_the_shared_head_and_all_bodies(quadratic: Task) -> None:
     # The best body is u_k = (a_k + h - b_k) / 2 and leaves 1/4 (h - a_k - b_k)^2: h goes to sum_k p_k (a_k + b_k).
-    u, h = bodies_and_heads(quadratic, LGFedAvg(), 150)
+    u, h = bodies_and_heads(play(quadratic, LGFedAvg(), 150))
     torch.testing.assert_close(h, (P @ (A + B)).expand(4), **EXACT)
     torch.testing.assert_close(u, (A + P @ (A + B) - B) / 2, **EXACT)
 
 
+@pytest.mark.closed_form("fedbabu")
 def test_fedbabu_minimises_over_the_body_under_the_initial_head(quadratic: Task) -> None:
     # Under h = 0 the loss is 1/2 (u - a_k)^2 + 1/2 (b_k + u)^2: u goes to sum_k p_k (a_k - b_k) / 2.
-    u, h = bodies_and_heads(quadratic, FedBABU(tune_epochs=0), MANY)
+    u, h = bodies_and_heads(play(quadratic, FedBABU(tune_epochs=0), MANY))
     torch.testing.assert_close(u, (P @ (A - B) / 2).expand(4), **EXACT)
     assert not h.any()
 
 
+@pytest.mark.closed_form("fedbabu")
 def test_fedbabu_tuned_long_enough_is_at_the_own_optimum(quadratic: Task) -> None:
-    u, h = bodies_and_heads(quadratic, FedBABU(tune_epochs=150), 1)
+    u, h = bodies_and_heads(play(quadratic, FedBABU(tune_epochs=150), 1))
     torch.testing.assert_close(u, A, **EXACT)
     torch.testing.assert_close(h, A + B, **EXACT)
-    u, h = bodies_and_heads(quadratic, FedBABU(tune="head", tune_epochs=MANY), MANY)
+    u, h = bodies_and_heads(play(quadratic, FedBABU(tune="head", tune_epochs=MANY), MANY))
     torch.testing.assert_close(u, (P @ (A - B) / 2).expand(4), **EXACT)
     torch.testing.assert_close(h, B + P @ (A - B) / 2, **EXACT)
 
@@ -133,6 +103,7 @@ def require_equal(mine: list[Params], theirs: list[Params]) -> None:
         assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.limit("fedper", "lg-fedavg")
 @pytest.mark.parametrize(
     ("lg", "per"),
     [
@@ -148,6 +119,7 @@ def test_lg_fedavg_that_shares_a_part_is_fedper_that_keeps_the_rest(network: Tas
     require_equal(personal_models(mine), personal_models(theirs))
 
 
+@pytest.mark.limit("fedbabu", "fedrep")
 def test_fedrep_that_never_trains_the_head_is_the_training_of_fedbabu(network: Task) -> None:
     rep = play(network, FedRep(head_epochs=0, final_epochs=0, epochs=2), 3)
     babu = play(network, FedBABU(tune_epochs=0, epochs=2), 3)
@@ -155,12 +127,14 @@ def test_fedrep_that_never_trains_the_head_is_the_training_of_fedbabu(network: T
     assert all(torch.equal(rep.server[name], babu.server[name]) for name in rep.server)
 
 
+@pytest.mark.limit("fedbn")
 @pytest.mark.parametrize("private", ["batchnorm", "norm"])
 def test_fedbn_on_a_model_without_norm_layers_is_fedavg(network: Task, private: str) -> None:
     bn, avg = (personal_models(play(network, one, 3)) for one in (FedBN(private=private), FedAvg()))  # type: ignore[arg-type]
     require_equal(bn, avg)
 
 
+@pytest.mark.limit("fedper", "fedrep", "lg-fedavg")
 def test_nothing_private_is_fedavg_and_everything_is_local(network: Task) -> None:
     avg, alone = (personal_models(play(network, one, 3)) for one in (FedAvg(), Local()))
     for method in (FedPer, LGFedAvg):
@@ -173,6 +147,7 @@ def test_nothing_private_is_fedavg_and_everything_is_local(network: Task) -> Non
 # -- what they are for -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.purpose("fedrep")
 def test_fedrep_finds_a_planted_representation_that_no_client_could_find_alone() -> None:
     """Targets are w_k . (B x) with B of rank 2 in 10 dimensions; 8 samples per client are fewer than dimensions."""
     dimensions, rank, clients, samples = 10, 2, 30, 8
@@ -222,6 +197,7 @@ def scaled_inputs() -> Task:
     return Task.of_clients(data, model, classes=2, training=Training(lr=0.1, batch_size=20))
 
 
+@pytest.mark.purpose("fedbn")
 def test_fedbn_serves_clients_with_scales_of_their_own_where_averaged_statistics_are_nobodys() -> None:
     scores = {
         type(algorithm): play(scaled_inputs(), algorithm, 30, evaluation="all").summary()["macro"]

@@ -12,8 +12,9 @@ from atoll import LocalEngine, Task, Training
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddf import FedDF
 from atoll.algorithms.fedgen import FedGen
+from atoll.algorithms.local import Local
 from atoll.cohort import Population
-from atoll.conformance import play
+from atoll.conformance import personal_models, play
 from atoll.local.distillation import divergence
 from atoll.memory import RamMemory
 from atoll.models import MLP, Linear
@@ -61,6 +62,7 @@ def assert_same(left: Params, right: Params) -> None:
 # -- FedDF: teachers that agree ------------------------------------------------------------------------------------
 
 
+@pytest.mark.limit("feddf")
 @every_target
 def test_identical_teachers_are_kept(target: Target) -> None:
     # catches: a student that starts elsewhere than at the average, or a divergence whose minimum is not agreement.
@@ -69,6 +71,7 @@ def test_identical_teachers_are_kept(target: Target) -> None:
     assert_same(distilled, play(task, FedAvg(), rounds=3).server)
 
 
+@pytest.mark.limit("feddf")
 def test_at_the_published_step_size_their_answers_are_kept() -> None:
     task = federation([6, 6, 6], same=True)
     bench = bench_of(task)
@@ -78,6 +81,7 @@ def test_at_the_published_step_size_their_answers_are_kept() -> None:
     assert float(divergence(distilled, averaged.softmax(1)).max()) < 1e-3
 
 
+@pytest.mark.limit("feddf")
 @every_target
 def test_a_single_client_is_its_own_student(target: Target) -> None:
     task = federation([7])
@@ -85,6 +89,7 @@ def test_a_single_client_is_its_own_student(target: Target) -> None:
     assert_same(distilled, play(task, FedAvg(), rounds=3).server)
 
 
+@pytest.mark.closed_form("feddf")
 def test_a_student_of_one_teacher_has_nothing_to_learn() -> None:
     # KL and its gradient at the start are 0.
     task = federation([7])
@@ -106,6 +111,7 @@ def gradient(w: Params, x: Tensor, wanted: Tensor, task: Task) -> Params:
 # -- FedDF: linear models ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.limit("feddf")
 def test_mean_logits_of_linear_models_are_those_of_the_averaged_model() -> None:
     # So that with equal weights there is nothing to distil, however different the clients are.
     task = federation([4, 9, 6], Linear)
@@ -113,11 +119,12 @@ def test_mean_logits_of_linear_models_are_those_of_the_averaged_model() -> None:
     assert_same(distilled, play(task, FedAvg(weighting="uniform"), rounds=3).server)
 
 
+@pytest.mark.limit("feddf")
 @pytest.mark.parametrize(
     ("model", "weighting", "target"),
     [(Linear, "uniform", "avg_probs"), (Linear, "samples", "avg_logits"), (small, "uniform", "avg_logits")],
 )
-def test_otherwise_there_is(
+def test_other_targets_weights_and_networks_leave_something_to_distil(
     model: Callable[..., nn.Module], weighting: Literal["samples", "uniform"], target: Target
 ) -> None:
     # Mean probabilities, an average weighted by samples, and networks: even so small a step shows it.
@@ -126,6 +133,7 @@ def test_otherwise_there_is(
     assert (distilled - play(task, FedAvg(weighting=weighting), rounds=3).server).norm() > 1e-8
 
 
+@pytest.mark.closed_form("feddf")
 def test_the_sum_over_teachers_is_their_number_times_the_mean_probability() -> None:
     # sum_k KL(p_k || q) = K KL(mean p || q) + sum_k KL(p_k || mean p): the gradients differ by the factor K.
     task = federation([4, 9, 6])
@@ -152,6 +160,7 @@ class Bias(nn.Module):
         return self.b + 0 * x[:, :CLASSES]
 
 
+@pytest.mark.closed_form("feddf")
 @every_target
 def test_the_student_learns_the_arithmetic_or_the_geometric_mean(target: Target) -> None:
     # Mean logits are the normalised geometric mean of the probabilities; the other two targets the arithmetic one.
@@ -169,6 +178,7 @@ def test_the_student_learns_the_arithmetic_or_the_geometric_mean(target: Target)
 # -- FedGen ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.limit("fedgen")
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_without_reminders_fedgen_is_fedavg(cohort: int | None) -> None:
     task = federation([4, 9, 6])
@@ -177,6 +187,7 @@ def test_without_reminders_fedgen_is_fedavg(cohort: int | None) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.closed_form("fedgen")
 def test_a_head_that_comes_twice_teaches_as_one() -> None:
     # s_k(y) are shares: two clients with one head and the same samples count as one with twice as many.
     task = federation([4, 9, 6])
@@ -188,6 +199,7 @@ def test_a_head_that_comes_twice_teaches_as_one() -> None:
         torch.testing.assert_close(twice[name], leaf, rtol=0, atol=1e-9)
 
 
+@pytest.mark.closed_form("fedgen")
 def test_a_head_without_samples_teaches_nothing() -> None:
     task = federation([4, 9, 6])
     head, counts = task.network.initial.part("head"), torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
@@ -195,3 +207,15 @@ def test_a_head_without_samples_teaches_nothing() -> None:
         FedGen().taught(None, stack([head, scale * head]), counts.double(), bench_of(task)) for scale in (1.0, -7.0)
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.closed_form("fedgen")
+def test_the_generator_is_taught_by_the_heads_of_the_clients() -> None:
+    # In the first round clients train as if alone. catches: FL-bench's FedGen, whose teacher is the server's head.
+    task = federation([4, 9, 6])
+    heads = stack([model.part("head") for model in personal_models(play(task, Local()))])
+    counts = torch.stack(
+        [torch.bincount(drawn(size, seed=k)[1], minlength=CLASSES) for k, size in enumerate((4, 9, 6))]
+    )
+    expected = FedGen().taught(None, heads, counts.double(), bench_of(task))
+    assert_same(play(task, FedGen()).server["generator"], expected)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.optimize import brentq
+from theory.tools import ALIKE, CLIENTS, EYE, SIZE, balance, each, kept, optima_and_curvatures, personal
 from torch import Tensor
 
 from atoll import Algorithm, Task
@@ -14,39 +15,29 @@ from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.interp import Interp
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play, quadratics
+from atoll.conformance import play, quadratics
 from atoll.randomness import default_generator
 
 ETA = 0.4
-CLIENTS, SIZE = 4, 3
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 
-with default_generator(3):
-    C = torch.randn(CLIENTS, SIZE, dtype=torch.float64)
-    bases, _ = torch.linalg.qr(torch.randn(CLIENTS, SIZE, SIZE, dtype=torch.float64))
-H = bases @ torch.diag(torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)) @ bases.mT
-EYE = torch.eye(SIZE, dtype=torch.float64)
-OPTIMUM = torch.linalg.solve(
-    H.sum(0), torch.einsum("kij,kj->i", H, C)
-)  # of sum_k f_k: FedAvg with one step rests there
+C, H = optima_and_curvatures(3)
+OPTIMUM = balance(H, C, ALIKE)  # of sum_k f_k: FedAvg with one step rests there
 
 
 def clients(start: Tensor | None = None) -> Task:
     return quadratics(C, H, start=start, lr=ETA)
 
 
-def personal(task: Task, algorithm: Algorithm, rounds: int = 1) -> Tensor:
-    return torch.stack([model["w"] for model in personal_models(play(task, algorithm, rounds))])
-
-
 def slope(w: Tensor) -> Tensor:
     """The gradient of f_k at w_k, for every client."""
-    return torch.einsum("kij,kj->ki", H, w - C)
+    return each(H, w - C)
 
 
 # -- APFL ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("apfl")
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_apfl_is_gradient_descent_on_the_mixture(adaptive: bool) -> None:
     # Three steps in one round, written out by autograd: d f(a v + (1 - a) w) / dv and / da. Nothing is left out.
@@ -60,12 +51,12 @@ def test_apfl_is_gradient_descent_on_the_mixture(adaptive: bool) -> None:
         w, v = w - ETA * slope(w), v - ETA * g_v
         a = (a - ETA * g_a).clamp(0, 1) if adaptive else a
     report = play(clients(start), APFL(alpha=0.6, adaptive=adaptive, epochs=3))
-    kept = report.population.memory.save(round=1)["kept"]
-    torch.testing.assert_close(kept["v"]["w"], v, **EXACT)
-    torch.testing.assert_close(kept["alpha"]["alpha"], a, **EXACT)
+    torch.testing.assert_close(kept(report)["v"]["w"], v, **EXACT)
+    torch.testing.assert_close(kept(report)["alpha"]["alpha"], a, **EXACT)
     torch.testing.assert_close(report.server["w"], w.mean(0), **EXACT)
 
 
+@pytest.mark.closed_form("apfl")
 @pytest.mark.parametrize("alpha", [0.5, 0.9])
 def test_apfl_reaches_the_own_optimum_with_any_share(alpha: float) -> None:
     # a v + (1 - a) w -> c_k, a step contracts by I - eta a^2 H_k; what w is does not matter.
@@ -74,19 +65,19 @@ def test_apfl_reaches_the_own_optimum_with_any_share(alpha: float) -> None:
     torch.testing.assert_close(found, C, **EXACT)
 
 
+@pytest.mark.closed_form("apfl")
 def test_the_survey_apfl_rests_at_its_fixed_point() -> None:
     # v = a (w - eta H (w - c)) + (1 - a) (v - eta H (v - c)), with w at rest.
     a = 0.3
-    step = torch.einsum("kij,kj->ki", EYE - ETA * H, OPTIMUM - C) + C  # w after its step
-    fixed = torch.linalg.solve(
-        EYE - (1 - a) * (EYE - ETA * H), a * step + (1 - a) * ETA * torch.einsum("kij,kj->ki", H, C)
-    )
+    step = each(EYE - ETA * H, OPTIMUM - C) + C  # w after its step
+    fixed = torch.linalg.solve(EYE - (1 - a) * (EYE - ETA * H), a * step + (1 - a) * ETA * each(H, C))
     torch.testing.assert_close(
         personal(clients(start=OPTIMUM), APFL(form="survey", alpha=a), rounds=60), fixed, **EXACT
     )
     assert (fixed - C).norm() > 0.1  # unlike the published form, it does not reach the own optimum
 
 
+@pytest.mark.limit("apfl")
 def test_the_survey_apfl_with_the_shared_part_only_deploys_what_fedavg_sends() -> None:
     v = personal(clients(start=OPTIMUM), APFL(form="survey", alpha=1.0, epochs=2))
     w = OPTIMUM - ETA * slope(OPTIMUM.expand(CLIENTS, SIZE))
@@ -96,17 +87,19 @@ def test_the_survey_apfl_with_the_shared_part_only_deploys_what_fedavg_sends() -
 # -- interpolation -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("interp")
 def test_interpolation_takes_the_best_share_of_the_grid() -> None:
     # f along the segment is a parabola with its minimum at <v - w, H (c - w)> / <v - w, H (v - w)>, cut to [0, 1].
     task = clients(start=OPTIMUM)
     task = replace(task, splits={**task.splits, "val": task.splits["train"]})
-    v = C + torch.einsum("kij,kj->ki", EYE - ETA * H, OPTIMUM - C)
+    v = C + each(EYE - ETA * H, OPTIMUM - C)
     apart = v - OPTIMUM
     best = torch.einsum("ki,kij,kj->k", apart, H, C - OPTIMUM) / torch.einsum("ki,kij,kj->k", apart, H, apart)
     share = (best.clamp(0, 1) * 10).round() / 10
     torch.testing.assert_close(personal(task, Interp()), OPTIMUM + share[:, None] * apart, **EXACT)
 
 
+@pytest.mark.limit("interp")
 @pytest.mark.parametrize(("share", "other"), [(0.0, FedAvg(epochs=3)), (1.0, Local(epochs=3))])
 def test_interpolation_ends_in_fedavg_and_local(share: float, other: Algorithm) -> None:
     assert torch.equal(personal(clients(), Interp(share=share, epochs=3), 4), personal(clients(), other, 4))
@@ -115,6 +108,7 @@ def test_interpolation_ends_in_fedavg_and_local(share: float, other: Algorithm) 
 # -- FedAMP --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("fedamp")
 @pytest.mark.parametrize("algorithm", [FedAMP(), FedAMP(alpha=0.1, sigma=2.0), FedAMP(variant="heur", sharpness=3.0)])
 def test_attention_is_a_distribution(algorithm: FedAMP) -> None:
     xi = play(clients(), algorithm, rounds=3).server["xi"]
@@ -122,6 +116,7 @@ def test_attention_is_a_distribution(algorithm: FedAMP) -> None:
     assert xi.min() >= 0
 
 
+@pytest.mark.limit("fedamp")
 @pytest.mark.parametrize("algorithm", [FedAMP(sigma=1e-9), FedAMP(variant="heur", self_weight=1.0)])
 def test_who_attends_to_nobody_receives_its_own_model(algorithm: FedAMP) -> None:
     # The proximal point of the own model: w <- w - eta H (w - c) in the first step, whatever lam is.
@@ -129,17 +124,20 @@ def test_who_attends_to_nobody_receives_its_own_model(algorithm: FedAMP) -> None
     torch.testing.assert_close(found, personal(clients(), Local(), rounds=4), **EXACT)
 
 
+@pytest.mark.limit("fedamp")
 @pytest.mark.parametrize("variant", ["amp", "heur"])
 def test_identical_models_are_what_their_mixture_is(variant) -> None:
     task = quadratics(C[:1].expand(4, SIZE), H[:1].expand(4, SIZE, SIZE), lr=ETA)
     torch.testing.assert_close(personal(task, FedAMP(variant=variant), 4), personal(task, Local(), 4), **EXACT)
 
 
+@pytest.mark.limit("fedamp")
 def test_with_a_weak_pull_every_client_reaches_its_own_optimum() -> None:
     found = personal(clients(), FedAMP(lam=1e-9), rounds=80)
     torch.testing.assert_close(found, C, rtol=0, atol=1e-7)
 
 
+@pytest.mark.closed_form("fedamp")
 @pytest.mark.parametrize(("lam", "sigma"), [(0.2, 4.0), (1.0, 3.0)])
 def test_two_opposite_clients_meet_where_pull_and_loss_balance(lam: float, sigma: float) -> None:
     # c = 1, -1. By symmetry w = x, -x with apart^2 = 4 x^2; the gradient of the objective is 0 where
@@ -152,6 +150,7 @@ def test_two_opposite_clients_meet_where_pull_and_loss_balance(lam: float, sigma
         torch.testing.assert_close(found.flatten(), torch.tensor([x, -x], dtype=torch.float64), rtol=0, atol=1e-9)
 
 
+@pytest.mark.purpose("fedamp")
 def test_planted_groups_attend_to_each_other() -> None:
     # Two groups of three around +-2: within a group attention, across none.
     with default_generator(0):

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
+from theory.tools import ALIKE, EYE, SAMPLES, SIZE, balance, deployed, each, optima_and_curvatures
 from torch import Tensor
 
 from atoll import Algorithm, Task
@@ -15,25 +16,19 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.maml import MAML
 from atoll.algorithms.perfedavg import PerFedAvg
 from atoll.algorithms.reptile import Reptile
-from atoll.conformance import personal_models, play, quadratics
-from atoll.randomness import default_generator
+from atoll.conformance import play, quadratics
 
 Order = Literal["fo", "hf", "full"]
 BETA, ALPHA = 0.4, 0.2
-CLIENTS, SIZE = 4, 3
 EXACT = {"rtol": 0.0, "atol": 1e-11}
 
-with default_generator(3):
-    C = torch.randn(CLIENTS, SIZE, dtype=torch.float64)
-    bases, _ = torch.linalg.qr(torch.randn(CLIENTS, SIZE, SIZE, dtype=torch.float64))
-H = bases @ torch.diag(torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)) @ bases.mT
-EYE = torch.eye(SIZE, dtype=torch.float64)
+C, H = optima_and_curvatures(3)
 START = torch.ones(SIZE, dtype=torch.float64)
 A = EYE - ALPHA * H
 
 
 def clients(start: Tensor | None = None) -> Task:
-    return quadratics(C, H, samples=[1, 2, 3, 4], start=start, lr=BETA)
+    return quadratics(C, H, samples=SAMPLES, start=start, lr=BETA)
 
 
 def shared(algorithm: Algorithm, rounds: int = 1, start: Tensor | None = START) -> Tensor:
@@ -46,31 +41,35 @@ def pulls(order: Order, steps: int = 1) -> Tensor:
     return H @ after if order == "fo" else after @ H @ after
 
 
-def balance(matrices: Tensor) -> Tensor:
-    """(sum_k M_k)^-1 sum_k M_k c_k."""
-    return torch.linalg.solve(matrices.sum(0), torch.einsum("kij,kj->i", matrices, C))
+def at_rest(matrices: Tensor) -> Tensor:
+    """Where the clients' pulls are in balance; all clients count alike."""
+    return balance(matrices, C, ALIKE)
 
 
 # -- Per-FedAvg ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("perfedavg")
 @pytest.mark.parametrize("order", ["fo", "hf", "full"])
 def test_perfedavg_round_follows_the_meta_gradient(order: Order) -> None:
-    w_k = START - BETA * torch.einsum("kij,kj->ki", pulls(order), START - C)
+    w_k = START - BETA * each(pulls(order), START - C)
     torch.testing.assert_close(shared(PerFedAvg(alpha=ALPHA, order=order)), w_k.mean(0), **EXACT)
 
 
+@pytest.mark.closed_form("perfedavg")
 @pytest.mark.parametrize("order", ["fo", "hf", "full"])
 def test_perfedavg_converges_to_the_minimiser_of_its_order(order: Order) -> None:
     w = shared(PerFedAvg(alpha=ALPHA, order=order), rounds=110)
-    torch.testing.assert_close(w, balance(pulls(order)), **EXACT)
+    torch.testing.assert_close(w, at_rest(pulls(order)), **EXACT)
 
 
-def test_these_are_different_points() -> None:
-    points = [balance(pulls("fo")), balance(pulls("full")), balance(H)]
+@pytest.mark.closed_form("perfedavg")
+def test_the_minimisers_of_both_orders_and_of_fedavg_are_different_points() -> None:
+    points = [at_rest(pulls("fo")), at_rest(pulls("full")), at_rest(H)]
     assert torch.pdist(torch.stack(points)).min() > 0.005
 
 
+@pytest.mark.closed_form("perfedavg")
 @pytest.mark.parametrize("delta", [1e-3, 0.7])
 def test_hessian_free_is_second_order_on_quadratics_for_any_delta(delta: float) -> None:
     exact = shared(PerFedAvg(alpha=ALPHA, order="full", epochs=3), rounds=2)
@@ -78,51 +77,58 @@ def test_hessian_free_is_second_order_on_quadratics_for_any_delta(delta: float) 
     torch.testing.assert_close(free, exact, rtol=0, atol=1e-10)
 
 
+@pytest.mark.limit("perfedavg")
 def test_perfedavg_without_a_step_of_its_own_is_fedavg_with_step_beta() -> None:
     mine, theirs = shared(PerFedAvg(alpha=0.0, epochs=3), 4), shared(FedAvg(epochs=3, weighting="uniform"), 4)
     assert torch.equal(mine, theirs)
 
 
+@pytest.mark.closed_form("perfedavg")
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_clients_deploy_what_their_own_steps_lead_to(steps: int) -> None:
     # At the fixed point w stays, so that all adapt from there.
-    w = balance(pulls("fo"))
+    w = at_rest(pulls("fo"))
     report = play(clients(w), PerFedAvg(alpha=ALPHA, adapt_steps=steps))
-    v = C + torch.einsum("kij,kj->ki", torch.linalg.matrix_power(A, steps), w - C)
-    torch.testing.assert_close(torch.stack([model["w"] for model in personal_models(report)]), v, **EXACT)
+    v = C + each(torch.linalg.matrix_power(A, steps), w - C)
+    torch.testing.assert_close(deployed(report), v, **EXACT)
 
 
+@pytest.mark.purpose("perfedavg")
 def test_the_minimiser_serves_clients_better_after_their_step_than_that_of_fedavg() -> None:
     def loss_after_a_step(w: Tensor) -> Tensor:
-        apart = torch.einsum("kij,kj->ki", A, w - C)
+        apart = each(A, w - C)
         return torch.einsum("ki,kij,kj->", apart, H, apart)
 
-    assert loss_after_a_step(balance(pulls("full"))) < loss_after_a_step(balance(H))
+    assert loss_after_a_step(at_rest(pulls("full"))) < loss_after_a_step(at_rest(H))
 
 
 # -- MAML ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("maml")
 @pytest.mark.parametrize("order", ["fo", "full"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_maml_round_is_a_step_along_the_mean_meta_gradient(order: Literal["fo", "full"], steps: int) -> None:
-    g = torch.einsum("kij,kj->ki", pulls(order, steps), START - C).mean(0)
+    g = each(pulls(order, steps), START - C).mean(0)
     algorithm = MAML(alpha=ALPHA, beta=0.3, order=order, adapt_steps=steps)
     torch.testing.assert_close(shared(algorithm), START - 0.3 * g, **EXACT)
 
 
+@pytest.mark.closed_form("maml")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_maml_converges_to_the_minimiser_after_its_steps(steps: int) -> None:
     w = shared(MAML(alpha=ALPHA, beta=1.0, adapt_steps=steps), rounds=90)
-    torch.testing.assert_close(w, balance(pulls("full", steps)), **EXACT)
+    torch.testing.assert_close(w, at_rest(pulls("full", steps)), **EXACT)
 
 
+@pytest.mark.limit("maml", "perfedavg")
 @pytest.mark.parametrize("order", ["fo", "full"])
 def test_uploading_the_gradient_is_perfedavg_with_one_step(order: Literal["fo", "full"]) -> None:
     gradient, model = MAML(alpha=ALPHA, beta=BETA, order=order), PerFedAvg(alpha=ALPHA, order=order)
     torch.testing.assert_close(shared(gradient, 5), shared(model, 5), **EXACT)
 
 
+@pytest.mark.limit("maml")
 def test_maml_without_a_step_of_its_own_is_gradient_descent() -> None:
     plain = shared(FedAvg(weighting="uniform"), 5)
     torch.testing.assert_close(shared(MAML(alpha=0.0, beta=BETA), 5), plain, **EXACT)
@@ -131,19 +137,22 @@ def test_maml_without_a_step_of_its_own_is_gradient_descent() -> None:
 # -- Reptile -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("reptile")
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_reptile_round_goes_a_part_of_the_way(beta: float) -> None:
-    w_k = C + torch.einsum("kij,kj->ki", torch.linalg.matrix_power(EYE - BETA * H, 3), START - C)
+    w_k = C + each(torch.linalg.matrix_power(EYE - BETA * H, 3), START - C)
     expected = START + beta * (w_k.mean(0) - START)
     torch.testing.assert_close(shared(Reptile(beta=beta, epochs=3)), expected, **EXACT)
 
 
+@pytest.mark.limit("reptile")
 def test_reptile_with_beta_one_is_fedavg_and_with_zero_stays() -> None:
     assert torch.equal(shared(Reptile(beta=1.0, epochs=3), 4), shared(FedAvg(epochs=3, weighting="uniform"), 4))
     assert torch.equal(shared(Reptile(beta=0.0), 4), START)
 
 
+@pytest.mark.closed_form("reptile")
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 def test_reptile_converges_to_the_same_point_for_every_beta(beta: float) -> None:
-    fixed = balance(EYE - torch.linalg.matrix_power(EYE - BETA * H, 3))
+    fixed = at_rest(EYE - torch.linalg.matrix_power(EYE - BETA * H, 3))
     torch.testing.assert_close(shared(Reptile(beta=beta, epochs=3), rounds=60), fixed, **EXACT)

@@ -5,6 +5,7 @@ Steps are full-batch, so that batches play no part.
 
 import pytest
 import torch
+from theory.tools import ALIKE, CLIENTS, EYE, SAMPLES, SIZE, P, balance, deployed, each, kept, optima_and_curvatures
 from torch import Tensor
 
 from atoll import Algorithm, Task
@@ -13,22 +14,13 @@ from atoll.algorithms.feddyn import FedDyn
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.pfedme import PFedMe
 from atoll.algorithms.scaffold import Scaffold
-from atoll.conformance import personal_models, play, quadratics
-from atoll.randomness import default_generator
+from atoll.conformance import play, quadratics
 from atoll.report.report import Report
 
 ETA = 0.4
-CLIENTS, SIZE = 4, 3
 EXACT = {"rtol": 0.0, "atol": 1e-11}
 
-with default_generator(2):
-    C = torch.randn(CLIENTS, SIZE, dtype=torch.float64)
-    bases, _ = torch.linalg.qr(torch.randn(CLIENTS, SIZE, SIZE, dtype=torch.float64))
-H = bases @ torch.diag(torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)) @ bases.mT
-EYE = torch.eye(SIZE, dtype=torch.float64)
-SAMPLES = [1, 2, 3, 4]
-P = torch.tensor(SAMPLES, dtype=torch.float64) / sum(SAMPLES)
-SAME = torch.full((CLIENTS,), 1 / CLIENTS, dtype=torch.float64)
+C, H = optima_and_curvatures(2)
 
 
 def clients(lr: float = ETA) -> Task:
@@ -41,58 +33,46 @@ def shared(report: Report) -> Tensor:
     return model["w"]
 
 
-def personal(report: Report) -> Tensor:
-    return torch.stack([model["w"] for model in personal_models(report)])
-
-
-def kept(report: Report) -> Tensor:
-    saved = report.population.memory.save(round=report.settings.rounds)
-    assert saved is not None
-    return saved["kept"]["w"]  # type: ignore[no-any-return]
-
-
-def weighted(matrices: Tensor, weights: Tensor = P) -> Tensor:
-    """(sum_k p_k M_k)^-1 sum_k p_k M_k c_k: the point where the pulls M_k towards c_k are in balance."""
-    total = torch.einsum("k,kij->ij", weights, matrices)
-    return torch.linalg.solve(total, torch.einsum("k,kij,kj->i", weights, matrices, C))
-
-
 def gradients(w: Tensor) -> Tensor:
-    return torch.einsum("kij,kj->ki", H, w - C)
+    return each(H, w - C)
 
 
 def proximal_points(w: Tensor, lam: float) -> Tensor:
-    return torch.linalg.solve(H + lam * EYE, torch.einsum("kij,kj->ki", H, C) + lam * w)
+    return torch.linalg.solve(H + lam * EYE, each(H, C) + lam * w)
 
 
 # -- pFedMe --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("pfedme")
 @pytest.mark.parametrize("eta", [0.5, 1.0, 1.5])
 def test_pfedme_converges_to_the_fixed_point_of_fedprox(eta: float) -> None:
     # With lam = 1 a step contracts theta by |1 - 0.4 (h + 1)| <= 0.2. Catches: a pull that is zero or not squared.
     lam = 1.0
     report = play(clients(), PFedMe(lam=lam, inner_steps=20, eta=eta), rounds=90 if eta < 1 else 40)
-    w = weighted(torch.linalg.solve(H + lam * EYE, H))
+    w = balance(torch.linalg.solve(H + lam * EYE, H), C, P)
     torch.testing.assert_close(shared(report), w, **EXACT)
-    torch.testing.assert_close(personal(report), proximal_points(w, lam), **EXACT)
+    torch.testing.assert_close(deployed(report), proximal_points(w, lam), **EXACT)
     assert (w - P @ C).norm() > 0.01  # neither the mean of the optima
-    assert (w - weighted(H)).norm() > 0.01  # nor the optimum of the mean
+    assert (w - balance(H, C, P)).norm() > 0.01  # nor the optimum of the mean
 
 
+@pytest.mark.limit("pfedme")
 def test_pfedme_descends_on_the_sum_as_lam_grows_and_its_personal_models_become_the_shared_one() -> None:
     # eta lam (w - theta) -> eta grad f_k(w): one step of FedAvg. Steps on theta must shrink as 1 / lam.
     lam = 1e6
     report = play(clients(lr=1 / lam), PFedMe(lam=lam, inner_steps=4, eta=ETA), rounds=60)
-    torch.testing.assert_close(shared(report), weighted(H), rtol=0, atol=1e-5)
-    torch.testing.assert_close(personal(report), shared(report).expand(CLIENTS, SIZE), rtol=0, atol=1e-5)
+    torch.testing.assert_close(shared(report), balance(H, C, P), rtol=0, atol=1e-5)
+    torch.testing.assert_close(deployed(report), shared(report).expand(CLIENTS, SIZE), rtol=0, atol=1e-5)
 
 
+@pytest.mark.limit("pfedme")
 def test_pfedme_clients_reach_their_own_optima_as_lam_vanishes() -> None:
     report = play(clients(), PFedMe(lam=1e-9, inner_steps=60))
-    torch.testing.assert_close(personal(report), C, rtol=0, atol=1e-8)
+    torch.testing.assert_close(deployed(report), C, rtol=0, atol=1e-8)
 
 
+@pytest.mark.limit("pfedme")
 def test_the_surveys_form_is_the_published_one_with_eta_lam_and_beta_one() -> None:
     lam, steps = 0.7, 4
     survey, published = (
@@ -103,10 +83,11 @@ def test_the_surveys_form_is_the_published_one_with_eta_lam_and_beta_one() -> No
         )
     )
     torch.testing.assert_close(published.server["w"], survey.server["w"], **EXACT)
-    torch.testing.assert_close(personal(published), personal(survey), **EXACT)
-    torch.testing.assert_close(survey.server["w"], P @ personal(survey), **EXACT)  # the mean of theta
+    torch.testing.assert_close(deployed(published), deployed(survey), **EXACT)
+    torch.testing.assert_close(survey.server["w"], P @ deployed(survey), **EXACT)  # the mean of theta
 
 
+@pytest.mark.limit("pfedme")
 @pytest.mark.parametrize(
     "frozen", [PFedMe(beta=0.0, lam=0.5), PFedMe(inner_steps=0), PFedMe(eta=0.0, lam=0.5)], ids=repr
 )
@@ -114,6 +95,7 @@ def test_without_a_step_the_shared_model_stays(frozen: PFedMe) -> None:
     assert torch.equal(play(clients(), frozen, rounds=3).server["w"], torch.zeros(SIZE, dtype=torch.float64))
 
 
+@pytest.mark.limit("pfedme")
 def test_the_surveys_form_has_the_server_of_fedprox() -> None:
     mine, theirs = (
         play(clients(), one, rounds=4).server["w"]
@@ -124,22 +106,25 @@ def test_the_surveys_form_has_the_server_of_fedprox() -> None:
 
 # -- SCAFFOLD ------------------------------------------------------------------------------------------------------
 
-OPTIMUM = weighted(H, SAME)  # of the plain mean of the f_k
+OPTIMUM = balance(H, C, ALIKE)  # of the plain mean of the f_k
 
 
+@pytest.mark.limit("scaffold")
 def test_the_first_round_of_scaffold_is_fedavg() -> None:
     mine, theirs = (play(clients(), one) for one in (Scaffold(epochs=3), FedAvg(epochs=3, weighting="uniform")))
     assert torch.equal(shared(mine), shared(theirs))
 
 
+@pytest.mark.closed_form("scaffold")
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_scaffold_converges_to_the_optimum_of_the_mean_for_any_number_of_steps(epochs: int) -> None:
     report = play(quadratics(C, H, samples=SAMPLES, lr=0.2), Scaffold(epochs=epochs), rounds=150)
     torch.testing.assert_close(shared(report), OPTIMUM, **EXACT)
-    torch.testing.assert_close(kept(report), gradients(OPTIMUM), **EXACT)
+    torch.testing.assert_close(kept(report)["w"], gradients(OPTIMUM), **EXACT)
 
 
-def test_fedavg_does_not() -> None:
+@pytest.mark.closed_form("fedavg")
+def test_fedavg_with_several_steps_does_not_reach_the_optimum_of_the_mean() -> None:
     report = play(quadratics(C, H, samples=SAMPLES, lr=0.2), FedAvg(epochs=3, weighting="uniform"), rounds=150)
     assert (shared(report) - OPTIMUM).norm() > 1e-3
 
@@ -149,49 +134,54 @@ def lost(round: int, asked: Tensor) -> Tensor:
     return (asked == round % CLIENTS) & (round > 0)
 
 
+@pytest.mark.closed_form("scaffold")
 @pytest.mark.parametrize("faults", [None, lost])
 def test_the_servers_variate_is_the_mean_of_the_clients(faults) -> None:  # type: ignore[no-untyped-def]
     # Also over clients that were absent. Catches: a mean over the cohort where the sum over N is meant.
     for rounds in (1, 2, 5):
         report = play(clients(), Scaffold(epochs=2), rounds=rounds, faults=faults)
-        torch.testing.assert_close(report.server["c"]["w"], kept(report).mean(0), **EXACT)
+        torch.testing.assert_close(report.server["c"]["w"], kept(report)["w"].mean(0), **EXACT)
 
 
 # -- FedDyn --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.closed_form("feddyn")
 @pytest.mark.parametrize(("alpha", "epochs"), [(1.0, 1), (1.0, 3), (2.0, 2)])
 def test_feddyn_converges_to_the_optimum_of_the_mean(alpha: float, epochs: int) -> None:
     report = play(quadratics(C, H, samples=SAMPLES, lr=0.2), FedDyn(alpha=alpha, epochs=epochs), rounds=250)
     torch.testing.assert_close(shared(report), OPTIMUM, **EXACT)
-    torch.testing.assert_close(kept(report), gradients(OPTIMUM), **EXACT)
+    torch.testing.assert_close(kept(report)["w"], gradients(OPTIMUM), **EXACT)
 
 
+@pytest.mark.closed_form("feddyn")
 def test_feddyn_in_its_other_form() -> None:
     # h_k += theta_k - w, gradients + alpha (theta - w + h_k), w = mean theta + mean h, solved exactly.
     alpha, w, h = 1.0, torch.zeros(SIZE, dtype=torch.float64), torch.zeros(CLIENTS, SIZE, dtype=torch.float64)
     for _ in range(4):
-        pulled = torch.einsum("kij,kj->ki", H, C) + alpha * (w - h)
+        pulled = each(H, C) + alpha * (w - h)
         theta = torch.linalg.solve(H + alpha * EYE, pulled)
         h = h + theta - w
         w = theta.mean(0) + h.mean(0)
     report = play(clients(), FedDyn(alpha=alpha, epochs=30), rounds=4)
     torch.testing.assert_close(shared(report), w, **EXACT)
-    torch.testing.assert_close(kept(report), -alpha * h, **EXACT)
+    torch.testing.assert_close(kept(report)["w"], -alpha * h, **EXACT)
 
 
+@pytest.mark.closed_form("feddyn")
 @pytest.mark.parametrize("faults", [None, lost])
 def test_the_servers_state_is_the_mean_of_the_clients(faults) -> None:  # type: ignore[no-untyped-def]
     for rounds in (1, 2, 5):
         report = play(clients(), FedDyn(alpha=0.5, epochs=2), rounds=rounds, faults=faults)
-        torch.testing.assert_close(report.server["h"]["w"], kept(report).mean(0), **EXACT)
+        torch.testing.assert_close(report.server["h"]["w"], kept(report)["w"].mean(0), **EXACT)
 
 
 # -- symmetries ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.limit("feddyn", "pfedme", "scaffold")
 @pytest.mark.parametrize("algorithm", [PFedMe(lam=1.0, eta=0.5), Scaffold(epochs=2), FedDyn()], ids=repr)
 def test_at_a_common_optimum_nothing_moves(algorithm: Algorithm) -> None:
     task = quadratics(C[:1].expand(CLIENTS, SIZE), H, samples=SAMPLES, start=C[0], lr=ETA)
-    models = personal(play(task, algorithm, rounds=3))
+    models = deployed(play(task, algorithm, rounds=3))
     torch.testing.assert_close(models, C[:1].expand(CLIENTS, SIZE), **EXACT)

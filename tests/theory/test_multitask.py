@@ -4,9 +4,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from theory.tools import (
+    CLIENTS,
+    SAMPLES,
+    P,
+    bodies_and_heads,
+    body_and_head,
+    deployed,
+    each,
+    losses_as_outputs,
+    optima_and_curvatures,
+    personal,
+)
 from torch import Tensor, nn
 
-from atoll import Algorithm, Task, Training
+from atoll import Task
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.local import Local
@@ -17,28 +29,19 @@ from atoll.conformance import personal_models, play, quadratics
 from atoll.randomness import default_generator
 
 ETA = 0.4
-CLIENTS, SIZE = 4, 3
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 
-with default_generator(5):
-    C = torch.randn(CLIENTS, SIZE, dtype=torch.float64)
-    bases, _ = torch.linalg.qr(torch.randn(CLIENTS, SIZE, SIZE, dtype=torch.float64))
-H = bases @ torch.diag(torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)) @ bases.mT
-SAMPLES = [1, 2, 3, 4]
-P = torch.tensor(SAMPLES, dtype=torch.float64) / sum(SAMPLES)
+C, H = optima_and_curvatures(5)
 
 
 def clients() -> Task:
     return quadratics(C, H, samples=SAMPLES, lr=ETA)
 
 
-def personal(task: Task, algorithm: Algorithm, rounds: int = 1) -> Tensor:
-    return torch.stack([model["w"] for model in personal_models(play(task, algorithm, rounds))])
-
-
 # -- MTFL ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.limit("mtfl")
 @pytest.mark.parametrize("private", ["yb", "us", "usyb"])
 def test_mtfl_without_batch_norm_is_fedavg(make_task: Callable[..., Task], private) -> None:
     task = make_task(dtype=torch.float64)
@@ -59,20 +62,14 @@ class Shifted(nn.Module):
         return 0.5 * (self.norm(x[:, :1]) + self.goal - x[:, 1:]).square().sum(1)
 
 
+@pytest.mark.closed_form("mtfl")
 def test_private_shifts_fit_clients_that_shared_ones_cannot() -> None:
     # A normalised batch has mean 0, so that f_k = 1/2 (beta + g - b_k)^2 + constant: with private shifts everybody
     # reaches beta_k + g = b_k, with shared ones beta + g = mean of b_k.
     b = [1.0, 5.0]
     spread = torch.tensor([-1.0, 1.0, -1.0, 1.0])
     data = {str(k): (torch.stack([spread, torch.full((4,), b[k])], 1), torch.zeros(4)) for k in range(2)}
-    task = Task.of_clients(
-        data,
-        Shifted(),
-        loss=lambda outputs, _: outputs,
-        score=lambda outputs, _: outputs,
-        training=Training(lr=0.2, batch_size=4),
-        shares=(1.0, 0.0, 0.0),
-    ).to(torch.device("cpu"), torch.float64)
+    task = losses_as_outputs(data, Shifted(), lr=0.2).to(torch.device("cpu"), torch.float64)
     for method, reached in ((MTFL(private="yb"), b), (MTFL(private="us"), [3.0, 3.0]), (FedAvg(), [3.0, 3.0])):
         models = personal_models(play(task, method, rounds=120))
         found = [(model["norm.bias"] + model["goal"]).item() for model in models]
@@ -82,6 +79,7 @@ def test_private_shifts_fit_clients_that_shared_ones_cannot() -> None:
 # -- MTL-Reg -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.limit("ditto", "mtl-reg")
 @pytest.mark.parametrize("lam", [0.0, 0.2, 0.5])
 def test_mtl_reg_with_everything_private_is_ditto_with_twice_the_lam(lam: float) -> None:
     mine = MTLReg(lam=lam, private="all", epochs=2)
@@ -91,49 +89,17 @@ def test_mtl_reg_with_everything_private_is_ditto_with_twice_the_lam(lam: float)
     assert torch.equal(play(clients(), mine, 4).server["w"], play(clients(), FedAvg(epochs=2), 4).server["w"])
 
 
-class Scalar(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-
-class BodyAndHeadQuadratic(nn.Module):
-    """f(r, q) = 1/2 (r - a)^2 + 1/2 (q - b - r)^2; a sample is (a, b)."""
-
-    head_modules = ("head",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = Scalar(), Scalar()
-
-    def forward(self, x: Tensor) -> Tensor:
-        r, q = self.body.value, self.head.value
-        return 0.5 * (r - x[:, 0]) ** 2 + 0.5 * (q - x[:, 1] - r) ** 2
-
-
+@pytest.mark.closed_form("mtl-reg")
 @pytest.mark.parametrize("lam", [0.0, 0.3, 2.0])
 def test_mtl_reg_shrinks_private_leaves_towards_their_mean(lam: float) -> None:
-    # q = r + mean b, q_k = r + (b_k + 2 lam mean b) / (1 + 2 lam).
+    # f(r, q) = 1/2 (r - a)^2 + 1/2 (q - b - r)^2 has q = r + mean b, q_k = r + (b_k + 2 lam mean b) / (1 + 2 lam).
     # The gaps q_k - b_k - r cancel in the mean: r = mean a.
     a, b = C[:, 0], C[:, 1]
-    data = {
-        str(k): (torch.stack([a[k], b[k]]).repeat(n, 1), torch.zeros(n, dtype=torch.float64))
-        for k, n in enumerate(SAMPLES)
-    }
-    task = Task.of_clients(
-        data,
-        BodyAndHeadQuadratic(),
-        loss=lambda outputs, _: outputs,
-        score=lambda outputs, _: outputs,
-        training=Training(lr=0.2, batch_size=4),
-        shares=(1.0, 0.0, 0.0),
-    )
-    report = play(task, MTLReg(lam=lam), rounds=400)
+    report = play(body_and_head(a, b, lr=0.2), MTLReg(lam=lam), rounds=400)
     r, mean = P @ a, P @ b
     torch.testing.assert_close(report.server["body.value"], r[None], **EXACT)
     torch.testing.assert_close(report.server["head.value"], (r + mean)[None], **EXACT)
-    own = torch.cat([model["head.value"] for model in personal_models(report)])
-    torch.testing.assert_close(own, r + (b + 2 * lam * mean) / (1 + 2 * lam), **EXACT)
+    torch.testing.assert_close(bodies_and_heads(report)[1], r + (b + 2 * lam * mean) / (1 + 2 * lam), **EXACT)
 
 
 # -- MOCHA ---------------------------------------------------------------------------------------------------------
@@ -146,19 +112,21 @@ def relationship(w: Tensor, floor: float) -> Tensor:
     return torch.linalg.inv(len(w) * root / root.trace() + floor * torch.eye(len(w), dtype=w.dtype))
 
 
+@pytest.mark.closed_form("mocha")
 @pytest.mark.parametrize("lam", [0.1, 0.5])
 def test_mocha_converges_to_a_stationary_point_of_its_objective(lam: float) -> None:
     # H_k (w_k - c_k) + lam sum_j Omega_kj w_j = 0 for all clients at once, with Omega that of these models.
     report = play(clients(), Mocha(lam=lam), rounds=150)
-    w = torch.stack([model["w"] for model in personal_models(report)])
+    w = deployed(report)
     omega = relationship(w, floor=0.1)
     torch.testing.assert_close(report.server["omega"], omega, rtol=0, atol=1e-10)
     torch.testing.assert_close(report.server["w"]["w"], w, **EXACT)  # what the server knows is what clients have
-    residual = torch.einsum("kij,kj->ki", H, w - C) + lam * omega @ w
+    residual = each(H, w - C) + lam * omega @ w
     torch.testing.assert_close(residual, torch.zeros_like(residual), rtol=0, atol=1e-10)
     assert (w - C).norm() > 0.1  # catches: PFLlib's FedMTL, which would be at the own optima
 
 
+@pytest.mark.closed_form("mocha")
 def test_mocha_on_one_line_is_a_ridge() -> None:
     # In one dimension W^T W has rank one and Omega w = w / (N + floor): w = c / (1 + lam / (N + floor)).
     c = C[:, :1]
@@ -166,15 +134,17 @@ def test_mocha_on_one_line_is_a_ridge() -> None:
     torch.testing.assert_close(found, c / (1 + 0.7 / (CLIENTS + 0.2)), **EXACT)
 
 
+@pytest.mark.closed_form("mocha")
 def test_mocha_finds_orthogonal_clients_unrelated() -> None:
     # W^T W is diagonal: with equal lengths Omega = I / (1 + floor), and nobody is drawn to anybody.
     c = 2 * torch.eye(3, dtype=torch.float64)
     report = play(quadratics(c, lr=ETA), Mocha(lam=0.7, floor=0.2), rounds=80)
-    found = torch.stack([model["w"] for model in personal_models(report)])
+    found = deployed(report)
     torch.testing.assert_close(found, c / (1 + 0.7 / 1.2), **EXACT)
     assert report.algorithm.mixing(report.server).abs().max() < 1e-12
 
 
+@pytest.mark.purpose("mocha")
 def test_mocha_draws_planted_groups_together() -> None:
     # Two groups in orthogonal directions, with noise: related within, unrelated across, and nearer than alone.
     with default_generator(0):
@@ -185,9 +155,10 @@ def test_mocha_draws_planted_groups_together() -> None:
     within, across = mixing[0::2, 0::2], mixing[0::2, 1::2]
     assert within.sum(1).min() > 0.7
     assert across.abs().max() < within[~torch.eye(3, dtype=torch.bool)].min()
-    w = torch.stack([model["w"] for model in personal_models(report)])
+    w = deployed(report)
     assert w[0::2].std(0).norm() < 0.7 * c[0::2].std(0).norm()
 
 
+@pytest.mark.limit("mocha")
 def test_mocha_without_a_relationship_is_local() -> None:
     assert torch.equal(personal(clients(), Mocha(lam=0.0, epochs=2), 4), personal(clients(), Local(epochs=2), 4))

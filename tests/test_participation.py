@@ -1,0 +1,164 @@
+"""Who is there in a round, and replies that are late."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from atoll import Recipe, Settings, federate
+from atoll.algorithms import create
+from atoll.errors import CohortError, DataError, UnknownName
+from atoll.federation import choose
+from atoll.params import Stack
+from atoll.participation import Moment, parse
+from atoll.report.report import Report
+
+ROUNDS = 40
+
+
+def days(words: str, clients: int = 30, seed: int = 3) -> np.ndarray:
+    """Who is there, [round, client]."""
+    schedule = parse(words)
+    return np.stack([schedule(Moment(round, clients, seed, ROUNDS)) for round in range(ROUNDS)])
+
+
+def test_constant_is_as_if_there_were_no_schedule() -> None:
+    assert days("constant").all()
+    always = Settings(cohort=3, participation="random:1")
+    assert choose(Settings(cohort=3), 10, 4).tolist() == choose(always, 10, 4).tolist()
+
+
+def test_random_is_there_as_often_as_asked() -> None:
+    there = days("random:0.7", clients=200)
+    assert abs(there.mean() - 0.7) < 0.02
+    assert not (there == there[0]).all()
+    assert (there == days("random:0.7", clients=200)).all()
+
+
+def test_diurnal_is_there_for_half_of_every_period() -> None:
+    there = days("diurnal:8")
+    assert (there[8:] == there[:-8]).all()
+    assert (there[:8].sum(0) == 4).all()
+    assert len({tuple(column) for column in there.T}) > 3
+
+
+def test_turnover_some_leave_for_good_and_others_join() -> None:
+    there = days("turnover:0.3")
+    changes = np.abs(np.diff(there.astype(int), axis=0)).sum(0)
+    assert (changes <= 1).all()
+    left, joined = there[0] & ~there[-1], ~there[0] & there[-1]
+    assert (left.sum(), joined.sum()) == (9, 9)
+    assert (there[0] & there[-1]).sum() == 12
+
+
+def test_file(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_text("client,from,to\n0,1,3\n0,6,40\n2,2,2\n")
+    there = days(f"file:{path}", clients=3)
+    assert np.flatnonzero(there[:, 0] == 0).tolist() == [3, 4]
+    assert np.flatnonzero(there[:, 2]).tolist() == [1]
+    assert not there[:, 1].any()
+
+
+@pytest.mark.parametrize("words", ["random", "random:0", "random:1.5", "diurnal:1", "turnover:0.6", "constant:1"])
+def test_bad_words(words: str) -> None:
+    with pytest.raises(CohortError, match="number|no value"):
+        parse(words)
+
+
+def test_an_unknown_schedule() -> None:
+    with pytest.raises(UnknownName, match="diurnal"):
+        parse("diurna:3")
+
+
+@pytest.mark.parametrize("text", ["", "client,from\n0,1\n", "client,from,to\n0,x,3\n"])
+def test_a_bad_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_text(text or "nothing")
+    with pytest.raises(DataError, match="client, from, to"):
+        parse(f"file:{path}")
+
+
+def test_a_file_that_names_a_client_there_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_text("client,from,to\n7,1,3\n")
+    with pytest.raises(DataError, match="from 0 to 2"):
+        days(f"file:{path}", clients=3)
+
+
+# -- a federation whose clients come and go ----------------------------------------------------------------------------
+
+RECIPE = Recipe(clients=10, partition="dirichlet:0.5")
+
+
+def test_nobody_loses_what_they_kept() -> None:
+    """A client that leaves has the model of its last round; one that comes back goes on from it."""
+    task, settings = RECIPE.build(), Settings(rounds=12, participation="turnover:0.3", evaluation="none")
+    report = federate(task, create("local"), settings=settings)
+    asked = [choose(settings, 10, round) for round in range(12)]
+    rounds = np.array([sum(client in some for some in asked) for client in range(10)])
+    assert rounds.min() < rounds.max() == 12
+    assert [line["asked"] for line in report.history] == [len(some) for some in asked]
+
+    def model(of: Report, client: int) -> Stack:
+        initial = of.population.task.network.initial.map(lambda leaf: leaf[None])
+        return of.population.memory.recall(np.array([client]), Stack(initial, initial.layout), before=99)
+
+    for client in range(0, 10, 3):
+        # Alone, and there in the same rounds, a client trains to the same model.
+        alone = federate(task, create("local"), settings=settings, faults=lambda _, who, me=client: who != me)
+        mine, theirs = model(alone, client), model(report, client)
+        assert all(torch.allclose(mine[name], theirs[name]) for name in mine), client
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ditto", "ifca:clusters=2", "flhc", "cfl", "fedamp", "apfl", "scaffold", "pfedhn:server_lr=0.1"]
+)
+def test_methods_cope_with_turnover_and_late_replies(name: str) -> None:
+    report = federate(RECIPE.build(), create(name), rounds=12, participation="turnover:0.3", late=0.3, delay=3)
+    assert np.isfinite(report.scores()).all()
+    assert report.summary()["macro"] > 0.3
+
+
+# -- late replies ------------------------------------------------------------------------------------------------------
+
+
+def test_whose_reply_is_on_its_way_is_not_asked() -> None:
+    report = federate(RECIPE.build(), create("fedavg"), rounds=10, late=0.5, delay=3, evaluation="none")
+    asked = [line["asked"] for line in report.history]
+    assert asked[0] == 10
+    assert min(asked) < 10
+    assert len({entry.round for entry in report.ledger.entries}) == 10
+
+
+def test_all_replies_late_by_one_round_count_less_but_count() -> None:
+    """Replies that are all equally late have the mean that they would have had in time."""
+    task = RECIPE.build()
+    plain = federate(task, create("fedavg"), rounds=1, evaluation="none").server
+    late = federate(task, create("fedavg"), rounds=2, late=0.999999, delay=1, evaluation="none").server
+    assert all(torch.allclose(plain[name], late[name], atol=1e-6) for name in plain)
+
+
+def test_a_resumed_run_has_the_replies_that_were_on_their_way(tmp_path: Path) -> None:
+    task, options = RECIPE.build(), {"late": 0.5, "delay": 3, "participation": "random:0.8", "eval_every": 1}
+    whole = federate(task, create("fedavg"), rounds=8, **options)
+
+    class Stop(Exception):
+        pass
+
+    def stop(line: dict) -> None:
+        if line["round"] == 4:
+            raise Stop
+
+    with pytest.raises(Stop):
+        federate(task, create("fedavg"), rounds=8, folder=tmp_path / "run", on_round=stop, **options)
+    resumed = federate(task, create("fedavg"), rounds=8, folder=tmp_path / "run", resume=True, **options)
+    assert all(torch.equal(whole.server[name], resumed.server[name]) for name in whole.server)
+    assert [line["asked"] for line in whole.history] == [line["asked"] for line in resumed.history]
+
+
+@pytest.mark.parametrize("bad", [{"late": 1.0}, {"late": -0.1}, {"delay": 0}, {"participation": "never"}])
+def test_bad_settings(bad: dict) -> None:
+    with pytest.raises((CohortError, UnknownName)):
+        federate(RECIPE.build(), create("fedavg"), rounds=1, **bad)
