@@ -137,6 +137,68 @@ def _section(task: str, done: list[dict[str, Any]]) -> str:
     return f"## {TASKS[task][0]}\n\n{table(heads, rows)}\n\n{COMMENTS.get(task, '')}\n\n"
 
 
+def family(done: list[dict[str, Any]]) -> str:
+    """The page docs/results/personalized.md."""
+    tasks = {**TASKS, **MILD}
+    sections = [_family_section(task, title, [one for one in done if one["task"] == task])
+                for task, (title, _, _) in tasks.items()]  # fmt: skip
+    return f"""# The personalized family under PFLlib's protocol
+
+Written by `python benchmarks/pfllib_table.py`, with [PFLlib's table](pfllib.md) and from the same cells, which are in
+[pfllib.json](pfllib.json); call it again to add those that are missing. On
+{origins(done) or "nothing"}.
+The protocol is described there; here every method is shown **after {FAMILY_ROUNDS} rounds**, those that ran
+longer too, so that all have had the same number of local epochs. Published values are the best of up to 2000
+rounds on test: methods with one shared model (FedAvg, FedProx, FedGen) are far from their end here. *Worst*:
+the worst client. Hyperparameters are in the names, others are the method's defaults.
+
+{"".join(sections)}{FAMILY_COMMENT}"""
+
+
+def _family_section(task: str, title: str, done: list[dict[str, Any]]) -> str:
+    if not done:
+        return f"## {title}\n\nNot run yet.\n\n"
+    rows, ours = [], dict[str, float]()
+    for method in [*METHODS, *FAMILY]:
+        points = [_until(one["curve"], FAMILY_ROUNDS) for one in done if one["method"] == method]
+        points = [point for point in points if point is not None]
+        if not points:
+            continue
+        called, mean = method.partition(":")[0], sum(point["test_micro"] for point in points) / len(points)
+        ours[called] = max(ours.get(called, 0), mean)
+        worst = [point["test_worst"] for point in points if "test_worst" in point]
+        rounds = ", ".join(sorted({f"{point['round']:g}" for point in points}))
+        rows.append([
+            f"`{method}`", PUBLISHED[task].get(called, "–"), mean_text([point["test_micro"] for point in points]),
+            mean_text([point["val_micro"] for point in points]), mean_text(worst) or "–", rounds, str(len(points)),
+        ])  # fmt: skip
+    heads = ["method", "published", "ours", "on validation", "worst", "round", "seeds"]
+    return f"## {title}\n\n{table(heads, rows)}\n\n{_order(task, ours)}\n\n"
+
+
+def _until(curve: list[Point], rounds: int) -> Point | None:
+    """The last point up to a round."""
+    return next((point for point in reversed(curve) if point["round"] <= rounds), None)
+
+
+def _order(task: str, ours: dict[str, float]) -> str:
+    """Where the published order does not hold, among methods that are published at least half a point apart."""
+    published = {name: float(text.split()[0]) for name, text in PUBLISHED[task].items() if name in ours}
+    pairs = [(one, other) for one in published for other in published if published[one] > published[other] + 0.5]
+    turned = [(one, other) for one, other in pairs if ours[one] < ours[other]]
+    if not pairs:
+        return ""
+    named = "; ".join(f"{one} above {other} by {published[one] - published[other]:.1f} there, below by "
+                      f"{ours[other] - ours[one]:.1f} here" for one, other in turned)  # fmt: skip
+    held = (
+        f"Of {len(pairs)} pairs of methods that are published at least half a point apart, {len(pairs) - len(turned)}"
+    )
+    return f"{held} have the same order here{f': {named}' if named else ''}."
+
+
+FAMILY_COMMENT = ""
+
+
 def _lesser_dittos(of_method: dict[str, list[dict[str, Any]]]) -> list[str]:
     """All but the one that is best on validation."""
 
@@ -179,4 +241,4 @@ its figure is no reproduction yet.""",
 
 
 if __name__ == "__main__":
-    main("pfllib", cells(), {"pfllib": page})
+    main("pfllib", cells(), {"pfllib": page, "personalized": family})
