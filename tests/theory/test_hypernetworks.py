@@ -48,6 +48,7 @@ def descended(phi: Params, clients: list[int], c: Tensor, H: Tensor, spectral: S
 
 
 # catches: a server that forgets a leaf or the embedding, takes the wrong sign, or divides by the number of leaves.
+@pytest.mark.closed_form("pfedhn")
 @pytest.mark.parametrize("spectral", ["none", "hidden", "all"])
 @pytest.mark.parametrize("layers", [0, 2])
 def test_a_round_of_single_steps_is_a_gradient_step(spectral: Spectral, layers: int) -> None:
@@ -59,6 +60,7 @@ def test_a_round_of_single_steps_is_a_gradient_step(spectral: Spectral, layers: 
         torch.testing.assert_close(after[name], leaf, rtol=0, atol=1e-12)
 
 
+@pytest.mark.limit("pfedhn")
 def test_one_client_a_round_is_the_published_method() -> None:
     """Then both forms of the server step are gradient steps on one client's loss after another."""
     problem, c, H = task()
@@ -76,6 +78,7 @@ def test_one_client_a_round_is_the_published_method() -> None:
         torch.testing.assert_close(reports[0].server["phi"][name], leaf, rtol=0, atol=1e-12)
 
 
+@pytest.mark.purpose("pfedhn")
 def test_clients_that_want_different_models_get_them() -> None:
     """A hypernetwork with enough embeddings reaches the optimum of every client, as Local does."""
     problem, c, _ = task()
@@ -83,6 +86,7 @@ def test_clients_that_want_different_models_get_them() -> None:
     torch.testing.assert_close(deployed(play(problem, method, 300)), c, rtol=0, atol=1e-6)
 
 
+@pytest.mark.closed_form("pfedhn")
 def test_a_new_client_reaches_what_is_nearest_among_all_that_can_be_generated() -> None:
     """h(e) = U e with orthonormal U: the best model for a new client with optimum c is U U^T c."""
     problem, _, _ = task(lr=0.5)
