@@ -12,7 +12,9 @@ import torch
 from typer.testing import CliRunner, Result
 
 from atoll import conformance
-from atoll.cli import app, cohort_of, unused
+from atoll.cli import app
+from atoll.cli.options import cohort_of
+from atoll.cli.running import unused
 
 TINY = ["--rounds", "2", "--clients", "4"]
 PROGRAM = [sys.executable, "-c", "from atoll.cli import main; main()"]

@@ -35,6 +35,8 @@ def test_fedavg_with_prox_is_fedprox(make_task, engine) -> None:
         ("fedavg+fsa:top_c=1,rho_larger=0.7", "fedfsa:top_c=1,rho_larger=0.7,alpha=1,head_epochs=0"),
         ("fedavg+fsa:top_c=0,rho=0.3", "fedavg+sam:rho=0.3"),
         ("feddyn+sam:rho=0.1", "fedspeed:rho=0.1"),
+        ("fedavg+tune:tune=all,tune_epochs=5", "fedavg-ft:tune_epochs=5"),
+        ("fedfsa+tune:head_epochs=0,tune_epochs=3", "fedfsa:head_epochs=3"),
         ("fedper+prox+sam", "fedper+sam+prox"),
         ("fedavg+sam+prox:rho=0", "fedprox:mu=0.1"),
     ],
@@ -64,7 +66,9 @@ def test_what_a_piece_keeps_lies_beside_what_the_method_keeps() -> None:
     assert not mine["beside"]
 
 
-@pytest.mark.parametrize("piece", ["prox:mu=0.0", "sam:rho=0.0", "fsa:rho=0.0,rho_larger=0.0", "gate:margin=never"])
+@pytest.mark.parametrize(
+    "piece", ["prox:mu=0.0", "sam:rho=0.0", "fsa:rho=0.0,rho_larger=0.0", "tune:tune_epochs=0", "gate:margin=never"]
+)
 def test_neutral_values_leave_the_method_as_it_was(make_task, engine, piece: str) -> None:
     task = make_task(dtype=torch.float64)
     for method in ("ditto", "fedper", "local"):
@@ -108,7 +112,7 @@ def test_it_is_a_method_like_any_other() -> None:
     assert type(method).limits == {"fedper": {"mu": 0.0}}
 
 
-@pytest.mark.parametrize("name", ["fedper+prox", "ditto+sam", "ditto+fsa", "fedper+gate"])
+@pytest.mark.parametrize("name", ["fedper+prox", "ditto+sam", "ditto+fsa", "scaffold+tune", "fedper+gate"])
 def test_it_passes_the_battery(name: str) -> None:
     results = list(check(find(name)))
     assert [result.name for result in results if not result.passed] == []

@@ -1,9 +1,9 @@
 """Pieces: what can be added to a method without editing it, written after a plus: `fedper+prox:mu=0.1`.
 
-A piece changes how the clients of a method train, wherever it calls `sgd`; or, as `gate`, what they deploy. `composed`
-makes a class of the method and the piece: its hyperparameters are those of both, it has a name, and everything else
-treats it like any other method. With the piece's neutral values it is the method alone, which the conformance battery
-checks. A piece may keep something with the clients; the method never sees it.
+A piece changes how the clients of a method train, wherever it calls `sgd`; or, as `tune` and `gate`, what they deploy.
+`composed` makes a class of the method and the piece: its hyperparameters are those of both, it has a name, and
+everything else treats it like any other method. With the piece's neutral values it is the method alone, which the
+conformance battery checks. A piece may keep something with the clients; the method never sees it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import HyperparameterError, unknown
-from atoll.local import proximal
+from atoll.local import proximal, sgd
 from atoll.local.change import Change
 from atoll.local.paired import Judge, lead
 from atoll.local.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
-from atoll.params import Params, Stack, Tree
+from atoll.params import Params, Part, Stack, Tree
 from atoll.predictor import Answer
 from atoll.references import bibtex
 
@@ -134,7 +134,38 @@ class Fsa(Piece):
         return replace(update, beside={**update.beside, self.called: s})
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------
+# -- pieces that change what is deployed -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Piece):
+    """Each client tunes a part of what it deploys on its training data. FedAvg with it is FedAvg-FT."""
+
+    tune: Part = "head"  # which leaves are tuned
+    tune_epochs: Epochs = 10  # E_ft: epochs of tuning
+
+    called: ClassVar[str] = "tune"
+    neutral: ClassVar[Mapping[str, Any]] = {"tune_epochs": 0}
+    cites: ClassVar[str] = "wang2019federated"
+
+    def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
+        """The method's model, tuned."""
+        return self._tuned(super().personalize(server, cohort), cohort)
+
+    def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
+        """A new client tunes, too, if it has labels."""
+        offered = super().welcome(server, cohort)
+        return self._tuned(offered, cohort) if cohort.labelled else offered
+
+    def _tuned(self, offered: Deployed, cohort: Cohort) -> Deployed:
+        if not self.tune_epochs:
+            return offered
+        if isinstance(offered, Predictor):
+            raise HyperparameterError(
+                f"Only a model can be tuned. {type(self).__name__} deploys more than that.",
+                hint="use the method without the piece.",
+            )
+        return sgd(cohort, start=offered, epochs=self.tune_epochs, only=self.tune, stream="tune")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +235,7 @@ def _answer(offered: Answer, model: Params, beside: Params, batch: Batch) -> Ten
 # -- a method with a piece in it ---------------------------------------------------------------------------------------
 
 
-PIECES: dict[str, type[Piece]] = {piece.called: piece for piece in (Prox, Sam, Asam, Fsa, Gate)}
+PIECES: dict[str, type[Piece]] = {piece.called: piece for piece in (Prox, Sam, Asam, Fsa, Tune, Gate)}
 
 _MADE: dict[tuple[type[Algorithm], str], type[Algorithm]] = {}  # the same class for the same question
 

@@ -1,0 +1,14 @@
+"""The command line. Data goes to stdout, progress and messages to stderr; heavy imports wait until they are needed.
+
+Exit codes: 0 done, 1 a run or a check failed, 2 bad input, 130 stopped by Ctrl-C or SIGTERM (and resumable).
+"""
+
+from atoll.cli import running, looking, writing  # noqa: I001 - commands are shown in this order
+from atoll.cli.program import app
+
+__all__ = ["app", "looking", "main", "running", "writing"]
+
+
+def main() -> None:
+    """The `atoll` program."""
+    app(prog_name="atoll")

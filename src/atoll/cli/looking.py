@@ -1,0 +1,195 @@
+"""Commands that show what there is: list, show, partition, explain, data."""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Column, Table
+from rich.text import Text
+
+from atoll.cli.program import FAILED, RUNS, app, option
+from atoll.cli.shown import messages, out, paths_of, say, write
+from atoll.errors import UnknownName, unknown
+from atoll.references import bibtex
+from atoll.report.table import UNKNOWN, Numbers, plain_table
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, tasks, partitions, models or runs")] = "algorithms",
+) -> None:
+    """Say what there is."""
+    kinds: dict[str, Callable[[], Table]] = {
+        "algorithms": _algorithms, "tasks": _tasks, "partitions": _partitions, "models": _models, "runs": _runs,
+    }  # fmt: skip
+    if what not in kinds:
+        raise unknown("list", what, kinds)
+    out().print(kinds[what]())
+
+
+def _algorithms() -> Table:
+    from atoll.algorithm import hyperparameters
+    from atoll.algorithms import found
+
+    rows = [
+        [
+            name,
+            (method.__doc__ or "").split("\n")[0],
+            ", ".join(f"{one.name}={one.default}" for one in hyperparameters(method)),
+        ]
+        for name, method in sorted(found().items())
+    ]
+    return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
+
+
+def _tasks() -> Table:
+    from atoll.data import datasets
+
+    return plain_table(["task", "where it comes from"], [[name, datasets.origin(name)] for name in datasets.names()])
+
+
+def _partitions() -> Table:
+    from atoll.data import partition
+
+    return plain_table(["partition", "what it does"], [[*both] for both in partition.meanings().items()])
+
+
+def _models() -> Table:
+    from atoll import models
+
+    return plain_table(["model"], [["auto"], *([name] for name in models.names())])
+
+
+def _runs() -> Table:
+    from atoll.runs import Run
+
+    rows = []
+    for path in sorted(RUNS.rglob("config.json")):
+        run = Run.open(path.parent)
+        asked, history = run.config, run.metrics()
+        done: dict[str, Any] = history[-1] if history else {"round": 0}
+        scores = done.get("evaluation", {}).get("personal")
+        numbers = Numbers(**asked["task"].get("metric", {"name": "accuracy"}))
+        score = f"{numbers.score(scores['test']['macro'])} {numbers.name}" if scores else UNKNOWN
+        rows.append([str(path.parent), asked["task"]["name"], f"{done['round']}/{asked['settings']['rounds']}", score])
+    return plain_table(["run", "task", "rounds", "mean test score"], rows)
+
+
+@app.command()
+def partition(
+    task: Annotated[str, option("Data set; see `atoll list tasks`.")] = "digits",
+    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.")] = "auto",
+    clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.")] = None,
+    split: Annotated[str, option("Per cent of a client's samples: train/val/test.")] = "60/15/25",
+    data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.")] = None,
+    seed: Annotated[int, option("Of the draws.")] = 0,
+    out: Annotated[Path | None, option("Where to draw it, an .svg file.")] = None,
+) -> None:
+    """Show who gets which samples: sizes, labels and how clients differ, as a table and as a picture."""
+    from atoll.recipe import Recipe
+    from atoll.report.partition import save_picture
+
+    folder = None if data is None else str(data.resolve())
+    found = Recipe(task, partition, clients, seed=seed, split=split, data=folder).build().statistics
+    write(found.table(), "", Text(f"{found.sentence} Training samples, seed {seed}."))
+    if out is not None:
+        save_picture(found, out)
+        paths_of(picture=out)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.")]) -> None:
+    """Explain a method: its objective, hyperparameters, what it sends, and what to cite."""
+    from atoll.algorithm import hyperparameters
+    from atoll.algorithms import find
+
+    method = find(name)
+    console = out()
+    console.print(
+        Text(inspect.cleandoc(sys.modules[method.__module__].__doc__ or method.__doc__ or "")), soft_wrap=True
+    )
+    meanings = field_comments(method)
+    rows = [[one.name, one.expected, repr(one.default), meanings.get(one.name, "")] for one in hyperparameters(method)]
+    write("", plain_table(["hyperparameter", "must be", "default", "meaning"], rows), "")
+    sent = ", ".join(f"{field} ({kind})" for field, kind in method.sends.items()) or "nothing"
+    console.print(Text(f"Sends     {sent}"))
+    sums = (
+        "yes: the server needs sums over clients only" if method.sums_suffice else "no: the server needs single replies"
+    )
+    console.print(Text(f"Secure    {sums}"))
+    for other, values in method.limits.items():
+        console.print(
+            Text(f"Limit     with {', '.join(f'{key}={value!r}' for key, value in values.items())} it is {other}")
+        )
+    if method.cites:
+        write("")
+        console.print(Text(bibtex(method.cites)), soft_wrap=True)
+
+
+@app.command()
+def explain(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
+    client: Annotated[str | None, option("One client, by name or number; else the most affected.")] = None,
+    method: Annotated[str | None, option("Of a comparison; else the best that is not a reference.")] = None,
+    seed: Annotated[int | None, option("Of a comparison; else its first.")] = None,
+    most: Annotated[int, option("How many of the most affected, the harmed first.", min=1)] = 3,
+) -> None:
+    """Say why clients gain or lose: how their data differ, whom they learn from, what would likely help."""
+    from atoll.explain import Study, overview
+    from atoll.explain import explain as explain_client
+
+    study = Study.read(folder, method, seed)
+    clients = study.affected(most) if client is None else [study.find(client)]
+    write(*map(Text, overview(study)))
+    for one in clients:
+        paragraphs = Table.grid(Column(no_wrap=True, style="dim"), Column(), padding=(0, 2))
+        for heading, sentences in explain_client(study, one).items():
+            paragraphs.add_row(Text(heading), Text(" ".join(sentences)))
+        write("", Text(study.title(one), style="bold"), paragraphs)
+    if not clients:
+        write("", "Nobody gains or loses more than one standard error; --client explains one of them.")
+
+
+def field_comments(method: type) -> dict[str, str]:
+    """What the comment after each field of a class says, in the class and in those it is made from."""
+    found: dict[str, str] = {}
+    for part in reversed(method.__mro__[:-1]):
+        lines = inspect.getsource(part).splitlines()
+        matches = (re.match(r"    (\w+): [^#]*# (.+)", line) for line in lines)
+        found |= {match[1]: match[2] for match in matches if match}
+    return found
+
+
+@app.command("data")
+def data_(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One data set; else all of them.")] = None,
+    download: Annotated[bool, option("Fetch it from where it is published.", "--download")] = False,
+    verify: Annotated[bool, option("Check the files against known checksums.", "--verify")] = False,
+    folder: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", "--data")] = None,
+) -> None:
+    """Say which data sets are there and where; fetch one; check files."""
+    from atoll.data import datasets
+    from atoll.data import download as files
+
+    root = datasets.data_folder(folder)
+    if download:
+        if name is None:
+            raise UnknownName("`--download` must be given the name of a data set.", hint="`atoll data` lists them.")
+        with files.shown(messages()) as progress:
+            files.fetch(name, datasets.known(root), progress=progress)
+    if verify:
+        folder = datasets.known(root)
+        verdicts = files.verify(folder, name)
+        rows = [[str(path.relative_to(folder)), verdict] for path, verdict in verdicts.items()]
+        write(plain_table([f"file in {folder}", "checksum"], rows))
+        if "WRONG" in verdicts.values():
+            raise typer.Exit(FAILED)
+        return
+    write(plain_table(datasets.OVERVIEW, datasets.overview(root, name)))
+    say(f"folder: {root}" if root else "no data folder is known: give --data DIR, or set ATOLL_DATA")
+    if name and datasets.where(name, root) == datasets.ABSENT:
+        say(f"to get it: {files.how_to_get(name)}")

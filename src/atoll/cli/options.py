@@ -1,0 +1,146 @@
+"""The options that `run` and `compare` have in common."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from atoll.cli.program import VERBOSE, option
+from atoll.cli.shown import listen
+from atoll.errors import EngineError, UnknownName
+
+if TYPE_CHECKING:
+    from atoll.engines.local import LocalEngine
+    from atoll.federation import Settings
+    from atoll.recipe import Recipe
+
+TASK, STEPS, ROUNDS, ENGINE, TRACKING = (
+    {"panel": name} for name in ("The task", "Clients' steps", "The federation", "The engine", "Tracking")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of `run` and `compare`, with their help."""
+
+    task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK)] = "digits"
+    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.", **TASK)] = "auto"
+    clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.", **TASK)] = None
+    model: Annotated[str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK)] = "auto"
+    data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", **TASK)] = None
+    partition_seed: Annotated[int | None, option("Who gets what; else the seed.", **TASK)] = None
+    split: Annotated[str, option("Per cent of a client's samples: train/val/test.", **TASK)] = "60/15/25"
+    central: Annotated[str, option("The server's test set: none, official, or a share as 0.1.", **TASK)] = "none"
+    public: Annotated[float, option("Share of samples that everybody may see.", **TASK)] = 0.0
+    augment: Annotated[str, option("How training images are changed: none, crop-flip or crop.", **TASK)] = "none"
+    unseen: Annotated[float, option("Share of clients that take no part and are welcomed at the end.", **TASK)] = 0.0
+    lr: Annotated[float, option("Step size.", **STEPS)] = 0.1
+    batch_size: Annotated[int, option("Samples per step.", **STEPS)] = 10
+    momentum: Annotated[float, option("Of a client's steps.", **STEPS)] = 0.0
+    weight_decay: Annotated[float, option("Pull of all parameters to 0.", **STEPS)] = 0.0
+    clip: Annotated[float | None, option("Largest norm of a gradient.", **STEPS)] = None
+    set_: Annotated[list[str] | None, option("A hyperparameter, name=value; repeatable.", "--set", **STEPS)] = None
+    rounds: Annotated[int, option("Exchanges between server and clients.", **ROUNDS)] = 30
+    seed: Annotated[int, option("Of everything drawn; the first one of a comparison.", **ROUNDS)] = 0
+    cohort: Annotated[str | None, option("Clients per round: a number, or a share as 0.1; else all.", **ROUNDS)] = None
+    participation: Annotated[
+        str, option("Who is there: constant, random:P, diurnal:T, turnover:S, file:PATH.", **ROUNDS)
+    ] = "constant"
+    drop: Annotated[float, option("Probability that a client drops out of a round.", **ROUNDS)] = 0.0
+    late: Annotated[float, option("Probability that a reply arrives in a later round.", **ROUNDS)] = 0.0
+    delay: Annotated[int, option("The most rounds that a late reply needs.", min=1, **ROUNDS)] = 1
+    eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
+    memory: Annotated[str, option("Where clients keep their state: ram or disk.", **ROUNDS)] = "ram"
+    engine: Annotated[str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N.", **ENGINE)] = (
+        "auto"
+    )
+    compile: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None
+    precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
+    device: Annotated[str, option("auto, cpu or cuda.", **ENGINE)] = "auto"
+    timeout: Annotated[float | None, option("Seconds after which a reply counts as lost.", **ENGINE)] = None
+    tensorboard: Annotated[bool, option("Write events for TensorBoard.", "--tensorboard", **TRACKING)] = False
+    mlflow: Annotated[bool, option("Log to $MLFLOW_TRACKING_URI; else in the folder.", "--mlflow", **TRACKING)] = False
+    out: Annotated[Path | None, option("Folder of the results; else one in runs/.")] = None
+    verbose: Annotated[bool, VERBOSE] = False
+
+    def recipe(self) -> "Recipe":
+        """The task in words."""
+        from atoll.data.task import Training
+        from atoll.recipe import Recipe
+
+        names = ("lr", "batch_size", "momentum", "weight_decay", "clip")
+        training = Training(**{name: getattr(self, name) for name in names})
+        data = None if self.data is None else str(self.data.resolve())
+        named = (
+            "partition", "clients", "model", "seed", "partition_seed", "split", "central", "public", "augment",
+            "unseen",
+        )  # fmt: skip
+        return Recipe(self.task, data=data, training=training, **{name: getattr(self, name) for name in named})
+
+    def settings(self) -> "Settings":
+        """How the federation is run."""
+        from atoll.federation import Settings
+
+        names = ("rounds", "seed", "participation", "drop", "late", "delay", "eval_every", "memory")
+        return Settings(cohort=cohort_of(self.cohort), **{name: getattr(self, name) for name in names})
+
+    def local_engine(self) -> "LocalEngine":
+        """The engine, as forced."""
+        return engine_of(self.engine, self.compile, self.precision, self.device, self.timeout)
+
+    @property
+    def hyperparameters(self) -> dict[str, str]:
+        """What was given with --set."""
+        pairs = [text.partition("=") for text in self.set_ or ()]
+        for name, given, value in pairs:
+            if not (name and given and value):
+                raise UnknownName(f"`--set` must be given as name=value. Got {name + given + value!r}.")
+        return {name: value for name, _, value in pairs}
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Options`; it receives them as one object."""
+    own = [entry for entry in inspect.signature(command).parameters.values() if entry.name != "options"]
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(Options, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in dataclasses.fields(Options)
+    ]
+
+    @wraps(command)
+    def wrapped(**given: Any) -> None:
+        options = Options(**{entry.name: given.pop(entry.name) for entry in shared})
+        if options.verbose:
+            listen(verbose=True)
+        command(**given, options=options)
+
+    mine = [entry.replace(kind=inspect.Parameter.KEYWORD_ONLY) for entry in own]
+    wrapped.__signature__ = inspect.Signature([*mine, *shared])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {entry.name: hints[entry.name] for entry in [*mine, *shared]}
+    return wrapped
+
+
+def cohort_of(text: str | None) -> int | float | None:
+    """Clients per round from the command line: `10` is a number, `0.1` a share."""
+    if text is None:
+        return None
+    try:
+        return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+    except ValueError:
+        raise UnknownName(f"`--cohort` must be a number of clients or a share of them. Got {text!r}.") from None
+
+
+def engine_of(
+    strategy: str, compile_: bool | None, precision: str, device: str, timeout: float | None
+) -> "LocalEngine":
+    """The engine that was asked for."""
+    from atoll.engines.local import LocalEngine
+
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+        raise EngineError(f"`--device` must be auto, cpu, mps, cuda or cuda:N. Got {device!r}.")
+    return LocalEngine(strategy=strategy, compile=compile_, precision=precision, device=device, timeout=timeout)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""The program: how errors become messages and exit codes, and what all commands have in common."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from atoll.cli.shown import listen, out, say
+from atoll.errors import AtollError, CheckpointError, DivergedError, PayloadError
+
+FAILED, BAD_INPUT, STOPPED = 1, 2, 130
+FAILURES = (DivergedError, CheckpointError, PayloadError)  # other errors are about what was asked for
+RUNS = Path("runs")
+
+
+class Commands(TyperGroup):
+    """Turns errors into messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; whatever it raises on purpose is said on stderr."""
+        try:
+            with terminations():
+                return super().invoke(ctx)
+        except AtollError as error:
+            say(f"error: {error}", style="red")
+            failed = isinstance(error, FAILURES) or isinstance(error.__cause__, OSError)
+            raise typer.Exit(FAILED if failed else BAD_INPUT) from None
+        except KeyboardInterrupt as stop:
+            say(str(stop) or "stopped")
+            raise typer.Exit(STOPPED) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Personalized and one-shot federated learning on non-IID data: simulate, compare, deploy.",
+)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        out().print(f"atoll {version('atoll')}", highlight=False)
+        raise typer.Exit
+
+
+def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any:  # noqa: A002 - typer's word
+    """An option of the command line."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+VERBOSE = option("Show what the engine chooses, and more.", "--verbose", "-v")
+
+
+@app.callback()
+def _every_command(
+    _version: Annotated[bool, option("Say the version.", "--version", callback=_say_version, is_eager=True)] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> None:
+    listen(verbose)
+
+
+@contextmanager
+def terminations() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does."""
+
+    def stop(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,153 @@
+"""What commands show: tables and paths on stdout; progress and messages on stderr."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from atoll.report.table import megabytes, newcomers_notes, newcomers_table, notes, run_table
+
+if TYPE_CHECKING:
+    from atoll.results import Comparison
+
+WIDTH_OF_A_FILE = 100  # of tables that are not shown on a terminal
+
+
+def present_run(folder: Path) -> None:
+    """Write the report of a run and show its table."""
+    from atoll.results import Comparison, Outcome
+
+    outcome = Outcome.read(folder)
+    if not outcome.finished:
+        say(f"This run is incomplete: {outcome.done} of {outcome.rounds} rounds.", style="yellow")
+    if not outcome.evaluations:  # only the server's test set was used, or nothing yet
+        return write("", run_table(outcome))
+    comparison = Comparison.of_runs([outcome])
+    paths = comparison.save(folder)
+    up, down = megabytes(outcome.megabytes("up")), megabytes(outcome.megabytes("down"))
+    write("", run_table(outcome), Text(comparison.protocol, style="dim"))
+    write(f"{up} MB up, {down} MB down, {outcome.gradients} gradients, {outcome.seconds:.1f} s of training")
+    return paths_of(run=folder, report=paths["report"])
+
+
+def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
+    """Write the results of a comparison, show its table and say what it shows."""
+    from atoll.report.summary import findings
+
+    paths = comparison.save(folder)
+    write("", comparison.table(), Text(notes(comparison), style="dim"), "")
+    if comparison.newcomers:
+        write(newcomers_table(comparison), Text(newcomers_notes(comparison), style="dim"), "")
+    write(*map(Text, findings(comparison)))
+    for missing in comparison.missing:
+        say(missing, style="yellow")
+    runs = len(comparison.outcomes) * len(comparison.seeds)
+    if reused:
+        say(f"{reused} of {runs} runs were finished already and are reused.")
+    shown = ("report", "results", "json", "markdown", "latex", "clients")
+    paths_of(**{name: path for name, path in paths.items() if name in shown})
+
+
+def paths_of(**paths: Path) -> None:
+    """Where files were written."""
+    write("")
+    for name, path in paths.items():
+        out().print(Text(f"{name:<8} {path}"), soft_wrap=True)
+
+
+class Shown:
+    """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
+
+    def __init__(self, bar: Progress, rounds: int, runs: int) -> None:
+        self.bar, self.rounds, self.runs = bar, rounds, runs
+        self.reused, self.begun, self.name, self.score = 0, 0, "", ""
+        self.said = time.monotonic()
+        self.task = bar.add_task("", total=rounds * runs, facts="")
+
+    def begin(self, name: str) -> None:
+        """A run begins."""
+        self.name, self.begun, self.score = name, self.begun + 1, ""
+        self.bar.update(self.task, description=name, completed=self.rounds * (self.begun - 1))
+
+    def begin_run(self, method: str, seed: int, how: str) -> None:
+        """A run of a comparison begins."""
+        self.begin(f"{method}, seed {seed}")
+        self.reused += how == "reused"
+
+    def advance(self) -> None:
+        """A step without a round."""
+        self.bar.advance(self.task)
+
+    def after(self, line: dict[str, Any]) -> None:
+        """A round is done."""
+        facts = [f"loss {value:.3f}" for name, value in line["loss"].items() if name == "loss/main"]
+        if "personal" in line.get("evaluation", {}):
+            self.score = f"validation {line['evaluation']['personal']['val']['macro']:.3f}"
+        facts += [self.score] if self.score else []
+        completed = self.rounds * (self.begun - 1) + line["round"]
+        self.bar.update(self.task, completed=completed, facts="  ".join(facts))
+        if not self.bar.console.is_terminal and time.monotonic() - self.said > 10:
+            self.said = time.monotonic()
+            say(f"{self.name}: round {line['round']} of {self.rounds}, {', '.join(facts)}")
+
+
+@contextmanager
+def progress(rounds: int, runs: int = 1) -> Iterator[Shown]:
+    """A progress bar that vanishes at its end."""
+    columns = (
+        TextColumn("{task.description:<18}"), BarColumn(bar_width=28), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[facts]}", style="dim"),
+    )  # fmt: skip
+    console = messages()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield Shown(bar, rounds, runs)
+
+
+def out() -> Console:
+    """Where data goes."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
+
+
+def write(*parts: Any) -> None:
+    """Show data, one part under the other."""
+    for part in parts:
+        out().print(part, highlight=False)
+
+
+def messages() -> Console:
+    """Where progress and messages go."""
+    return Console(stderr=True)
+
+
+def say(text: str, style: str = "") -> None:
+    """A message on stderr, as it is."""
+    messages().print(Text(text, style=style), soft_wrap=True)
+
+
+def listen(verbose: bool) -> None:
+    """Show what Atoll logs: warnings, or everything."""
+    logger = logging.getLogger("atoll")
+    handler = RichHandler(
+        logging.INFO if verbose else logging.WARNING,
+        messages(), show_time=verbose, show_path=False, rich_tracebacks=False,
+    )  # fmt: skip
+    logger.handlers = [one for one in logger.handlers if not isinstance(one, RichHandler)] + [handler]
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+def each(*calls: Callable[..., None]) -> Callable[..., None]:
+    """One call for several."""
+
+    def call(*given: Any) -> None:
+        for one in calls:
+            one(*given)
+
+    return call

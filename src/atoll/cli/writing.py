@@ -1,0 +1,76 @@
+"""Commands for authors of methods: new, check, bench."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from atoll.cli.program import FAILED, app, option
+from atoll.cli.shown import out, progress
+from atoll.errors import RunError, UnknownName
+from atoll.report.table import plain_table
+
+
+@app.command()
+def new(name: Annotated[str, typer.Argument(help="What the method will be called.")]) -> None:
+    """Write a small working method and its test, to start from."""
+    from importlib.resources import files
+
+    stem = name.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", stem):
+        raise UnknownName(
+            f"A method's name must be lower-case letters, digits and dashes, and begin with a letter. Got {name!r}.",
+            hint="for example: atoll new my-method",
+        )
+    title = "".join(part.capitalize() for part in stem.split("_"))
+    paths = {Path(f"{stem}.py"): "example.py", Path(f"test_{stem}.py"): "test_example.py"}
+    for path in paths:
+        if path.exists():
+            raise RunError(f"`atoll new` writes new files only. {path} exists.", hint="choose another name.")
+    for path, template in paths.items():
+        text = (files("atoll") / "templates" / template).read_text(encoding="utf-8")
+        path.write_text(text.replace("Example", title).replace("example", stem), encoding="utf-8")
+    file, test = paths
+    out().print(
+        f"Wrote {file} and {test}. Next:\n"
+        f"  atoll check ./{file}                    what every method must pass\n"
+        f"  atoll compare ./{file} ditto            against others\n"
+        f"  pytest {test}",
+        highlight=False,
+    )
+
+
+@app.command()
+def check(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file, or `all`.")]) -> None:
+    """Check that a method does what every method must: isolation, determinism, honest bytes, resuming, and more."""
+    from atoll import conformance
+    from atoll.algorithms import find, found
+
+    methods = found() if name == "all" else {name: find(name)}
+    failures = 0
+    for called, method in methods.items():
+        with progress(len(conformance.checks())) as shown:
+            shown.begin(called)
+            results = conformance.check(method, on_result=lambda _, shown=shown: shown.advance())  # type: ignore[misc]
+        rows = [["pass" if one.passed else "FAIL", one.name, f"{one.seconds:.1f}", one.message] for one in results]
+        table = plain_table(["", "check", "seconds", ""], rows)
+        failed = sum(not one.passed for one in results)
+        verdict = f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
+        out().print(table, Text(f"{called}: {verdict}\n", style="bold red" if failed else "bold green"))
+        failures += failed
+    if failures:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def bench(
+    device: Annotated[str, option("auto, cpu or cuda.")] = "auto",
+    quick: Annotated[bool, option("Fewer repetitions.", "--quick")] = False,
+    only: Annotated[list[str] | None, option("Only this workload; repeatable.")] = None,
+) -> None:
+    """Measure speed on this machine, against the plain loop a researcher writes."""
+    from atoll.bench import run as run_bench
+
+    raise typer.Exit(run_bench(device=device, quick=quick, only=only or []))
