@@ -158,11 +158,12 @@ the worst client. Hyperparameters are in the names, others are the method's defa
 def _family_section(task: str, title: str, done: list[dict[str, Any]]) -> str:
     if not done:
         return f"## {title}\n\nNot run yet.\n\n"
-    rows, ours = [], dict[str, float]()
+    rows, ours, missing = [], dict[str, float](), list[str]()
     for method in [*METHODS, *FAMILY]:
         points = [_until(one["curve"], FAMILY_ROUNDS) for one in done if one["method"] == method]
         points = [point for point in points if point is not None]
         if not points:
+            missing.append(f"`{method}`")
             continue
         called, mean = method.partition(":")[0], sum(point["test_micro"] for point in points) / len(points)
         ours[called] = max(ours.get(called, 0), mean)
@@ -173,7 +174,8 @@ def _family_section(task: str, title: str, done: list[dict[str, Any]]) -> str:
             mean_text([point["val_micro"] for point in points]), mean_text(worst) or "–", rounds, str(len(points)),
         ])  # fmt: skip
     heads = ["method", "published", "ours", "on validation", "worst", "round", "seeds"]
-    return f"## {title}\n\n{table(heads, rows)}\n\n{_order(task, ours)}\n\n"
+    left = f" Not run yet: {', '.join(missing)}." if missing else ""
+    return f"## {title}\n\n{table(heads, rows)}\n\n{_order(task, ours)}{left}\n\n"
 
 
 def _until(curve: list[Point], rounds: int) -> Point | None:
