@@ -90,9 +90,9 @@ After few rounds FEDORA is the only method here that does not lose to Local: one
 Fashion-MNIST, with nobody harmed, whichever similarity it takes. One model for all loses a quarter of the accuracy, and
 IFCA's clusters and FedPer's heads lose, too; Ditto keeps close to Local. FEDORA's worth shows with new clients: without
 a single label they get 67 % right on MNIST and 45 to 48 % on Fashion-MNIST from what reaches them by similarity, where
-FedAvg's model gets 47 and 40 %; ten epochs of tuning bring them to where Local ends, or nearly. IFCA's choice by entropy
-fails without labels on Fashion-MNIST (9 %): a model can be sure and wrong. Two seeds and 40 rounds: the intervals are
-wide.
+FedAvg's model gets 47 and 40 %; ten epochs of tuning bring them to where Local ends, or nearly. IFCA's choice by
+entropy fails without labels on Fashion-MNIST (9 %): a model can be sure and wrong. Two seeds and 40 rounds: the
+intervals are wide.
 """
 
 
