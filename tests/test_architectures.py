@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from atoll import Recipe, Task, Training
+from atoll import Recipe, Task, Training, federate
 from atoll.algorithms import create, find
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedamp import FedAMP
@@ -181,6 +181,20 @@ def test_a_method_that_sends_each_client_something_else_is_refused() -> None:
 def test_public_samples_are_asked_for() -> None:
     with pytest.raises(TaskError, match="FedDF needs public data"):
         play(replace(mixed(), public=None), FedDF())
+
+
+def test_late_replies_are_aggregated_with_those_in_time() -> None:
+    """catches: an architecture that is aggregated twice in a round, for late replies and for the others."""
+    fused: list[list[int]] = []
+
+    class Noted(FedAvg):
+        def fuse(self, servers, replies):  # type: ignore[no-untyped-def]
+            fused.append([number for number, _ in replies.by_architecture()])
+            return [*servers]
+
+    federate(mixed(), Noted(), rounds=30, late=0.4, delay=2, evaluation="none")
+    assert any(len(numbers) == 2 for numbers in fused)
+    assert all(len(set(numbers)) == len(numbers) for numbers in fused)
 
 
 def test_the_first_architecture_may_be_lost_for_a_round() -> None:

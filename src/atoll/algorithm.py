@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -271,13 +270,15 @@ class Replies:
         return Replies(parts, keep=True, workbench=self._workbench)
 
     def by_architecture(self) -> Iterator[tuple[int, Replies]]:
-        """The replies of each architecture that replied, with its number; to be used one after another."""
+        """The replies of each architecture that replied, with its number."""
         architecture = self.workbench.population.task.architecture
         if architecture is None:
             yield 0, self
             return
-        # Those of an architecture arrive one after another.
-        for number, arrivals in itertools.groupby(self._all(), lambda arrival: int(architecture[arrival.clients[0]])):
+        parts: dict[int, list[Arrival]] = {}  # held: a late reply may come before or after others of its architecture
+        for arrival in self._all():
+            parts.setdefault(int(architecture[arrival.clients[0]]), []).append(arrival)
+        for number, arrivals in parts.items():
             bench = self.workbench.of_architecture(number)
             yield number, Replies(arrivals, keep=self._kept is not None, workbench=bench)
 

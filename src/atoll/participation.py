@@ -143,7 +143,8 @@ SCHEDULES: dict[str, Callable[[str], Schedule]] = {
 class Late:
     """Replies on their way: a share of them arrives some rounds after the one they belong to.
 
-    A reply that is d rounds old counts 1 / sqrt(1 + d) of what it would have counted.
+    A reply that is d rounds old counts 1 / sqrt(1 + d) of what it would have counted. One that would arrive after the
+    last round is lost; it was sent, so the ledger has it.
     """
 
     def __init__(self, share: float, delay: int, seed: int) -> None:

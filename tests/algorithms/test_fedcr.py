@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from samples import own
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
@@ -21,12 +22,6 @@ CLASSES, SIZE = 3, 6
 @pytest.fixture
 def task(make_task: Callable[..., Task]) -> Task:
     return make_task(dtype=torch.float64)
-
-
-def own(task: Task, client: int) -> tuple[Tensor, Tensor]:
-    train = task.splits["train"]
-    rows = train.order[train.offsets[client] : train.offsets[client + 1]]
-    return task.x[rows], task.y[rows]
 
 
 def normal(*shape: int, purpose: str) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from samples import own
 
 from atoll import Batch, Cohort, Params, Task
 from atoll.algorithms.fedavg import FedAvg
@@ -20,12 +20,6 @@ CLASSES = 3
 @pytest.fixture
 def task(make_task: Callable[..., Task]) -> Task:
     return make_task(dtype=torch.float64, batch_size=12)  # every client takes one step an epoch
-
-
-def own(task: Task, client: int) -> tuple[Tensor, Tensor]:
-    train = task.splits["train"]
-    rows = train.order[train.offsets[client] : train.offsets[client + 1]]
-    return task.x[rows], task.y[rows]
 
 
 def head_of(model: Params) -> Params:

@@ -9,7 +9,7 @@ import torch
 from atoll import Cohort, Task
 from atoll.conformance import quadratics
 from atoll.errors import LabelsNeeded
-from atoll.local.embeddings import moments
+from atoll.local.features import moments
 from atoll.local.losses import entropies, losses
 from atoll.params import stack
 

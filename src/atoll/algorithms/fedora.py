@@ -39,7 +39,6 @@ from atoll.similarity import alignment, among_known, bases, links, propagation
 log = logging.getLogger("atoll.algorithms")
 
 Server = dict[str, Any]
-SETTLING = 3  # passes in which BatchNorm meets the samples of a new client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +164,7 @@ class Fedora(Algorithm):
         r = links(scores, self.topk, self.temperature, among=server["known"].expand(len(cohort), -1))
         matrix = self.mixing(server)
         w = cohort.stacked(cohort.initial) | mixed(r.to(matrix.dtype) @ matrix, server["v"])
-        return settled(cohort, w, passes=SETTLING)
+        return settled(cohort, w)
 
     # -- parts -------------------------------------------------------------------------------------------------------
     def _bases(self, cohort: Cohort) -> Stack:

@@ -26,7 +26,7 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import HyperparameterError
 from atoll.local import sgd
-from atoll.local.embeddings import moments
+from atoll.local.features import moments
 from atoll.mixing import require_memory
 from atoll.params import Stack, spread, stack
 

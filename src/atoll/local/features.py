@@ -1,4 +1,4 @@
-"""What enters a model's head: beside its answers, class by class, and how far apart it is."""
+"""What enters a model's head: beside its answers, class by class, in its moments, and how far apart it is."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from atoll.models.network import Variant
 from atoll.params import Params, Stack
 
 
+def one_sample(task: Task) -> Batch:
+    """The first sample as a batch, to find out what shape a network makes of it."""
+    return Batch(task.x[:1], task.y[:1], None, None, task.network, Variant(train=False))
+
+
 def feature_size(method: object, task: Task) -> int:
     """How many numbers enter the head of the task's network; raises unless samples have a class and a row each."""
     name = type(method).__name__
     if task.classes is None or task.y.ndim != 1:
         raise TaskError(f"{name} needs samples of one class each. {task.name} has none.")
     with torch.no_grad():
-        one = Batch(task.x[:1], task.y[:1], None, None, task.network, Variant(train=False))
+        one = one_sample(task)
         features = one.features(task.network.initial)
         one.head(task.network.initial, features)
     if features.ndim != 2:
@@ -59,6 +64,23 @@ def class_sums(cohort: Cohort, w: Params | Stack, size: int) -> Stack:
 def _add(seen: Params, batch: Batch, w: Params) -> Params:
     same = membership(batch, len(seen["count"]))
     return Params.of(sum=seen["sum"] + same.T @ batch.features(w), count=seen["count"] + same.sum(0))
+
+
+def moments(cohort: Cohort, w: Params | Stack) -> Stack:
+    """Mean and standard deviation of every feature over each client's training samples: two leaves."""
+    task = cohort.population.task
+    zeros = torch.zeros(one_sample(task).features(task.network.initial).numel())
+    seen = cohort.scan(
+        _add_moments, Params.of(first=zeros, second=zeros), given=w, shuffle=False, train=False, labels=False
+    )
+    mean, square = (seen[name] / cohort.samples[:, None] for name in ("first", "second"))
+    return Stack.of(mean=mean, deviation=(square - mean**2).clamp(min=0).sqrt())
+
+
+def _add_moments(seen: Params, batch: Batch, w: Params) -> Params:
+    features = batch.features(w).flatten(1)
+    real = features if batch.mask is None else features * batch.mask[:, None]
+    return Params.of(first=seen["first"] + real.sum(0), second=seen["second"] + (real * features).sum(0))
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:

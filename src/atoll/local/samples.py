@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.batch import Batch
 from atoll.cohort import Cohort
-from atoll.models.network import Variant
+from atoll.local.features import one_sample
 from atoll.params import Params
 
 
@@ -21,8 +21,7 @@ def rows_of(cohort: Cohort, *, encoded: bool = False) -> list[tuple[Tensor, Tens
     """
     task = cohort.population.task
     look = partial(_look, task.classes, cohort.labelled, encoded)
-    one = Batch(task.x[:1], task.y[:1], None, None, task.network, Variant(train=False))
-    x, y = look(one, task.network.initial)
+    x, y = look(one_sample(task), task.network.initial)
     largest = int(np.diff(task.splits["train"].offsets).max())  # one batch holds a whole client
     start = Params.of(x=torch.zeros(largest, x.shape[1]), y=torch.zeros(largest, y.shape[1]), real=torch.zeros(largest))
     seen = cohort.scan(

@@ -9,12 +9,12 @@ from atoll.params import Params, Stack
 PASSES = 25  # with BatchNorm's usual momentum, at most 0.9^25 = 7 % of the first statistics is left
 
 
-def settled(cohort: Cohort, w: Params | Stack, *, passes: int = PASSES) -> Stack:
+def settled(cohort: Cohort, w: Params | Stack) -> Stack:
     """The same models with BatchNorm's statistics of each client's own samples: no gradient is taken."""
     start = cohort.stacked(w)
     if not start.buffers:
         return start
-    end: Stack = cohort.scan(_pass, start, epochs=passes, stream="welcome", labels=False)
+    end: Stack = cohort.scan(_pass, start, epochs=PASSES, stream="welcome", labels=False)
     return end
 
 

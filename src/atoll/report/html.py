@@ -484,9 +484,7 @@ class Page:
                 f"{method}, seed {one.seed}. Each row is a client, each column one it takes from; the strongest shade "
                 f"is {np.nanmax(matrix):.3g}.{left_out}"
             )
-            svg = figures.heatmap(matrix, self.names, notes, title)
-            inner = f'<div class="scroll"{_FOCUS}><div class="wide-only">{svg}</div></div>'
-            drawn.append(f'<div data-method="{self.looks[method].place}">{_figure_of(words, inner)}</div>')
+            drawn.append(self._scrolled(method, words, figures.heatmap(matrix, self.names, notes, title)))
         return "".join(drawn)
 
     def _sensitivity(self) -> str:
@@ -506,10 +504,13 @@ class Page:
                 f"{method}, seed {one.seed}. Each row is a client when it last trained, each column a layer; the "
                 "strongest shade is the client's most sensitive layer."
             )
-            svg = figures.heatmap(shares, self.names, notes, title, layers)
-            inner = f'<div class="scroll"{_FOCUS}><div class="wide-only">{svg}</div></div>'
-            drawn.append(f'<div data-method="{self.looks[method].place}">{_figure_of(words, inner)}</div>')
+            drawn.append(self._scrolled(method, words, figures.heatmap(shares, self.names, notes, title, layers)))
         return "".join(drawn)
+
+    def _scrolled(self, method: str, words: str, svg: str) -> str:
+        """A wide picture of one method, which goes when the method is hidden."""
+        inner = f'<div class="scroll"{_FOCUS}><div class="wide-only">{svg}</div></div>'
+        return f'<div data-method="{self.looks[method].place}">{_figure_of(words, inner)}</div>'
 
     def _takes(self, client: int, row: Any) -> str:
         most = np.argsort(-row, kind="stable")[:3]
