@@ -77,6 +77,10 @@ class Algorithm:
         """The server's state before the first round."""
         return task.network.initial
 
+    def equip(self, server: Tree, workbench: Workbench) -> Tree:  # noqa: ARG002
+        """The server's state after what it does alone before anybody is asked, such as to train on public data."""
+        return server
+
     def broadcast(self, server: Tree) -> Tree:
         """What every client of a cohort receives."""
         return server
@@ -124,7 +128,7 @@ class Algorithm:
         model: Params = server
         return model
 
-    def shared(self, server: Tree) -> Params | None:
+    def shared(self, server: Tree) -> Params | Predictor | None:
         """The model for everybody, if the method has one: the server's state where that is a whole model."""
         whole = isinstance(server, Params) and server.layout is not None and len(server) == len(server.layout.kinds)
         return server if whole else None

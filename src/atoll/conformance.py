@@ -42,7 +42,7 @@ from atoll.hyperparameters import Hyperparameter
 from atoll.memory import Memory, RamMemory
 from atoll.models import MLP, BodyAndHead
 from atoll.params import Params, Stack, Tree, flatten, stacked_leaves, unflatten
-from atoll.predictor import predictor_of
+from atoll.predictor import BESIDE, predictor_of
 from atoll.randomness import default_generator, generator
 from atoll.report.report import Report
 from atoll.serialise import from_bytes, to_bytes
@@ -637,12 +637,15 @@ def _welcomed(report: Report, newcomers: Task, *, labelled: bool = True, strateg
 
     def work(cohort: Cohort) -> Stack:
         learner = replace(cohort, labelled=labelled)
-        return learner.stacked(predictor_of(report.algorithm.welcome(report.server, learner)).model)
+        deployed = predictor_of(report.algorithm.welcome(report.server, learner))
+        return learner.stacked(deployed.model or deployed.values)
 
     population = Population(newcomers, RamMemory(newcomers.clients), seed=1)
     phase = ("welcome", report.algorithm, labelled)
     models = _by_number(_engine(strategy), Job(population, np.arange(newcomers.clients), 0, work, phase))
     for client, model in enumerate(models):
+        if any(name.startswith(BESIDE) for name in model):  # no single model: an ensemble, for example
+            continue
         if {name: leaf.shape for name, leaf in model.items()} != {name: leaf.shape for name, leaf in network.items()}:
             raise ConformanceError(f"A new client must get a whole model, {network}. Client {client} got {model}.")
     return models

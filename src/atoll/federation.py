@@ -192,6 +192,7 @@ def federate(
         history = run.metrics() if run else []
         written = len(channel.ledger.entries)
         if first == 0:
+            server = algorithm.equip(server, Workbench(population, engine, round=-1))
             server = _prepare(algorithm, server, engine, population, channel)
         late = Late(settings.late, settings.delay, settings.seed)
         late.load(loaded[1].get("late", []) if loaded else [])

@@ -49,6 +49,9 @@ def evaluate_newcomers(
         found = {"0": sums["0"].scan(cohort, deployed)}
         model = predictor_of(deployed).model  # whatever stands beside the model is not tuned, and is left out then
         for before, after in pairwise(EPOCHS):
+            if not model:  # an ensemble, for example: there is no single model to tune
+                found[str(after)] = found["0"]
+                continue
             model = sgd(learner, start=model, epochs=after - before, stream=f"tune {after}")
             found[str(after)] = sums[str(after)].scan(cohort, model)
         return found

@@ -10,6 +10,8 @@ from torch import Tensor
 from atoll.batch import Batch
 from atoll.params import Params, Stack
 
+BESIDE = "beside."  # before the names of what stands beside a model, where all numbers are listed together
+MEMBER = "member."  # before the names of an ensemble's leaves, which hold all its models
 Answer = Callable[[Params, Params, Batch], Tensor]
 
 
@@ -18,6 +20,7 @@ class Predictor:
     """A model that answers by another rule than its network: with prototypes, a store of samples, a second head.
 
     `answer(model, beside, batch)` is a pure function of one client's values; it returns one row of logits per sample.
+    Where no single model answers, as in an ensemble, `model` has no leaves: `Params({}, layout)`.
     """
 
     model: Params | Stack  # of the task's network
@@ -27,7 +30,7 @@ class Predictor:
     @property
     def values(self) -> Params | Stack:
         """All its numbers, as those of a model; what stands beside the model is called `beside.NAME`."""
-        beside = {f"beside.{name}": leaf for name, leaf in self.beside.items()}
+        beside = {f"{BESIDE}{name}": leaf for name, leaf in self.beside.items()}
         return self.model | type(self.beside)(beside, self.model.layout)
 
 
@@ -41,3 +44,16 @@ def predictor_of(deployed: Deployed) -> Predictor:
 
 def _network(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
     return batch.outputs(model)
+
+
+def ensemble(members: Stack, beside: Params, answer: Answer) -> Predictor:
+    """Several models that answer together; the rule finds them with `members_of(beside)`."""
+    together = Params({f"{MEMBER}{name}": leaf for name, leaf in members.items()}, members.layout)
+    return Predictor(Params({}, members.layout), together | beside, answer)
+
+
+def members_of(beside: Params) -> list[Params]:
+    """The models of an ensemble, one after another."""
+    leaves = {name.removeprefix(MEMBER): leaf for name, leaf in beside.items() if name.startswith(MEMBER)}
+    count = len(next(iter(leaves.values())))
+    return [Params({name: leaf[k] for name, leaf in leaves.items()}, beside.layout) for k in range(count)]

@@ -21,7 +21,18 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Positive, Replies, Update, Weighting
+from atoll.algorithm import (
+    Algorithm,
+    Count,
+    Epochs,
+    Limits,
+    NonNegative,
+    Positive,
+    Predictor,
+    Replies,
+    Update,
+    Weighting,
+)
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Task
@@ -104,7 +115,7 @@ class FedGen(Algorithm):
         """The shared leaves, with the client's own where some are private."""
         return cohort.recall(default=cohort.initial.part(self.private)) | cohort.stacked(server["w"])
 
-    def shared(self, server: Server) -> Params | None:
+    def shared(self, server: Server) -> Params | Predictor | None:
         """The averaged model, if nothing is private."""
         return super().shared(server["w"])
 

@@ -19,9 +19,10 @@ from atoll.metrics import fairness
 from atoll.metrics.calibration import bins, ece
 from atoll.models.network import Variant
 from atoll.params import Params, Stack, Tree
-from atoll.predictor import Answer, Deployed, predictor_of
+from atoll.predictor import Answer, Deployed, Predictor, predictor_of
 
 LARGEST_BATCH = 256
+CENTRAL_BATCH = 2_000
 BINS = 15  # of confidence
 
 
@@ -210,16 +211,22 @@ def _score_step(answer: Answer, carry: Params, batch: Batch, given: tuple[Params
     return Params(after, carry.layout)
 
 
-def evaluate_central(engine: LocalEngine, task: Task, w: Params, batch_size: int = 10_000) -> dict[str, float]:
+def evaluate_central(
+    engine: LocalEngine, task: Task, shared: Params | Predictor, batch_size: int = CENTRAL_BATCH
+) -> dict[str, float]:
     """The shared model on the server's own test set."""
     assert task.central is not None
+    one = predictor_of(shared)
+    model, beside = one.model, one.beside
+    assert isinstance(model, Params)
+    assert isinstance(beside, Params)
     x, y = task.central
     totals = np.zeros(2)
     with torch.no_grad():
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
             variant = Variant(train=False, precision=engine.precision)
-            outputs = Batch(x[part], y[part], None, None, task.network, variant).outputs(w)
+            outputs = one.answer(model, beside, Batch(x[part], y[part], None, None, task.network, variant))
             both = [task.network.score(outputs, y[part]).sum(), task.network.loss(outputs, y[part]).sum()]
             totals += torch.stack(both).double().cpu().numpy()
     return {"score": totals[0] / len(x), "loss": totals[1] / len(x)}
