@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -56,15 +56,6 @@ def test_totals_and_means_leave_padding_out():
     values = torch.tensor([1.0, 2.0, 100.0])
     assert batch.total(values).item() == 3.0
     assert batch.mean(values).item() == 1.5
-
-
-@pytest.mark.parametrize("vectorised", [False, True])
-def test_a_penalty_adds_to_the_gradient_but_not_to_the_loss(vectorised):
-    batch, w = batch_of(mlp(), vectorised=vectorised)
-    plain, _, loss = batch.gradient(w)
-    pulled, _, same = batch.gradient(w, lambda v: 0.5 * v.dot(v))  # its gradient is v
-    assert torch.equal(loss, same)
-    assert all(torch.allclose(pulled[name], plain[name] + w[name], atol=1e-14) for name in w)
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
@@ -238,3 +229,62 @@ def test_a_deployed_model_uses_its_statistics_and_drops_nothing():
     torch.testing.assert_close(outputs, module.double().eval()(batch.x).detach())
     assert all(torch.equal(after[name], w[name]) for name in w)
     assert not torch.equal(keyed.outputs(w), outputs)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Adds what is drawn for each number of each sample."""
+
+    def __call__(self, x, keys):
+        return x + keys.bits(torch.arange(x.numel()).reshape(x.shape)).to(x.dtype) / 2**32
+
+    def check(self, shape):
+        pass
+
+
+MASK = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+
+
+def test_every_view_starts_from_the_samples_as_they_are():
+    raw = replace(drawing(), augment=Noise(), mask=MASK)
+    first, second = raw.view(0), raw.view(1)
+    assert not torch.equal(first.x, second.x)
+    assert not torch.equal(first.x, raw.x)
+    assert torch.equal(first.view(1).x, second.x)
+    assert torch.equal(second.view(0).x, first.x)
+    assert first.view() is first  # a step sees it already
+
+
+@pytest.mark.parametrize("seen", [0, 1, None])
+def test_views_are_one_batch_view_after_view(seen):
+    raw = replace(drawing(), augment=Noise(), mask=MASK)
+    batch = raw if seen is None else raw.view(seen)
+    both = batch.views(2)
+    assert torch.equal(both.x, torch.cat([raw.view(0).x, raw.view(1).x]))
+    assert torch.equal(both.y, torch.cat([raw.y, raw.y]))
+    assert torch.equal(both.mask, torch.cat([MASK, MASK]))
+    assert both.count.item() == 8
+    assert torch.equal(torch.cat([part.x for part in both.split(2)]), both.x)
+    assert torch.equal(both.view(3).x, both.x)  # of views there are no others
+
+
+def test_views_without_a_rule_are_copies():
+    batch, _ = batch_of(mlp())
+    three = batch.views(3)
+    assert torch.equal(three.x, batch.x.repeat(3, 1))
+    assert torch.equal(three.y, batch.y.repeat(3))
+    assert three.mask is None
+
+
+def test_the_parts_of_a_view_are_views_of_their_own_samples():
+    raw = replace(drawing(), augment=Noise())
+    part = raw.view(0).split(2)[1]
+    assert torch.equal(part.x, raw.view(0).x[3:])
+    added = part.view(1).x - raw.x[3:]
+    assert 0 <= added.min() < added.max() < 1
+
+
+def test_two_views_drop_different_units():
+    batch, w = batch_of(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)))
+    first, second = replace(batch, keys=Keys(torch.tensor(1), torch.tensor(2))).views(2).outputs(w).chunk(2)
+    assert not torch.equal(first == 0, second == 0)

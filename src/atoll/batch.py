@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from atoll.data.augment import Augment
 
 A = TypeVar("A")
-Objective = Callable[[Params], Tensor]
 _taken = threading.local()
 AUGMENTATION = 0x61756700  # keeps its draws apart from those of dropout layers
 
@@ -56,13 +55,36 @@ class Batch:
     variant: Variant
     vectorised: bool = False  # whether the step runs inside `vmap`, where gradients must be functional
     augment: Augment | None = None  # how the samples may be changed
+    raw: Tensor | None = None  # the samples before they were changed, where `x` is a view of them
+    shown: int | None = None  # the number of that view
 
     def view(self, number: int = 0) -> Batch:
-        """The same samples as they look this time; views of other numbers are drawn independently."""
-        if self.augment is None:
+        """The samples as they look this time; views of other numbers are drawn independently of this one.
+
+        A step sees view 0. Every view starts from the samples as they are in the data, also that of a view.
+        """
+        if self.augment is None or number == self.shown:
             return self
         assert self.keys is not None, "a batch that is augmented has keys"
-        return replace(self, x=self.augment(self.x, self.keys.fold(AUGMENTATION).fold(number)))
+        raw = self.x if self.raw is None else self.raw
+        x = self.augment(raw, self.keys.fold(AUGMENTATION).fold(number))
+        return replace(self, x=x, raw=raw, shown=number)
+
+    def views(self, count: int) -> Batch:
+        """One batch of the views 0 to count - 1, one after the other; copies where the task changes no samples."""
+
+        def repeated(values: Tensor) -> Tensor:
+            return torch.cat([values] * count)
+
+        return replace(
+            self,
+            x=torch.cat([self.view(number).x for number in range(count)]),
+            y=repeated(self.y),
+            mask=None if self.mask is None else repeated(self.mask),
+            augment=None,  # these are the views: there are no others of them
+            raw=None,
+            shown=None,
+        )
 
     @property
     def deployed(self) -> Batch:
@@ -80,8 +102,9 @@ class Batch:
         """The batches that lie side by side in this one; each draws its own dropout masks, the first as this one."""
         keys = [self.keys if part == 0 else self.keys and self.keys.fold(part) for part in range(parts)]
         masks = [None] * parts if self.mask is None else self.mask.chunk(parts)
-        pieces = zip(self.x.chunk(parts), self.y.chunk(parts), masks, keys, strict=True)
-        return tuple(replace(self, x=x, y=y, mask=mask, keys=key) for x, y, mask, key in pieces)
+        raws = [None] * parts if self.raw is None else self.raw.chunk(parts)
+        pieces = zip(self.x.chunk(parts), self.y.chunk(parts), masks, keys, raws, strict=True)
+        return tuple(replace(self, x=x, y=y, mask=mask, keys=key, raw=raw) for x, y, mask, key, raw in pieces)
 
     def total(self, per_sample: Tensor) -> Tensor:
         """The sum over the samples that are not padding."""
@@ -124,11 +147,10 @@ class Batch:
     def gradient(
         self,
         w: Params,
-        penalty: Objective | None = None,
         only: Iterable[str] | None = None,
         through: Callable[[Params], Params] | None = None,
     ) -> tuple[Params, Params, Tensor]:
-        """The gradient g of loss + penalty; w with the buffers of the pass; the loss without the penalty.
+        """The gradient g of the loss; w with the buffers of the pass; the loss.
 
         With `only`, the gradient is taken for these leaves, and the buffers of all others stay as they are. With
         `through`, the loss is that of the model through(w), and g follows from it by the chain rule.
@@ -139,7 +161,7 @@ class Batch:
             whole = w | trained
             outputs, after = self.forward(whole if through is None else through(whole))
             loss = self.mean(self.network.loss(outputs, self.y))
-            return loss if penalty is None else loss + penalty(trained), (loss, after.buffers.only(names))
+            return loss, (loss, after.buffers.only(names))
 
         g, (loss, buffers) = self.differentiate(objective, w.trained.only(names))
         return g, w | buffers, loss

@@ -16,10 +16,11 @@ from atoll.algorithms import create, file_of, find, name_of
 from atoll.data.task import Task, Training
 from atoll.engines.local import LocalEngine
 from atoll.errors import RunError, unknown
-from atoll.federation import Settings, federate, interruptions
+from atoll.federation import TRAINED, Settings, federate, interruptions
 from atoll.recipe import Recipe
 from atoll.results import REFERENCES, SELECTIONS, Comparison, Outcome, Select, algorithm_of, label
 from atoll.runs import write_json, writing
+from atoll.sources import code_digest
 
 log = logging.getLogger("atoll.comparison")
 
@@ -81,6 +82,7 @@ def compare(
                         report = federate(
                             here, algorithm, settings=_settings_of(algorithm, settings, seed), engine=engine,
                             folder=place, resume=written, on_round=on_round, stop=stop,
+                            trained=None if folder is None else folder / TRAINED,
                         )  # fmt: skip
                     except KeyboardInterrupt:
                         stop.set()
@@ -141,11 +143,6 @@ def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:
     """The folder of all comparisons of one task with the same settings and code: their runs are shared."""
     question = [asdict(recipe.seeded(0)), asdict(replace(settings, seed=0)), engine.precision, code_digest()]
     return f"{recipe.dataset}-compare-{_digest(json.dumps(question).encode())}"
-
-
-def code_digest() -> str:
-    """Changes with every change of Atoll's code."""
-    return _digest(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))))
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -34,6 +34,7 @@ from atoll.channel import Channel, Ledger, Stage
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine
+from atoll.engines.trainings import Trainings
 from atoll.errors import CohortError, DivergedError, OneShotError, RunError, TaskError, unknown
 from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
@@ -49,6 +50,7 @@ log = logging.getLogger("atoll.federation")
 
 Clients = NDArray[np.int64]
 CHECKPOINT_SECONDS = 30.0
+TRAINED = "trained"  # the folder of trained clients
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def federate(
     faults: Callable[[int, Clients], NDArray[np.bool_]] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
     stop: threading.Event | None = None,
+    trained: Path | None = None,
     **more: Any,
 ) -> Report:
     """Run `algorithm` on `task` and report on every client.
@@ -164,7 +167,9 @@ def federate(
     Settings can be given as keywords: `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run
     is written there and can be resumed after an interruption, bit for bit. `stages` change what clients send;
     `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics.
-    Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it.
+    Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
+    method train long: where they are is kept in the folder `trained`, by default in the run's, and found there by other
+    runs whose clients train the same way.
     """
     settings = replace(settings or Settings(), **more)
     settings.check(task, algorithm)
@@ -184,6 +189,8 @@ def federate(
 
     watch = interruptions(enabled=run is not None) if stop is None else nullcontext(stop)
     with run.logging() if run else nullcontext(), watch as stop:
+        kept_in = trained or (run.folder / TRAINED if run else None)
+        trainings = Trainings(kept_in, stop) if algorithm.one_shot and kept_in else None
         server, first = algorithm.start(here), 0
         loaded = run.load(here.layouts, engine.device) if run and begun else None
         if run and begun:
@@ -202,7 +209,9 @@ def federate(
             cohort = choose(settings, task.clients, round, late.clients)
             traffic = Traffic(asked=len(cohort))
             present = _present(settings, cohort, round, faults, traffic)
-            arrivals = _gather(algorithm, server, engine, population, channel, present, settings, round, traffic)
+            arrivals = _gather(
+                algorithm, server, engine, population, channel, present, settings, round, traffic, trainings
+            )
             arrivals = late.passing(arrivals, round, task.clients)
             first_arrival = next(arrivals, None)
             if first_arrival is None:
@@ -292,6 +301,7 @@ def _gather(
     settings: Settings,
     round: int,
     traffic: Traffic,
+    trainings: Trainings | None,
 ) -> Iterator[Arrival]:
     """What the clients send, as it arrives; what they keep goes to their memory."""
     broadcast = algorithm.broadcast(server)
@@ -309,6 +319,7 @@ def _gather(
         calls=settings.rounds,
         usual=settings.cohort_size(population.task.clients),
         unicast=unicast,
+        trainings=trainings,
     )
     for outcome in engine.run(job) if len(clients) else ():
         if not isinstance(outcome, Done):

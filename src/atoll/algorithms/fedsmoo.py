@@ -82,7 +82,7 @@ class FedSMOO(FedDyn):
         g, after, loss = batch.gradient(theta)
         eps = ascent(theta, g + against - given["s"], self.rho)
         penalty = linear(-given["q"]) + proximal(self.alpha, center=given["w"])
-        uphill = gradient_beside(theta, batch, eps, penalty=penalty)
+        uphill = penalty(gradient_beside(theta, batch, eps), theta)
         theta, velocity = descend(rule, after, uphill, carry["velocity"], given["lr"])
         seen = Params.of(loss=seen["loss"] + loss, steps=seen["steps"] + 1)
         return {"theta": theta, "against": against + given["s"] - eps, "velocity": velocity, "seen": seen}

@@ -92,7 +92,7 @@ class Mocha(Algorithm):
         return sgd(cohort, start=cohort.initial, epochs=self.epochs)
 
 
-def _relation(w: Params, given: dict[str, Any]) -> Tensor:
-    """(lam / 2) tr(W Omega W^T), as far as it depends on one client."""
-    moved = w - given["start"].only(w)
-    return given["lam"] * (0.5 * given["omega"]["kk"] * moved.dot(moved) + moved.dot(given["u"]))  # type: ignore[no-any-return]
+def _relation(g: Params, w: Params, given: dict[str, Any]) -> Params:
+    """The sum of g and the gradient of (lam / 2) tr(W Omega W^T) in one client's column."""
+    moved = w.only(g) - given["start"].only(g)
+    return g.moved(moved, given["lam"] * given["omega"]["kk"]).moved(given["u"].only(g), given["lam"])

@@ -75,8 +75,9 @@ class PFedMe(Algorithm):
         """One batch of one client; theta goes on from where it was, w_k follows it."""
         w, theta, velocity, seen = carry["w"], carry["theta"], carry["velocity"], carry["seen"]
         for _ in range(self.inner_steps):
-            g, theta, loss = batch.gradient(theta, proximal(self.lam, center=w))
-            theta, velocity = descend(rule, theta, g, velocity, given["lr"])
+            g, after, loss = batch.gradient(theta)
+            g = proximal(self.lam, center=w)(g, theta)
+            theta, velocity = descend(rule, after, g, velocity, given["lr"])
             seen = Params.of(loss=seen["loss"] + loss, steps=seen["steps"] + 1)
         w = w.moved(w.trained - theta.trained, -self.eta * self.lam) | theta.buffers
         return {"w": w, "theta": theta, "velocity": velocity, "seen": seen}

@@ -52,8 +52,12 @@ def batch_table(
     batch_size: int,
     epochs: int,
     limit: int | None,
+    first: int = 0,
 ) -> BatchTable:
-    """The batches of `epochs` passes over the clients' samples; shuffled anew in every epoch if there are keys."""
+    """The batches of `epochs` passes over the clients' samples; shuffled anew in every epoch if there are keys.
+
+    `first` is the number of the first epoch, for clients that have done others before.
+    """
     device = split.order.device
     host_sizes = split.sizes(clients)
     per_epoch = -(-host_sizes // batch_size)
@@ -74,7 +78,7 @@ def batch_table(
     real = place < sizes[:, None]
     place = torch.where(real, place, 0)
     if keys is not None:
-        shuffled = _orders(keys, sizes, longest, most_epochs)
+        shuffled = _orders(keys, sizes, longest, range(first, first + most_epochs))
         client = torch.arange(len(clients), device=device)[:, None]
         place = shuffled[client, epoch[:, :, None], place]
     # Steps past a client's last one repeat samples of it; nothing reads what is computed from them.
@@ -82,9 +86,9 @@ def batch_table(
     return BatchTable(index, real if split.uneven(batch_size) else None, steps)
 
 
-def _orders(keys: Keys, sizes: Tensor, longest: int, epochs: int) -> Tensor:
+def _orders(keys: Keys, sizes: Tensor, longest: int, epochs: range) -> Tensor:
     """A permutation of its samples for every client and epoch: (client, epoch, place)."""
-    epoch = torch.arange(epochs, device=sizes.device)
+    epoch = torch.arange(epochs.start, epochs.stop, device=sizes.device)
     per_epoch = Keys(keys.low[:, None], keys.high[:, None]).fold(epoch)
     place = torch.arange(longest, device=sizes.device)
     bits = Keys(per_epoch.low[:, :, None], per_epoch.high[:, :, None]).bits(place)

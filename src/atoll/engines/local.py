@@ -28,6 +28,7 @@ from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.programs import NotVectorisable, Plan, Programs
 from atoll.engines.scan import Scanner
+from atoll.engines.trainings import Trainings
 from atoll.errors import AtollError, EngineError
 from atoll.models.network import Precision
 from atoll.params import Tree
@@ -72,6 +73,7 @@ class Job(NamedTuple):
     usual: int = 0  # how many clients such a job has when nobody drops out
     splits: frozenset[str] = frozenset({"train", "val"})
     unicast: Callable[[Clients], Tree] | None = None
+    trainings: Trainings | None = None  # where trained clients are kept
 
     def cohort(self, clients: Clients, scanner: Scanner) -> Cohort:
         """Some of the clients, as the work sees them."""
@@ -216,7 +218,9 @@ class LocalEngine:
 
     def _attempt(self, job: Job, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
         """The outcome for some clients; an exception that is theirs is returned, not raised."""
-        scanner = Scanner(plan, self.programs, nominal=plan.size(job.usual), calls=self._calls(job, plan))
+        scanner = Scanner(
+            plan, self.programs, nominal=plan.size(job.usual), calls=self._calls(job, plan), trainings=job.trainings
+        )
         began = time.perf_counter()
         try:
             with torch.no_grad(), arithmetic(plan.precision), cores(plan):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -127,13 +127,14 @@ class Work:
         if not self.vectorised:
             rows = stacked_leaves(self.given)
             alone = [leaf[0] if row else leaf for leaf, row in zip(given, rows, strict=True)]
-            own_low, own_high = (low[0], high[0]) if self.keyed else (None, None)
+            own_low, own_high, own_time = (low[0], high[0], time[0]) if self.keyed else (None, None, None)
             own_mask = mask[0] if self.masked else None
-            after = self.one_client([leaf[0] for leaf in carry], alone, x[0], y[0], own_mask, own_low, own_high, time)
+            own = [leaf[0] for leaf in carry]
+            after = self.one_client(own, alone, x[0], y[0], own_mask, own_low, own_high, own_time)
             return [leaf[None] for leaf in after]
         axes = [0 if row else None for row in stacked_leaves(self.given)]
         masked, keyed = 0 if self.masked else None, 0 if self.keyed else None
-        call = vmap(self.one_client, in_dims=(0, axes, 0, 0, masked, keyed, keyed, None))
+        call = vmap(self.one_client, in_dims=(0, axes, 0, 0, masked, keyed, keyed, keyed))
         return call(carry, given, x, y, mask, low, high, time)
 
     def rows(self, given: Leaves, size: int) -> Leaves:
@@ -167,18 +168,25 @@ def _brief(structure: Structure) -> str:
     return structure.kind if not structure.parts else f"{structure.kind}({', '.join(map(_brief, structure.parts))})"
 
 
+class Timed(NamedTuple):
+    """The clients' keys, in two words, and how many steps each has done before: a step's draws depend on its number."""
+
+    low: Tensor
+    high: Tensor
+    before: Tensor
+
+
 class Running:
     """A scan under way: `carry` after the steps so far. This one calls a function that returns new tensors."""
 
-    def __init__(self, call: Callable[..., Leaves], carry: Leaves, given: Leaves, keys: Keys | None) -> None:
+    def __init__(self, call: Callable[..., Leaves], carry: Leaves, given: Leaves, timed: Timed | None) -> None:
         self.carry, self._call, self._given = carry, call, given
-        self._low = None if keys is None else keys.low
-        self._high = None if keys is None else keys.high
+        self._timed = timed
 
     def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
         """One more batch."""
-        now = None if self._low is None else torch.full((), time, device=index.device)
-        self.carry = self._call(self.carry, self._given, index, mask, self._low, self._high, now)
+        keys = (None, None, None) if self._timed is None else self._timed._replace(before=self._timed.before + time)
+        self.carry = self._call(self.carry, self._given, index, mask, *keys)
 
     def end(self) -> Leaves:
         """The carry, in tensors of its own."""
@@ -188,9 +196,9 @@ class Running:
 class EagerProgram:
     """Runs the step's own Python for every batch."""
 
-    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+    def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
         """Start a scan."""
-        return Running(functools.partial(self.call, work), carry, given, keys)
+        return Running(functools.partial(self.call, work), carry, given, timed)
 
     def call(self, work: Work, *arguments: Any) -> Leaves:
         """One batch."""
@@ -203,8 +211,8 @@ class EagerProgram:
 class SeededLoop(Running):
     """For a model that draws from torch's own generator: each step draws from its own key."""
 
-    def __init__(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> None:
-        super().__init__(work.all_clients, carry, given, keys)
+    def __init__(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> None:
+        super().__init__(work.all_clients, carry, given, timed)
         self._seeding = work.seeding
 
     def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
@@ -216,9 +224,9 @@ class SeededLoop(Running):
 class SeededProgram:
     """The eager program of such a model."""
 
-    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+    def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
         """Start a scan."""
-        return SeededLoop(work, carry, given, keys)
+        return SeededLoop(work, carry, given, timed)
 
 
 class TracedProgram:
@@ -259,11 +267,11 @@ class TracedProgram:
         after = self._run(*carry, *given, work.x, work.y, *(value for value in rest if value is not None))
         return carry if self.in_place else [leaf.contiguous() for leaf in after]
 
-    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+    def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
         """Start a scan on the data of `work`: the program itself holds none."""
         work.gradients[0] = self.gradients
         mine = _copies(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
-        return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], keys)
+        return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], timed)
 
 
 def _copies(leaves: Leaves) -> Leaves:
@@ -289,10 +297,10 @@ class GraphProgram(Running):
         self._gradients = program.gradients
         self.carry, self._given = _copies(carry), _copies(given)
         self._index, self._mask = index.clone(), None if mask is None else mask.clone()
-        self._keys = None if low is None else (low.clone(), high.clone())
-        self._time = time
+        self._timed = None if low is None else Timed(low.clone(), high.clone(), time.clone())
+        self._time = None if time is None else time.clone()
         arguments = (
-            work, self.carry, self._given, self._index, self._mask, *(self._keys or (None, None)), self._time
+            work, self.carry, self._given, self._index, self._mask, *(self._timed or (None, None))[:2], self._time
         )  # fmt: skip
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -307,16 +315,15 @@ class GraphProgram(Running):
                 for old, new in zip(self.carry, after, strict=True):
                     old.copy_(new)
 
-    def begin(self, work: Work, carry: Leaves, given: Leaves, keys: Keys | None) -> Running:
+    def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
         """Start a scan: the values are copied to where the graph reads them."""
         work.gradients[0] = self._gradients
         for mine, theirs in zip(self.carry, carry, strict=True):
             mine.copy_(theirs)
         for mine, theirs in zip(self._given, given, strict=True):
             mine.copy_(theirs)
-        if keys is not None and self._keys is not None:
-            self._keys[0].copy_(keys.low)
-            self._keys[1].copy_(keys.high)
+        for kept, now in zip(self._timed or (), timed or (), strict=True):
+            kept.copy_(now)
         return self
 
     def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
@@ -324,8 +331,8 @@ class GraphProgram(Running):
         self._index.copy_(index)
         if self._mask is not None and mask is not None:
             self._mask.copy_(mask)
-        if self._time is not None:
-            self._time.fill_(time)
+        if self._timed is not None:
+            torch.add(self._timed.before, time, out=self._time)
         self._graph.replay()
 
     def end(self) -> Leaves:

@@ -7,6 +7,7 @@ others. Programs exist for a few sizes of prefix only; rows past the active ones
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,13 +20,16 @@ from torch import Tensor
 from torch.func import vmap
 
 from atoll.data.batches import BatchTable, batch_table
-from atoll.engines.programs import Leaves, Plan, Programs, Work, forbid_captured_stacks, vectorising
+from atoll.engines.programs import Leaves, Plan, Programs, Timed, Unstable, Work, forbid_captured_stacks, vectorising
+from atoll.engines.trainings import Trainings, digests
 from atoll.models.network import Variant
 from atoll.params import Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.randomness import Keys, number
 
 if TYPE_CHECKING:
     from atoll.cohort import Cohort, Step
+
+log = logging.getLogger("atoll.engine")
 
 
 @dataclass
@@ -41,13 +45,20 @@ class Tally:
 class Scanner:
     """Runs scans and maps as a plan says; `limit` cuts every scan short, to measure a plan.
 
-    `nominal` is the number of clients that a call usually has.
+    `nominal` is the number of clients that a call usually has. With `trainings`, training is looked up and kept there.
     """
 
     def __init__(
-        self, plan: Plan, programs: Programs, *, nominal: int = 1, calls: int = 1, limit: int | None = None
+        self,
+        plan: Plan,
+        programs: Programs,
+        *,
+        nominal: int = 1,
+        calls: int = 1,
+        limit: int | None = None,
+        trainings: Trainings | None = None,
     ) -> None:
-        self.plan, self.programs = plan, programs
+        self.plan, self.programs, self.trainings = plan, programs, trainings
         self.nominal, self.calls, self.limit = nominal, calls, limit
         self.tally = Tally()
 
@@ -70,16 +81,9 @@ class Scanner:
         forbid_captured_stacks(step)
         task, seed, round = cohort.population.task, cohort.population.seed, cohort.round
         data, ids = task.splits[split], cohort.ids
-        steps_each = -(-data.sizes(cohort.clients) // batch_size) * epochs
-        self.tally.planned += int(steps_each.sum())
+        steps_each = -(-data.sizes(cohort.clients) // batch_size)
+        self.tally.planned += int(steps_each.sum()) * epochs
         streams = (stream,) if isinstance(stream, str) else stream
-        tables = []
-        for one in streams:
-            keys = Keys.of(ids, seed, "batches", round, one) if shuffle else None
-            tables.append(
-                batch_table(data, cohort.clients, keys, batch_size=batch_size, epochs=epochs, limit=self.limit)
-            )
-        table = _side_by_side(tables)
         augment = task.augment if train and split == "train" else None
         keyed = draws or augment is not None or (train and task.network.draws)
         dropout = Keys.of(ids, seed, "dropout", round, streams[0]) if keyed else None
@@ -90,7 +94,7 @@ class Scanner:
             channels_last=self.plan.channels_last,
             precision=self.plan.precision,
         )
-        for mode in {variant, replace(variant, train=False)}:  # a step may ask a model as it would be deployed, too
+        for mode in (replace(variant, train=train) for train in (True, False)):  # a step may ask for the other, too
             task.network.module(mode)  # this thread's copy is made here, because inside `vmap` it cannot be
             if task.network.has_features:
                 task.network.module(replace(mode, features=True))
@@ -100,21 +104,51 @@ class Scanner:
         given_leaves, given_structure = flatten(given)
         work = Work(
             step, carry_structure, given_structure, task.network, variant, vectorised, task.x, task.y,
-            table.valid is not None, dropout is not None,
+            data.uneven(batch_size), dropout is not None,
             functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
             augment=augment, streams=None if isinstance(stream, str) else len(stream),
         )  # fmt: skip
-        mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
-        inputs = _Inputs(carry_leaves, given_leaves, table.index, mask, dropout, table.steps)
-        order = np.argsort(-table.steps, kind="stable")
-        if (order[1:] > order[:-1]).all():
-            return unflatten(carry_structure, self._fold(work, inputs))
-        there = torch.from_numpy(order).to(ids.device)
-        back = torch.from_numpy(np.argsort(order)).to(ids.device)
-        leaves = self._fold(work, inputs.permuted(there, order, stacked_leaves(given_structure)))
-        return unflatten(carry_structure, [leaf[back] for leaf in leaves])
 
-    def _fold(self, work: Work, inputs: _Inputs) -> Leaves:
+        def tables(first: int, last: int) -> BatchTable:
+            """The batches of some epochs."""
+            each = [Keys.of(ids, seed, "batches", round, one) if shuffle else None for one in streams]
+            return _side_by_side([
+                batch_table(
+                    data, cohort.clients, keys, batch_size=batch_size, epochs=last - first, limit=self.limit,
+                    first=first,
+                )
+                for keys in each
+            ])  # fmt: skip
+
+        def run(carry: Leaves, first: int, last: int) -> Leaves:
+            """The carry after some epochs."""
+            table = tables(first, last)
+            mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
+            before = torch.from_numpy(steps_each * first).to(ids.device)
+            timed = None if dropout is None else Timed(dropout.low, dropout.high, before)
+            inputs = _Inputs(carry, given_leaves, table.index, mask, timed, table.steps)
+            ahead = self.calls * -(-(epochs - first) // (last - first)) if last > first else self.calls
+            order = np.argsort(-table.steps, kind="stable")
+            if (order[1:] > order[:-1]).all():
+                return self._fold(work, inputs, ahead)
+            there = torch.from_numpy(order).to(ids.device)
+            back = torch.from_numpy(np.argsort(order)).to(ids.device)
+            leaves = self._fold(work, inputs.permuted(there, order, stacked_leaves(given_structure)), ahead)
+            return [leaf[back] for leaf in leaves]
+
+        if self.trainings is None or not train or split != "train" or task.network.draws_globally:
+            return unflatten(carry_structure, run(carry_leaves, 0, epochs))
+        facts = (streams, batch_size, shuffle)
+        try:
+            names = digests(cohort, work, carry_leaves, given_leaves, facts)
+        except Unstable as reason:
+            log.info("local training is not kept: %s", reason)
+            return unflatten(carry_structure, run(carry_leaves, 0, epochs))
+        leaves, found = self.trainings.carry_on(names, carry_leaves, epochs, run, work)
+        self.tally.gradients += work.gradients[0] * int(steps_each.sum()) * found
+        return unflatten(carry_structure, leaves)
+
+    def _fold(self, work: Work, inputs: _Inputs, calls: int) -> Leaves:
         steps, index, mask = inputs.steps, inputs.index, inputs.mask
         clients, total = len(steps), int(steps.max(initial=0))
         active = clients - np.searchsorted(np.sort(steps), np.arange(total), side="right")
@@ -138,15 +172,15 @@ class Scanner:
             if active[start] < rows:
                 done.append([leaf[active[start] : rows] for leaf in carry])
                 rows = int(active[start])
-            keys = inputs.keys and Keys(inputs.keys.low[:size], inputs.keys.high[:size])
+            timed = inputs.timed and Timed(*(part[:size] for part in inputs.timed))
             here = [leaf[:size] for leaf in carry]
             given = work.rows(inputs.given, size)
             example = (
                 here, given, index[start, :size], None if mask is None else mask[start, :size],
-                keys and keys.low, keys and keys.high, keys and torch.zeros((), dtype=torch.int64, device=index.device),
+                *(timed or (None, None, None)),
             )  # fmt: skip
-            program = self.programs.get(self.plan, work, example, int(stop - start) * self.calls)
-            running = program.begin(work, here, given, keys)
+            program = self.programs.get(self.plan, work, example, int(stop - start) * calls)
+            running = program.begin(work, here, given, timed)
             for t in range(start, stop):
                 if active[t] < rows:  # these clients are done: set them aside before they are overwritten
                     done.append([leaf[active[t] : rows].clone() for leaf in running.carry])
@@ -203,7 +237,7 @@ class _Inputs:
     given: Leaves
     index: Tensor
     mask: Tensor | None
-    keys: Keys | None
+    timed: Timed | None
     steps: NDArray[np.int64]
 
     def padded(self, rows: int, given_rows: list[bool]) -> _Inputs:
@@ -219,7 +253,7 @@ class _Inputs:
             [longer(leaf) if row else leaf for leaf, row in zip(self.given, given_rows, strict=True)],
             longer(self.index, 1),
             None if self.mask is None else longer(self.mask, 1),
-            self.keys and Keys(longer(self.keys.low), longer(self.keys.high)),
+            self.timed and Timed(*map(longer, self.timed)),
             self.steps,
         )
 
@@ -229,7 +263,7 @@ class _Inputs:
             [leaf[there] if row else leaf for leaf, row in zip(self.given, rows, strict=True)],
             self.index[:, there],
             None if self.mask is None else self.mask[:, there],
-            self.keys and Keys(self.keys.low[there], self.keys.high[there]),
+            self.timed and Timed(*(part[there] for part in self.timed)),
             self.steps[order],
         )
 

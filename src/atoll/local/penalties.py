@@ -1,29 +1,34 @@
-"""Terms added to a client's loss. What they need is carried in `given`, so that each client gets its own."""
+"""Terms of a client's loss that are known functions of its model, and so are their gradients.
+
+They are added to the gradient of the data's loss in closed form: differentiated with it, they would cost a good part of
+a step. What they need is carried in `given`, so that each client gets its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from atoll.params import Params, Scalar, Stack, Tree
 
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
-    """`term(params, given)` is added to the loss; `given` may hold a Stack, of which each client sees its own."""
+    """`onto(g, w, given)` is g plus the term's gradient at w, for the leaves of g.
 
-    term: Callable[[Params, Tree], Tensor]
+    `given` may hold a Stack, of which each client sees its own.
+    """
+
+    onto: Callable[[Params, Params, Tree], Params]
     given: Tree = None
 
     def __add__(self, other: Penalty) -> Penalty:
-        mine, theirs = self.term, other.term
-        return Penalty(lambda w, given: mine(w, given[0]) + theirs(w, given[1]), (self.given, other.given))
+        mine, theirs = self.onto, other.onto
+        return Penalty(lambda g, w, given: theirs(mine(g, w, given[0]), w, given[1]), (self.given, other.given))
 
-    def __call__(self, w: Params) -> Tensor:
-        """The term, inside a step that made this penalty from one client's Params."""
-        return self.term(w, self.given)
+    def __call__(self, g: Params, w: Params) -> Params:
+        """The sum, inside a step that made this penalty from one client's Params."""
+        return self.onto(g, w, self.given)
 
 
 def proximal(lam: Scalar, center: Params | Stack) -> Penalty:
@@ -36,10 +41,10 @@ def linear(direction: Params | Stack) -> Penalty:
     return Penalty(_linear, direction.trained)
 
 
-def _proximal(w: Params, given: Tree) -> Tensor:
-    apart = w.only(given["center"]) - given["center"].only(w)
-    return 0.5 * given["lam"] * apart.dot(apart)  # type: ignore[no-any-return]
+def _proximal(g: Params, w: Params, given: Tree) -> Params:
+    center = given["center"].only(g)
+    return g.moved(w.only(center) - center, given["lam"])
 
 
-def _linear(w: Params, direction: Params) -> Tensor:
-    return w.dot(direction)
+def _linear(g: Params, w: Params, direction: Params) -> Params:
+    return g + direction.only(g)

@@ -56,11 +56,11 @@ def sgd(
             penalty = change.term(start) if penalty is None else penalty + change.term(start)
         if change.radius is not None:
             radius, adaptive = change.radius, change.adaptive
-    term = None if penalty is None else penalty.term
+    onto = None if penalty is None else penalty.onto
 
     def plain(w: Params, batch: Batch, given: Any) -> Found:
-        pull = None if term is None else (lambda v: term(v, given["penalty"]))
-        return sharp_gradient(w, batch, given["radius"], adaptive=adaptive, penalty=pull, only=names)
+        g, after, loss = sharp_gradient(w, batch, given["radius"], adaptive=adaptive, only=names)
+        return g if onto is None else onto(g, w, given["penalty"]), after, loss
 
     def step(carry: dict[str, Params], batch: Any, given: dict[str, Any]) -> dict[str, Params]:
         before, seen = carry["w"], carry["seen"]

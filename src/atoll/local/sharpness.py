@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.batch import Batch, Objective
+from atoll.batch import Batch
 from atoll.local.descent import Found
 from atoll.params import Params, Stack
 
@@ -24,22 +24,19 @@ def sharp_gradient(
     radius: Radius,
     *,
     adaptive: bool = False,
-    penalty: Objective | None = None,
     only: Iterable[str] | None = None,
 ) -> Found:
     """As `batch.gradient`, with the loss's gradient taken uphill; at radius 0 it is that gradient, and one pass."""
     if isinstance(radius, int | float) and radius == 0:
-        return batch.gradient(w, penalty, only)
-    g, after, loss = batch.gradient(w, only=only)
+        return batch.gradient(w, only)
+    g, after, loss = batch.gradient(w, only)
     eps = ascent(w, g, radius, adaptive=adaptive)
-    return gradient_beside(w, batch, eps, penalty=penalty, only=only), after, loss
+    return gradient_beside(w, batch, eps, only=only), after, loss
 
 
-def gradient_beside(
-    w: Params, batch: Batch, eps: Params, *, penalty: Objective | None = None, only: Iterable[str] | None = None
-) -> Params:
-    """The gradient of the loss at w + eps and of the penalty at w."""
-    g, _, _ = batch.gradient(w, penalty, only, through=lambda v: v.moved(eps, 1.0))
+def gradient_beside(w: Params, batch: Batch, eps: Params, *, only: Iterable[str] | None = None) -> Params:
+    """The gradient of the loss at w + eps."""
+    g, _, _ = batch.gradient(w, only, through=lambda v: v.moved(eps, 1.0))
     return g
 
 
