@@ -11,10 +11,10 @@ from typing import Any
 from published import Cell, main, mean_text, origins, table
 
 TASKS = {  # title, data set, partition, rounds, augmentation, radii (usual and larger)
-    "fashion-dir0.5": ("Fashion-MNIST, Dirichlet 0.5", "fashion-mnist", "prior:0.5", 250, "none", (0.1, 0.2)),
-    "cifar10-dir0.5": ("CIFAR-10, Dirichlet 0.5", "cifar10", "prior:0.5", 500, "crop-flip", (0.1, 0.2)),
-    "cifar10-pat5": ("CIFAR-10, 5 classes", "cifar10", "shards:5", 500, "crop-flip", (0.1, 0.2)),
-    "cifar100-dir0.3": ("CIFAR-100, Dirichlet 0.3", "cifar100", "prior:0.3", 500, "crop-flip", (0.05, 0.9)),
+    "fashion-dir0.5": ("Fashion-MNIST, Dirichlet 0.5", "fashion-mnist", "prior:0.5", 100, "none", (0.1, 0.2)),
+    "cifar10-dir0.5": ("CIFAR-10, Dirichlet 0.5", "cifar10", "prior:0.5", 200, "crop-flip", (0.1, 0.2)),
+    "cifar10-pat5": ("CIFAR-10, 5 classes", "cifar10", "shards:5", 200, "crop-flip", (0.1, 0.2)),
+    "cifar100-dir0.3": ("CIFAR-100, Dirichlet 0.3", "cifar100", "prior:0.3", 200, "crop-flip", (0.05, 0.9)),
 }
 SEEDS = [0, 1, 2]
 PUBLISHED = {  # FedFSA's poster, means over three seeds
@@ -90,10 +90,11 @@ missing. Cells so far: {len(done)} of {len(cells())}, on
 {origins(done) or "nothing"}.
 
 **Protocol.** 100 clients with equally many samples, 10 of them in a round, 10 local epochs, SGD with lr 0.1, batch 48,
-gradients clipped at 10, uniform means; then all clients train their heads for 10 epochs. FedFSA's CNN. CIFAR images are
-cropped and flipped. Train and test samples are merged; each client keeps 65 % for training, 5 % for validation, 30 %
-for test (there 70/30). Accuracy in %, mean over clients, after the last round: nothing is chosen on test. Published:
-FedFSA's poster. Our CIFAR-100 is a JPEG copy: expect a little less there.
+gradients clipped at 10, uniform means, {TASKS["cifar10-dir0.5"][3]} rounds (there 500; Fashion-MNIST
+{TASKS["fashion-dir0.5"][3]}, there 250); then all clients train their heads for 10 epochs. FedFSA's CNN.
+CIFAR images are cropped and flipped. Train and test samples are merged; each client keeps 65 % for training, 5 % for
+validation, 30 % for test (there 70/30). Accuracy in %, mean over clients, after the last round: nothing is chosen on
+test. Published: FedFSA's poster. Our CIFAR-100 is a JPEG copy: expect a little less there.
 
 {chr(10).join(sections)}{COMMENT}"""
 

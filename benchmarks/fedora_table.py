@@ -34,11 +34,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--task", choices=TASKS, help="run this one only, and write no page")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "fedora-table")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     sections = []
     for dataset, title in TASKS.items():
+        if asked.task not in (None, dataset):
+            continue
         recipe = Recipe(
             dataset, model="mlp:128,128", split="/".join(f"{100 * share}" for share in FEDORA_SHARES), unseen=1 / 6,
             training=Training(lr=5e-3, batch_size=64, momentum=0.9, weight_decay=5e-5),
@@ -49,6 +52,8 @@ def main() -> None:
             on_run=lambda method, seed, begun: print(method, seed, begun, flush=True),
         )  # fmt: skip
         sections.append(f"## {title}\n\n{_known(comparison)}\n\n{_new(comparison)}\n")
+    if asked.task is not None:
+        return
     where = machine()["gpu"] if asked.device.startswith("cuda") else f"{machine()['cores']} CPU cores"
     commit = (os.environ.get("ATOLL_COMMIT") or versions()["commit"] or "?")[:7]
     (asked.out / "fedora.md").write_text(f"""# FEDORA's setting

@@ -22,7 +22,8 @@ TASKS = {
 }
 MILD = {"cifar100-mild": ("CIFAR-100, Dirichlet 5", "cifar100", "pfllib:5")}
 METHODS = ["local", "fedavg", "fedavg-ft", "ditto:lam=0.1", "ditto:lam=1.0", "fedper"]
-FAMILY_ROUNDS = 150
+FAMILY_ROUNDS = 100
+MILD_ROUNDS = 150
 FAMILY = [  # the rest of the personalized family, in fewer rounds
     "fedprox:mu=0.01",
     "perfedavg",
@@ -74,7 +75,7 @@ def cells() -> list[Cell]:
         )
         for seed in SEEDS
         for tasks, methods, rounds in (
-            (TASKS, METHODS, ROUNDS), (TASKS, FAMILY, FAMILY_ROUNDS), (MILD, METHODS + FAMILY, FAMILY_ROUNDS),
+            (TASKS, METHODS, ROUNDS), (TASKS, FAMILY, FAMILY_ROUNDS), (MILD, METHODS + FAMILY, MILD_ROUNDS),
         )
         for task, (_, dataset, dealt) in tasks.items()
         for method in methods
@@ -147,10 +148,10 @@ def family(done: list[dict[str, Any]]) -> str:
 Written by `python benchmarks/pfllib_table.py`, with [PFLlib's table](pfllib.md) and from the same cells, which are in
 [pfllib.json](pfllib.json); call it again to add those that are missing. On
 {origins(done) or "nothing"}.
-The protocol is described there; here every method is shown **after {FAMILY_ROUNDS} rounds**, those that ran
-longer too, so that all have had the same number of local epochs. Published values are the best of up to 2000
-rounds on test: methods with one shared model (FedAvg, FedProx, FedGen) are far from their end here. *Worst*:
-the worst client. Hyperparameters are in the names, others are the method's defaults.
+The protocol is described there; here every method is shown **after {FAMILY_ROUNDS} rounds** ({MILD_ROUNDS} on
+CIFAR-100), those that ran longer too, so that all have had the same number of local epochs. Published values are the
+best of up to 2000 rounds on test: methods with one shared model (FedAvg, FedProx, FedGen) are far from their end here.
+*Worst*: the worst client. Hyperparameters are in the names, others are the method's defaults.
 
 {"".join(sections)}{FAMILY_COMMENT}"""
 
@@ -160,7 +161,11 @@ def _family_section(task: str, title: str, done: list[dict[str, Any]]) -> str:
         return f"## {title}\n\nNot run yet.\n\n"
     rows, ours, missing = [], dict[str, float](), list[str]()
     for method in [*METHODS, *FAMILY]:
-        points = [_until(one["curve"], FAMILY_ROUNDS) for one in done if one["method"] == method]
+        points = [
+            _until(one["curve"], MILD_ROUNDS if task in MILD else FAMILY_ROUNDS)
+            for one in done
+            if one["method"] == method
+        ]
         points = [point for point in points if point is not None]
         if not points:
             missing.append(f"`{method}`")
