@@ -13,6 +13,7 @@ from atoll.data.datasets import Dataset
 from atoll.data.splits import Shares
 from atoll.data.task import Task, Training
 from atoll.errors import RunError, TaskError
+from atoll.randomness import generator
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Recipe:
     seed: int = 0  # of the model's initial values, and of the partition unless it has its own
     partition_seed: int | None = None
     data: str | None = None  # the folder of the data sets; ATOLL_DATA by default
+    samples: int | None = None  # so many of the data set's, drawn before anything else; all by default
     split: str = "60/15/25"  # per cent of each client's samples: train / val / test
     central: str = "none"  # test set of the server: none, official, or a share taken before dealing, as 0.1
     public: float = 0.0  # share that everybody may see, taken before dealing
-    augment: str = "none"  # how training images are changed: none, crop-flip or crop
+    augment: str = "none"  # how training images are changed: none, crop-flip, crop, simclr or simclr-batch
     unseen: float = 0.0  # share of clients that take no part, and are welcomed after the last round
     training: Training = field(default_factory=Training)
 
@@ -37,6 +39,9 @@ class Recipe:
         """The task."""
         folder = datasets.data_folder(None if self.data is None else Path(self.data))
         dataset = _load(self.dataset, folder, merge=self.central != "official")
+        deal = self.seed if self.partition_seed is None else self.partition_seed
+        if self.samples is not None:
+            dataset = dataset.some(self.samples, generator(deal, "samples"))
         natural = dataset.owner is not None
         words = ("natural" if natural else "dirichlet:0.3") if self.partition == "auto" else self.partition
         dealt = partition.parse(words)
@@ -54,7 +59,7 @@ class Recipe:
             augment=augment.parse(self.augment),
             facts={"recipe": {**self.words, "partition": words}},
         )
-        return task.holding_out(self.unseen, self.seed if self.partition_seed is None else self.partition_seed)
+        return task.holding_out(self.unseen, deal)
 
     def seeded(self, seed: int) -> Recipe:
         """The same with another seed."""

@@ -395,6 +395,12 @@ def test_fafi_sizes_as_its_logs_have_them(text, labels, sizes):
     assert [len(part) for part in parse(text).split(mixed, 5, rng())] == sizes
 
 
+@pytest.mark.parametrize(("alpha", "thousands"), [(0.05, 156), (0.1, 204), (0.3, 297), (0.5, 351)])
+def test_fafi_deals_as_many_of_tiny_imagenet_as_its_logs_have(alpha, thousands):
+    tiny = np.repeat(np.arange(200), 500)
+    assert round(sum(map(len, Fafi(alpha, seed=1).split(tiny, 5, rng()))) / 1000) == thousands
+
+
 def test_fafi_clients_share_samples():
     parts = Fafi(0.5, seed=1).split(CIFAR10, 5, rng())
     counts = counts_of(parts, CIFAR10)

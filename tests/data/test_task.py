@@ -200,6 +200,22 @@ def test_a_sample_that_clients_share_has_a_label_for_each_of_them():
     assert torch.equal((task.y[first] + 1) % 3, task.y[second])
 
 
+@pytest.mark.parametrize("words", ["fafi:0.5", "fafi:0.5+concept:2"])
+def test_what_one_client_is_tested_with_no_other_trains_on(words):
+    source = dataset(200)
+    task = Task.build(source, parse(words), clients=3, model=lambda: nn.Linear(4, 3))
+    train, val, test = (set(originals(task, source)[split.order].tolist()) for split in task.splits.values())
+    assert not train & val
+    assert not train & test
+    assert not val & test
+    rows = {name: len(split.order) for name, split in task.splits.items()}
+    assert sum(rows.values()) > 1.2 * len(train | val | test)  # samples are shared
+    assert abs(len(train) / len(train | val | test) - 0.6) < 0.05
+    together = [set(originals(task, source)[part].tolist()) for part in parts_of(task)]
+    alone = Task.build(source, parse(words), clients=3, shares=(1.0, 0.0, 0.0), model=lambda: nn.Linear(4, 3))
+    assert together == [set(originals(alone, source)[part].tolist()) for part in parts_of(alone)]
+
+
 def test_groups_of_a_shift_do_not_hide_those_of_the_data():
     shifted = Task.build(PLANTED.dataset(), parse("natural+concept:2"))
     assert shifted.groups.tolist() == [0, 1, 2, 0, 1, 2]
@@ -212,7 +228,7 @@ def test_groups_of_a_shift_do_not_hide_those_of_the_data():
 def numbered(samples=50, **more):
     """Samples that say which ones they are."""
     x = torch.arange(samples).float()[:, None].expand(samples, 4).contiguous()
-    return Dataset("numbered", x, torch.arange(samples) % 3, 3, None, "toy", **more)
+    return Dataset("numbered", x, torch.arange(samples) % 3, 3, source="toy", **{"central": None} | more)
 
 
 def test_what_is_held_out_is_nobodys_and_held_out_once():
@@ -242,6 +258,34 @@ def test_what_is_held_out_depends_on_the_partition_seed_only():
 
     assert public(seed=0, partition_seed=4) == public(seed=1, partition_seed=4)
     assert public(seed=0, partition_seed=4) != public(seed=0, partition_seed=5)
+
+
+def test_public_samples_of_ones_own_must_be_new():
+    source = numbered(central=(torch.full((3, 4), 70.0), torch.zeros(3, dtype=torch.int64)))
+    task = Task.build(source, Iid(), clients=5, model=lambda: nn.Linear(4, 3)).holding_out(0.2)
+    new = np.arange(90, 94, dtype=np.float64)[:, None].repeat(4, axis=1)
+    found = task.with_public(new, [0, 1, 2, 0])
+    assert torch.equal(found.public[0], torch.from_numpy(new).float())
+    assert found.public[1].tolist() == [0, 1, 2, 0]
+    assert found.facts["public"].startswith("4 samples, ")
+    assert found.facts != task.with_public(new + 1, [0, 1, 2, 0]).facts
+    for taken, whose in (
+        (0.0, "of the clients'"),
+        (-0.0, "of the clients'"),
+        (49.0, "of the clients'"),
+        (70.0, "central"),
+    ):
+        some = new.copy()
+        some[1:3] = taken
+        with pytest.raises(TaskError, match=rf"2 of 4 are {whose}, the first is number 1\.\n.*leave them out"):
+            task.with_public(some, [0, 1, 2, 0])
+
+
+def test_public_samples_may_be_those_of_owners_who_were_left_out():
+    source = numbered(owner=np.array([0] * 49 + [1]), owners=("a", "b"))
+    task = Task.build(source, Natural(), model=lambda: nn.Linear(4, 3))
+    assert task.clients == 1
+    assert len(task.with_public(source.x[49:], source.y[49:]).public[1]) == 1
 
 
 def test_the_official_test_set_is_the_servers():

@@ -17,7 +17,7 @@ Files are taken as they lie: the layouts below, or those that torchvision leaves
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -69,6 +69,14 @@ class Dataset:
     model: str | None = None  # the network that suits it, by name
     loss: PerSample = cross_entropy
     metric: Metric = accuracy
+
+    def some(self, samples: int, draw: np.random.Generator) -> "Dataset":
+        """So many of the samples, in the order they had; the official test set stays whole."""
+        if not 1 <= samples <= len(self.y):
+            raise DataError(f"`samples` must be at least 1 and at most all {len(self.y)} of {self.name}. Got {samples}.")
+        kept = np.sort(draw.permutation(len(self.y))[:samples])
+        owner = None if self.owner is None else self.owner[kept]
+        return replace(self, x=self.x[kept], y=self.y[kept], owner=owner)
 
     def __repr__(self) -> str:
         central = "" if self.central is None else f" + {len(self.central[1])} central"

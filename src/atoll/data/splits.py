@@ -42,6 +42,22 @@ def splits_of(
     return {name: _split(pieces) for name, pieces in cut.items()}
 
 
+def splits_once(
+    parts: list[Indices], dealt: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None,
+    seed: int, samples: int,
+) -> dict[str, Split]:  # fmt: skip
+    """As `splits_of`, where clients share samples: one is for the same split with all who have it.
+
+    So nobody trains on what another is tested with. All samples are cut at once, as if one client had them; `parts`
+    are the rows of each client, which were made from the samples `dealt`.
+    """
+    split_of = np.full(samples, -1)
+    for number, split in enumerate(splits_of([np.arange(samples)], shares, labels, gap, seed).values()):
+        split_of[split.order.numpy()] = number
+    both = list(zip(parts, dealt, strict=True))
+    return {name: _split([rows[split_of[own] == number] for rows, own in both]) for number, name in enumerate(SPLITS)}
+
+
 def _turns(shares: Shares, most: int) -> NDArray[np.int64]:
     """Which split the next sample goes to: the one that is furthest behind its share, of equals train first.
 

@@ -17,8 +17,9 @@ from atoll import models
 from atoll.data.augment import Augment
 from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
+from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Indices, Natural, Partition, Shifted
-from atoll.data.splits import SHARES, Shares, splits_of
+from atoll.data.splits import SHARES, Shares, splits_of, splits_once
 from atoll.data.statistics import Statistics, statistics
 from atoll.errors import ModelError, TaskError
 from atoll.models.network import Network
@@ -184,6 +185,25 @@ class Task:
             architecture=None if self.architecture is None else self.architecture[clients],
         )
 
+    def with_public(self, x: Any, y: Any) -> Task:
+        """The same task with samples of yours that everybody may see; none may be a client's or the server's."""
+        samples, targets = torch.as_tensor(x).to(self.x), torch.as_tensor(y).to(self.y)
+        tasks = [self] if self.unseen is None else [self, self.unseen]
+        dealt = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
+        dealt[torch.cat([split.order for task in tasks for split in task.splits.values()])] = True
+        theirs = {"of the clients'": self.x[dealt]} | ({"central": self.central[0]} if self.central else {})
+        for whose, others in theirs.items():
+            found = duplicates(samples, others)
+            if found:
+                raise TaskError(
+                    f"Public samples must not be private or test samples, too. {len(found)} of {len(samples)} are "
+                    f"{whose}, the first is number {found[0]}.",
+                    hint="leave them out; or Task.build(public=0.1) takes public samples before the others are dealt.",
+                )
+        digest = hashlib.blake2b(b"".join(digests(samples)), digest_size=8).hexdigest()
+        public = f"{len(samples)} samples, {digest}"
+        return replace(self, public=(samples, targets), facts={**self.facts, "public": public})
+
     @cached_property
     def fingerprint(self) -> str:
         """Changes with the samples, the targets, who has them, and how they are split."""
@@ -233,7 +253,7 @@ class Task:
         read = _owners(dataset) if partition.reads == "owners" else dataset.y.numpy()
         parts = partition.split(read, clients, generator(deal, "partition"))
         names, groups = _natural_facts(partition, dataset, parts)
-        x, y = dataset.x, dataset.y
+        x, y, dealt = dataset.x, dataset.y, parts
         if isinstance(partition, Shifted):
             x, y, parts = partition.apply(x, y, parts, generator(deal, "shift"))
             groups = partition.groups(len(parts)) if groups is None else groups
@@ -244,7 +264,7 @@ class Task:
             name=dataset.name,
             x=x,
             y=y,
-            splits=splits_of(parts, shares, y.numpy() if _one_label_each(dataset) else None, dataset.gap, deal),
+            splits=_splits(dataset, dealt, parts, y, shares, deal),
             **_in_turn(networks, len(parts)),
             classes=dataset.classes,
             training=training or Training(),
@@ -410,6 +430,17 @@ def _outputs(dataset: Dataset) -> int:
 
 def _one_label_each(dataset: Dataset) -> bool:
     return dataset.classes is not None and dataset.y.ndim == 1
+
+
+def _splits(
+    dataset: Dataset, dealt: list[Indices], parts: list[Indices], y: Tensor, shares: Shares, seed: int
+) -> dict[str, Split]:
+    """Train, val and test of clients that were dealt samples, which are the rows `parts` of `y` now."""
+    classes = _one_label_each(dataset)
+    if np.bincount(np.concatenate(dealt)).max(initial=0) <= 1:
+        return splits_of(parts, shares, y.numpy() if classes else None, dataset.gap, seed)
+    labels = dataset.y.numpy() if classes else None
+    return splits_once(parts, dealt, shares, labels, dataset.gap, seed, len(dataset.y))
 
 
 def _owners(dataset: Dataset) -> NDArray[np.int64]:
