@@ -1,0 +1,24 @@
+"""Symmetric matrices by their upper triangle, row after row: half the numbers to send."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix [..., size, size]."""
+    rows, columns = torch.triu_indices(*matrix.shape[-2:], device=matrix.device)
+    return matrix[..., rows, columns]
+
+
+def symmetric(upper: Tensor) -> Tensor:
+    """The symmetric matrix of which this is the upper triangle."""
+    size = (math.isqrt(8 * upper.shape[-1] + 1) - 1) // 2
+    rows, columns = torch.triu_indices(size, size, device=upper.device)
+    matrix = upper.new_zeros(*upper.shape[:-1], size, size)
+    matrix[..., rows, columns] = upper
+    matrix[..., columns, rows] = upper
+    return matrix
