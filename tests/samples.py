@@ -1,8 +1,14 @@
-"""What tests read of a client's samples."""
+"""What tests read of a client's samples, and what they ask models."""
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
-from atoll import Task
+from atoll import Batch, Task
+from atoll.models.network import Variant
+from atoll.predictor import Deployed, predictor_of
+from atoll.randomness import generator
 
 
 def own(task: Task, client: int, split: str = "train") -> tuple[Tensor, Tensor]:
@@ -10,3 +16,17 @@ def own(task: Task, client: int, split: str = "train") -> tuple[Tensor, Tensor]:
     dealt = task.splits[split]
     rows = dealt.order[dealt.offsets[client] : dealt.offsets[client + 1]]
     return task.x[rows], task.y[rows]
+
+
+def with_public(task: Task, samples: int = 12) -> Task:
+    """The same task with public samples, normal ones with random classes."""
+    assert task.classes is not None
+    draw = generator(1, "public")
+    x, y = draw.normal(size=(samples, *task.x.shape[1:])), draw.integers(task.classes, size=samples)
+    return replace(task, public=(torch.from_numpy(x).to(task.x.dtype), torch.from_numpy(y)))
+
+
+def answers(task: Task, deployed: Deployed, x: Tensor) -> Tensor:
+    """What is deployed answers to samples: a model, or one with a rule of its own."""
+    asked, batch = predictor_of(deployed), Batch(x, x[:, :0], None, None, task.network, Variant(train=False))
+    return asked.answer(asked.model, asked.beside, batch)  # type: ignore[arg-type]

@@ -55,6 +55,7 @@ class Algorithm:
 
     one_shot: ClassVar[bool] = False  # uploads once: rounds must be 1
     needs_public_data: ClassVar[bool] = False
+    closed_form: ClassVar[bool] = False  # what comes out is computed, not trained: no order of batches changes it
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
@@ -124,8 +125,9 @@ class Algorithm:
 
     # -- the models that come out --------------------------------------------------------------------------------
     def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
-        """The model that each client would deploy; a Predictor where it answers by another rule than its network."""
-        model: Params = server
+        """What each client would deploy, also a Predictor: by default the model for everybody, or the state itself."""
+        shared = self.shared(server)
+        model: Deployed = server if shared is None else shared
         return model
 
     def shared(self, server: Tree) -> Params | Predictor | None:

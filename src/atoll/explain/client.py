@@ -108,9 +108,10 @@ class Case:
             return np.asarray(row / (np.abs(row).sum() or 1))
         if type(outcome.algorithm).mixing is not Algorithm.mixing or not hasattr(outcome.algorithm, "weighting"):
             return None
-        if outcome.algorithm.weighting != "samples":
+        weighting = outcome.algorithm.weighting
+        if weighting == "uniform":
             return np.full(self.study.clients, 1 / self.study.clients)
-        return None if self.data is None else self.data.samples / self.data.samples.sum()
+        return None if self.data is None or weighting != "samples" else self.data.samples / self.data.samples.sum()
 
     @cached_property
     def alike(self) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,6 +33,11 @@ def students(
         yield state["w"].client(0)
 
 
+def last_of(models: Iterable[Params], start: Params) -> Params:
+    """The last of the models, or the start if there are none."""
+    return deque(chain([start], models), maxlen=1).pop()
+
+
 def best_of(models: Iterable[Params], score: Callable[[Params], float], patience: int) -> Params | None:
     """The best of the models, if there are any; no more are asked for once `patience` in a row were not better."""
     best, best_score, since = None, -math.inf, 0
@@ -46,6 +53,11 @@ def divergence(outputs: Tensor, wanted: Tensor) -> Tensor:
     """KL(wanted || softmax of the outputs) of every sample; axes beyond the class axis (tokens) are averaged."""
     apart = F.kl_div(outputs.log_softmax(1), wanted, reduction="none").sum(1)
     return apart if apart.ndim == 1 else apart.flatten(1).mean(1)
+
+
+def disagreement(outputs: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(softmax(wanted / T) || softmax(outputs / T)) of every sample, both being logits."""
+    return divergence(outputs / temperature, (wanted / temperature).softmax(1)) * temperature**2
 
 
 def _step(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:

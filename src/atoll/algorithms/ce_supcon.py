@@ -1,0 +1,67 @@
+"""CE + SupCon: clients learn labels from samples as they are, and what belongs together from two views of them.
+
+    min_w_k  E CE(z(x; w_k), y)  +  lam E SupCon(f(x'; w_k), f(x''; w_k), y)
+
+x', x'' are two independent random views of x (`--augment`), f is what enters the head. SupCon draws the features of one
+class together and those of others apart, whatever view. The models then answer together, as in the ensemble.
+
+With ``lam = 0``, and without random views, this is the ensemble. Statistics of BatchNorm are those of x, which is what
+a deployed model sees.
+
+Reference: Khosla et al. "Supervised Contrastive Learning." NeurIPS 2020. https://arxiv.org/abs/2004.11362; as what
+one-shot clients minimise: variant 24 in the repositories that continue FAFI's code.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from atoll.algorithm import Limits, NonNegative, Positive
+from atoll.algorithms.ensemble import Ensemble
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.local.contrastive import supervised_contrast
+from atoll.local.descent import Found
+from atoll.local.features import feature_size
+from atoll.oneshot import Server
+from atoll.params import Params, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class CESupCon(Ensemble):
+    """An ensemble of models that were trained with a contrast of views."""
+
+    lam: NonNegative = 1.0  # λ: weight of the contrast
+    temperature: Positive = 0.07  # of the contrast
+
+    limits: ClassVar[Limits] = {"ensemble": {"lam": 0.0}}
+    cites: ClassVar[str] = "khosla2020supervised"
+
+    def start(self, task: Task) -> Server:
+        """The initial model, which has features."""
+        feature_size(self, task)
+        return super().start(task)
+
+    def trained(self, w: Params, cohort: Cohort) -> Stack:
+        """Each client's model after training with the contrast."""
+        given = {"lam": self.lam, "temperature": self.temperature}
+        return sgd(cohort, start=w, epochs=self.epochs, gradient=contrasted, given=given)
+
+
+def contrasted(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
+    """The gradient of the loss on the samples as they are, and of the contrast of their views."""
+    plain = batch if batch.raw is None else replace(batch, x=batch.raw)
+    views = batch.views(2)
+
+    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+        whole = w | trained
+        outputs, after = plain.forward(whole)
+        loss = batch.mean(batch.network.loss(outputs, batch.y))
+        contrast = supervised_contrast(views.features(whole), views.y, views.mask, temperature=given["temperature"])
+        return loss + given["lam"] * views.mean(contrast), (loss, after.buffers)
+
+    g, (loss, buffers) = batch.differentiate(objective, w.trained)
+    return g, w | buffers, loss

@@ -1,0 +1,47 @@
+"""One-shot FedAvg: every client trains alone until it is done, and the server averages once.
+
+    w = sum_k p_k w_k,       w_k = the initial model after `epochs` local epochs
+
+The further clients train, the less their average is a model at all: it is the reference that other one-shot methods are
+measured by. Statistics of BatchNorm are those of all clients' samples together, from means and E[x^2]:
+
+    m = sum_k p_k m_k,   v = sum_k p_k (v_k + m_k^2) - m^2
+
+or plain means of both, or they are found anew in the averaged model, on public samples without labels.
+
+Reference: Guha, Talwalkar, Smith. "One-Shot Federated Learning." 2019. https://arxiv.org/abs/1902.11175 (the setting);
+McMahan et al., AISTATS 2017, Algorithm 1 with a single round. https://arxiv.org/abs/1602.05629
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from atoll.algorithm import Replies
+from atoll.data.task import Task
+from atoll.local.statistics import settled
+from atoll.oneshot import OneShot, Server, Votes, averaged, require_public, shares, uploads
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneShotAvg(OneShot):
+    """The average of models that were trained apart."""
+
+    weighting: Votes = "samples"  # p_k: by training samples, by their square root, or the same for all
+    batchnorm: Literal["pooled", "mean", "public"] = "pooled"  # its statistics: of all samples together, plain means,
+    # or found on public samples
+
+    cites: ClassVar[str] = "guha2019one"
+
+    def start(self, task: Task) -> Server:
+        """The initial model."""
+        if self.batchnorm == "public":
+            require_public(self, task)
+        return super().start(task)
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Average everything that was sent."""
+        share = shares(uploads(replies, "labels"), self.weighting)
+        w = averaged(uploads(replies, "model"), share, "mean" if self.batchnorm == "mean" else "pooled")
+        if self.batchnorm == "public":
+            w = settled(replies.workbench.cohort(*replies.workbench.public), w).client(0)
+        return {"model": w}

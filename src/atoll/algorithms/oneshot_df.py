@@ -1,0 +1,62 @@
+"""FedDF in one shot: what the clients' models answer together is distilled into one model, on public samples.
+
+    min_w  E_x KL( softmax(z(x)) || softmax(z(x; w)) ),        z(x) = sum_k a_kc z_kc(x)
+
+z is the answer of the ensemble (`ensemble`, with its options), x are public samples without labels, and w begins at the
+average of the models, at the one that answers most like the ensemble, or at the initial model. One model is deployed
+where the ensemble has K.
+
+With ``server_epochs = 0`` this is one-shot FedAvg.
+
+Reference: Lin, Kong, Stich, Jaggi. "Ensemble Distillation for Robust Model Fusion in Federated Learning."
+NeurIPS 2020, Algorithm 1 with a single round. https://arxiv.org/abs/2006.07242
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from atoll.algorithm import Count, Epochs, Limits, Positive, Replies
+from atoll.algorithms.ensemble import Of, together
+from atoll.local.distillation import divergence, last_of, students
+from atoll.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares, uploads
+from atoll.params import Params, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneShotDF(OneShot):
+    """One model that was taught the ensemble's answers."""
+
+    of: Of = "logits"  # what is averaged over teachers
+    weighting: ClassVotes = "uniform"  # a_kc: alike, by samples, by their square root, or by samples of the class
+    student: Literal["average", "best", "fresh"] = "average"  # where w begins: at the average by samples, at the client
+    # that answers most like the ensemble, or at the initial model
+    server_epochs: Epochs = 40  # passes over the public samples
+    server_batch: Count = 128  # samples in a step of the server
+    server_lr: Positive = 1e-3  # step size of Adam, annealed to 0
+
+    needs_public_data: ClassVar[bool] = True
+    limits: ClassVar[Limits] = {"oneshot-avg": {"server_epochs": 0}}
+    cites: ClassVar[str] = "lin2020ensemble"
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Distil the clients' models."""
+        bench, models, labels = replies.workbench, uploads(replies, "model"), uploads(replies, "labels")
+        x, _ = bench.public
+        outputs = bench.answers(models, x)
+        wanted = together(outputs, class_shares(labels, self.weighting), self.of).softmax(1)
+        if self.student == "average":
+            start = averaged(models, shares(labels, "samples"))
+        else:
+            start = server["model"] if self.student == "fresh" else nearest(models, outputs, wanted)
+        taught = students(
+            bench, start, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
+        )
+        return {"model": last_of(taught, start)}
+
+
+def nearest(models: Stack, outputs: Tensor, wanted: Tensor) -> Params:
+    """The model whose outputs, [model, sample, class], are nearest to the wanted probabilities."""
+    apart = [float(divergence(one, wanted).mean()) for one in outputs]
+    return models.client(apart.index(min(apart)))

@@ -1,0 +1,75 @@
+"""FedProto in one shot: the clients' features are averaged, and compared with the mean features of each class.
+
+    argmin_c |F(x) - P_c|^2,     F(x) = sum_k p_k f_k(x),     P_c = mean of c_kc over the clients that have class c
+
+f_k(x) is what enters the head of client k's model, trained by cross-entropy from the common initial model, and c_kc the
+mean of f_k over its training samples of class c, sent with the model. Features of models that were trained apart have
+little in common but where they began; the other form, features of the averaged model, has even less.
+
+Reference: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. "FedProto: Federated Prototype Learning across Heterogeneous
+Clients." AAAI 2022. https://arxiv.org/abs/2105.00243; in one shot as a baseline of FAFI's released code.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.algorithm import Predictor, Replies, Update, Weighting
+from atoll.algorithms.fedproto import FAR, nearest
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local.features import class_sums, feature_size, squared_distances
+from atoll.oneshot import OneShot, Server, Votes, averaged, class_shares, shares, uploads
+from atoll.params import Params, Stack
+from atoll.predictor import ensemble, members_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneShotProto(OneShot):
+    """Nearest prototypes of fused features."""
+
+    encoder: Literal["ensemble", "average"] = "ensemble"  # F: the mean of all features, or those of the mean model
+    weighting: Votes = "samples"  # p_k: by training samples, by their square root, or the same for all
+    prototypes: Weighting = "uniform"  # P_c: owners count the same, or by their samples of class c
+
+    sends: ClassVar[dict[str, str]] = {**OneShot.sends, "prototypes": "statistic"}
+    cites: ClassVar[str] = "tan2022fedproto"
+
+    def start(self, task: Task) -> Server:
+        """The initial model, which has features."""
+        feature_size(self, task)
+        return super().start(task)
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train alone; send the model, and the mean features of each class."""
+        w_k = self.trained(w, cohort)
+        own = class_sums(cohort, w_k, feature_size(self, cohort.population.task))
+        mean = Stack.of(mean=own["sum"] / own["count"].clamp(min=1)[..., None])
+        return Update(send={"model": w_k, "labels": Stack.of(counts=own["count"]), "prototypes": mean})
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Make one prototype of each class."""
+        return super().aggregate(server, replies) | {"prototypes": uploads(replies, "prototypes")}
+
+    def fused(self, server: Server) -> Predictor:
+        """All models and the prototypes; or the averaged model and these."""
+        share = shares(server["labels"], self.weighting)
+        counts = server["labels"]["counts"]
+        owned = (counts > 0).to(counts.dtype)
+        parts = class_shares(Stack.of(counts=owned if self.prototypes == "uniform" else counts), "classes")
+        mean = torch.einsum("kc,kcd->cd", parts, server["prototypes"]["mean"])
+        beside = Params.of(mean=mean, possible=owned.amax(0))
+        if self.encoder == "average":
+            return Predictor(averaged(server["models"], share), beside, nearest)
+        return ensemble(server["models"], beside | Params.of(shares=share), nearest_together)
+
+
+def nearest_together(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
+    """Minus the mean squared distance of the fused features to each prototype; none for classes that nobody has."""
+    features = torch.stack([batch.features(member) for member in members_of(beside)])
+    fused = torch.tensordot(beside["shares"], features, dims=1)
+    closeness = -squared_distances(fused, beside["mean"]) / fused.shape[1]
+    return torch.where(beside["possible"] > 0, closeness, closeness.amin(1, keepdim=True) - FAR)

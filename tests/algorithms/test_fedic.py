@@ -1,0 +1,137 @@
+"""FEDIC in one shot, by hand: the teacher, what is fitted on what, and the student's step."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import answers, with_public
+from torch import Tensor
+
+from atoll import Batch, Params, Task
+from atoll.algorithms.ensemble import Ensemble
+from atoll.algorithms.fedic import FEDIC, divided, heard, learn, teacher, uncalibrated
+from atoll.algorithms.oneshot_avg import OneShotAvg
+from atoll.conformance import play
+from atoll.errors import HyperparameterError, TaskError
+from atoll.local.adam import unmoved
+from atoll.models.network import Variant
+from atoll.randomness import Keys, default_generator
+
+PUBLIC = 20
+
+
+@pytest.fixture
+def task(make_task: Callable[..., Task]) -> Task:
+    return with_public(make_task(dtype=torch.float64), PUBLIC)
+
+
+def said(clients: int = 3, samples: int = 5, classes: int = 4, features: int = 2) -> Params:
+    with default_generator(0):
+        return Params.of(
+            logits=torch.randn(clients, samples, classes, dtype=torch.float64),
+            tuned=torch.randn(samples, classes, dtype=torch.float64),
+            features=torch.randn(samples, features, dtype=torch.float64),
+        )
+
+
+def test_the_teacher_by_hand() -> None:
+    heard = said()
+    with default_generator(1):
+        c = uncalibrated(heard).map(torch.randn_like)
+    for n in range(5):
+        logits = heard["logits"][:, n]
+        a = [1 / (1 + torch.exp(-(c["u"] @ one + c["b"]))) for one in logits]
+        together = sum(part * one for part, one in zip(a, logits, strict=True)) / sum(a)
+        g = 1 / (1 + torch.exp(-(c["v"] @ heard["features"][n] + c["gate"])))
+        expected = g * (c["s"] * together + c["t"]) + (1 - g) * heard["tuned"][n]
+        torch.testing.assert_close(teacher(c, heard)[n], expected, rtol=0, atol=1e-12)
+
+
+class Watched(FEDIC):
+    """Remembers what its steps were given."""
+
+    seen: dict[str, Any] = {}  # noqa: RUF012
+
+    def tuned(self, bench, w, known):  # type: ignore[no-untyped-def]
+        self.seen.update(bench=bench, average=w, known=known, tuned=super().tuned(bench, w, known))
+        return self.seen["tuned"]
+
+    def fitted(self, bench, said, y):  # type: ignore[no-untyped-def]
+        self.seen.update(said=said, fitted=super().fitted(bench, said, y))
+        return self.seen["fitted"]
+
+    def taught(self, bench, w, unlabelled, known):  # type: ignore[no-untyped-def]
+        self.seen.update(start=w, unlabelled=unlabelled)
+        return super().taught(bench, w, unlabelled, known)
+
+
+def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
+    play(task, Watched(epochs=3, fit_epochs=30, server_epochs=1))
+    seen = Watched.seen
+    x, y = seen["known"]
+    assert len(y) == PUBLIC / 5
+    assert task.public is not None
+    both = torch.cat([x, seen["unlabelled"][0]])
+    assert np.array_equal(np.sort(both.numpy(), 0), np.sort(task.public[0].numpy(), 0))
+    average = play(task, OneShotAvg(epochs=3)).server["model"]
+    assert all(torch.equal(seen["average"][name], leaf) for name, leaf in average.items())
+    before, after = (F.cross_entropy(answers(task, w, x), y) for w in (average, seen["tuned"]))
+    assert after < before
+    start = uncalibrated(seen["said"])
+    before, after = (F.cross_entropy(teacher(c, seen["said"]), y) for c in (start, seen["fitted"]))
+    assert after < before
+    models = play(task, FEDIC(epochs=3, server_epochs=0, fit_epochs=0))
+    assert set(models.server) == {"model"}
+    assert all(torch.equal(seen["start"][name], leaf) for name, leaf in task.network.initial.items())
+
+
+def test_wanted_answers_are_those_of_the_teacher(task: Task) -> None:
+    play(task, Watched(epochs=1, fit_epochs=2, server_epochs=0, temperature=4.0, student="average"))
+    seen = Watched.seen
+    x, wanted = seen["unlabelled"]
+    models = play(task, Ensemble(epochs=1)).server["models"]
+    expected = teacher(seen["fitted"], heard(seen["bench"], models, seen["tuned"], x))
+    torch.testing.assert_close(wanted, (expected / 4).softmax(1), rtol=0, atol=1e-12)
+    assert all(torch.equal(seen["start"][name], leaf) for name, leaf in seen["average"].items())
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)])
+def test_a_step_of_the_student_by_hand(task: Task, mask: Tensor | None) -> None:
+    # The first step of Adam goes by lr against the sign of each gradient: all labelled samples are the same one here.
+    x, known = task.x[:5], Params.of(x=task.x[5:6].repeat(3, 1), y=torch.tensor([2, 2, 2]))
+    wanted = torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64).repeat(5, 1)
+    batch = Batch(x, wanted, mask, Keys(torch.tensor(3), torch.tensor(4)), task.network, Variant())
+    w = task.network.initial
+    given = {"lr": torch.tensor(0.01), "steps": 9, "known": known, "size": 2, "temperature": 2.0}
+    end = learn({"w": w, "past": unmoved(w)}, batch, given)["w"]
+    module = task.network._original.requires_grad_(True)
+    real = torch.ones(5, dtype=torch.float64) if mask is None else mask
+    apart = F.kl_div((module(x) / 2).log_softmax(1), wanted, reduction="none").sum(1)
+    loss = (apart * real).sum() / real.sum() / 2 + F.cross_entropy(module(known["x"]), known["y"]) / 2
+    for (name, leaf), g in zip(end.items(), torch.autograd.grad(loss, list(module.parameters())), strict=True):
+        expected = w[name] - 0.01 * g / (g.abs() + 1e-8)
+        torch.testing.assert_close(leaf, expected, rtol=0, atol=1e-9)
+
+
+def test_only_labels_of_the_declared_share_are_read(task: Task) -> None:
+    assert task.public is not None
+    x, y = task.public
+    play(task, Watched(epochs=1, fit_epochs=1, server_epochs=1))
+    _, (known, _) = divided(Watched.seen["bench"], 0.2)
+    labelled = (x[:, None] == known[None]).all(2).any(1)
+    mine = play(task, FEDIC(epochs=1, server_epochs=2)).server["model"]
+    for changed, same in ((labelled, False), (~labelled, True)):
+        other = replace(task, public=(x, torch.where(changed, (y + 1) % 3, y)))
+        theirs = play(other, FEDIC(epochs=1, server_epochs=2)).server["model"]
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine) == same
+
+
+def test_the_labelled_share_must_leave_something(task: Task) -> None:
+    with pytest.raises(TaskError, match="`labelled` takes all 20 public"):
+        play(task, FEDIC(epochs=0, labelled=0.99))
+    with pytest.raises(HyperparameterError, match=r"in \(0, 1\)"):
+        FEDIC(labelled=1.0)

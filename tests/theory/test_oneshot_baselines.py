@@ -1,0 +1,283 @@
+"""What one-shot fusions must come to where the answer is known: one client, identical clients, permuted networks."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import answers, with_public
+from torch import Tensor, nn
+
+from atoll import Algorithm, Batch, Params, Task, Training
+from atoll.algorithms.ce_supcon import CESupCon
+from atoll.algorithms.ensemble import Ensemble, Of
+from atoll.algorithms.fedavg import FedAvg
+from atoll.algorithms.fedetf import FedETF, to_frame
+from atoll.algorithms.fedic import learn, teacher, uncalibrated
+from atoll.algorithms.local import Local
+from atoll.algorithms.oneshot_avg import OneShotAvg
+from atoll.algorithms.oneshot_df import OneShotDF
+from atoll.algorithms.oneshot_proto import OneShotProto
+from atoll.algorithms.otfusion import OTFusion, matching, reordered
+from atoll.algorithms.rga import RGA
+from atoll.conformance import personal_models, play
+from atoll.local.adam import unmoved
+from atoll.models import MLP, BodyAndHead, Linear
+from atoll.models.network import Variant
+from atoll.oneshot import averaged
+from atoll.params import stack
+from atoll.randomness import Keys, default_generator, generator
+
+CLASSES, FEATURES, SAMPLES = 3, 4, 12
+ROUNDING = {"rtol": 0.0, "atol": 1e-12}
+STABLE = 1e-8  # Adam divides a gradient of rounding error by 1e-8: with this step size it stays where it should
+
+
+def drawn(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    with default_generator(seed):
+        return torch.randn(samples, FEATURES, dtype=torch.float64), torch.arange(samples) % CLASSES
+
+
+def normed() -> nn.Module:
+    body = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU())
+    return BodyAndHead(body, nn.Linear(6, CLASSES))
+
+
+def plain() -> nn.Module:
+    return MLP((FEATURES,), CLASSES, hidden=(6,))
+
+
+def alike(clients: int, model: Callable[[], nn.Module] = plain) -> Task:
+    """Clients that all have the same samples, in one batch: they do the same."""
+    data = {str(k): drawn(SAMPLES, seed=0) for k in range(clients)}
+    with default_generator(0):
+        network = model().double()
+    training = Training(lr=0.2, batch_size=SAMPLES)
+    return with_public(Task.of_clients(data, network, classes=CLASSES, training=training, shares=(1.0, 0.0, 0.0)))
+
+
+def made(task: Task, algorithm: Algorithm) -> Tensor:
+    """Probabilities that everybody would deploy, for the samples of the task."""
+    report = play(task, algorithm)
+    shared = algorithm.shared(report.server)
+    assert shared is not None
+    return answers(task, shared, task.x[:SAMPLES]).softmax(1)
+
+
+FUSIONS = [
+    OneShotAvg(epochs=4),
+    OneShotAvg(epochs=4, batchnorm="mean", weighting="sqrt"),
+    *(Ensemble(epochs=4, of=of, weighting=votes) for of in ("logits", "probs") for votes in ("uniform", "classes")),
+    OneShotDF(epochs=4, server_epochs=0),
+    OneShotDF(epochs=4, server_epochs=0, student="best"),
+    OTFusion(epochs=4),
+]
+OWN_RULES = [
+    CESupCon(epochs=4),
+    FedETF(epochs=4),
+    FedETF(epochs=4, answer="average"),
+    OneShotProto(epochs=4),
+    OneShotProto(epochs=4, encoder="average"),
+    RGA(epochs=4),
+    RGA(epochs=4, prototypes="means"),
+]
+
+
+@pytest.mark.limit("ensemble", "oneshot-avg", "oneshot-df", "otfusion")
+@pytest.mark.parametrize("algorithm", FUSIONS, ids=str)
+@pytest.mark.parametrize("model", [plain, normed])
+def test_a_fusion_of_one_client_is_its_model(algorithm: Algorithm, model: Callable[[], nn.Module]) -> None:
+    task = alike(1, model)
+    (own,) = personal_models(play(task, Local(epochs=4)))
+    torch.testing.assert_close(made(task, algorithm), answers(task, own, task.x).softmax(1), **ROUNDING)
+
+
+@pytest.mark.limit("ce-supcon", "ensemble", "fedetf", "oneshot-avg", "oneshot-df", "oneshot-proto", "otfusion", "rga")
+@pytest.mark.parametrize("algorithm", FUSIONS + OWN_RULES, ids=str)
+def test_identical_clients_together_answer_as_one_of_them(algorithm: Algorithm) -> None:
+    torch.testing.assert_close(made(alike(3), algorithm), made(alike(1), algorithm), rtol=0, atol=1e-9)
+
+
+@pytest.mark.limit("oneshot-avg")
+def test_the_average_of_identical_models_is_the_model_with_its_buffers() -> None:
+    task = alike(3, normed)
+    found, own = play(task, OneShotAvg(epochs=4)).server["model"], personal_models(play(task, Local(epochs=4)))[0]
+    assert set(found) == set(own)
+    for name, leaf in own.items():
+        torch.testing.assert_close(found[name], leaf, **ROUNDING)
+    assert found["body.1.num_batches_tracked"] == 4
+
+
+@pytest.mark.limit("oneshot-avg")
+def test_one_shot_fedavg_is_fedavg_with_one_round() -> None:
+    task = Task.of_clients(
+        {str(n): drawn(n, seed=n) for n in (3, 7, 12)}, plain().double(), classes=CLASSES, training=Training(lr=0.2)
+    )
+    mine, theirs = play(task, OneShotAvg(epochs=5)).server["model"], play(task, FedAvg(epochs=5)).server
+    for name, leaf in theirs.items():
+        torch.testing.assert_close(mine[name], leaf, **ROUNDING)
+
+
+@pytest.mark.closed_form("ensemble", "oneshot-avg")
+def test_linear_models_answer_together_as_their_average() -> None:
+    with default_generator(0):
+        network = Linear((FEATURES,), CLASSES).double()
+    data = {str(n): drawn(n, seed=n) for n in (3, 7, 12)}
+    task = Task.of_clients(data, network, classes=CLASSES, training=Training(lr=0.5), shares=(1.0, 0.0, 0.0))
+    together = made(task, Ensemble(epochs=5, weighting="samples"))
+    torch.testing.assert_close(together, made(task, OneShotAvg(epochs=5)), **ROUNDING)
+    assert (together - made(task, Ensemble(epochs=5, of="probs", weighting="samples"))).abs().max() > 1e-3
+
+
+@pytest.mark.closed_form("otfusion")
+def test_a_network_and_permuted_copies_of_it_fuse_to_the_network() -> None:
+    with default_generator(3):
+        network = MLP((FEATURES,), CLASSES, hidden=(7, 5)).double()
+    task = Task.of_clients({"0": drawn(SAMPLES, seed=0)}, network, classes=CLASSES)
+    w, draw = task.network.initial, generator(0, "orders")
+    copies = [reordered(w, lambda _, rows: torch.from_numpy(draw.permutation(len(rows)))) for _ in range(3)]
+    third = torch.full((3,), 1 / 3, dtype=torch.float64)
+    apart = answers(task, averaged(stack(copies), third), task.x)
+    fused = averaged(stack([matching(copy, copies[0]) for copy in copies]), third)
+    wanted = answers(task, w, task.x)
+    torch.testing.assert_close(answers(task, fused, task.x), wanted, **ROUNDING)
+    assert (apart - wanted).abs().max() > 1e-2  # their plain average is another network
+
+
+@pytest.mark.closed_form("oneshot-df")
+@pytest.mark.parametrize("of", ["logits", "probs"])
+def test_a_student_that_answers_as_its_teachers_stays(of: Of) -> None:
+    task = alike(3)
+    found = play(task, OneShotDF(epochs=4, of=of, server_epochs=3, server_lr=STABLE)).server["model"]
+    own = personal_models(play(task, Local(epochs=4)))[0]
+    for name, leaf in own.items():
+        torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-10)
+
+
+@pytest.mark.closed_form("fedic")
+def test_fedics_teacher_begins_as_the_mean_of_the_ensemble_and_the_tuned_model() -> None:
+    with default_generator(0):
+        said = Params.of(
+            logits=torch.randn(4, 6, CLASSES, dtype=torch.float64),
+            tuned=torch.randn(6, CLASSES, dtype=torch.float64),
+            features=torch.randn(6, 2, dtype=torch.float64),
+        )
+        v = torch.randn(2, dtype=torch.float64)
+    c = uncalibrated(said)
+    torch.testing.assert_close(teacher(c, said), (said["logits"].mean(0) + said["tuned"]) / 2, **ROUNDING)
+    # With any gate g it is g mean_k l_k + (1 - g) l_0.
+    g = (said["features"] @ v).sigmoid()[:, None]
+    expected = g * said["logits"].mean(0) + (1 - g) * said["tuned"]
+    torch.testing.assert_close(teacher(c | Params.of(v=v), said), expected, **ROUNDING)
+
+
+@pytest.mark.closed_form("fedic")
+def test_shares_of_fedics_clients_sum_to_one_whatever_they_are_trusted_by() -> None:
+    # Clients that say the same, with whatever calibration of clients, together say just that.
+    with default_generator(0):
+        one, tuned = torch.randn(2, 6, CLASSES, dtype=torch.float64)
+        u = torch.randn(CLASSES, dtype=torch.float64)
+    said = Params.of(logits=one.expand(3, -1, -1), tuned=tuned, features=torch.zeros(6, 1, dtype=torch.float64))
+    c = uncalibrated(said) | Params.of(u=u, b=torch.tensor(-2.0, dtype=torch.float64))
+    torch.testing.assert_close(teacher(c, said), (one + tuned) / 2, **ROUNDING)
+
+
+@pytest.mark.closed_form("fedic")
+def test_what_a_student_knows_already_leaves_it_to_the_labels() -> None:
+    # The distillation has gradient 0 where the student answers as wanted: the step is that of the labels alone.
+    task = alike(1)
+    w, x = task.network.initial, task.x[:5]
+    keys = Keys(torch.tensor(1), torch.tensor(2))
+    known = Params.of(x=task.x[5:6].repeat(2, 1), y=torch.tensor([1, 1]))
+    given = {"lr": torch.tensor(0.01), "steps": 9, "known": known, "size": 2, "temperature": 3.0}
+    wanted = (answers(task, w, x) / 3).softmax(1)
+    batch = Batch(x, wanted, None, keys, task.network, Variant())
+    moved = learn({"w": w, "past": unmoved(w)}, batch, given)["w"]
+    g, _, _ = Batch(known["x"], known["y"], None, None, task.network, Variant()).gradient(w)
+    for name, leaf in g.items():
+        expected = w[name] - 0.01 * (leaf / 2) / ((leaf / 2).abs() + 1e-8)
+        torch.testing.assert_close(moved[name], expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.closed_form("fedetf")
+@pytest.mark.parametrize("scale", [1.0, 16.0])
+def test_the_least_loss_in_a_frame_is_known_and_a_rest_point(scale: float) -> None:
+    # On unit features no loss is below log(1 + (C - 1) exp(-s C / (C - 1))); 1.377 for ten classes and s = 1.
+    classes = 10
+
+    class Point(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.u = nn.Parameter(2.5 * FedETF(scale=1.0).frame(torch.zeros(1).double(), classes)["directions"][4])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.u.expand(len(x), -1)
+
+    x, y = torch.zeros(2, 1, dtype=torch.float64), torch.full((2,), 4)
+    task = Task.of_clients({"0": (x, y)}, Point(), classes=classes, shares=(1.0, 0.0, 0.0))
+    batch = Batch(x, y, None, None, task.network, Variant())
+    frame = FedETF(scale=scale).frame(x, classes)
+    g, _, loss = to_frame(task.network.initial, batch, {"frame": frame, "counts": None})
+    least = math.log1p((classes - 1) * math.exp(-scale * classes / (classes - 1)))
+    assert float(loss) == pytest.approx(least, abs=1e-12)
+    if scale == 1.0:
+        assert float(loss) == pytest.approx(1.377, abs=1e-3)
+    torch.testing.assert_close(g["u"], torch.zeros_like(g["u"]), **ROUNDING)
+
+
+@pytest.mark.closed_form("rga")
+def test_rga_of_one_client_is_the_nearest_direction_to_its_standardised_features() -> None:
+    task = alike(1)
+    report = play(task, RGA(epochs=4))
+    w = report.server["models"].client(0)
+    u = answers(task, w, task.x)
+    z = (u - u.mean(0)) / u.std(0, correction=0)
+    frame = FedETF().frame(task.x, CLASSES)["directions"]
+    found = answers(task, report.algorithm.shared(report.server), task.x)
+    torch.testing.assert_close(found, 16 * F.cosine_similarity(z[:, None], frame, dim=2), **ROUNDING)
+
+
+@pytest.mark.closed_form("rga")
+def test_how_long_a_clients_features_are_does_not_matter_to_rga() -> None:
+    # One client's last layer is made 50 times as large, and with it all it says of its features.
+    data = {str(n): drawn(n, seed=n) for n in (9, 12, 15)}
+    with default_generator(0):
+        network = plain().double()
+    task = Task.of_clients(data, network, classes=CLASSES, training=Training(lr=0.2), shares=(1.0, 0.0, 0.0))
+    report = play(task, RGA(epochs=4, prototypes="means"))
+    longer = torch.tensor([1.0, 50.0, 1.0], dtype=torch.float64)
+    models, features = report.server["models"], report.server["features"]
+    changed = {
+        **report.server,
+        "models": models | models.only(["body.1.weight", "body.1.bias"]) * longer,
+        "features": features * longer,
+    }
+    mine, theirs = (answers(task, report.algorithm.shared(one), task.x) for one in (report.server, changed))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+    proto = play(task, OneShotProto(epochs=4))
+    other = {**proto.server, "models": changed["models"]}
+    before, after = (answers(task, proto.algorithm.shared(one), task.x) for one in (proto.server, other))
+    assert (before - after).abs().max() > 1  # where features are taken as they are, it does
+
+
+@pytest.mark.purpose("ensemble")
+def test_clients_with_classes_of_their_own_know_all_of_them_together() -> None:
+    # Three clients have one class each: alone each is right on a third; heard about their own classes, they know all.
+    with default_generator(0):
+        centers = 4 * torch.eye(CLASSES, FEATURES, dtype=torch.float64)
+        x = torch.randn(60, FEATURES, dtype=torch.float64) / 2
+        network = plain().double()
+    y = torch.arange(60) % CLASSES
+    x = x + centers[y]
+    data = {str(k): (x[y == k], y[y == k]) for k in range(CLASSES)}
+    task = Task.of_clients(data, network, classes=CLASSES, training=Training(lr=0.1), shares=(1.0, 0.0, 0.0))
+
+    def right(found: Tensor) -> float:
+        return float((found.argmax(1) == y).double().mean())
+
+    models = personal_models(play(task, Local(epochs=3)))
+    assert max(right(answers(task, one, x)) for one in models) < 0.5
+    report = play(replace(task, public=None), Ensemble(epochs=3))
+    assert right(answers(task, report.algorithm.shared(report.server), x)) > 0.9
