@@ -131,7 +131,7 @@ def check(method: Method, on_result: Callable[[Result], None] | None = None) -> 
 
 @_check
 def _same_seed_same_bits(method: Method) -> None:
-    """Two runs with one seed agree in every bit; another seed gives another run."""
+    """Two runs with one seed agree in every bit; another seed gives another run, unless of a closed form."""
     algorithm = method()
     first, second, other = (_train(algorithm, seed=seed, evaluation="all", eval_every=1) for seed in (0, 0, 1))
     hint = "draw from `atoll.randomness` only, and keep no state in the method or its module."
@@ -141,7 +141,10 @@ def _same_seed_same_bits(method: Method) -> None:
     models, initial = personal_models(first), _task().network.initial
     trained = any(_difference(model, initial) is not None for model in models)
     networks = all(_difference(model, initial, math.inf) is None for model in models)
-    if trained and networks and _difference(models, personal_models(other)) is None:
+    if method.closed_form:
+        message = "A closed form must not depend on the order of batches, and so not on the seed."
+        _require_same(models, personal_models(other), message, tolerance=1e-8)
+    elif trained and networks and _difference(models, personal_models(other)) is None:
         raise ConformanceError(
             "Another seed must give another run. Seeds 0 and 1 give the same models.",
             hint="a seed decides the order of batches; does the method fix it itself?",
@@ -478,13 +481,22 @@ def _test_data_are_never_read(method: Method) -> None:
 
 @_check
 def _one_shot_methods_upload_once(method: Method) -> str | None:
-    """Each client of a one-shot method uploads in one round at most."""
+    """Each client of a one-shot method uploads once and downloads once; one exchange of statistics may go before."""
     if not method.one_shot:
         return "not a one-shot method"
-    uploads = {(m.client, m.round) for m in _train(method()).ledger.messages() if m.direction == "up"}
-    if len(uploads) != len({client for client, _ in uploads}):
-        raise ConformanceError(f"A one-shot method must upload once per client. Got (client, round) {sorted(uploads)}.")
-    return None
+    messages = list(_train(method()).ledger.messages())
+    early = [message for message in messages if message.round < 0]
+    if any(message.direction == "up" and message.kind == "model" for message in early):
+        raise ConformanceError("Before training, a one-shot method may exchange statistics. Models were uploaded.")
+    for some in (early, [message for message in messages if message.round >= 0]):
+        for direction in ("up", "down"):
+            found = {(message.client, message.round) for message in some if message.direction == direction}
+            if len(found) != len({client for client, _ in found}):
+                raise ConformanceError(
+                    f"A one-shot method must send once {direction} per client. Got (client, round) {sorted(found)}.",
+                    hint="before training, statistics may be exchanged once, and no models.",
+                )
+    return "after an exchange of statistics" if early else None
 
 
 # -- training and watching -----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,6 +74,15 @@ class Network:
         other = Network(self._original, loss=loss, score=self.score, signature=(self.signature, loss))
         other.draws_globally = self.draws_globally
         return other
+
+    def through(self, made: Callable[..., nn.Module], *arguments: Hashable) -> Network:
+        """The same leaves in another module, made(module, *arguments), which computes something else of them."""
+        other = Network(
+            made(self._original, *arguments),
+            loss=self.loss, score=self.score, signature=(self.signature, made, *arguments),
+        )  # fmt: skip
+        other.draws_globally = self.draws_globally
+        return other.beginning_at(self.initial)
 
     @property
     def parameters(self) -> int:

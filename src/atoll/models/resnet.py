@@ -1,7 +1,7 @@
 """ResNet-18 for small images (He et al., CVPR 2016): a 3x3 stem and no first pooling."""
 
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -19,6 +19,8 @@ class ResNet18(BodyAndHead):
 
     Group norm keeps no running statistics, so there is nothing of the clients' data to average.
     """
+
+    block_starts: ClassVar[tuple[int, ...]] = (0, 3, 5, 7, 9)  # the stem and four stages of two blocks each
 
     def __init__(self, shape: tuple[int, ...], classes: int, norm: Norm = "batch") -> None:
         if norm not in ("batch", "group"):

@@ -12,6 +12,7 @@ class BodyAndHead(nn.Module):
     """`forward(x) = head(features(x))`; methods that share only one of the two read `head_modules`."""
 
     head_modules: ClassVar[tuple[str, ...]] = ("head",)
+    block_starts: ClassVar[tuple[int, ...] | None] = None  # the body's parts at which blocks begin; None: every layer
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()

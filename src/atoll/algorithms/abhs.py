@@ -1,0 +1,116 @@
+"""ABHS: how much of the network is shared follows from how alike clients are, which they tell once, before training.
+
+    u_l(k) = mean over j != k of  w S^l_kj + (1 - w) S^y_kj,  made to fall with l;     s_k = max { l : u_l(k) >= theta }
+
+S^y compares label counts (Jensen-Shannon), S^l mean and deviation of what block l of the broadcast model says about the
+clients' samples (Frechet). Blocks up to s_k stay as they were broadcast, so that they are a base in common without any
+averaging; client k trains those above, and uploads once. What the server makes of that: `atoll.splitting`. Without a
+parameter, ``rule = "variance"`` shares the blocks whose mean over all clients errs less than one's own:
+
+    B_l <= V_l (1 / n_k - 1 / n),     B_l the variance between clients' means, V_l that within clients
+
+The base is trained by the server on public samples. Variant A of the second plan in the notes that the project is built
+from; the formulas are our reading of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll import depth
+from atoll.algorithm import Epochs, NonNegative, Replies, Share, Update
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.local import sgd
+from atoll.local.blocks import Blocks, above, blocks_of, talking
+from atoll.local.evidence import evidence
+from atoll.local.features import feature_size, moments
+from atoll.local.labels import label_counts
+from atoll.oneshot import Server, require_public, uploads
+from atoll.params import Params, Stack, spread
+from atoll.splitting import Splitting
+from atoll.workbench import Workbench
+
+
+@dataclass(frozen=True, kw_only=True)
+class ABHS(Splitting):
+    """Adaptive base-head splitting: one light exchange finds out how deep the common base reaches."""
+
+    base: Literal["public", "initial"] = "public"  # trained on public samples, or the initial model as it is
+    base_epochs: Epochs = 20  # of the server on public samples
+    rule: Literal["similarity", "variance"] = "similarity"  # which blocks are shared
+    theta: NonNegative = 0.6  # the least similarity of blocks that are shared; above 1, none is
+    weight: Share = 0.5  # w: of what blocks say, beside labels
+    scope: Literal["client", "all"] = "client"  # every client has its own split, or all have the same
+    student_epochs: Epochs = 200  # of the server on public samples, to make one model of all; 0: all are kept
+
+    sends: ClassVar[dict[str, str]] = {**Splitting.sends, "labels": "statistic", "blocks": "statistic"}
+
+    def start(self, task: Task) -> Server:
+        """The initial model."""
+        if self.base == "public":
+            require_public(self, task)
+        return super().start(task)
+
+    def equip(self, server: Server, workbench: Workbench) -> Server:
+        """Train the base on public samples."""
+        if self.base == "initial":
+            return server
+        trained = sgd(workbench.cohort(*workbench.public), start=server["model"], epochs=self.base_epochs)
+        return {**server, "model": trained.client(0)}
+
+    def broadcast(self, server: Server) -> Any:
+        """First the base, unless everybody has it; then how many blocks all have in common: these are not sent back."""
+        if "affinity" in server:
+            return {"common": int(server["splits"].min())}
+        return server["model"] if self.base == "public" else None
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+        """Each client's own split."""
+        return Stack.of(split=server["splits"][torch.from_numpy(ids).to(server["splits"].device)])
+
+    def prepare(self, w: Params | None, cohort: Cohort) -> Update:
+        """Tell label counts, and mean and deviation of what every block of the model says about the samples."""
+        w = cohort.initial if w is None else w
+        said = moments(talking(cohort), w)
+        return Update(send={"labels": label_counts(cohort), "blocks": said}, keep=cohort.stacked(w))
+
+    def absorb(self, server: Server, replies: Replies) -> Server:
+        """Find the splits; a client that told nothing shares nothing."""
+        blocks = blocks_of(replies.workbench.population.task)
+        good, likeness = self.shareable(blocks, uploads(replies, "labels")["counts"], uploads(replies, "blocks"))
+        rows = torch.from_numpy(np.sort(replies.clients)).to(good.device)
+        splits = depth.depth(good).to(server["splits"].device)
+        return {**server, "splits": server["splits"].index_copy(0, rows, splits), "affinity": likeness}
+
+    def shareable(self, blocks: Blocks, counts: Tensor, said: Stack) -> tuple[Tensor, Tensor]:
+        """Which blocks each client shares, [clients, blocks], and how alike they are."""
+        parts = [blocks.parted(said[name].double()) for name in ("mean", "deviation")]
+        each, labels = [*zip(*parts, strict=True)], depth.label_similarity(counts.double())
+        u = depth.affinity([depth.feature_similarity(m, sd) for m, sd in each], labels, self.weight)
+        if self.rule == "variance":
+            good = torch.stack([depth.pays(m, sd, counts.double().sum(1)) for m, sd in each], 1)
+            return (good.double().mean(0) > 0.5).expand_as(good) if self.scope == "all" else good, u
+        return (u.mean(0).expand_as(u) if self.scope == "all" else u) >= self.theta, u
+
+    def local(self, told: Any, cohort: Cohort) -> Update:
+        """Train what lies above the own split; send what lies above the smallest, and what was found about classes."""
+        task = cohort.population.task
+        blocks, split = blocks_of(task), cohort.received["split"]
+        cohort.observe(split=split.to(cohort.initial_dtype))
+
+        def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:
+            return sgd(some, start, epochs=self.epochs, only=names)
+
+        w = above(cohort, blocks, cohort.recall(default=cohort.initial), split, train)
+        found = evidence(cohort, w, feature_size(self, task))
+        return Update(send={"model": w.only(blocks.above(told["common"])), "evidence": found})
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """All models, each on its base."""
+        models = spread(server["model"], len(replies.clients)) | uploads(replies, "model")
+        return self.concluded(server, replies, models, int(server["splits"].min()))

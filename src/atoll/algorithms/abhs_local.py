@@ -1,0 +1,95 @@
+"""ABHS, local: every client decides by itself how much of the network it would share; the server decides in the end.
+
+    s_k = how many of the first blocks have   |w_l - w_l^0| / |w_l^0| <= theta_d   and   tr(S_W) / tr(S_B) >= theta_r
+    s   = min( median_k s_k,  how many of the first blocks have   mean_{k<j} CKA(X_kl, X_jl) >= theta_c )
+
+w_k is client k's model after training alone, from w^0. S_W and S_B are the scatter within and between classes of what a
+block says about held-out samples: a block that was made for the client's classes has little of the first. X_kl is what
+block l of w_k says about probes: noise that the server draws, or public samples. The blocks up to s are averaged, and
+carry the clients' own blocks above. What the server makes of that: `atoll.splitting`.
+
+Variant B of the second plan in the notes that the project is built from, without any exchange before training; the
+formulas are our reading of it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll import depth
+from atoll.algorithm import Limits, NonNegative, Replies, Share, Update
+from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import TaskError
+from atoll.local import sgd
+from atoll.local.blocks import Blocks, blocks_of, drift, scatter, talking_bench
+from atoll.local.evidence import evidence
+from atoll.local.features import feature_size
+from atoll.local.statistics import settled
+from atoll.oneshot import Server, averaged, require_public, uploads
+from atoll.params import Params, Stack
+from atoll.splitting import Splitting
+from atoll.workbench import Workbench
+
+PROBES = 256  # samples at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class ABHSLocal(Splitting):
+    """Adaptive base-head splitting without an exchange: the base is averaged as far as it is still the same."""
+
+    theta_d: NonNegative = 0.3  # the largest drift of a block that a client would share
+    theta_r: NonNegative = 1.0  # the least scatter within classes, by that between them
+    theta_c: Share = 0.8  # the least alignment between clients of blocks that are averaged
+    probes: Literal["noise", "public"] = "noise"  # what clients' blocks are compared on
+
+    sends: ClassVar[dict[str, str]] = {**Splitting.sends, "split": "statistic"}
+    limits: ClassVar[Limits] = {"oneshot-avg": {"theta_d": 1e9, "theta_r": 0.0, "theta_c": 0.0, "personal": "none"}}
+
+    def start(self, task: Task) -> Server:
+        """The initial model."""
+        if self.probes == "public":
+            require_public(self, task)
+        elif not task.x.is_floating_point():
+            raise TaskError(
+                f"Noise must be like the samples, which must be numbers. Those of {task.name} are {task.x.dtype}.",
+                hint="use abhs-local:probes=public.",
+            )
+        return super().start(task)
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train everything alone; send it with the own split, and what was found about classes."""
+        task = cohort.population.task
+        blocks = blocks_of(task)
+        w_k = sgd(cohort, start=w, epochs=self.epochs)
+        split = depth.depth((drift(blocks, w_k, w) <= self.theta_d) & (scatter(cohort, blocks, w_k) >= self.theta_r))
+        cohort.observe(split=split.to(cohort.initial_dtype))
+        found = evidence(cohort, w_k, feature_size(self, task))
+        return Update(send={"model": w_k, "split": Stack.of(split=split), "evidence": found})
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Average the base, as deep as clients want it and as it is alike; keep what lies above."""
+        bench, models = replies.workbench, uploads(replies, "model")
+        blocks = blocks_of(bench.population.task)
+        alike = self.alignment(blocks, models, bench)
+        wanted = int(uploads(replies, "split")["split"].median())
+        split = min(wanted, int(depth.depth(alike >= self.theta_c)))
+        samples = uploads(replies, "evidence")["count"].sum(1)
+        base = averaged(models, samples / samples.sum()).only(blocks.below(split))
+        if self.probes == "public":
+            base = settled(bench.cohort(*bench.public), models.client(0) | base).client(0).only(base)
+        server = {**server, "splits": torch.full_like(server["splits"], split), "alignment": alike}
+        return self.concluded(server, replies, models | base, split)
+
+    def alignment(self, blocks: Blocks, models: Stack, bench: Workbench) -> Tensor:
+        """How alike what each block says about the probes is, in the mean over pairs of clients."""
+        task = bench.population.task
+        if self.probes == "public":
+            x = bench.public[0][:PROBES]
+        else:
+            noise = bench.generator("probes").normal(size=(PROBES, *task.x.shape[1:]))
+            x = torch.from_numpy(noise).to(task.x)
+        said = talking_bench(bench).answers(models, x, features=True).double()
+        return torch.stack([depth.mean_of_pairs(depth.cka(one)) for one in blocks.parted(said)])

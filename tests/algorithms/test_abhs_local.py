@@ -1,0 +1,142 @@
+"""ABHS without an exchange, by hand: what clients decide, what the server decides, and the averaged base."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from samples import own
+from torch import nn
+
+from atoll import Cohort, Params, Stack, Task
+from atoll.algorithm import Update
+from atoll.algorithms.abhs_local import ABHSLocal
+from atoll.conformance import personal_models, play
+from atoll.errors import TaskError
+from atoll.local import sgd
+from atoll.local.blocks import blocks_of, drift, scatter
+from atoll.models import BodyAndHead
+from atoll.randomness import generator
+
+CLASSES = 3
+quick = partial(ABHSLocal, epochs=2, personal_epochs=1)
+
+
+@pytest.fixture
+def task(make_task: Callable[..., Task]) -> Task:
+    task = make_task(dtype=torch.float64, sizes=(20, 3, 14, 9), shares=(0.6, 0.2, 0.2))
+    draw = generator(1, "public")
+    x, y = torch.from_numpy(draw.normal(size=(8, 4))), torch.from_numpy(draw.integers(CLASSES, size=8))
+    return replace(task, public=(x, y))
+
+
+def test_clients_share_the_first_blocks_that_moved_little_and_are_generic(
+    task: Task, make_cohort: Callable[..., Cohort]
+) -> None:
+    cohort, blocks, w = make_cohort(task), blocks_of(task), task.network.initial
+    w_k = sgd(cohort, w, epochs=2)
+    moved, generic = drift(blocks, w_k, w), scatter(cohort, blocks, w_k)
+    for theta_d, theta_r in (
+        (1e9, 0.0),
+        (float(moved[:, 0].median()), 0.0),
+        (1e9, float(generic[:, 0].max())),
+        (0.0, 0.0),
+    ):
+        sent = quick(theta_d=theta_d, theta_r=theta_r).local(w, make_cohort(task)).send["split"]["split"]
+        good = ((moved <= theta_d) & (generic >= theta_r)).tolist()
+        assert sent.tolist() == [0 if not first else 1 + second for first, second in good]
+
+
+def deciding(task: Task, splits: list[int], **options: Any) -> dict[str, Any]:
+    """What the server makes of clients that want these splits."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Decided(ABHSLocal):
+        def local(self, w: Params, cohort: Cohort) -> Update:
+            sent = super().local(w, cohort).send
+            return Update(send={**sent, "split": Stack.of(split=torch.tensor(splits)[cohort.ids])})
+
+    return play(task, Decided(epochs=2, personal_epochs=1, **options)).server  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("splits", "theta_c", "expected"),
+    [([2, 2, 2, 2], 0.0, 2), ([2, 2, 2, 2], 1.0, 0), ([0, 0, 2, 2], 0.0, 0), ([0, 1, 1, 2], 0.0, 1)],
+)
+def test_the_server_averages_as_deep_as_most_want_and_all_are_alike(
+    task: Task, splits: list[int], theta_c: float, expected: int
+) -> None:
+    server = deciding(task, splits, theta_c=theta_c)
+    assert server["splits"].tolist() == [expected] * 4
+    assert bool(((server["alignment"] > 0) & (server["alignment"] < 1)).all())
+    alone = play(task, quick(theta_d=0.0)).server["models"]
+    n = torch.tensor([len(own(task, k)[0]) for k in range(4)], dtype=torch.float64)
+    for name, leaf in server["models"].items():
+        if name in blocks_of(task).below(expected):
+            mean = torch.tensordot(n / n.sum(), alone[name], dims=1)
+            torch.testing.assert_close(leaf, mean.expand_as(leaf))
+        else:
+            assert torch.equal(leaf, alone[name])
+
+
+def test_all_averaged_is_one_model_and_no_ensemble(task: Task) -> None:
+    report = play(task, quick(theta_d=1e9, theta_r=0.0, theta_c=0.0))
+    shared = report.algorithm.shared(report.server)
+    assert isinstance(shared, Params)
+    assert set(shared) == set(task.network.initial)
+    for model in personal_models(report):  # nothing lies above the base
+        assert all(torch.equal(model[name], leaf) for name, leaf in shared.items())
+
+
+def normed() -> nn.Module:
+    return BodyAndHead(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, CLASSES))
+
+
+@pytest.mark.parametrize("probes", ["noise", "public"])
+def test_statistics_of_the_averaged_base_are_those_of_samples(
+    make_task: Callable[..., Task], task: Task, probes: str
+) -> None:
+    normal = make_task(normed, dtype=torch.float64, sizes=(20, 3, 14, 9), shares=(0.6, 0.2, 0.2))
+    normal = replace(normal, public=task.public)
+    server = deciding(normal, [1, 1, 1, 1], theta_c=0.0, probes=probes)
+    found = server["models"].client(3)
+    mean, inside = found["body.1.running_mean"], found["body.1.running_var"]
+    if probes == "public":  # found anew: in the mean over batches, those of what enters the layer
+        entering = normal.public[0] @ found["body.0.weight"].T + found["body.0.bias"]
+        torch.testing.assert_close(mean, entering.mean(0), rtol=0, atol=0.15)
+        return
+    alone = play(normal, quick(theta_d=0.0)).server["models"]
+    n = torch.tensor([len(own(normal, k)[0]) for k in range(4)], dtype=torch.float64)[:, None]
+    share, means = n / n.sum(), alone["body.1.running_mean"]
+    torch.testing.assert_close(mean, (share * means).sum(0))
+    second = (share * (alone["body.1.running_var"] + means.square())).sum(0)
+    torch.testing.assert_close(inside, second - mean.square())
+
+
+def test_public_samples_are_needed_only_where_they_are_asked_for(task: Task) -> None:
+    private = replace(task, public=None)
+    play(private, quick())
+    for method in (quick(probes="public"), quick(student_epochs=1)):
+        with pytest.raises(TaskError, match="ABHSLocal needs public data with these options"):
+            play(private, method)
+
+
+def test_noise_must_be_like_the_samples(task: Task) -> None:
+    class Looked(BodyAndHead):
+        def __init__(self) -> None:
+            super().__init__(nn.Sequential(nn.Embedding(5, 6), nn.Flatten()), nn.Linear(12, CLASSES))
+
+    letters = {"0": (torch.arange(6).reshape(3, 2) % 5, torch.arange(3))}
+    words = Task.of_clients(letters, Looked(), classes=CLASSES, shares=(1.0, 0.0, 0.0))
+    with pytest.raises(TaskError, match="must be numbers") as caught:
+        ABHSLocal().start(words)
+    assert "probes=public" in str(caught.value)
+
+
+def test_a_student_learns_from_all(task: Task) -> None:
+    report = play(task, quick(student_epochs=3, personal="none"))
+    shared = report.algorithm.shared(report.server)
+    assert isinstance(shared, Params)
+    assert not torch.equal(shared["head.weight"], task.network.initial["head.weight"])

@@ -1,0 +1,145 @@
+"""Adaptive base-head splitting: where it is another method, what is known in closed form, and what it is for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from atoll import Batch, Task, Training, prototypes
+from atoll.algorithms.abhs import ABHS
+from atoll.algorithms.abhs_local import ABHSLocal
+from atoll.algorithms.local import Local
+from atoll.conformance import personal_models, play
+from atoll.local.blocks import Talkative, blocks_of
+from atoll.models import MLP
+from atoll.models.network import Variant
+from atoll.params import Params
+from atoll.randomness import default_generator, generator
+from atoll.splitting import TEMPERATURE, taught
+
+CLASSES, FEATURES = 3, 4
+plain = partial(ABHS, base="initial", epochs=2, student_epochs=0, personal_epochs=0)
+
+
+def rows(samples: int, labels: tuple[int, ...], seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+    draw = generator(seed, "abhs")
+    return torch.from_numpy(draw.normal(size=(samples, FEATURES)) + shift), torch.from_numpy(
+        draw.choice(labels, samples)
+    )
+
+
+def clients(*data: tuple[Tensor, Tensor]) -> Task:
+    with default_generator(0):
+        model = MLP((FEATURES,), CLASSES, hidden=(6, 5)).double()
+    training = Training(lr=0.1, batch_size=8)
+    named = {str(k): one for k, one in enumerate(data)}
+    return Task.of_clients(named, model, classes=CLASSES, training=training, shares=(1.0, 0.0, 0.0))
+
+
+def assert_equal(left: list[Params], right: list[Params]) -> None:
+    assert all(torch.equal(a[name], leaf) for a, b in zip(left, right, strict=True) for name, leaf in b.items())
+
+
+@pytest.mark.limit("abhs")
+def test_abhs_that_shares_nothing_is_local(make_task: Callable[..., Task]) -> None:
+    task = make_task(dtype=torch.float64, momentum=0.5, weight_decay=0.01)
+    mine, theirs = (personal_models(play(task, one)) for one in (plain(theta=2.0), Local(epochs=2)))
+    assert_equal(mine, theirs)
+
+
+@pytest.mark.limit("abhs-local")
+def test_abhs_local_that_shares_nothing_is_local(make_task: Callable[..., Task]) -> None:
+    task = make_task(dtype=torch.float64, momentum=0.5, weight_decay=0.01)
+    alone = ABHSLocal(theta_d=0.0, epochs=2, personal_epochs=0)
+    mine, theirs = (personal_models(play(task, one)) for one in (alone, Local(epochs=2)))
+    assert_equal(mine, theirs)
+
+
+@pytest.mark.limit("abhs")
+def test_abhs_of_identical_clients_shares_everything_and_deploys_what_was_broadcast() -> None:
+    # However strict the threshold: u = 1 in every block. Nobody trains anything.
+    task = clients(*[rows(20, (0, 1, 2), seed=0)] * 3)
+    report = play(task, plain(theta=1.0 - 1e-9, personal_epochs=2))
+    assert report.server["splits"].tolist() == [3, 3, 3]
+    assert_equal(personal_models(report), [task.network.initial] * 3)
+
+
+@pytest.mark.limit("abhs-local")
+def test_abhs_local_of_identical_clients_averages_nothing_away() -> None:
+    # They make the same model, if their batches are the same: then an average is any of them.
+    task = clients(*[rows(8, (0, 1, 2), seed=0)] * 3)
+    report = play(task, ABHSLocal(theta_d=1e9, theta_r=0.0, epochs=3))
+    assert report.server["splits"].tolist() == [3, 3, 3]
+    torch.testing.assert_close(report.server["alignment"], torch.ones(3).double())
+    alone = personal_models(play(task, Local(epochs=3)))[0]
+    for name, leaf in alone.items():
+        torch.testing.assert_close(report.server["one"][name], leaf, rtol=0, atol=1e-12)
+
+
+@pytest.mark.closed_form("abhs", "abhs-local")
+def test_a_student_that_is_its_only_teacher_has_nothing_to_learn() -> None:
+    task = clients(rows(8, (0, 1, 2), seed=0))
+    blocks, network, w = blocks_of(task), task.network.through(Talkative), task.network.initial
+    batch = Batch(task.x, task.x, None, None, network, Variant())
+    said = batch.features(w)
+    wanted = torch.cat([said, (blocks.parted(said)[-1] / TEMPERATURE).softmax(1), torch.zeros(8, CLASSES)], 1)
+    g, _, loss = taught(blocks, 2, 1.0, 0.0, w, replace(batch, y=wanted))
+    assert abs(float(loss)) < 1e-12
+    assert float(g.norm()) < 1e-12
+
+
+@pytest.mark.closed_form("abhs", "abhs-local")
+def test_weights_by_volume_and_confidence_give_the_likeliest_common_direction() -> None:
+    # Clients draw unit features around one direction with different concentrations kappa_k: its likelihood is
+    # sum_k kappa_k <p, sum_i z_ki>, which is largest at the direction of sum_k kappa_k sum_i z_ki.
+    noise = torch.from_numpy(generator(0, "von Mises").normal(size=(10, 1, 40, 6)))
+    spread = torch.linspace(0.2, 1.0, 10).double()[:, None, None, None]
+    z = prototypes.unit(torch.ones(6).double() + spread * noise)
+    sums, counts = z.sum(2), torch.full((10, 1), 40.0).double()
+    lengths = sums.norm(dim=-1) / counts
+    kappa = prototypes.concentration(lengths, 6)
+    kappa = torch.minimum(kappa, torch.quantile(kappa, 0.9))
+    expected = prototypes.unit((kappa[..., None] * sums).sum(0))
+    omega = prototypes.weights(counts, confidence=prototypes.confidence(sums, counts))
+    torch.testing.assert_close(prototypes.fused(sums, omega), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.closed_form("abhs", "abhs-local")
+def test_one_client_alone_answers_with_its_own_directions() -> None:
+    task = clients(rows(60, (0, 1, 2), seed=0))
+    report = play(task, ABHSLocal(theta_d=0.0, epochs=2, shrinkage=0.0, personal="none", answer="prototypes"))
+    shared = report.algorithm.shared(report.server)
+    batch = Batch(task.x, task.y, None, None, task.network, Variant(train=False))
+    z = prototypes.unit(batch.features(report.server["models"].client(0)))
+    means = torch.stack([z[task.y == c].mean(0) for c in range(CLASSES)])
+    expected = (z @ prototypes.unit(means).T).argmax(1)
+    assert torch.equal(shared.answer(shared.model, shared.beside, batch).argmax(1), expected)
+
+
+@pytest.mark.purpose("abhs")
+def test_clients_that_are_alike_share_more_blocks() -> None:
+    # Three like each other, one with another class and samples from elsewhere.
+    alike = [rows(40, (0, 1), seed=k) for k in range(3)]
+    task = clients(*alike, rows(40, (2,), seed=3, shift=5.0))
+    server = play(task, plain(theta=0.5)).server
+    assert server["splits"][:3].min() > server["splits"][3]
+    assert server["splits"][3] == 0
+    closer = play(clients(*alike), plain(theta=0.5)).server
+    assert bool((closer["affinity"].mean(0) > server["affinity"].mean(0)).all())
+
+
+@pytest.mark.purpose("abhs-local")
+def test_blocks_that_hardly_trained_are_shared_and_those_that_went_apart_are_not() -> None:
+    data = [rows(24, (k,), seed=k, shift=float(k)) for k in range(3)]
+    task = clients(*data)
+    little, much = (
+        play(replace(task, training=Training(lr=lr, batch_size=8)), ABHSLocal(epochs=20, theta_r=0.0)).server["splits"][
+            0
+        ]
+        for lr in (1e-4, 0.5)
+    )
+    assert little == 3
+    assert much < 3
