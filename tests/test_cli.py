@@ -54,6 +54,25 @@ def test_run_shows_a_table_and_leaves_a_folder():
     assert Path("here/report.html").exists()
 
 
+def test_methods_that_upload_once_have_one_round_and_share_their_training():
+    """Two servers over the same clients: the second finds them trained."""
+    result = atoll("compare", "ensemble:epochs=2", "oneshot-avg:epochs=2", "--clients", "4", "--seeds", "1",
+                   "--out", "here")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for name in ("ensemble", "oneshot-avg", "fedavg"):
+        assert len(metrics(Path(f"here/{name}-epochs=2-seed0"))) == 1
+    assert len(list(Path("here/trained").iterdir())) == 4  # clients
+    refused = atoll("run", "ensemble", *TINY)
+    assert refused.exit_code != 0
+    assert "`rounds` must be 1" in refused.output
+
+
+def test_list_can_show_methods_that_upload_once_only():
+    shown = atoll("list", "algorithms", "--one-shot").stdout
+    assert "ensemble" in shown
+    assert "ditto" not in shown
+
+
 def test_report_of_runs_that_are_not_finished_says_so():
     """A comparison that was cut short: one run lacks its last round, another was never begun."""
     assert atoll("compare", "fedper", *TINY, "--seeds", "2", "--out", "here").exit_code == 0

@@ -68,6 +68,13 @@ def test_missing_references_are_added_with_the_same_budget(caplog):
     assert list(with_references([create("fedavg"), create("local")])) == ["fedavg", "local"]
 
 
+def test_long_training_of_one_shot_methods_is_no_budget_for_every_round():
+    mixed = with_references([create("ensemble:epochs=20"), create("ditto:epochs=2")])
+    assert list(mixed)[:2] == ["local:epochs=2", "fedavg:epochs=2"]
+    alone = with_references([create("ensemble:epochs=20")])
+    assert list(alone)[:2] == ["local:epochs=20", "fedavg:epochs=20"]
+
+
 def test_runs_of_different_hyperparameters_have_different_folders():
     names = [run_name(create(text), 0) for text in ("ditto", "ditto:lam=0.1", "ditto:lam=0.1,epochs=2")]
     assert names == ["ditto-seed0", "ditto-lam=0.1-seed0", "ditto-lam=0.1,epochs=2-seed0"]

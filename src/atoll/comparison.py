@@ -15,6 +15,7 @@ from atoll.algorithm import Algorithm
 from atoll.algorithms import create, file_of, find, name_of
 from atoll.data.task import Task, Training
 from atoll.engines.local import LocalEngine
+from atoll.engines.trainings import OnEpoch
 from atoll.errors import RunError, unknown
 from atoll.federation import TRAINED, Settings, federate, interruptions
 from atoll.recipe import Recipe
@@ -37,6 +38,7 @@ def compare(
     folder: Path | str | None = None,
     on_run: Callable[[str, int, Begun], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_epoch: OnEpoch | None = None,
     select: Select = "last",
     target: float | None = None,
     **more: Any,
@@ -81,7 +83,7 @@ def compare(
                     try:
                         report = federate(
                             here, algorithm, settings=_settings_of(algorithm, settings, seed), engine=engine,
-                            folder=place, resume=written, on_round=on_round, stop=stop,
+                            folder=place, resume=written, on_round=on_round, on_epoch=on_epoch, stop=stop,
                             trained=None if folder is None else folder / TRAINED,
                         )  # fmt: skip
                     except KeyboardInterrupt:
@@ -125,7 +127,8 @@ def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
     """The algorithms by label, each once, with Local and FedAvg in front if they are missing."""
     present = {name_of(type(algorithm)) for algorithm in algorithms}
     # the same gradient budget: as many local epochs as the methods they are a reference for
-    epochs = max((algorithm.epochs for algorithm in algorithms if hasattr(algorithm, "epochs")), default=1)
+    many = [algorithm for algorithm in algorithms if not algorithm.one_shot] or algorithms
+    epochs = max((algorithm.epochs for algorithm in many if hasattr(algorithm, "epochs")), default=1)
     added = [find(name)(epochs=epochs) for name in REFERENCES if name not in present]  # type: ignore[call-arg]
     if added:
         log.warning("added %s: gains are measured against them", " and ".join(map(label, added)))

@@ -34,7 +34,7 @@ from atoll.channel import Channel, Ledger, Stage
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine
-from atoll.engines.trainings import Trainings
+from atoll.engines.trainings import OnEpoch, Trainings
 from atoll.errors import CohortError, DivergedError, OneShotError, RunError, TaskError, unknown
 from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
@@ -126,6 +126,7 @@ class Traffic:
     replied: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     gradients: int = 0  # evaluations: one batch of one client each
+    found: float = 0.0  # seconds that training took which was done before and is not done again
     notes: list[tuple[Clients, dict[str, NDArray[np.float64]]]] = field(default_factory=list)
 
     def losses(self) -> dict[str, float]:
@@ -158,6 +159,7 @@ def federate(
     stages: Sequence[Stage] = (),
     faults: Callable[[int, Clients], NDArray[np.bool_]] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_epoch: OnEpoch | None = None,
     stop: threading.Event | None = None,
     trained: Path | None = None,
     **more: Any,
@@ -166,7 +168,8 @@ def federate(
 
     Settings can be given as keywords: `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run
     is written there and can be resumed after an interruption, bit for bit. `stages` change what clients send;
-    `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics.
+    `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
+    `on_epoch` in the long training of one-shot methods with how many clients have done how many epochs of all.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
     method train long: where they are is kept in the folder `trained`, by default in the run's, and found there by other
     runs whose clients train the same way.
@@ -190,7 +193,7 @@ def federate(
     watch = interruptions(enabled=run is not None) if stop is None else nullcontext(stop)
     with run.logging() if run else nullcontext(), watch as stop:
         kept_in = trained or (run.folder / TRAINED if run else None)
-        trainings = Trainings(kept_in, stop) if algorithm.one_shot and kept_in else None
+        trainings = Trainings(kept_in, stop, on_epoch) if algorithm.one_shot and kept_in else None
         server, first = algorithm.start(here), 0
         loaded = run.load(here.layouts, engine.device) if run and begun else None
         if run and begun:
@@ -228,14 +231,16 @@ def federate(
                 _require_finite(server, round, task)
             if traffic.lost:
                 log.info("round %d: lost %d of %d clients", round, traffic.lost.total(), traffic.asked)
-            trained = time.perf_counter() - began
+            took = time.perf_counter() - began
             done = round + 1
             if done == settings.rounds:
                 traffic.gradients += _finish(algorithm, server, engine, population, done)
             line = _line(done, traffic, channel.ledger, round)
             if settings.evaluates_after(done):
                 line["evaluation"], outcomes = _evaluate(algorithm, server, engine, population, settings, done)
-            line["seconds"] = {"round": trained, "evaluation": time.perf_counter() - began - trained}
+            line["seconds"] = {"round": took, "evaluation": time.perf_counter() - began - took}
+            if traffic.found:
+                line["seconds"]["found"] = traffic.found
             line["memory"] = peak_memory(engine.device)
             history.append(line)
             stopping = stop.is_set() and done < settings.rounds  # a signal that comes later waits for the next round
@@ -328,6 +333,7 @@ def _gather(
             continue
         cohort, update = outcome.cohort, outcome.result
         traffic.gradients += cohort.scanner.tally.gradients
+        traffic.found += cohort.scanner.tally.found
         _note(cohort, traffic, population.task)
         channel.unicast(cohort.received, cohort.clients, round)
         _keep(cohort.population.memory, cohort.clients, update, round)

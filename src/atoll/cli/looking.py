@@ -1,5 +1,6 @@
 """Commands that show what there is: list, show, partition, explain, data."""
 
+import functools
 import inspect
 import re
 import sys
@@ -21,17 +22,19 @@ from atoll.report.table import UNKNOWN, Numbers, plain_table
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, tasks, partitions, models or runs")] = "algorithms",
+    one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
 ) -> None:
     """Say what there is."""
     kinds: dict[str, Callable[[], Table]] = {
-        "algorithms": _algorithms, "tasks": _tasks, "partitions": _partitions, "models": _models, "runs": _runs,
+        "algorithms": functools.partial(_algorithms, one_shot),
+        "tasks": _tasks, "partitions": _partitions, "models": _models, "runs": _runs,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
     out().print(kinds[what]())
 
 
-def _algorithms() -> Table:
+def _algorithms(one_shot: bool) -> Table:
     from atoll.algorithm import hyperparameters
     from atoll.algorithms import found
 
@@ -42,6 +45,7 @@ def _algorithms() -> Table:
             ", ".join(f"{one.name}={one.default}" for one in hyperparameters(method)),
         ]
         for name, method in sorted(found().items())
+        if method.one_shot or not one_shot
     ]
     return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -13,6 +13,7 @@ from atoll.cli.shown import listen
 from atoll.errors import EngineError, UnknownName
 
 if TYPE_CHECKING:
+    from atoll.algorithm import Algorithm
     from atoll.engines.local import LocalEngine
     from atoll.federation import Settings
     from atoll.recipe import Recipe
@@ -31,11 +32,14 @@ class Options:
     clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.", **TASK)] = None
     model: Annotated[str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK)] = "auto"
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", **TASK)] = None
+    samples: Annotated[int | None, option("So many of the data set's samples; else all.", **TASK)] = None
     partition_seed: Annotated[int | None, option("Who gets what; else the seed.", **TASK)] = None
     split: Annotated[str, option("Per cent of a client's samples: train/val/test.", **TASK)] = "60/15/25"
     central: Annotated[str, option("The server's test set: none, official, or a share as 0.1.", **TASK)] = "none"
     public: Annotated[float, option("Share of samples that everybody may see.", **TASK)] = 0.0
-    augment: Annotated[str, option("How training images are changed: none, crop-flip or crop.", **TASK)] = "none"
+    augment: Annotated[
+        str, option("How training images are changed: none, crop-flip, crop, simclr or simclr-batch.", **TASK)
+    ] = "none"
     unseen: Annotated[float, option("Share of clients that take no part and are welcomed at the end.", **TASK)] = 0.0
     lr: Annotated[float, option("Step size.", **STEPS)] = 0.1
     batch_size: Annotated[int, option("Samples per step.", **STEPS)] = 10
@@ -43,7 +47,9 @@ class Options:
     weight_decay: Annotated[float, option("Pull of all parameters to 0.", **STEPS)] = 0.0
     clip: Annotated[float | None, option("Largest norm of a gradient.", **STEPS)] = None
     set_: Annotated[list[str] | None, option("A hyperparameter, name=value; repeatable.", "--set", **STEPS)] = None
-    rounds: Annotated[int, option("Exchanges between server and clients.", **ROUNDS)] = 30
+    rounds: Annotated[
+        int | None, option("Exchanges between server and clients; else 30, or 1 if all methods upload once.", **ROUNDS)
+    ] = None
     seed: Annotated[int, option("Of everything drawn; the first one of a comparison.", **ROUNDS)] = 0
     cohort: Annotated[str | None, option("Clients per round: a number, or a share as 0.1; else all.", **ROUNDS)] = None
     participation: Annotated[
@@ -75,17 +81,18 @@ class Options:
         training = Training(**{name: getattr(self, name) for name in names})
         data = None if self.data is None else str(self.data.resolve())
         named = (
-            "partition", "clients", "model", "seed", "partition_seed", "split", "central", "public", "augment",
-            "unseen",
+            "partition", "clients", "model", "seed", "samples", "partition_seed", "split", "central", "public",
+            "augment", "unseen",
         )  # fmt: skip
         return Recipe(self.task, data=data, training=training, **{name: getattr(self, name) for name in named})
 
-    def settings(self) -> "Settings":
-        """How the federation is run."""
+    def settings(self, methods: Sequence["Algorithm"]) -> "Settings":
+        """How the federation is run, with these methods."""
         from atoll.federation import Settings
 
-        names = ("rounds", "seed", "participation", "drop", "late", "delay", "eval_every", "memory")
-        return Settings(cohort=cohort_of(self.cohort), **{name: getattr(self, name) for name in names})
+        rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
+        names = ("seed", "participation", "drop", "late", "delay", "eval_every", "memory")
+        return Settings(rounds=rounds, cohort=cohort_of(self.cohort), **{name: getattr(self, name) for name in names})
 
     def local_engine(self) -> "LocalEngine":
         """The engine, as forced."""

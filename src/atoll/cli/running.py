@@ -32,14 +32,17 @@ def run(
     from atoll.tracking import tracking
 
     algorithm = create(method, **options.hyperparameters)
-    settings, engine, task = options.settings(), options.local_engine(), options.recipe().build()
+    settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
     folder = options.out or unused(RUNS / f"{options.task}-{name_of(type(algorithm))}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with progress(settings.rounds) as shown:
             shown.begin(method)
             tracked.begin(folder)
             on_round = each(shown.after, tracked.after)
-            federate(task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round)
+            federate(
+                task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round,
+                on_epoch=shown.in_training,
+            )  # fmt: skip
         present_run(folder)
 
 
@@ -65,8 +68,9 @@ def compare(
     from atoll.comparison import folder_name, with_references
     from atoll.tracking import tracking
 
-    algorithms = list(with_references(_create_all(methods, options.hyperparameters)).values())
-    recipe, settings, engine = options.recipe(), options.settings(), options.local_engine()
+    asked = _create_all(methods, options.hyperparameters)
+    algorithms = list(with_references(asked).values())
+    recipe, settings, engine = options.recipe(), options.settings(asked), options.local_engine()
     numbers = [*range(options.seed, options.seed + seeds)]
     folder = options.out or RUNS / folder_name(recipe, settings, engine)
     folder = unused(folder) if fresh else folder
@@ -75,7 +79,8 @@ def compare(
             comparison = compare_methods(
                 recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
                 on_run=each(shown.begin_run, _tracked_run(tracked, algorithms)),
-                on_round=each(shown.after, tracked.after), select=_selection(select), target=target,
+                on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
+                select=_selection(select), target=target,
             )  # fmt: skip
         present_comparison(comparison, folder, shown.reused)
 
@@ -126,7 +131,7 @@ def resume(
                 comparison = compare_methods(
                     **asked, engine=engine,
                     on_run=each(shown.begin_run, _tracked_run(tracked, asked["methods"])),
-                    on_round=each(shown.after, tracked.after),
+                    on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
                 )  # fmt: skip
             return present_comparison(comparison, folder, shown.reused)
     config = Run.open(folder).config
@@ -142,7 +147,7 @@ def resume(
             engine = _engine_again(config["engine"], device)
             federate(
                 task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
-                on_round=each(shown.after, tracked.after),
+                on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
             )  # fmt: skip
         return present_run(folder)
 

@@ -82,6 +82,12 @@ class Shown:
         self.begin(f"{method}, seed {seed}")
         self.reused += how == "reused"
 
+    def in_training(self, clients: int, done: int, epochs: int) -> None:
+        """So many epochs are done of the long training of some clients."""
+        facts = f"epoch {done} of {epochs}, {clients} client{'s' if clients > 1 else ''}"
+        self.bar.update(self.task, facts=facts)
+        self._say(facts)
+
     def advance(self) -> None:
         """A step without a round."""
         self.bar.advance(self.task)
@@ -94,9 +100,12 @@ class Shown:
         facts += [self.score] if self.score else []
         completed = self.rounds * (self.begun - 1) + line["round"]
         self.bar.update(self.task, completed=completed, facts="  ".join(facts))
+        self._say(f"round {line['round']} of {self.rounds}, {', '.join(facts)}")
+
+    def _say(self, facts: str) -> None:
         if not self.bar.console.is_terminal and time.monotonic() - self.said > 10:
             self.said = time.monotonic()
-            say(f"{self.name}: round {line['round']} of {self.rounds}, {', '.join(facts)}")
+            say(f"{self.name}: {facts}")
 
 
 @contextmanager

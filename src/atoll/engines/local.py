@@ -44,6 +44,7 @@ LARGEST_CHUNK = 128  # larger ones gain nothing, and memory would grow with the 
 WORTH_MEASURING = 3.0  # seconds of work ahead
 WORTH_COMPILING = 60.0
 MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
+FILLS_A_GPU = 10**9  # parameters times samples in a batch: with so many, one client at a time is as fast as several
 FORCED = 10**9  # calls ahead of a plan that is being measured: its programs are always made
 
 
@@ -250,7 +251,7 @@ class LocalEngine:
                 raise
             except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
                 log.info("%s: nothing was measured, because a client failed (%s)", job.phase, error)
-                return self._first(job.usual, _convolves(job.population.task))
+                return self._first(job)
         return self.plans[key]
 
     def chosen(self, algorithm: Hashable, task: Task) -> list[Tree]:
@@ -277,14 +278,14 @@ class LocalEngine:
         one_core = self.device.type == "cpu" and strategy != "threads"
         return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
 
-    def _first(self, clients: int, convolves: bool) -> Plan:
+    def _first(self, job: Job) -> Plan:
         """The plan to begin with: as forced, else as many clients at once as is sensible."""
-        on_cpu = self.device.type == "cpu"
+        on_cpu, task = self.device.type == "cpu", job.population.task
         if self.strategy != "auto":
             return self._only(self.strategy)
-        if convolves and on_cpu:
-            return self._only("loop")  # grouped convolutions are slow there
-        return replace(self._grouped(min(clients, LARGEST_CHUNK), clients), one_core=on_cpu)
+        if _convolves(task) and (on_cpu or _fills_a_gpu(task)):
+            return self._only("loop")  # grouped convolutions are slow, and here nothing makes up for it
+        return replace(self._grouped(min(job.usual, LARGEST_CHUNK), job.usual), one_core=on_cpu)
 
     def _alone(self, job: Job, reason: NotVectorisable) -> Plan:
         """The plan for a step that fails under `vmap`."""
@@ -304,11 +305,17 @@ class LocalEngine:
         if network.draws_globally:
             log.warning("the model draws random numbers of its own in its forward pass: it runs one client at a time")
             return Plan("loop", plain=True, precision=self.precision)
-        first = self._first(job.usual, _convolves(job.population.task))
+        first = self._first(job)
         try:
             best = self._measure(first, job)
         except NotVectorisable as reason:
             return self._alone(job, reason)
+        except torch.OutOfMemoryError:
+            if self.strategy != "auto" or not first.vectorised:
+                raise
+            log.info("%s: %s needs more memory than there is", job.phase, first)
+            torch.cuda.empty_cache()
+            best = self._measure(self._only("loop"), job)
         tried = [best]
         if best.ahead(job) > WORTH_MEASURING or self.compile:
             tried += self._try(self._candidates(job, best), job, tried)
@@ -329,14 +336,16 @@ class LocalEngine:
         clients, convolves = job.usual, _convolves(job.population.task)
         on_gpu = self.device.type == "cuda"
         first_traced = replace(first.plan, mode="traced", graph=on_gpu)
+        loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
+        loops = [loop, replace(loop, channels_last=True)] if convolves else [loop]
+        if on_gpu and first.plan.strategy == "loop":
+            return loops[::-1]  # first what tensor cores read: time may be up before programs of a large network are made
         if self.strategy != "auto":
             extras = [replace(first_traced, columns=True)] if on_gpu and convolves else []
             if not first.plan.vectorised and convolves:
                 extras = [replace(first_traced, channels_last=True)]
             plans = [first_traced, *extras]
             return plans + [replace(plan, one_core=False) for plan in plans if plan.one_core]
-        loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
-        loops = [loop, replace(loop, channels_last=True)] if convolves else [loop]
         if on_gpu:
             return [first_traced, *([replace(first_traced, columns=True)] if convolves else []), *loops]
         threads = [replace(plan, strategy="threads") for plan in loops] if self.threads > 1 else []
@@ -384,6 +393,9 @@ class LocalEngine:
                 measured.append(self._measure(plan, job))
             except NotVectorisable as reason:
                 log.info("%s: %s is not possible (%s)", job.phase, plan, reason)
+            except torch.OutOfMemoryError:
+                log.info("%s: %s needs more memory than there is", job.phase, plan)
+                torch.cuda.empty_cache()
         return measured
 
     def _measure(self, plan: Plan, job: Job) -> Measured:
@@ -506,6 +518,11 @@ def _facts(task: Task) -> Hashable:
 
 def _convolves(task: Task) -> bool:
     return any(isinstance(part, nn.Conv2d) for part in task.network.submodules())
+
+
+def _fills_a_gpu(task: Task) -> bool:
+    """Whether one client's step keeps a GPU busy by itself."""
+    return task.network.parameters * task.training.batch_size >= FILLS_A_GPU
 
 
 def _some(clients: Clients) -> str:

@@ -32,31 +32,39 @@ if TYPE_CHECKING:
 log = logging.getLogger("atoll.engine")
 
 SAVED_EVERY = 30.0  # seconds
+OnEpoch = Callable[[int, int, int], None]  # so many clients have done so many epochs of so many
 Run = Callable[[Leaves, int, int], Leaves]  # the carry after the epochs from one to before another
 
 
 class Trainings:
     """A folder with one file per client and point of its training; `stop` ends a training after its epoch."""
 
-    def __init__(self, folder: Path, stop: threading.Event | None = None) -> None:
-        self.folder, self.stop = folder, stop or threading.Event()
+    def __init__(self, folder: Path, stop: threading.Event | None = None, on_epoch: OnEpoch | None = None) -> None:
+        self.folder, self.stop, self.on_epoch = folder, stop or threading.Event(), on_epoch
 
-    def carry_on(self, names: Sequence[str], carry: Leaves, epochs: int, run: Run, work: Work) -> tuple[Leaves, int]:
-        """The carry after all epochs, and how many of these were found; `names` are the clients' digests."""
-        found = max((done for done in self._points(names) if done <= epochs), default=0)
+    def carry_on(
+        self, names: Sequence[str], carry: Leaves, epochs: int, run: Run, work: Work
+    ) -> tuple[Leaves, int, float]:
+        """The carry after all epochs, how many of these were found, and the seconds they had taken.
+
+        `names` are the clients' digests.
+        """
+        found, before = max((done for done in self._points(names) if done <= epochs), default=0), 0.0
         if found:
             log.info("%d of %d epochs of local training were done before", found, epochs)
-            carry = self._load(names, found, carry, work)
-        saved_at = time.monotonic()
+            carry, before = self._load(names, found, carry, work)
+        saved_at = began = time.monotonic()
         for done in range(found + 1, epochs + 1):
             carry = run(carry, done - 1, done)
+            if self.on_epoch:
+                self.on_epoch(len(names), done, epochs)
             stopping = self.stop.is_set() and done < epochs
             if done == epochs or stopping or time.monotonic() - saved_at > SAVED_EVERY:
-                self._save(names, done, carry, work, last=done == epochs)
+                self._save(names, done, carry, work, began - before, last=done == epochs)
                 saved_at = time.monotonic()
             if stopping:
                 raise KeyboardInterrupt(f"stopped after epoch {done} of {epochs} of local training, which is kept")
-        return carry, found
+        return carry, found, before
 
     def _points(self, names: Sequence[str]) -> set[int]:
         """How many epochs can be found for all of these clients."""
@@ -66,16 +74,20 @@ class Trainings:
     def _files(self, name: str) -> list[Path]:
         return [*(self.folder / name).glob("*.safetensors")]
 
-    def _load(self, names: Sequence[str], done: int, like: Leaves, work: Work) -> Leaves:
-        rows: list[list[Tensor]] = []
+    def _load(self, names: Sequence[str], done: int, like: Leaves, work: Work) -> tuple[Leaves, float]:
+        """The carry after so many epochs, and the seconds that all these clients took to get there."""
+        rows, seconds = list[list[Tensor]](), 0.0
         for name in names:
             file = next((self.folder / name).glob(f"{done}.*"))
             with safetensors.safe_open(file, framework="pt") as opened:
                 work.gradients[0] = int(opened.metadata()["gradients"])
+                seconds += float(opened.metadata()["seconds"])
                 rows.append([opened.get_tensor(f"{number}") for number in range(len(like))])
-        return [torch.stack(parts).to(leaf.device) for leaf, *parts in zip(like, *rows, strict=True)]
+        return [torch.stack(parts).to(leaf.device) for leaf, *parts in zip(like, *rows, strict=True)], seconds
 
-    def _save(self, names: Sequence[str], done: int, carry: Leaves, work: Work, *, last: bool) -> None:
+    def _save(
+        self, names: Sequence[str], done: int, carry: Leaves, work: Work, began: float, *, last: bool
+    ) -> None:
         """Write a point of every client; of those on the way to the last one, only the newest is kept."""
         kind = "safetensors" if last else "way.safetensors"
         for row, name in enumerate(names):
@@ -83,7 +95,8 @@ class Trainings:
             earlier = [file for file in self._files(name) if file.name.endswith("way.safetensors")]
             leaves = {f"{number}": leaf[row].cpu().clone() for number, leaf in enumerate(carry)}
             begun = self.folder / name / f"{done}.begun"  # renamed when whole, so that nobody reads half of it
-            safetensors.torch.save_file(leaves, begun, {"gradients": f"{work.gradients[0]}"})
+            each = (time.monotonic() - began) / len(names)  # now that the values are here, all steps are done
+            safetensors.torch.save_file(leaves, begun, {"gradients": f"{work.gradients[0]}", "seconds": f"{each}"})
             begun.rename(begun.with_name(f"{done}.{kind}"))
             for file in earlier:
                 if file.name != f"{done}.{kind}":
