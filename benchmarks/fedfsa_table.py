@@ -109,8 +109,9 @@ radius nothing on top. So the published gain of FedFSA over MoFedSAM (9.9 points
 seen after 200, while that of the radius itself is.
 
 FedAvg-FT, FedSAM, and on CIFAR-100 MoFedSAM and FedSpeed are at their published values already; FedALA is 1 to 3
-points below. FedCR is far below (27 against 43, 75 against 83): we use its defaults with this lr, and do not know
-those of the poster.
+points below. FedCR is far below (27 against 43, 75 against 83). Known differences: its released code uses lr 0.05,
+and an encoder that ends in a linear layer of its own, where ours is what enters the head, after a ReLU; which of them
+matters was not measured.
 """
 
 
