@@ -8,11 +8,12 @@ import torch
 
 from atoll import LocalEngine
 from atoll.cohort import Population
+from atoll.data.augment import CropAndFlip
 from atoll.errors import TaskError
 from atoll.local import sgd
 from atoll.memory import RamMemory
 from atoll.params import Stack, stack
-from atoll.workbench import Workbench
+from atoll.workbench import NO_NETWORK, Workbench
 
 
 @pytest.fixture
@@ -34,6 +35,8 @@ def test_answers_are_those_of_the_network(task, workbench, monkeypatch) -> None:
     assert several.shape == (2, *expected.shape)
     torch.testing.assert_close(several[0], expected)
     torch.testing.assert_close(several[1], workbench.answers(2.0 * w, task.x))
+    features = workbench.answers(stack([w, 2.0 * w]), task.x, features=True)
+    torch.testing.assert_close(features[0], task.network._original.features(task.x))
 
 
 def test_it_trains_as_a_client_with_these_samples_would(task, workbench) -> None:
@@ -59,6 +62,23 @@ def test_another_loss_and_other_targets(task, workbench) -> None:
     before = apart(workbench.answers(task.network.initial, task.x), wanted).mean()
     w = sgd(cohort, start=task.network.initial, epochs=200).client(0)
     assert apart(workbench.answers(w, task.x), wanted).mean() < 0.1 * before
+
+
+def test_a_set_that_grows_is_read_as_far_as_it_is_there(task, workbench) -> None:
+    grown = workbench.cohort(task.x, task.y, first=6)
+    whole = workbench.cohort(task.x[:6], task.y[:6])
+    one, other = (sgd(cohort, start=task.network.initial, epochs=2) for cohort in (grown, whole))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert int(grown.samples) == 6
+
+
+def test_samples_of_another_shape_are_not_augmented(make_task) -> None:
+    # catches: noise that a generator begins with, taken for images that are too small to be cropped.
+    images = replace(make_task(shape=(1, 8, 8), sizes=(6, 9)), augment=CropAndFlip())
+    bench = Workbench(Population(images, RamMemory(2), seed=3), LocalEngine(), round=1)
+    assert bench.cohort(images.x, images.y).population.task.augment == CropAndFlip()
+    noise = torch.zeros(4, 5)
+    assert bench.cohort(noise, noise[:, 0], network=NO_NETWORK).population.task.augment is None
 
 
 def test_its_draws_are_not_those_of_the_first_client(task, workbench) -> None:

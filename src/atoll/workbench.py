@@ -67,10 +67,13 @@ class Workbench:
         return generator(self.population.seed, f"server, {purpose}", self.round)
 
     @torch.no_grad()
-    def answers(self, models: Params | Stack, x: Tensor) -> Tensor:
-        """What a model answers to samples, [n, ...], or what each of several answers, [model, n, ...]."""
+    def answers(self, models: Params | Stack, x: Tensor, *, features: bool = False) -> Tensor:
+        """What a model answers to samples, [n, ...], or what each of several answers, [model, n, ...].
+
+        With `features`, what enters the head instead.
+        """
         network = self.network
-        variant = Variant(train=False, precision=self.engine.precision)
+        variant = Variant(train=False, features=features, precision=self.engine.precision)
         network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
         names = tuple(models)
 
@@ -88,20 +91,35 @@ class Workbench:
         metric = self.network.score
         return float(metric(self.answers(model, x), y).double().mean()) * (1 if metric.higher_is_better else -1)
 
-    def cohort(self, x: Tensor, y: Tensor, *, network: Network | None = None, batch_size: int | None = None) -> Cohort:
-        """A cohort of one that holds these samples, for `sgd` and `scan`; of another `network` than the clients'."""
+    def cohort(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        network: Network | None = None,
+        batch_size: int | None = None,
+        first: int | None = None,
+    ) -> Cohort:
+        """A cohort of one that holds these samples, for `sgd` and `scan`; of another `network` than the clients'.
+
+        With `first`, it reads so many of the samples only: programs are made for one size, and a set that grows is
+        best held in tensors as large as it will be. Samples of another shape than the clients' are not augmented.
+        """
         task = self.population.task
-        everything = Split(torch.arange(len(x), device=x.device), np.array([0, len(x)]))
+        size = len(x) if first is None else first
+        everything = Split(torch.arange(size, device=x.device), np.array([0, size]))
         nothing = Split(everything.order[:0], np.array([0, 0]))
         mine = replace(
             task, x=x, y=y, splits={"train": everything, "val": nothing, "test": nothing},
             network=network or task.network, classes=task.classes if network is None else None,
             names=("server",), groups=None, networks=(), architecture=None,
+            augment=task.augment if x.shape[1:] == task.x.shape[1:] else None,
             training=task.training if batch_size is None else replace(task.training, batch_size=batch_size),
         )  # fmt: skip
         # A seed of its own: the first client is number 0 as well, and must not share its draws with the server.
         population = Population(mine, RamMemory(1), number(self.population.seed, "server"))
         # Traced, because a server does the same in every round. Not as a CUDA graph: that would have to be captured
-        # anew in every round, with the samples of the round.
-        plan = Plan("loop", mode="traced", precision=self.engine.precision)
+        # anew in every round, with the samples of the round. Plain, because it is always alone: there are no bits of a
+        # cohort to agree with, and programs without `vmap` are made faster.
+        plan = Plan("loop", mode="traced", plain=True, precision=self.engine.precision)
         return Cohort(population, np.array([0]), self.round, Scanner(plan, self.engine.programs, calls=FORCED))

@@ -9,16 +9,16 @@ from atoll.local import adam, annealed, unmoved
 from atoll.params import Params, spread
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_steps_are_those_of_torch(weight_decay: float) -> None:
+@pytest.mark.parametrize(("weight_decay", "decay"), [(0.0, 0.9), (0.01, 0.9), (0.0, 0.5)])
+def test_steps_are_those_of_torch(weight_decay: float, decay: float) -> None:
     start = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     theirs = torch.nn.Parameter(start.clone())
-    optimiser = torch.optim.Adam([theirs], lr=0.1, weight_decay=weight_decay)
+    optimiser = torch.optim.Adam([theirs], lr=0.1, weight_decay=weight_decay, betas=(decay, 0.999))
     mine = Params.of(w=start)
     past = unmoved(mine) | {"steps": Params.of(steps=torch.zeros((), dtype=torch.float64))}
     for step in range(5):
         gradient = torch.sin(theirs.detach() * (step + 1))
-        mine, past = adam(mine, Params.of(w=gradient), past, 0.1, weight_decay)
+        mine, past = adam(mine, Params.of(w=gradient), past, 0.1, weight_decay, decay)
         theirs.grad = gradient
         optimiser.step()
     torch.testing.assert_close(mine["w"], theirs.detach(), rtol=1e-12, atol=0)

@@ -67,6 +67,21 @@ def test_any_other_encoder_is_worse(factor: float) -> None:
     assert (expected_bound(exact(factor)) > evidence() + 1e-6).all()
 
 
+def test_a_prior_elsewhere_is_the_same_model_with_e_moved() -> None:
+    """The numbers e and center + e say the same if the encoder adds the center and the decoder takes it away."""
+    vae, center = exact(), 2.5
+    at = torch.tensor([center, 0.0], dtype=torch.float64)
+    moved = vae | Params(
+        {
+            "encoder.out.bias": vae["encoder.out.bias"] + at,
+            "decoder.out.bias": vae["decoder.out.bias"] - center * A,
+        }
+    )
+    noise = torch.linspace(-1, 1, 4, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(bound(moved, X, Y, noise, center), bound(vae, X, Y, noise))
+    assert (bound(moved, X, Y, noise) > bound(vae, X, Y, noise)).all()
+
+
 def test_samples_are_those_of_the_model() -> None:
     e, noise = torch.randn(4, 1, dtype=torch.float64), torch.randn(4, SIZE, dtype=torch.float64)
     made = sample(decoder_of(exact()), Y, e, noise)

@@ -101,10 +101,7 @@ class FedGenLocal(Algorithm):
 
     def autoencoder(self, population: Population) -> Params:
         """The initial generator, which everybody can make from the seed."""
-        task = population.task
-        assert task.classes is not None
-        draw, one = generator(population.seed, "autoencoder"), task.x[0].flatten()
-        return autoencoder(len(one), task.classes, self.hidden, self.latent, draw=draw, like=one[0])
+        return first_autoencoder(population, self.hidden, self.latent)
 
     def kept(self, cohort: Cohort) -> dict[str, Stack]:
         """What these clients keep: their autoencoder and, to augment, their model."""
@@ -137,12 +134,28 @@ class FedGenLocal(Algorithm):
         return Params.of(x=torch.cat(pieces).reshape(-1, *shape), y=y)
 
 
-def improve(state: dict[str, Any], batch: Batch, given: None, *, lr: float, latent: int) -> dict[str, Any]:  # noqa: ARG001
-    """One step of Adam on a client's autoencoder."""
+def first_autoencoder(population: Population, hidden: int, latent: int) -> Params:
+    """An autoencoder for the samples of a population, drawn from its seed."""
+    task = population.task
+    assert task.classes is not None, "the task has no classes"
+    draw, one = generator(population.seed, "autoencoder"), task.x[0].flatten()
+    return autoencoder(len(one), task.classes, hidden, latent, draw=draw, like=one[0])
+
+
+def improve(
+    state: dict[str, Any],
+    batch: Batch,
+    given: None,  # noqa: ARG001
+    *,
+    lr: float,
+    latent: int,
+    center: float = 0.0,
+) -> dict[str, Any]:
+    """One step of Adam on a client's autoencoder, whose prior is around the center."""
     noise = batch.normal("latent", len(batch.x), latent)
 
     def objective(vae: Params) -> tuple[Tensor, None]:
-        return batch.mean(bound(vae, batch.x.flatten(1), batch.y, noise)), None
+        return batch.mean(bound(vae, batch.x.flatten(1), batch.y, noise, center)), None
 
     g, _ = batch.differentiate(objective, state["vae"])
     vae, past = adam(state["vae"], g, state["past"], lr)

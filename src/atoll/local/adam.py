@@ -19,14 +19,14 @@ def unmoved(w: Params | Stack) -> dict[str, Any]:
 
 
 def adam(
-    w: Params, g: Params, past: dict[str, Params], lr: Scalar, weight_decay: float = 0.0
+    w: Params, g: Params, past: dict[str, Params], lr: Scalar, weight_decay: float = 0.0, decay: float = DECAY
 ) -> tuple[Params, dict[str, Params]]:
     """The values and what Adam remembers after one step along g; weight decay is added to the gradient."""
     g = g.moved(w.only(g), weight_decay) if weight_decay else g
-    mean = past["mean"] * DECAY + g * (1 - DECAY)
+    mean = past["mean"] * decay + g * (1 - decay)
     square = past["square"] * DECAY_OF_SQUARES + g.map(torch.square) * (1 - DECAY_OF_SQUARES)
     steps = past["steps"]["steps"] + 1
-    first, second = (-torch.expm1(steps * math.log(decay)) for decay in (DECAY, DECAY_OF_SQUARES))  # 1 - decay^steps
+    first, second = (-torch.expm1(steps * math.log(part)) for part in (decay, DECAY_OF_SQUARES))  # 1 - part^steps
     along = {name: leaf / first / ((square[name] / second).sqrt() + TINY) for name, leaf in mean.items()}
     return w.moved(Params(along, g.layout), -lr), {"mean": mean, "square": square, "steps": Params.of(steps=steps)}
 

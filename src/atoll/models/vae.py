@@ -30,18 +30,26 @@ def autoencoder(
     return Params({**values, SPREAD: like.new_zeros(())})
 
 
-def bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
-    """The negative evidence lower bound of every sample, up to a constant; `noise` is what e is drawn with."""
+def bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor, center: float = 0.0) -> Tensor:
+    """The negative evidence lower bound of every sample, up to a constant; `noise` is what e is drawn with.
+
+    The prior of e is N(center, I).
+    """
     mean, log_variance = generate(_part(vae, ENCODER), x, y).chunk(2, 1)
     made = generate(_part(vae, DECODER), mean + (0.5 * log_variance).exp() * noise, y)
     log_sigma = vae[SPREAD].clamp(min=SMALLEST)
     likelihood = 0.5 * ((x - made).square() * (-2 * log_sigma).exp()).sum(1) + x.shape[1] * log_sigma
-    return likelihood + 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
+    return likelihood + 0.5 * ((mean - center).square() + log_variance.exp() - 1 - log_variance).sum(1)
+
+
+def decoded(decoder: Params, y: Tensor, latent: Tensor) -> Tensor:
+    """D(y, e): the mean of the samples for every class in y and row of e."""
+    return generate(_part(decoder, DECODER), latent, y)
 
 
 def sample(decoder: Params, y: Tensor, latent: Tensor, noise: Tensor) -> Tensor:
     """A sample for every class in y, from standard normal numbers: e, and the spread around D(y, e)."""
-    return generate(_part(decoder, DECODER), latent, y) + decoder[SPREAD].clamp(min=SMALLEST).exp() * noise
+    return decoded(decoder, y, latent) + decoder[SPREAD].clamp(min=SMALLEST).exp() * noise
 
 
 def decoder_of(vae: P) -> P:
