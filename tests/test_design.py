@@ -25,7 +25,7 @@ def imported(tree):
 
 
 def calls(tree, method):
-    """Where a method is called on something else: `super()` is the method itself."""
+    """Where a method is called on something else: `super()` and `Base.method(self, ...)` are the method itself."""
     return [
         node.lineno
         for node in ast.walk(tree)
@@ -33,6 +33,7 @@ def calls(tree, method):
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == method
         and ast.unparse(node.func.value) != "super()"
+        and "self" not in map(ast.unparse, node.args[:1])
     ]
 
 

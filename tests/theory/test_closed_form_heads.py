@@ -241,7 +241,7 @@ def test_regmean_of_clients_with_the_same_inputs_is_the_mean_of_their_models() -
         torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-10)
 
 
-@pytest.mark.limit("regmean", "fedlpa")
+@pytest.mark.limit("fedlpa", "regmean")
 @pytest.mark.parametrize("algorithm", [RegMean(epochs=3), FedLPA(epochs=3)], ids=["regmean", "fedlpa"])
 def test_one_client_alone_keeps_its_model(algorithm: Algorithm) -> None:
     task = dealt((ALL,))
@@ -302,7 +302,7 @@ def test_fedlpa_that_is_damped_without_end_is_fedavg() -> None:
         torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-6)
 
 
-@pytest.mark.purpose("regmean", "fedlpa")
+@pytest.mark.purpose("fedlpa", "regmean")
 @pytest.mark.parametrize("algorithm", [RegMean(epochs=10), FedLPA(epochs=10)], ids=["regmean", "fedlpa"])
 def test_a_client_does_not_count_in_weights_that_it_never_uses(algorithm: Algorithm) -> None:
     # Each client sees half of the inputs, the others are 0: in a mean, initial weights count as much as trained ones.

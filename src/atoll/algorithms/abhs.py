@@ -9,8 +9,9 @@ parameter, ``rule = "variance"`` shares the blocks whose mean over all clients e
 
     B_l <= V_l (1 / n_k - 1 / n),     B_l the variance between clients' means, V_l that within clients
 
-The base is trained by the server on public samples. Variant A of the second plan in the notes that the project is built
-from; the formulas are our reading of it.
+The base is trained by the server on public samples.
+
+Reference: none published. An unpublished plan of 2025 describes it in words, as its variant A; the formulas are ours.
 """
 
 from dataclasses import dataclass

@@ -8,8 +8,8 @@ block says about held-out samples: a block that was made for the client's classe
 block l of w_k says about probes: noise that the server draws, or public samples. The blocks up to s are averaged, and
 carry the clients' own blocks above. What the server makes of that: `atoll.splitting`.
 
-Variant B of the second plan in the notes that the project is built from, without any exchange before training; the
-formulas are our reading of it.
+Reference: none published. An unpublished plan of 2025 describes it in words, as its variant B, without any exchange
+before training; the formulas are ours.
 """
 
 from dataclasses import dataclass
