@@ -1,13 +1,15 @@
 """What each method costs: its time per round against FedAvg's in the same engine, beside what it must compute.
 
-python benchmarks/cost.py                       # all that is missing on this machine, then docs/results/cost.md
+python benchmarks/cost.py                        # all that is missing on this machine, then docs/results/cost.md
 python benchmarks/cost.py --device cuda
-python benchmarks/cost.py --only 'ditto|ifca'   # again, these
+python benchmarks/cost.py --only '^(ditto|ifca)'  # again, these
+python benchmarks/cost.py --only . --turns 1      # again, all methods that take rounds, in half the time
 
 The task is made up: 20 clients with 100 images of 28x28 in 10 classes, PFLlib's CNN, batch 10. Every method is measured
-by turns with FedAvg, in rounds after the first (which chooses how to run), and the ratio is that of the medians. The
-arithmetic ratio counts gradients of batches (taken by the engine's own tally, which counts a pass without gradient as
-nothing) and adds what is known of passes without gradient, each a third of a gradient.
+by turns with FedAvg, in rounds after the second (in the first two it is chosen how to run, programs are made, and some
+methods do more than later), and the ratio is that of the medians. The arithmetic ratio counts gradients of batches:
+those of clients by the engine's own tally, those of servers as the method says. What is known of passes without
+gradient is added, each as a third of a gradient.
 """
 
 from __future__ import annotations
@@ -21,17 +23,20 @@ from typing import Any
 
 from published import RESULTS, table
 
-ROUNDS = 4
-TURNS = 2
-METHODS = [
-    "local", "fedavg", "fedprox", "fedavg-ft", "fedper", "fedrep:head_epochs=1,final_epochs=0", "lg-fedavg",
-    "fedbn", "fedbabu", "ditto", "apfl", "interp", "mtfl", "mtl-reg", "mocha", "fedamp", "fedamp:variant=heur",
-    "perfedavg", "perfedavg:order=hf", "perfedavg:order=full", "reptile", "maml", "pfedme:inner_steps=5",
-    "pfedme:form=survey",
-    "scaffold", "feddyn", "ifca", "cfl", "flhc", "fedgen",
-    "fedsam", "mofedsam", "fedfsa", "fedspeed", "fedsmoo",
-    "fedala", "fedphp", "fedfomo", "fedpac", "fedproto", "fedrod", "knn-per", "fedcr", "fedora", "pfedhn",
-]  # fmt: skip
+ROUNDS = 6
+VARIANTS = {  # of methods that are not measured as they are, or not only so
+    "fedamp": ("fedamp", "fedamp:variant=heur"),
+    "feddf": ("feddf:server_epochs=1",),
+    "fedrep": ("fedrep:head_epochs=1,final_epochs=0",),
+    "perfedavg": ("perfedavg", "perfedavg:order=hf", "perfedavg:order=full"),
+    "pfedme": ("pfedme:inner_steps=5", "pfedme:form=survey"),
+}
+PUBLIC = 256  # images that a server may see
+# Gradients on the server per round, in those of FedAvg's clients, who take one of 10 images 160 times.
+SERVER = {
+    "fedgen": 50 / 160,  # of a generator of features, under the heads of all clients
+    "feddf:server_epochs=1": PUBLIC / 10 / 160,  # of the same network, on larger batches
+}
 # Passes without gradient over a client's training data per round: what the tally does not see. Validation data are a
 # quarter as many here.
 PASSES = {
@@ -43,12 +48,24 @@ PASSES = {
     "fedpac": 2,  # class means, before and after
     "perfedavg:order=full": 6,  # a gradient through a gradient costs two more
     "maml": 6,
+    "feddf:server_epochs=1": PUBLIC / 80,  # the answers of all clients' models to public images
 }
+
+
+def methods() -> list[str]:
+    """All that take rounds: a method that uploads once has no time per round."""
+    from atoll.algorithms import found
+
+    names = sorted(name for name, method in found().items() if not method.one_shot)
+    return [variant for name in names for variant in VARIANTS.get(name, (name,))]
 
 
 def task() -> Any:
     """Made-up images, the same for all."""
+    from dataclasses import replace
+
     import numpy as np
+    import torch
 
     from atoll.data.task import Task, Training
     from atoll.models import build
@@ -64,16 +81,18 @@ def task() -> Any:
     }
     with default_generator(number(0, "cost")):
         model = build("cnn", (1, 28, 28), 10)
-    return Task.of_clients(data, model, classes=10, training=Training(lr=0.005), shares=(0.8, 0.2, 0.0))
+    made = Task.of_clients(data, model, classes=10, training=Training(lr=0.005), shares=(0.8, 0.2, 0.0))
+    images = draw.standard_normal((PUBLIC, 1, 28, 28)).astype(np.float32)
+    return replace(made, public=(torch.from_numpy(images), torch.from_numpy(draw.integers(0, 10, PUBLIC))))
 
 
 def seconds(report: Any) -> tuple[list[float], float]:
-    """Of each round but the first, and the gradients of one."""
-    rounds = [line["seconds"]["round"] for line in report.history[1:]]
-    return rounds, statistics.mean(line["gradients"] for line in report.history[1:-1])
+    """Of rounds after the second, and the gradients of one; the last one's may have those of a last step in them."""
+    lines = report.history[2:-1]
+    return [line["seconds"]["round"] for line in lines], statistics.mean(line["gradients"] for line in lines)
 
 
-def measure(method: str, device: str, precision: str) -> dict[str, Any]:
+def measure(method: str, device: str, precision: str, turns: int) -> dict[str, Any]:
     """Time and gradients per round of a method and of FedAvg beside it."""
     from atoll import LocalEngine, federate
     from atoll.algorithms import create
@@ -81,7 +100,7 @@ def measure(method: str, device: str, precision: str) -> dict[str, Any]:
     engine, here = LocalEngine(device=device, precision=precision, compile=False), task()
     times: dict[str, list[float]] = {method: [], "fedavg": []}
     gradients: dict[str, float] = {}
-    for _ in range(TURNS):
+    for _ in range(turns):
         for name in times:
             report = federate(here, create(name), rounds=ROUNDS, engine=engine, evaluation="none")
             found, gradients[name] = seconds(report)
@@ -96,20 +115,20 @@ def measure(method: str, device: str, precision: str) -> dict[str, Any]:
 def page(found: dict[str, Any]) -> str:
     """The page docs/results/cost.md."""
     sections = []
-    for machine, methods in found.items():
+    for machine, here in found.items():
         rows = []
-        for method, one in methods["methods"].items():
-            passes = PASSES.get(method, PASSES.get(method.partition(":")[0], 0))
-            arithmetic = one["gradients"] + passes / 3
+        for method, one in sorted(here["methods"].items()):
+            server, passes = SERVER.get(method, 0), PASSES.get(method, 0)
+            arithmetic = one["gradients"] + server + passes / 3
             over = one["ratio"] / arithmetic if arithmetic else float("nan")
             rows.append([
-                f"`{method}`", f"{one['gradients']:.2f}", f"{arithmetic:.2f}", f"{one['ratio']:.2f}",
-                f"{over:.2f}{' (!)' if over > 1.25 else ''}",
+                f"`{method}`", f"{one['gradients']:.2f}", f"{server:.2f}" if server else "", f"{arithmetic:.2f}",
+                f"{one['ratio']:.2f}", f"{over:.2f}{' (!)' if over > 1.25 else ''}",
             ])  # fmt: skip
-        heads = ["method", "gradients", "arithmetic", "measured", "measured / arithmetic"]
+        heads = ["method", "gradients", "server's", "arithmetic", "measured", "measured / arithmetic"]
         sections.append(
-            f"## {machine}\n\ncommit {methods['commit'][:7]}, torch {methods['torch']}; FedAvg "
-            f"{methods['fedavg']:.3f} s per round\n\n{table(heads, rows)}\n"
+            f"## {machine}\n\ncommit {here['commit'][:7]}, torch {here['torch']}; FedAvg "
+            f"{here['fedavg']:.3f} s per round\n\n{table(heads, rows)}\n"
         )
     return f"{INTRODUCTION}\n" + "\n".join(sections) + COMMENT
 
@@ -118,19 +137,22 @@ INTRODUCTION = """\
 # What each method costs
 
 Written by `python benchmarks/cost.py` from [cost.json](cost.json). Time per round relative to FedAvg in the same engine
-and the same process, measured by turns, beside the gradients a client must take per round relative to FedAvg's.
-*Arithmetic* adds passes without gradient, each a third of a gradient. 20 clients with 80 training images of 28x28 each,
-PFLlib's CNN, batch 10, no compiler. (!) marks methods above 1.25 times their arithmetic.
+and the same process, measured by turns, beside the gradients of batches that the clients take per round, and those that
+the server takes, relative to FedAvg's. *Arithmetic* is their sum, and passes without gradient, each a third of a
+gradient. 20 clients with 80 training images of 28x28 each, PFLlib's CNN, batch 10, no compiler. (!) marks methods above
+1.25 times their arithmetic.
 """
 COMMENT = """
 A step here is one of 10 images on a network of 582,026 weights, so that whatever is done with all weights in every step
-costs a fifth of a gradient or more: terms that pull to another model are differentiated with the loss (`fedprox`,
-`feddyn`, `fedsmoo`, `fedamp`, `mocha`). That is why `feddyn`, `fedsmoo`, `fedamp` and `mocha` are above 1.25 here, the
-last two also because their servers work with all models; a pull that is added to the gradient in closed form would be
-cheaper, and is to be done. `fedgen` takes 50 steps on its generator per round, on the server, which are not in the
-clients' gradients, and answers generated features in every step of a client. `fedala`'s gradients are mostly those of
-its first visit, on two tensors, and cost less than a gradient of the whole network; `fedrod` takes two gradients in one
-pass. Not measured yet: `fedcr`, `fedora`, `pfedhn`, and everything on a GPU.
+shows. Terms that pull to another model (`fedprox`, `ditto`, `scaffold`, `feddyn`, `fedsmoo`, `fedspeed`, `fedamp`,
+`mocha`, `mtl-reg`, `pfedme`) are added to the gradient in closed form since commit 5f50be6; measurements of earlier
+commits have them differentiated with the loss, at a fifth of a gradient or more. The servers of `fedamp` and `mocha`
+work with the models of all clients. `fedgen`'s server takes 50 gradients of its generator per round, each counted as
+one; on a CPU it took about 0.7 of the time of a client's. `pfedhn`'s server has a hundred weights for every one of the
+model. Gradients of `fedala` are in part those of two tensors, of `fedgen-local` mostly those of a small generator, and
+cost less than one of the whole network; `fedrod` takes two gradients in one pass. `fedcr` draws 18 features for every
+sample of a step, 92,160 normal numbers, which no gradient shows. On the H200 the server steps of `fedgen` wait for one
+another: they are 50 small steps, outside of the CUDA graphs that clients run in.
 """
 
 
@@ -140,6 +162,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--only", default=None, help="measure again what matches")
+    parser.add_argument("--turns", type=int, default=2, help="how often a method and FedAvg take turns")
     parser.add_argument("--page", action="store_true", help="write the page and stop")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
@@ -154,11 +177,11 @@ def main() -> None:
         where = machine()["gpu"] if asked.device.startswith("cuda") else f"{machine()['cores']} CPU cores"
         here = found.setdefault(where, {"methods": {}})
         here["commit"], here["torch"] = os.environ.get("ATOLL_COMMIT") or versions()["commit"], versions()["torch"]
-        for method in METHODS:
+        for method in methods():
             if (asked.only is None and method in here["methods"]) or not re.search(asked.only or "", method):
                 continue
             try:
-                here["methods"][method] = measure(method, asked.device, asked.precision)
+                here["methods"][method] = measure(method, asked.device, asked.precision, asked.turns)
             except AtollError as error:
                 print(f"{method}: {error}", flush=True)
                 continue

@@ -22,6 +22,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Task, Training
 from atoll.local import at_rest, descend, linear, proximal
+from atoll.local.penalties import Onto
 from atoll.local.sharpness import ascent, gradient_beside
 from atoll.params import Params, Tree
 
@@ -55,8 +56,9 @@ class FedSMOO(FedDyn):
             "velocity": at_rest(rule, w),
             "seen": Params.of(loss=0.0, steps=0.0),
         }
-        given = {"w": w, "s": received["s"], "q": mine["q"], "lr": cohort.lr}
-        end = cohort.scan(partial(self._step, rule), carry, given=given, epochs=self.epochs)
+        pull = linear(-mine["q"]) + proximal(self.alpha, center=w)
+        given = {"s": received["s"], "pull": pull.given, "lr": cohort.lr}
+        end = cohort.scan(partial(self._step, rule, pull.onto), carry, given=given, epochs=self.epochs)
         cohort.observe(**{"loss/main": end["seen"]["loss"] / end["seen"]["steps"].clamp(min=1)})
         delta = end["theta"] - w
         keep = {"q": mine["q"] - delta.trained * self.alpha, "against": end["against"]}
@@ -76,13 +78,14 @@ class FedSMOO(FedDyn):
         w: Params = server["w"]
         return w
 
-    def _step(self, rule: Training, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    def _step(
+        self, rule: Training, onto: Onto, carry: dict[str, Any], batch: Batch, given: dict[str, Any]
+    ) -> dict[str, Any]:
         """One batch of one client; `against` is -mu_k, what is added to its gradient before it climbs."""
         theta, against, seen = carry["theta"], carry["against"], carry["seen"]
         g, after, loss = batch.gradient(theta)
         eps = ascent(theta, g + against - given["s"], self.rho)
-        penalty = linear(-given["q"]) + proximal(self.alpha, center=given["w"])
-        uphill = penalty(gradient_beside(theta, batch, eps), theta)
+        uphill = onto(gradient_beside(theta, batch, eps), theta, given["pull"])
         theta, velocity = descend(rule, after, uphill, carry["velocity"], given["lr"])
         seen = Params.of(loss=seen["loss"] + loss, steps=seen["steps"] + 1)
         return {"theta": theta, "against": against + given["s"] - eps, "velocity": velocity, "seen": seen}

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from atoll.params import Params, Scalar, Stack, Tree
 
+Onto = Callable[[Params, Params, Tree], Params]
+
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
@@ -19,7 +21,7 @@ class Penalty:
     `given` may hold a Stack, of which each client sees its own.
     """
 
-    onto: Callable[[Params, Params, Tree], Params]
+    onto: Onto
     given: Tree = None
 
     def __add__(self, other: Penalty) -> Penalty:
@@ -46,5 +48,5 @@ def _proximal(g: Params, w: Params, given: Tree) -> Params:
     return g.moved(w.only(center) - center, given["lam"])
 
 
-def _linear(g: Params, w: Params, direction: Params) -> Params:
+def _linear(g: Params, w: Params, direction: Params) -> Params:  # noqa: ARG001 - its gradient is the same everywhere
     return g + direction.only(g)
