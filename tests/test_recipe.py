@@ -3,13 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from atoll import Recipe, Settings, Training, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.cli import app
-from atoll.errors import ModelError, PartitionError, RunError, TaskError, UnknownName
+from atoll.errors import DataError, ModelError, PartitionError, RunError, TaskError, UnknownName
 from atoll.federation import describe
 from atoll.recipe import shares_of
 
@@ -50,6 +51,21 @@ def test_a_partition_that_is_asked_for_is_taken():
     assert task.groups.tolist() == [0, 1] * 3
     assert Recipe("gaussian", partition="natural:10", clients=5).build().clients == 5
     assert Recipe("gaussian", partition="iid").build().clients == 20
+
+
+def test_some_of_the_samples_can_be_taken(tmp_path):
+    recipe = Recipe("mnist", data=str(write_mnist(tmp_path)), samples=20, central="official", public=0.25, clients=3,
+                    partition="iid", model="linear", split="100/0/0")  # fmt: skip
+    task = recipe.build()
+    assert (len(task.y), len(task.public[1]), len(task.central[1])) == (15, 5, 20)
+    every = Recipe("mnist", data=str(tmp_path), central="official", partition="iid", clients=3, model="linear").build()
+    brightness = {float(image[0, 0, 0]) for image in torch.cat([task.x, task.public[0]])}
+    assert len(brightness) == 20
+    assert brightness < {float(image[0, 0, 0]) for image in every.x}
+    assert recipe.build().fingerprint == task.fingerprint != recipe.seeded(1).build().fingerprint
+    assert Recipe.of_config(config_of(task)) == recipe
+    with pytest.raises(DataError, match="`samples` must be at least 1 and at most all 60 of mnist. Got 61."):
+        Recipe("mnist", data=str(tmp_path), samples=61, central="official").build()
 
 
 def test_the_split_is_in_per_cent():

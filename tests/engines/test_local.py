@@ -146,6 +146,45 @@ def test_measuring_changes_nothing(make_task):
     np.testing.assert_array_equal(first.scores(), second.scores())
 
 
+def large_images():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize(("fills", "first"), [(10**9, "whole"), (1, "loop")])
+def test_on_a_gpu_a_client_that_fills_it_runs_alone(make_task, monkeypatch, fills, first):
+    monkeypatch.setattr(engines, "FILLS_A_GPU", fills)
+    engine = LocalEngine()
+    engine.device = torch.device("cuda")
+    job = job_of(make_task(large_images, shape=(1, 6, 6)), train, usual=4)
+    plan = engine._first(job)
+    assert plan.strategy == first
+    tried = engine._candidates(job, engines.Measured(plan, 1.0, 1.0))
+    if first == "loop":
+        assert [str(one) for one in tried] == ["loop traced graph channels_last fp32", "loop traced graph fp32"]
+    else:
+        assert tried[0].strategy == "whole"
+
+
+def test_a_plan_that_does_not_fit_into_memory_is_not_chosen(make_task, monkeypatch, caplog):
+    monkeypatch.setattr(engines, "WORTH_MEASURING", 0.0)
+    measure = LocalEngine._measure
+
+    def cramped(self, plan, job):
+        if plan.vectorised:
+            raise torch.OutOfMemoryError("no room for several clients")
+        return measure(self, plan, job)
+
+    monkeypatch.setattr(LocalEngine, "_measure", cramped)
+    engine = LocalEngine(compile=False)
+    with caplog.at_level(logging.INFO, "atoll.engine"):
+        assert len(models(engine.run(job_of(make_task(), train, calls=1000)))) == 4
+    assert "whole eager one_core fp32 needs more memory than there is" in caplog.text
+    (plan,) = engine.plans.values()
+    assert plan.strategy == "loop"
+    with pytest.raises(torch.OutOfMemoryError):
+        list(LocalEngine(strategy="whole").run(job_of(make_task(), train)))
+
+
 # -- steps that cannot be vectorised -------------------------------------------------------------------------------
 
 

@@ -90,6 +90,19 @@ def test_gradients_count_as_if_they_had_been_taken(tmp_path: Path) -> None:
     assert counts[0] == counts[1] == 3 * (2 + 3 + 3)
 
 
+def test_the_seconds_of_what_is_found_are_known(tmp_path: Path) -> None:
+    engine = LocalEngine(device="cpu", dtype=torch.float64, compile=False)
+    lines = [
+        federate(images(), Sum(epochs=epochs), rounds=1, engine=engine, evaluation="none", trained=tmp_path).history[0]
+        for epochs in (2, 2, 4, 4)
+    ]
+    first, again, longer, last = (line["seconds"] for line in lines)
+    assert "found" not in first
+    assert 0 < again["found"] < first["round"]  # all of it but the server's part
+    assert longer["found"] == again["found"]
+    assert again["found"] < last["found"] < again["found"] + longer["round"]
+
+
 def test_other_data_are_trained_anew(tmp_path: Path) -> None:
     models(tmp_path, Sum())
     before = {file.name for file in tmp_path.iterdir()}

@@ -1,0 +1,52 @@
+"""FAFI with a queue: what is in it, and for whom it changes nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from atoll import Cohort, Task
+from atoll.algorithms.fafi import FAFI
+from atoll.algorithms.fafi_queue import FAFIQueue
+from atoll.conformance import play
+
+WEIGHT = "head.weight"
+
+
+@pytest.fixture
+def task(make_task: Callable[..., Task]) -> Task:
+    return make_task(sizes=(16, 12), dtype=torch.float64)
+
+
+@pytest.mark.limit("fafi-queue")
+def test_of_one_class_a_queue_has_no_negatives_unless_it_is_blind(task: Task) -> None:
+    # catches: the published queue, which pushes samples of one class apart, most where clients have few classes.
+    alike = replace(task, y=torch.zeros_like(task.y))
+    plain = play(alike, FAFI(epochs=4)).server["models"]
+    aware = play(alike, FAFIQueue(queue=8, epochs=4)).server["models"]
+    assert all(torch.equal(leaf, aware[name]) for name, leaf in plain.items())
+    blind = play(alike, FAFIQueue(queue=8, queue_same="blind", epochs=4)).server["models"]
+    assert not torch.equal(plain[WEIGHT], blind[WEIGHT])
+
+
+def test_nothing_changes_until_the_queue_is_full(task: Task) -> None:
+    # A quarter of 16 samples is 4, and of 12 it is 3: with one batch per epoch, no step sees it full.
+    for batch_size, same in ((16, True), (4, False)):
+        small = replace(task, training=replace(task.training, batch_size=batch_size))
+        plain, queue = (
+            play(small, algorithm).server["models"][WEIGHT] for algorithm in (FAFI(epochs=1), FAFIQueue(epochs=1))
+        )
+        assert torch.equal(plain, queue) is same
+
+
+def test_a_queue_lasts_for_all_of_training(task: Task, make_cohort: Callable[..., Cohort]) -> None:
+    cohort = make_cohort(task)
+    step = FAFIQueue(queue=64).step(cohort)
+    given = {"lr": cohort.lr, "epoch": None, "all": None, "own": None}
+    end = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=3)
+    queue = end["own"]["queue"]
+    assert queue["room"].tolist() == [4, 3]
+    assert queue["age"][0, :4].tolist() == [0] * 4
+    assert (queue["age"][0, 4:] < 0).all()
+    torch.testing.assert_close(queue["features"][0, :4].norm(dim=1), torch.ones(4).double())

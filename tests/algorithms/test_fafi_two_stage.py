@@ -1,0 +1,46 @@
+"""FAFI in two stages: what the first one leaves alone, and that there is one switch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from samples import with_public
+
+from atoll import Cohort, Stack, Task
+from atoll.algorithms.fafi import FAFI
+from atoll.algorithms.fafi_two_stage import FAFITwoStage
+from atoll.conformance import play
+from atoll.local.prototypical import train
+
+WEIGHT = "head.weight"
+
+
+@pytest.fixture
+def task(make_task: Callable[..., Task]) -> Task:
+    return with_public(make_task(sizes=(6, 6), dtype=torch.float64, batch_size=6))
+
+
+@pytest.mark.closed_form("fafi-two-stage")
+def test_in_the_first_stage_prototypes_stay_where_they_are(task: Task) -> None:
+    models = play(task, FAFITwoStage(epochs=3, stage_share=1.0)).server["models"]
+    assert all(torch.equal(one, task.network.initial[WEIGHT]) for one in models[WEIGHT])
+    assert not torch.equal(models["body.1.weight"][0], task.network.initial["body.1.weight"])
+
+
+@pytest.mark.limit("fafi-two-stage")
+def test_after_the_switch_it_is_fafi(task: Task, make_cohort: Callable[..., Cohort]) -> None:
+    # One full batch per epoch and no momentum: five epochs are one of the first stage and four of FAFI from there.
+    report = play(task, FAFITwoStage(epochs=5))
+    cohort, algorithm = make_cohort(task), FAFITwoStage(epochs=1)
+    first: Stack = algorithm.trained(report.algorithm.broadcast(report.server), cohort)
+    then = train(cohort, first, FAFI().step(cohort), epochs=4)
+    for name, leaf in report.server["models"].items():
+        torch.testing.assert_close(leaf, then[name], rtol=0, atol=1e-10)
+
+
+def test_what_was_run_is_something_else(task: Task) -> None:
+    proposed, run = (
+        play(task, FAFITwoStage(epochs=7, stages=stages)).server["models"]  # type: ignore[arg-type]
+        for stages in ("once", "recurring")
+    )
+    assert not torch.allclose(proposed[WEIGHT], run[WEIGHT])
