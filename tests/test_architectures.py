@@ -23,9 +23,11 @@ from atoll.conformance import personal_models, play
 from atoll.errors import TaskError
 from atoll.federation import describe
 from atoll.models import MLP, BodyAndHead, Linear
+from atoll.params import Params
 from atoll.randomness import default_generator, generator
 from atoll.report.report import Report
 from atoll.results import label
+from atoll.workbench import Workbench
 
 SIZES = (9, 4, 6, 11, 5)  # samples; clients 0, 2 and 4 have the first architecture
 METHODS = [Local(), FedAvg(), FedDF(server_epochs=1)]
@@ -90,6 +92,18 @@ def test_a_client_is_sent_and_sends_its_own_model_only() -> None:
                            if one.field == field]  # fmt: skip
     assert len(list(ledger.messages())) == 3 * len(SIZES)
     assert ledger.bytes("down") == sum(one.ledger.bytes("down") * n // 5 for one, n in zip(alone, (3, 2), strict=True))
+
+
+def test_every_architecture_has_a_server_that_may_work_before_anybody_is_asked() -> None:
+    class Doubled(FedAvg):
+        def equip(self, w: Params, workbench: Workbench) -> Params:
+            assert workbench.network.layout == w.layout
+            return w * 2.0
+
+    task = mixed()
+    models = play(task, Doubled(epochs=0)).server["states"]
+    for model, one in zip(models, task.by_architecture, strict=True):
+        assert all(torch.equal(model[name], 2 * leaf) for name, leaf in one.network.initial.trained.items())
 
 
 def test_local_keeps_models_of_different_shapes() -> None:

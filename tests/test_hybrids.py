@@ -125,6 +125,8 @@ def test_what_cannot_be_put_together_is_refused() -> None:
         find("ditto@fedavg")
     with pytest.raises(UnknownName, match="must send the same to all of its clients. fedamp does not"):
         find("fedamp@ifca")
+    with pytest.raises(UnknownName, match="ensemble uploads once"):
+        find("ensemble@ifca")
 
 
 # -- new clients: more of them than there are clients ------------------------------------------------------------------

@@ -20,6 +20,7 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import TaskError
 from atoll.params import Tree
+from atoll.workbench import Workbench
 
 Server = dict[str, Any]
 
@@ -39,6 +40,11 @@ class InArchitectures(Algorithm):
         """A state for each architecture, and who has which."""
         states = [self.method.start(one) for one in task.by_architecture]
         return {"states": states, "architecture": torch.from_numpy(task.architecture)}
+
+    def equip(self, server: Server, workbench: Workbench) -> Server:
+        """The state of each architecture, after what its server does alone."""
+        states = [self.method.equip(one, workbench.of_architecture(n)) for n, one in enumerate(server["states"])]
+        return server | {"states": states}
 
     def broadcast(self, server: Server) -> None:
         """Nothing is the same for all."""

@@ -170,6 +170,8 @@ def _combine(method: type[Algorithm], clusterer: type[Algorithm]) -> type[Algori
         raise UnknownName(
             f"After an @ must stand a method that finds clusters. {by} does not.", hint="for example ditto@ifca."
         )
+    if method.one_shot:
+        raise UnknownName(f"To find clusters takes rounds. {called} uploads once, and so cannot be inside clusters.")
     for hook in ("unicast", "prepare"):
         if getattr(method, hook) is not getattr(Algorithm, hook):
             raise UnknownName(
