@@ -2,19 +2,25 @@
 
 A cell is one method on one task with one seed. A finished cell is never run again, so that a table can be completed
 cell by cell; an interrupted one continues from its last checkpoint, and its curve so far is kept, marked as
-unfinished. Cells of one method and data set run one after
-another in a process of their own, which so compiles its programs once. On a GPU small federations leave most of it
-idle: start NVIDIA's multi-process service (`nvidia-cuda-mps-control -d`) and run several processes with --jobs.
+unfinished. Cells of one method and data set, or of one family, run one after another in a process of their own, which
+so compiles its programs once. On a GPU small federations leave most of it idle: start NVIDIA's multi-process service
+(`nvidia-cuda-mps-control -d`) and run several processes with --jobs.
+
+One-shot cells of one family, partition and seed share their clients' training, which is kept until all of them are
+done.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
+TRAINED = "trained"  # the folder of the clients' training
+GRACE = 20.0  # seconds between asking to stop and asking again
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ class Cell:
     recipe: dict[str, Any]
     training: dict[str, Any]
     settings: dict[str, Any]
+    family: str = ""  # of methods whose steps or whole training are the same; by default each is by itself
 
     @property
     def name(self) -> str:
@@ -42,7 +51,16 @@ class Cell:
     @property
     def programs(self) -> tuple[str, str]:
         """Cells that agree in this run the same steps on the same shapes."""
-        return self.recipe["dataset"], self.method
+        return self.recipe["dataset"], self.family or self.method
+
+    @property
+    def trained(self) -> str:
+        """The folder of the clients' training, where it is long."""
+        which = f"{self.recipe['dataset']}-{self.family or self.method}-{self.recipe['partition']}-seed{self.seed}"
+        return re.sub(r"[^\w.=-]+", "-", which)
+
+
+Runner = Callable[[Cell, Path, str | None, Any], dict[str, Any]]
 
 
 def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, Any]:
@@ -51,19 +69,43 @@ def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
     from atoll.algorithms import create
 
     recipe = Recipe(**cell.recipe, data=data, seed=cell.seed, training=Training(**cell.training))
-    settings = Settings(**cell.settings, seed=cell.seed)
-    place = folder / cell.name
+    settings, algorithm = Settings(**cell.settings, seed=cell.seed), create(cell.method)
+    task, place = _placed(recipe, engine), folder / cell.name
     began = time.time()
     report = federate(
-        recipe.build(), create(cell.method), settings=settings, engine=engine, folder=place,
-        resume=(place / "config.json").exists(),
+        task, algorithm, settings=settings, engine=engine, folder=place, resume=(place / "config.json").exists(),
+        trained=folder / TRAINED / cell.trained,
     )  # fmt: skip
-    return {
+    figures = {
         **asdict(cell),
         "curve": [_point(line) for line in report.history if "evaluation" in line],
-        "seconds": round(time.time() - began),
-        **_origin(engine.precision),
+        "seconds": round(time.time() - began, 1 if algorithm.one_shot else None),
+        **origin(engine.precision),
     }
+    if algorithm.one_shot:
+        shutil.rmtree(place / "checkpoints")  # of all clients' models: nothing is left to be continued
+        figures |= _of_one_round(report)
+    return figures
+
+
+def _of_one_round(report: Any) -> dict[str, Any]:
+    """What a table of one-shot methods needs beside scores: seconds as if nothing had been found, bytes, and more."""
+    (line,), ledger = report.history, report.ledger
+    return {
+        "found": round(line["seconds"].get("found", 0.0), 1),
+        "up": ledger.bytes("up"),
+        "down": ledger.bytes("down"),
+        "gradients": line["gradients"],
+        "losses": {name.removeprefix("loss/"): round(value, 4) for name, value in line["loss"].items()},
+        "observed": line.get("observed", {}),
+        "memory": line["memory"],
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _placed(recipe: Any, engine: Any) -> Any:
+    """The task where the engine computes: cells that follow each other have it in the same memory."""
+    return engine.place(recipe.build())
 
 
 def so_far(cell: Cell, folder: Path, precision: str) -> dict[str, Any] | None:
@@ -71,10 +113,10 @@ def so_far(cell: Cell, folder: Path, precision: str) -> dict[str, Any] | None:
     lines = folder / cell.name / "metrics.jsonl"
     history = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     curve = [_point(line) for line in history if "evaluation" in line]
-    return {**asdict(cell), "curve": curve, "unfinished": True, **_origin(precision)} if curve else None
+    return {**asdict(cell), "curve": curve, "unfinished": True, **origin(precision)} if curve else None
 
 
-def _origin(precision: str) -> dict[str, Any]:
+def origin(precision: str) -> dict[str, Any]:
     from atoll.runs import machine, versions
 
     return {
@@ -93,34 +135,54 @@ def _point(line: dict[str, Any]) -> dict[str, float]:
         for split in ("val", "test"):
             if model in found and split in found[model]:
                 for name in ("micro", "macro", "worst"):
-                    point[f"{kind}{split}_{name}"] = round(100 * float(found[model][split][name]), 3)
+                    value = float(found[model][split][name])
+                    if not math.isnan(value):  # without samples there is no score
+                        point[f"{kind}{split}_{name}"] = round(100 * value, 3)
     if "central" in found:
         point["central"] = round(100 * float(found["central"]["score"]), 3)
     return point
 
 
-def _work(cells: Sequence[Cell], folder: Path, data: str | None, options: dict[str, Any], answers: Any) -> None:
+def _work(
+    runner: Runner, cells: Sequence[Cell], folder: Path, data: str | None, options: dict[str, Any], answers: Any
+) -> None:
     from atoll import LocalEngine
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(message)s")
     engine = LocalEngine(**options)
     for cell in cells:
         try:
-            answers.put((cell.name, run(cell, folder, data, engine)))
+            answers.put((cell.name, runner(cell, folder, data, engine)))
         except KeyboardInterrupt:
             return
+        except Exception:  # the others must not pay for it
+            logging.exception("%s failed", cell.name)
 
 
-def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[str, Any]]], str]]) -> None:
-    """Run what is missing and write docs/results/NAME.json, and the pages by their names."""
+def main(
+    name: str,
+    cells: Sequence[Cell],
+    pages: dict[str, Callable[[list[dict[str, Any]]], str]],
+    *,
+    small: Sequence[Cell] = (),
+    runner: Runner = run,
+) -> None:
+    """Run what is missing and write docs/results/NAME.json, and the pages by their names.
+
+    `small` are the cells for a computer without a GPU, where there are such.
+    """
     parser = argparse.ArgumentParser(description=f"Runs what is missing of {name}, then writes {', '.join(pages)}.")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument(
         "--compile", choices=["auto", "yes", "no"], default="auto", help="compiled steps; auto: if it pays"
     )
+    parser.add_argument("--engine", default="auto", help="clients at once, as of `atoll run`")
+    if small:
+        parser.add_argument("--small", action="store_true", help="the cells for a computer without a GPU")
     parser.add_argument("--data", default=None, help="folder of the data sets; else $ATOLL_DATA")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--together", action="store_true", help="all in one process, which saves starting others")
     parser.add_argument("--only", default="", help="a regular expression that names of cells must match")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then stop; call again to continue")
     parser.add_argument("--runs", type=Path, default=Path("runs") / name)
@@ -128,6 +190,8 @@ def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[
     parser.add_argument("--list", action="store_true", help="name the cells and stop")
     parser.add_argument("--page", action="store_true", help="write the page from what is there and stop")
     asked = parser.parse_args()
+    everything = [*cells, *small]
+    cells = small if small and asked.small else cells
     path = asked.out / f"{name}.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
@@ -137,30 +201,29 @@ def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[
     if asked.list:
         print("\n".join(f"{'done' if finished(cell) else '    '}  {cell.name}" for cell in cells))
         return
-    waiting: dict[tuple[str, str], list[Cell]] = {}
+    waiting: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
         if not asked.page and not finished(cell) and re.search(asked.only, cell.name):
-            waiting.setdefault(cell.programs, []).append(cell)
+            waiting.setdefault(() if asked.together else cell.programs, []).append(cell)
     asked.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * asked.minutes
     context = multiprocessing.get_context("spawn")
     answers, running = context.Queue(), list[Any]()
     options = {
-        "device": asked.device, "precision": asked.precision,
+        "device": asked.device, "precision": asked.precision, "strategy": asked.engine,
         "compile": {"auto": None, "yes": True, "no": False}[asked.compile],
     }  # fmt: skip
     while waiting or running:
         while waiting and len(running) < asked.jobs:
             group = waiting.pop(next(iter(waiting)))
-            running.append(
-                context.Process(target=_work, args=(group, asked.runs, asked.data, options, answers), daemon=True)
-            )
+            given = (runner, group, asked.runs, asked.data, options, answers)
+            running.append(context.Process(target=_work, args=given, daemon=True))
             running[-1].start()
         if time.monotonic() > deadline:
             waiting.clear()
             for process in running:
-                process.terminate()  # the run stops after its round and can be continued
-            deadline = float("inf")
+                process.terminate()  # the run stops after its round or epoch, and can be continued
+            deadline = time.monotonic() + GRACE  # then once more: a run that was at its end is followed by another
         time.sleep(0.2)
         gone = [process for process in running if not process.is_alive()]  # before their last words are read
         while not answers.empty():
@@ -168,6 +231,7 @@ def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[
             done[named] = figures
             path.write_text(_compact(done))
             print(f"{named}: {figures['curve'][-1]}, {figures['seconds']} s", flush=True)
+            _forget(asked.runs / TRAINED, {cell.trained for cell in everything if not finished(cell)})
         running = [process for process in running if process not in gone]
     for cell in cells:
         if not finished(cell) and (figures := so_far(cell, asked.runs, asked.precision)) is not None:
@@ -175,6 +239,13 @@ def main(name: str, cells: Sequence[Cell], pages: dict[str, Callable[[list[dict[
     path.write_text(_compact(done))
     for title, page in pages.items():
         (asked.out / f"{title}.md").write_text(page([*done.values()]))
+
+
+def _forget(folder: Path, needed: set[str]) -> None:
+    """Remove training that no cell is left for: a ResNet-18 of five clients takes half a gigabyte."""
+    for one in folder.iterdir() if folder.exists() else ():
+        if one.name not in needed:
+            shutil.rmtree(one)
 
 
 def _compact(done: dict[str, Any]) -> str:

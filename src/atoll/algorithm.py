@@ -78,7 +78,7 @@ class Algorithm:
         """The server's state before the first round."""
         return task.network.initial
 
-    def equip(self, server: Tree, workbench: Workbench) -> Tree:  # noqa: ARG002
+    def equip(self, server: Tree, workbench: Workbench) -> Tree:
         """The server's state after what it does alone before anybody is asked, such as to train on public data."""
         return server
 

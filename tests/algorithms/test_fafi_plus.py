@@ -366,3 +366,9 @@ def test_refined_prototypes_classify_better_and_stay_near() -> None:
 def test_refining_needs_public_samples(task: Task) -> None:
     with pytest.raises(TaskError, match="--public"):
         play(replace(task, public=None), FAFIPlus(refine=3))
+
+
+def test_methods_that_add_to_the_server_only_share_the_training_of_fafi() -> None:
+    for plus in (FAFIPlus(), FAFIPlus(dynamic=True), FAFIPlus(fusion="size", own=0.5)):
+        assert plus.objective == FAFI().objective
+    assert FAFIPlus(hardness=1.0).objective != FAFI().objective

@@ -161,6 +161,9 @@ def test_on_a_gpu_a_client_that_fills_it_runs_alone(make_task, monkeypatch, fill
     tried = engine._candidates(job, engines.Measured(plan, 1.0, 1.0))
     if first == "loop":
         assert [str(one) for one in tried] == ["loop traced graph channels_last fp32", "loop traced graph fp32"]
+        engine.precision = "bf16"
+        (only,) = engine._candidates(job, engines.Measured(plan, 1.0, 1.0))
+        assert str(only) == "loop traced graph channels_last bf16"
     else:
         assert tried[0].strategy == "whole"
 

@@ -16,7 +16,7 @@ One-shot Federated Learning." ICML 2025. https://openreview.net/forum?id=2XvF67v
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -112,8 +112,10 @@ class FAFI(OneShot):
 
     @property
     def objective(self) -> Objective:
-        """What clients minimise."""
-        return self.minimises(**self.settings)
+        """What clients minimise: FAFI's own where nothing is added, so that they are found trained by one another."""
+        wanted = self.minimises(**self.settings)
+        plain = {one.name: getattr(wanted, one.name) for one in fields(Objective)}
+        return Objective(**plain) if wanted == self.minimises(**plain) else wanted
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -73,7 +73,9 @@ class Dataset:
     def some(self, samples: int, draw: np.random.Generator) -> "Dataset":
         """So many of the samples, in the order they had; the official test set stays whole."""
         if not 1 <= samples <= len(self.y):
-            raise DataError(f"`samples` must be at least 1 and at most all {len(self.y)} of {self.name}. Got {samples}.")
+            raise DataError(
+                f"`samples` must be at least 1 and at most all {len(self.y)} of {self.name}. Got {samples}."
+            )
         kept = np.sort(draw.permutation(len(self.y))[:samples])
         owner = None if self.owner is None else self.owner[kept]
         return replace(self, x=self.x[kept], y=self.y[kept], owner=owner)

@@ -339,7 +339,8 @@ class LocalEngine:
         loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
         loops = [loop, replace(loop, channels_last=True)] if convolves else [loop]
         if on_gpu and first.plan.strategy == "loop":
-            return loops[::-1]  # first what tensor cores read: time may be up before programs of a large network are made
+            # Programs of a large network take long to make, so that what tensor cores read comes first, or alone.
+            return loops[::-1] if self.precision == "fp32" else loops[-1:]
         if self.strategy != "auto":
             extras = [replace(first_traced, columns=True)] if on_gpu and convolves else []
             if not first.plan.vectorised and convolves:

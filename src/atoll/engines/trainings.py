@@ -85,9 +85,7 @@ class Trainings:
                 rows.append([opened.get_tensor(f"{number}") for number in range(len(like))])
         return [torch.stack(parts).to(leaf.device) for leaf, *parts in zip(like, *rows, strict=True)], seconds
 
-    def _save(
-        self, names: Sequence[str], done: int, carry: Leaves, work: Work, began: float, *, last: bool
-    ) -> None:
+    def _save(self, names: Sequence[str], done: int, carry: Leaves, work: Work, began: float, *, last: bool) -> None:
         """Write a point of every client; of those on the way to the last one, only the newest is kept."""
         kind = "safetensors" if last else "way.safetensors"
         for row, name in enumerate(names):

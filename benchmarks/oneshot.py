@@ -1,0 +1,90 @@
+"""One shot on one protocol: the corrected table, the ladder, the study of fusion, and the speed of an epoch.
+
+    python benchmarks/oneshot.py --small --compile no --jobs 2                # Fashion-MNIST, 20 minutes on two cores
+    python benchmarks/oneshot.py --device cuda --precision bf16 --together --minutes 9 --only 'corrected-a0.05'
+    python benchmarks/oneshot.py --list
+    python benchmarks/oneshot.py --page                                       # the page from what is there
+
+**Protocol.** CIFAR-10, ResNet-18, 5 clients. A tenth of the training images is public, taken before the rest is dealt,
+for all methods, also those that use none. The rest is dealt by `dirichlet:ALPHA`: disjoint, at least 10 samples each,
+drawn again otherwise (`fafi-disjoint` may leave a client without any). A seed decides partition, initial model and
+draws, so that all methods of a seed have the same clients. Clients train on 95 % of their samples; the other 5 %,
+pooled, are for choices. The score is that of what everybody deploys, on the official test set, after the last epoch.
+
+**Cells in order.** Every cell is a one-shot run of its own; one with more epochs goes on where a shorter one of the
+same training ended, so that all points of an arm cost as much as the last (not of `fafi-two-stage`, whose first stage
+is a share of all epochs). Shorter ones must come first, as they are listed: a longer one cannot go back.
+
+**Budget**, on an H200 at 74,000 images/s (bf16, channels last, compiled; without compiling expect a half more):
+42,750 training images, in two views 1.16 s an epoch.
+
+    to start             15 s a process (data, CUDA), 10 s for the programs of each family, 60 to 90 s to compile one:
+                         compiling pays from three or four trainings of 36 epochs in a family on, so `--compile no` here
+    speed                4 runs of 2.2 s or more, and the compiler: bf16 about 100 s, fp32 about 120 s
+    corrected            an arm: 42 s for 36 epochs, 3 s a point; image pool 46 s; two-stage 80 s (69 epochs);
+                         7 arms at one alpha and seed 6 min, at 4 alphas 24 min, 3 seeds 72 min
+    conflict             11 epochs of two gradients each: 26 s, 2 arms: 1 min an alpha
+    ladder               cross-entropy 21 s (one view), shared by 10 servers of 2 to 5 s (oneshot-df 20 s each); a fixed
+                         frame 21 s, shared by 3; abhs, abhs-local 25 s each; ce-supcon, fafi faithful 45 s each; heads
+                         on features of nobody's training 3 s each: 6 min an alpha
+    candidates           11 epochs: 14 s each, 21 of them 5 min; those that are best on validation then for 36
+    fusion               servers of FAFI's training, 2 s each: 1.5 min an alpha
+
+With half an hour: first `--only 'speed-bf16'`, and `--only 'corrected-a0.05-e1-fafi-epochs=1-seed0'` to see that all is
+well; then `corrected-a0.05.*seed0` and `fusion-a0.05.*seed0` in one call (FAFI's training is kept until both are done);
+`conflict-a0.05`; `candidates-a0.05-e11`; `ladder-a0.05`; the best candidates for 36 epochs; other seeds at 0.05; other
+alphas. Memory: one client at a time, two views of 512 in bf16, about 5 GB. Disk: half a gigabyte for each point of
+training, until the last cell of its family is done.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from oneshot_cells import FULL, SMALL, speeds
+from oneshot_page import page
+from published import Cell, main, origin, run
+
+REPEATS = 3  # of which the median counts
+
+
+def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
+    """Seconds of a whole run of one epoch, evaluation included, after one that made the programs."""
+    from atoll import LocalEngine, Recipe, Settings, Training, federate
+    from atoll.algorithms import create
+
+    _, precision, how = cell.task.split("-")
+    engine = LocalEngine(device=device, precision=precision, compile=how == "compiled")  # type: ignore[arg-type]
+    recipe = Recipe(**cell.recipe, data=data, seed=cell.seed, training=Training(**cell.training))
+    task, seconds = engine.place(recipe.build()), list[float]()
+    for _ in range(1 + REPEATS):
+        began = time.perf_counter()
+        report = federate(task, create(cell.method), settings=Settings(**cell.settings, seed=cell.seed), engine=engine)
+        seconds.append(round(time.perf_counter() - began, 2))  # the score was read, so the device is done
+    (line,) = report.history
+    return {
+        **asdict(cell),
+        "curve": [{"round": 1, "central": round(100 * line["evaluation"]["central"]["score"], 3)}],
+        "seconds": statistics.median(seconds[1:]),
+        "first": seconds[0],
+        "each": seconds[1:],
+        "images": int(task.splits["train"].offsets[-1]),
+        "plans": [str(plan) for plan in engine.plans.values()],
+        "memory": line["memory"],
+        **origin(precision),
+    }
+
+
+def one(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, Any]:
+    """A cell of any kind."""
+    if cell.task.startswith("speed"):
+        return speed(cell, data, engine.options["device"])
+    return run(cell, folder, data, engine)
+
+
+if __name__ == "__main__":
+    main("oneshot", [*speeds(), *FULL.cells()], {"oneshot": page}, small=SMALL.cells(), runner=one)

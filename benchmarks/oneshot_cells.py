@@ -1,0 +1,218 @@
+"""The cells of the one-shot tables: which methods, on which tasks, and what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from published import Cell
+
+SERVER_WORDS = ("averaging", "batch_statistics", "dynamic", "fusion", "normalise", "of", "refine", "weighting")
+TRAINING = {"lr": 0.05, "momentum": 0.9, "clip": 1.0}
+ARMS = {  # of the corrected table
+    "FAFI": "fafi",
+    "public bank, as run (V5)": "fafi-bank",
+    "V5 with label mask": "fafi-bank:masked=True",
+    "V5 with a random bank": "fafi-bank:pool_from=random",
+    "V5 with an image pool": "fafi-bank:pool=images,masked=True,mass=1",
+    "two-stage, as proposed (V6)": "fafi-two-stage",
+    "label-aware queue": "fafi-queue",
+}
+CONTROLS = {  # only at the smallest alpha, after the last epoch
+    "FAFI as released": "fafi:profile=faithful",
+    "V5 on FAFI as released": "fafi-bank:profile=faithful",
+    "bank of an untrained network": "fafi-bank:pool_from=untrained",
+    "image pool of noise": "fafi-bank:pool=images,pool_from=noise,masked=True,mass=1",
+    "public samples as more to classify": "fafi-bank:pool=labelled",
+    "two-stage, as coded": "fafi-two-stage:stages=recurring",
+    "label-blind queue": "fafi-queue:queue_same=blind,mass=0",
+}
+CONFLICTS = {  # the cosine of the gradients of contrast and classification
+    "FAFI": "fafi-plus:conflict=measured",
+    "V5": "fafi-plus:conflict=measured,pool=features,masked=False,mass=0",
+}
+SERVERS = {  # all of one training by cross-entropy
+    "one-shot FedAvg": "oneshot-avg",
+    "ensemble of logits": "ensemble",
+    "ensemble of logits, by size": "ensemble:weighting=samples",
+    "ensemble of logits, by class": "ensemble:weighting=classes",
+    "ensemble of probabilities": "ensemble:of=probs",
+    "ensemble of probabilities, by class": "ensemble:of=probs,weighting=classes",
+    "FedDF": "oneshot-df",
+    "FedDF, probabilities by class": "oneshot-df:of=probs,weighting=classes",
+    "fused features, nearest prototype": "oneshot-proto",
+    "RGA, class means, moments of public samples": "rga:prototypes=means,moments=public",
+}
+FRAMES = {  # all of one training to a fixed frame
+    "FedETF": "fedetf",
+    "RGA": "rga",
+    "RGA, moments of public samples": "rga:moments=public",
+}
+HEADS = {  # on features that no client trains
+    "AFL, random features": "afl",
+    "AFL, more random features": "afl:width={width}",
+    "AFL, features of public samples": "afl:features=public",
+    "Gaussian head (FedCGS)": "fedcgs",
+    "FedCGS, features of public samples": "fedcgs:features=public",
+    "FedPFT": "fedpft",
+    "FedPFT, features of public samples": "fedpft:features=public",
+}
+OTHERS = {
+    "CE + SupCon, ensemble of logits": "ce-supcon",
+    "CE + SupCon, probabilities by class": "ce-supcon:of=probs,weighting=classes",
+    "FAFI, clean": "fafi",
+    "FAFI, as released": "fafi:profile=faithful",
+    "a model of the public samples alone": "abhs:theta=0,personal=none",
+    "ABHS (A)": "abhs:personal=none",
+    "ABHS, local (B)": "abhs-local:personal=none",
+}
+COMPONENTS = [  # of fafi-plus, alone and together, the promising first; the best is the one on validation samples
+    "pool=labelled",
+    "pool=labelled,refine=200",
+    "pool=labelled,prior=balanced,refine=200",
+    "pool=labelled,anchors=etf,dynamic=True",
+    "refine=200",
+    "dynamic=True",
+    "pool=anchored",
+    "pool=anchored,prior=balanced,refine=200",
+    "prior=balanced",
+    "anchors=etf",
+    "prior=balanced,anchors=etf",
+    "prior=balanced,anchors=etf,dynamic=True",
+    "balanced=True",
+    "queue=4096",
+    "hardness=1",
+    "rarity=0.5",
+    "pool=images",
+    "pool=means",
+    "prior=restricted",
+    "synthetic=True",
+    "reference=mmd",
+]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The same experiments for one machine or another."""
+
+    name: str  # in front of its cells' names
+    recipe: dict[str, Any]
+    batch_size: int
+    alphas: tuple[float, ...]  # of the corrected table
+    ladder: tuple[float, ...]  # alphas of the others
+    epochs: tuple[int, ...]
+    short: int  # epochs after which candidates are compared first, and gradients
+    seeds: tuple[int, ...]
+    width: int  # of more random features
+    components: tuple[str, ...]
+    controls: tuple[str, ...] = tuple(CONTROLS.values())
+    normalises: bool = True  # whether the network has BatchNorm
+
+    def cell(self, table: str, alpha: float, method: str, epochs: int | None, seed: int, family: str = "") -> Cell:
+        """A cell whose name begins with its table."""
+        task = f"{self.name}{table}-a{alpha:g}" + (f"-e{epochs}" if epochs else "")
+        words, family = with_epochs(method, epochs), family or family_of(method)
+        recipe = {**self.recipe, "partition": f"dirichlet:{alpha:g}"}
+        return Cell(task, words, seed, recipe, {**TRAINING, "batch_size": self.batch_size}, {"rounds": 1}, family)
+
+    def cells(self) -> list[Cell]:
+        """All of them; the first seed, and there the smallest alpha, comes first."""
+        return [cell for seed in self.seeds for cell in (*self._tables(seed), *self._ladder(seed), *self._fusion(seed))]
+
+    def _tables(self, seed: int) -> list[Cell]:
+        """The corrected table, its controls, and the conflict of gradients."""
+        found = []
+        for alpha in self.alphas:
+            found += [self.cell("corrected", alpha, arm, e, seed) for arm in ARMS.values() for e in self.epochs]
+            found += [self.cell("conflict", alpha, arm, self.short, seed) for arm in CONFLICTS.values()]
+        return found + [self.cell("controls", self.alphas[0], arm, self.epochs[-1], seed) for arm in self.controls]
+
+    def _ladder(self, seed: int) -> list[Cell]:
+        """Methods side by side, and what can be added to FAFI."""
+        last, found = self.epochs[-1], list[Cell]()
+        for alpha in self.ladder:
+            found += [self.cell("ladder", alpha, method, last, seed, "cross-entropy") for method in SERVERS.values()]
+            found += [self.cell("ladder", alpha, method, last, seed, "frame") for method in FRAMES.values()]
+            heads = (method.format(width=self.width) for method in HEADS.values())
+            found += [self.cell("ladder", alpha, method, None, seed, "heads") for method in heads]
+            found += [self.cell("ladder", alpha, method, last, seed) for method in OTHERS.values()]
+            for epochs in sorted({self.short, last}):
+                found += [self.cell("candidates", alpha, f"fafi-plus:{one}", epochs, seed) for one in self.components]
+        return found
+
+    def _fusion(self, seed: int) -> list[Cell]:
+        """What a server can make of FAFI's clients; those with weights by evidence train once more."""
+        found = []
+        for alpha in self.ladder:
+            for fusion in ("size", "uniform", "iffi", "iffi_code"):
+                for normalise in (False, True):
+                    for batch in (False, True) if self.normalises else (False,):
+                        how = f"fusion={fusion},normalise={normalise},batch_statistics={batch}"
+                        methods = [
+                            f"fafi:{how},averaging=all",
+                            f"fafi:{how},averaging=owners",
+                            f"fafi-plus:{how},dynamic=True",
+                        ]
+                        found += [self.cell("fusion", alpha, method, self.epochs[-1], seed) for method in methods]
+        return found
+
+
+def family_of(method: str) -> str:
+    """What is left of a method's words without those that only its server reads."""
+    name, _, rest = method.partition(":")
+    kept = [word for word in rest.split(",") if word.partition("=")[0] not in SERVER_WORDS]
+    return ":".join([name, *filter(None, [",".join(kept)])])
+
+
+def with_epochs(method: str, epochs: int | None) -> str:
+    """`fafi:contrast=2` as `fafi:epochs=36,contrast=2`."""
+    name, _, rest = method.partition(":")
+    words = [*([f"epochs={epochs}"] if epochs else []), *([rest] if rest else [])]
+    return f"{name}:{','.join(words)}" if words else name
+
+
+COMMON = {"clients": 5, "public": 0.1, "augment": "simclr"}
+FULL = Scale(
+    name="",
+    recipe={**COMMON, "dataset": "cifar10", "model": "resnet18", "split": "95/5/0", "central": "official"},
+    batch_size=512,
+    alphas=(0.05, 0.1, 0.3, 0.5),
+    ladder=(0.05, 0.3),
+    epochs=(1, 11, 21, 36),
+    short=11,
+    seeds=(0, 1, 2),
+    width=4096,
+    components=tuple(COMPONENTS),
+)
+SMALL = Scale(
+    name="small-",
+    recipe={
+        **COMMON, "dataset": "fashion-mnist", "model": "lenet", "split": "90/10/0", "central": "0.25", "samples": 6000,
+    },
+    batch_size=64,
+    alphas=(0.05, 0.3),
+    ladder=(0.05,),
+    epochs=(1, 10),
+    short=10,
+    seeds=(0, 1, 2),
+    width=1000,
+    components=tuple(one for one in COMPONENTS if not one.startswith(("prior=restricted", "synthetic", "reference"))),
+    controls=(),
+    normalises=False,
+)  # fmt: skip
+
+
+RELEASED = 35.0  # seconds of FAFI's released code for an epoch of these clients on an H200
+
+
+def speeds() -> list[Cell]:
+    """An epoch of FAFI's own clients, who share samples: 82,695 of them in all."""
+    recipe = {**FULL.recipe, "partition": "fafi:0.05:1", "public": 0.0, "split": "100/0/0"}
+    kinds = [("bf16", True), ("bf16", False), ("tf32", False), ("fp32", False), ("fp32", True), ("tf32", True)]
+    return [
+        Cell(
+            f"speed-{precision}-{'compiled' if compiled else 'traced'}", "fafi:epochs=1", 1, recipe,
+            {**TRAINING, "batch_size": 512}, {"rounds": 1, "evaluation": "central"}, f"speed {precision} {compiled}",
+        )
+        for precision, compiled in kinds
+    ]  # fmt: skip
