@@ -143,16 +143,18 @@ gradient. 20 clients with 80 training images of 28x28 each, PFLlib's CNN, batch 
 1.25 times their arithmetic.
 """
 COMMENT = """
-A step here is one of 10 images on a network of 582,026 weights, so that whatever is done with all weights in every step
-shows. Terms that pull to another model (`fedprox`, `ditto`, `scaffold`, `feddyn`, `fedsmoo`, `fedspeed`, `fedamp`,
-`mocha`, `mtl-reg`, `pfedme`) are added to the gradient in closed form since commit 5f50be6; measurements of earlier
-commits have them differentiated with the loss, at a fifth of a gradient or more. The servers of `fedamp` and `mocha`
-work with the models of all clients. `fedgen`'s server takes 50 gradients of its generator per round, each counted as
-one; on a CPU it took about 0.7 of the time of a client's. `pfedhn`'s server has a hundred weights for every one of the
-model. Gradients of `fedala` are in part those of two tensors, of `fedgen-local` mostly those of a small generator, and
-cost less than one of the whole network; `fedrod` takes two gradients in one pass. `fedcr` draws 18 features for every
-sample of a step, 92,160 normal numbers, which no gradient shows. On the H200 the server steps of `fedgen` wait for one
-another: they are 50 small steps, outside of the CUDA graphs that clients run in.
+On the CPU every method was measured in one turn (`--only . --turns 1`); ratios then differ by up to a fifth from run
+to run: FedFomo had 2.13 and 1.67, FedProto 1.75 and 1.46, of which the later ones are shown. A step here is one of 10
+images on a network of 582,026 weights, so that whatever is done with all weights in every step shows. Terms that pull
+to another model (`fedprox`, `ditto`, `scaffold`, `feddyn`, `fedsmoo`, `fedspeed`, `fedamp`, `mocha`, `mtl-reg`,
+`pfedme`) are added to the gradient in closed form since commit 5f50be6; measurements of earlier commits have them
+differentiated with the loss, at a fifth of a gradient or more. The servers of `fedamp` and `mocha` work with the
+models of all clients. `fedgen`'s server takes 50 gradients of its generator per round, each counted as one; on a CPU
+it took about 0.7 of the time of a client's. `pfedhn`'s server has a hundred weights for every one of the model.
+Gradients of `fedala` are in part those of two tensors, of `fedgen-local` mostly those of a small generator, and cost
+less than one of the whole network; `fedrod` takes two gradients in one pass. `fedcr` draws 18 features for every
+sample of a step, 92,160 normal numbers, which no gradient shows. On the H200 the server steps of `fedgen` wait for
+one another: they are 50 small steps, outside of the CUDA graphs that clients run in.
 """
 
 
