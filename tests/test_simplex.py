@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atoll.randomness import default_generator
-from atoll.simplex import minimise, nearest
+from atoll.simplex import minimise, nearest, shared_out
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -74,3 +74,8 @@ def test_an_ill_conditioned_form_is_solved() -> None:
     v = torch.logspace(-4, 0, 7, dtype=torch.float64)
     found = minimise(torch.diag(v), torch.zeros(1, 7).double())
     torch.testing.assert_close(found[0], (1 / v) / (1 / v).sum(), rtol=0, atol=1e-6)
+
+
+def test_votes_are_shared_out_and_where_nobody_votes_all_count_alike() -> None:
+    votes = torch.tensor([[3.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    assert shared_out(votes).tolist() == [[0.75, 0.5], [0.25, 0.5]]

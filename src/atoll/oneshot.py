@@ -21,8 +21,9 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import TaskError
 from atoll.local import sgd
-from atoll.local.labels import label_counts
+from atoll.local.labels import label_counts, require_classes
 from atoll.params import Params, Stack
+from atoll.simplex import shared_out
 
 Server = dict[str, Any]
 Votes = Literal["samples", "sqrt", "uniform"]  # how much a client counts: by its samples, their square root, or alike
@@ -73,12 +74,6 @@ class OneShot(Algorithm):
         return self.fused(server) if "models" in server else model
 
 
-def require_classes(method: object, task: Task) -> None:
-    """Raise unless every sample of a task is of one class."""
-    if task.classes is None or task.y.ndim != 1:
-        raise TaskError(f"{type(method).__name__} needs samples of one class each. {task.name} has none.")
-
-
 def require_public(method: object, task: Task) -> None:
     """Raise unless there are public samples: for methods that need them with some of their options only."""
     if task.public is None:
@@ -98,19 +93,13 @@ def uploads(replies: Replies, name: str) -> Stack:
 def shares(labels: Stack, votes: Votes) -> Tensor:
     """How much each client counts in a mean, [client]; all together 1."""
     samples = labels["counts"].sum(1)
-    return _divided({"samples": samples, "sqrt": samples.sqrt(), "uniform": torch.ones_like(samples)}[votes])
+    return shared_out({"samples": samples, "sqrt": samples.sqrt(), "uniform": torch.ones_like(samples)}[votes])
 
 
 def class_shares(labels: Stack, votes: ClassVotes) -> Tensor:
     """How much each client counts in each class, [client, class]; in each class all together 1."""
     counts = labels["counts"]
-    return _divided(counts) if votes == "classes" else shares(labels, votes)[:, None].expand_as(counts)
-
-
-def _divided(votes: Tensor) -> Tensor:
-    """Votes as shares of all clients; where nobody has one, as for a class that nobody has, all count alike."""
-    votes = torch.where(votes.sum(0) > 0, votes, 1.0)
-    return votes / votes.sum(0)
+    return shared_out(counts) if votes == "classes" else shares(labels, votes)[:, None].expand_as(counts)
 
 
 def averaged(models: Stack, share: Tensor, batchnorm: BatchNorm = "pooled") -> Params:

@@ -1,4 +1,4 @@
-"""Weights that are not negative and sum to 1: the nearest ones, and those that minimise a quadratic function."""
+"""Weights that are not negative and sum to 1: shares of votes, the nearest ones, and those of least quadratic cost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from torch import Tensor
 
 TOLERANCE = 1e-12  # how far from the minimum, as a share of the largest curvature
 MOST_STEPS = 5_000
+
+
+def shared_out(votes: Tensor) -> Tensor:
+    """Votes, [voter, ...], as shares of all voters; where nobody has one, all count alike."""
+    votes = torch.where(votes.sum(0) > 0, votes, 1.0)
+    return votes / votes.sum(0)
 
 
 def nearest(points: Tensor) -> Tensor:

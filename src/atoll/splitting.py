@@ -34,8 +34,7 @@ from atoll.local import sgd
 from atoll.local.blocks import Blocks, above, blocks_of, talking_bench
 from atoll.local.descent import Found
 from atoll.local.etf import simplex_etf
-from atoll.local.evidence import directions
-from atoll.local.features import feature_size, features_and_outputs
+from atoll.local.features import class_sums, feature_size, features_and_outputs
 from atoll.local.fusion import fused, together
 from atoll.oneshot import OneShot, Server, require_public, uploads
 from atoll.params import Params, Stack
@@ -173,7 +172,7 @@ class Splitting(OneShot):
         if self.personal == "head":
             return v
         everybody = server["prototypes"]["prototypes"]
-        mine = directions(cohort, v, everybody.shape[1])
+        mine = class_sums(cohort, v, everybody.shape[1], unit=True)
         near = prototypes.personal(mine["sum"], everybody, mine["count"])
         return Predictor(v, Stack.of(prototypes=near), by_own_directions)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Task
-from atoll.errors import ModelError, TaskError
+from atoll.errors import ModelError
+from atoll.local.labels import require_classes
 from atoll.models.network import Variant
 from atoll.params import Params, Stack
 
@@ -23,8 +26,7 @@ def one_sample(task: Task) -> Batch:
 def feature_size(method: object, task: Task) -> int:
     """How many numbers enter the head of the task's network; raises unless samples have a class and a row each."""
     name = type(method).__name__
-    if task.classes is None or task.y.ndim != 1:
-        raise TaskError(f"{name} needs samples of one class each. {task.name} has none.")
+    require_classes(method, task)
     with torch.no_grad():
         one = one_sample(task)
         features = one.features(task.network.initial)
@@ -52,18 +54,22 @@ def membership(batch: Batch, classes: int) -> Tensor:
     return same if batch.mask is None else same * batch.mask[:, None]
 
 
-def class_sums(cohort: Cohort, w: Params | Stack, size: int) -> Stack:
-    """Each client's training samples by class: the `sum` of their features, [classes, size], and their `count`."""
+def class_sums(cohort: Cohort, w: Params | Stack, size: int, *, unit: bool = False) -> Stack:
+    """Each client's training samples by class: the `sum` of their features, [classes, size], and their `count`.
+
+    Of `unit` features, each counts by its direction alone.
+    """
     classes = cohort.population.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes))
-    sums: Stack = cohort.scan(_add, start, given=w, shuffle=False, train=False)
+    sums: Stack = cohort.scan(partial(_add, unit), start, given=w, shuffle=False, train=False)
     return sums
 
 
-def _add(seen: Params, batch: Batch, w: Params) -> Params:
-    same = membership(batch, len(seen["count"]))
-    return Params.of(sum=seen["sum"] + same.T @ batch.features(w), count=seen["count"] + same.sum(0))
+def _add(unit: bool, seen: Params, batch: Batch, w: Params) -> Params:
+    same, features = membership(batch, len(seen["count"])), batch.features(w)
+    features = F.normalize(features, dim=-1) if unit else features
+    return Params.of(sum=seen["sum"] + same.T @ features, count=seen["count"] + same.sum(0))
 
 
 def moments(cohort: Cohort, w: Params | Stack) -> Stack:

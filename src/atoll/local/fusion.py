@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.errors import ModelError
+from atoll.simplex import shared_out
 
 Fusion = Literal["size", "uniform", "iffi", "iffi_code"]
 LEAST = 1e-6  # informativeness of what looks just like noise
@@ -67,6 +68,4 @@ def discernment(counts: Tensor) -> Tensor:
     About a class that nobody can tell from others, all count alike.
     """
     samples = counts.sum(1, keepdim=True)
-    votes = (counts * (samples - counts) / samples.clamp(min=1)).sqrt()
-    votes = torch.where(votes.sum(0) > 0, votes, 1)
-    return votes / votes.sum(0)
+    return shared_out((counts * (samples - counts) / samples.clamp(min=1)).sqrt())

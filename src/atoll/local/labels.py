@@ -1,4 +1,4 @@
-"""How many training samples of each class the clients have."""
+"""Classes of samples: that there are some, and how many training samples of each the clients have."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import torch
 
 from atoll.batch import Batch
 from atoll.cohort import Cohort
+from atoll.data.task import Task
+from atoll.errors import TaskError
 from atoll.params import Params, Stack
 
 AT_ONCE = 256  # samples
+
+
+def require_classes(method: object, task: Task) -> None:
+    """Raise unless every sample of a task is of one class."""
+    if task.classes is None or task.y.ndim != 1:
+        raise TaskError(f"{type(method).__name__} needs samples of one class each. {task.name} has none.")
 
 
 def label_counts(cohort: Cohort) -> Stack:
