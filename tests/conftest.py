@@ -25,6 +25,12 @@ def _plans_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "WORTH_MEASURING", math.inf)
 
 
+@pytest.fixture(autouse=True)
+def _draws_do_not_depend_on_other_tests() -> None:
+    """Modules that a test builds draw from the default generator; where it stands would depend on what ran before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def make_task() -> Callable[..., Task]:
     """Clients of these sizes with normal samples; all of them for training unless `shares` says otherwise."""

@@ -139,8 +139,8 @@ def test_moved_samples_go_one_step_along_the_sign() -> None:
 
 
 def normed(task: Task) -> tuple[Network, Params]:
-    body = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU())
     with default_generator(0):
+        body = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU())
         network = Network(BodyAndHead(body, nn.Linear(5, 3)).double())
     return network, network.initial
 
