@@ -95,6 +95,7 @@ def _of_one_round(report: Any) -> dict[str, Any]:
         "found": round(line["seconds"].get("found", 0.0), 1),
         "up": ledger.bytes("up"),
         "down": ledger.bytes("down"),
+        "deployed": line["evaluation"]["deployed"],
         "gradients": line["gradients"],
         "losses": {name.removeprefix("loss/"): round(value, 4) for name, value in line["loss"].items()},
         "observed": line.get("observed", {}),

@@ -1,7 +1,7 @@
 """What several tests build on: a small task, and a cohort of it under any plan."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -26,9 +26,10 @@ def _plans_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _draws_do_not_depend_on_other_tests() -> None:
+def _draws_do_not_depend_on_other_tests() -> Iterator[None]:
     """Modules that a test builds draw from the default generator; where it stands would depend on what ran before."""
-    torch.manual_seed(0)
+    with default_generator(0):
+        yield
 
 
 @pytest.fixture

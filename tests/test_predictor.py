@@ -1,7 +1,7 @@
 """Deploying something that answers by another rule than the network."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll import Algorithm, Batch, Cohort, LocalEngine, Params, Predictor, Stack, Task, Update
+from atoll import Algorithm, Batch, Cohort, LocalEngine, Params, Predictor, Stack, Task, Update, federate
 from atoll.algorithms import find
+from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.knn_per import KNNPer
 from atoll.cohort import Population
@@ -96,3 +97,26 @@ def test_a_model_by_itself_answers_as_its_network(task: Task) -> None:
     plain = predictor_of(task.network.initial)
     assert plain.values.keys() == task.network.initial.keys()
     assert predictor_of(plain) is plain
+
+
+@pytest.mark.parametrize("strategy", ["whole", "loop"])
+def test_what_a_client_must_hold_is_counted(task: Task, strategy: str) -> None:
+    """A model; a model with a number beside it; all models of an ensemble, with 3 counts of classes for each."""
+    engine, model = LocalEngine(dtype=torch.float64, strategy=strategy), predictor_of(task.network.initial).bytes
+    assert model == sum(8 * leaf.numel() for leaf in task.network.initial.values())
+
+    def deployed(method: Algorithm, **more: str) -> float:
+        evaluation = federate(task, method, rounds=1, engine=engine, **more).history[-1]["evaluation"]
+        return float(evaluation["deployed"])
+
+    assert deployed(FedAvg()) == model
+    assert deployed(Guess()) == model + 8
+    assert deployed(Ensemble(epochs=1)) == task.clients * (model + 8 * CLASSES)
+
+
+def test_without_clients_it_is_the_size_of_what_is_shared(make_task: Callable[..., Task]) -> None:
+    task = make_task()
+    task = replace(task, central=(task.x, task.y))
+    report = federate(task, FedAvg(), rounds=2, evaluation="central")
+    found = [line["evaluation"].get("deployed") for line in report.history]
+    assert found == [None, predictor_of(task.network.initial).bytes]  # known once: after the last round

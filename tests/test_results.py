@@ -334,7 +334,15 @@ def test_costs_are_sums_over_rounds_and_means_over_seeds():
     row = Comparison({"ditto": runs}).results[0]
     assert (row["seconds"], row["gradients"], row["megabytes_up"], row["megabytes_down"]) == (6.0, 21, 3.0, 0.0)
     assert row["memory_megabytes"] == 4.0
+    assert row["megabytes_deployed"] is None  # of runs that did not count it
     assert row["seeds"] == 2
+
+
+def test_what_clients_deploy_is_a_mean_over_seeds():
+    runs = [outcome("ditto", [[0.5]], seed=seed) for seed in range(2)]
+    for run, size in zip(runs, (2e6, 4e6), strict=True):
+        run.history[-1]["evaluation"]["deployed"] = size
+    assert Comparison({"ditto": runs}).results[0]["megabytes_deployed"] == 3.0
 
 
 # -- the shared model --------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from atoll.metrics import evaluate, evaluate_central
 from atoll.newcomers import evaluate_newcomers
 from atoll.params import Tree, flatten
 from atoll.participation import Late, Moment
+from atoll.predictor import predictor_of
 from atoll.randomness import generator
 from atoll.report.report import Report
 from atoll.runs import Run, peak_memory
@@ -418,6 +419,8 @@ def _evaluate(
             scores = evaluate(engine, population, algorithm, server, round=done, model=kind, calls=calls, each=each)
             found[kind] = {split: one.as_json() for split, one in scores.items()}
             outcomes = scores["test"].each if each else outcomes
+            if each:
+                found["deployed"] = scores["test"].deployed
         mixing = algorithm.mixing(server) if last else None
         if mixing is not None:
             found["mixing"] = mixing.tolist()
@@ -430,6 +433,8 @@ def _evaluate(
             )
     if population.task.central is not None and shared is not None:
         found["central"] = evaluate_central(engine, population.task, shared)
+        if last:
+            found.setdefault("deployed", predictor_of(shared).bytes)
     return found, outcomes
 
 

@@ -33,6 +33,12 @@ class Predictor:
         beside = {f"{BESIDE}{name}": leaf for name, leaf in self.beside.items()}
         return self.model | type(self.beside)(beside, self.model.layout)
 
+    @property
+    def bytes(self) -> int:
+        """What one client must hold to answer by itself."""
+        parts = (self.model, self.beside)
+        return sum((leaf[0] if isinstance(part, Stack) else leaf).nbytes for part in parts for leaf in part.values())
+
 
 Deployed = Params | Stack | Predictor
 

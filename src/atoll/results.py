@@ -229,12 +229,23 @@ class Outcome:
     @property
     def newcomers(self) -> Mapping[str, Any] | None:
         """How clients that took no part were served after the last round; None if there were none."""
+        return self._last.get("newcomers")
+
+    @property
+    def _last(self) -> Mapping[str, Any]:
+        """What was found after the last round."""
         last: Mapping[str, Any] = self.history[-1].get("evaluation", {}) if self.history else {}
-        return last.get("newcomers")
+        return last
 
     def megabytes(self, direction: Direction) -> float:
         """What all clients together received (down) or sent (up)."""
         return sum(size for (way, _), size in self.bytes.items() if way == direction) / MEGABYTE
+
+    @property
+    def deployed(self) -> float | None:
+        """The megabytes that a client must hold to answer by itself, on average; None where that was not measured."""
+        size = self._last.get("deployed")
+        return None if size is None else size / MEGABYTE
 
     @cached_property
     def spent(self) -> list[float]:
@@ -494,6 +505,7 @@ class Comparison:
             "round": _mean(outcome.chosen(self.select)["round"] for outcome in outcomes),
             "megabytes_up": _mean(outcome.megabytes("up") for outcome in outcomes),
             "megabytes_down": _mean(outcome.megabytes("down") for outcome in outcomes),
+            "megabytes_deployed": _optional(_mean, [outcome.deployed for outcome in outcomes]),
             "rounds_to_target": rounds,
             "megabytes_to_target": megabytes,
             "gradients": _mean(outcome.gradients for outcome in outcomes),

@@ -60,6 +60,35 @@ def test_a_wrong_strategy_says_what_there_is(text):
         LocalEngine(strategy=text)
 
 
+def test_a_plan_in_the_words_of_a_log_is_that_plan(make_task, monkeypatch):
+    monkeypatch.setattr(LocalEngine, "_measure", lambda *_: pytest.fail("something was measured"))
+    plan = Plan("chunk", 2, "traced", graph=True, one_core=True, precision="bf16")
+    engine = LocalEngine(strategy=str(plan), precision="bf16", device="cpu")
+    job = job_of(engine.place(make_task()), train)._replace(phase=("local", None))
+    assert len(list(engine.run(job))) == 2  # chunks
+    assert [*engine.plans.values()] == [plan]
+
+
+def test_only_local_work_is_compiled_where_a_plan_says_so(make_task):
+    engine = LocalEngine(strategy="loop compiled", device="cpu")
+    job = job_of(engine.place(make_task()), train)._replace(phase=("local", None))
+    assert engine._calibrate(job).mode == "compiled"
+    assert engine._calibrate(job._replace(phase=("evaluate", None))).mode == "traced"
+
+
+@pytest.mark.parametrize(
+    "words", ["auto traced", "loop graph", "loop traced eager", "loop traced fast", "loop traced bf16"]
+)
+def test_a_plan_that_is_none_says_what_a_plan_is(words):
+    with pytest.raises(EngineError, match=f"A plan that is spelled out must be a grouping .* Got '{words}' with"):
+        LocalEngine(strategy=words)
+
+
+def test_a_plan_says_itself_whether_it_is_compiled():
+    with pytest.raises(EngineError, match="says itself whether it is compiled. Got 'loop traced' and compile=True"):
+        LocalEngine(strategy="loop traced", compile=True)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(EngineError, match="Device 'cuda' must be present. .*\nhint: use --device cpu."):

@@ -60,9 +60,9 @@ class Options:
     delay: Annotated[int, option("The most rounds that a late reply needs.", min=1, **ROUNDS)] = 1
     eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
     memory: Annotated[str, option("Where clients keep their state: ram or disk.", **ROUNDS)] = "ram"
-    engine: Annotated[str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N.", **ENGINE)] = (
-        "auto"
-    )
+    engine: Annotated[
+        str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)
+    ] = "auto"
     compile: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None
     precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
     device: Annotated[str, option("auto, cpu or cuda.", **ENGINE)] = "auto"

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import nn
 
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
-from atoll.engines.programs import NotVectorisable, Plan, Programs
+from atoll.engines.programs import VARIANTS, Mode, NotVectorisable, Plan, Programs
 from atoll.engines.scan import Scanner
 from atoll.engines.trainings import Trainings
 from atoll.errors import AtollError, EngineError
@@ -45,6 +45,7 @@ WORTH_MEASURING = 3.0  # seconds of work ahead
 WORTH_COMPILING = 60.0
 MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
 FILLS_A_GPU = 10**9  # parameters times samples in a batch: with so many, one client at a time is as fast as several
+MODES = get_args(Mode)
 FORCED = 10**9  # calls ahead of a plan that is being measured: its programs are always made
 
 
@@ -98,8 +99,9 @@ class Measured:
 class LocalEngine:
     """Runs jobs on this machine's CPU or GPU.
 
-    `strategy` is `auto`, `loop`, `threads`, `whole` or `chunk:N`; `compile` is True, False or None for what pays;
-    a reply that takes longer than `timeout` seconds counts as lost.
+    `strategy` is `auto`, `loop`, `threads`, `whole` or `chunk:N`, or a whole plan as logs name it, such as
+    `whole traced graph`: then nothing is measured. `compile` is True, False or None for what pays. A reply that takes
+    longer than `timeout` seconds counts as lost.
     """
 
     def __init__(
@@ -125,10 +127,12 @@ class LocalEngine:
             self.device = torch.device(device)
         except RuntimeError as error:
             raise EngineError(f"`device` must be auto, cpu, cuda or cuda:N. Got {device!r}.") from error
-        self.strategy, self.chunk = parse_strategy(strategy)
         self.options: dict[str, Any] = {  # what was asked for, for the run's configuration
             "device": device, "strategy": strategy, "compile": compile, "precision": precision, "timeout": timeout,
         }  # fmt: skip
+        grouping, *words = strategy.split() or [""]
+        self.strategy, self.chunk = parse_strategy(grouping)
+        self.spelled = self._spelled_out(words, precision, compile) if words else None
         self.compile, self.precision, self.dtype, self.timeout = compile, precision, dtype, timeout
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self.programs = Programs()
@@ -265,7 +269,7 @@ class LocalEngine:
 
     def adopt(self, chosen: list[Tree], algorithm: Hashable, task: Task) -> None:
         """Take over what `chosen` gave, unless something else is forced now."""
-        for one in chosen:
+        for one in chosen if self.spelled is None else ():
             plan = Plan(**one["plan"])
             if self.strategy in ("auto", plan.strategy) and self.precision == plan.precision:
                 facts = _facts(task.by_architecture[one.get("architecture", 0)])  # once, a run had one
@@ -273,6 +277,24 @@ class LocalEngine:
 
     def _key(self, job: Job) -> PlanKey:
         return job.phase, _facts(job.population.task), job.usual
+
+    def _spelled_out(self, words: list[str], precision: Precision, compile: bool | None) -> Plan:  # noqa: A002
+        """The plan of such words as `traced graph`, after its grouping."""
+        modes, known = [word for word in words if word in MODES], {*MODES, *VARIANTS, precision}
+        if self.strategy == "auto" or len(modes) != 1 or not known.issuperset(words):
+            raise EngineError(
+                f"A plan that is spelled out must be a grouping (not auto), one of {', '.join(MODES)}, and any of "
+                f"{', '.join(VARIANTS)}. Got {self.options['strategy']!r} with precision {precision}.",
+                hint="take the words from a log, such as `whole traced graph`, and give the precision by itself.",
+            )
+        if compile is not None:
+            raise EngineError(
+                f"A plan that is spelled out says itself whether it is compiled. Got {self.options['strategy']!r} "
+                f"and compile={compile}.",
+                hint="leave out --compile and --no-compile.",
+            )
+        variants = {name: name in words for name in VARIANTS}
+        return Plan(self.strategy, self.chunk, cast("Mode", modes[0]), **variants, precision=precision)
 
     def _only(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
         one_core = self.device.type == "cpu" and strategy != "threads"
@@ -305,6 +327,10 @@ class LocalEngine:
         if network.draws_globally:
             log.warning("the model draws random numbers of its own in its forward pass: it runs one client at a time")
             return Plan("loop", plain=True, precision=self.precision)
+        if self.spelled is not None:
+            # Compiling takes long and is asked for where most of the time goes.
+            compiles = job.phase[0] == "local" or self.spelled.mode != "compiled"
+            return self.spelled if compiles else replace(self.spelled, mode="traced")
         first = self._first(job)
         try:
             best = self._measure(first, job)

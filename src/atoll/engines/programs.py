@@ -37,6 +37,7 @@ log = logging.getLogger("atoll.engine")
 
 Mode = Literal["eager", "traced", "compiled"]
 Leaves = list[Tensor]
+VARIANTS = ("graph", "columns", "channels_last", "one_core")  # of a plan
 
 # A program pays only if it is called often enough: about the calls it takes to win back what making it costs.
 WORTHWHILE_CALLS: dict[Mode, int] = {"eager": 0, "traced": 40, "compiled": 1000}
@@ -67,7 +68,7 @@ class Plan:
 
     def __str__(self) -> str:
         grouping = self.strategy if self.chunk is None else f"{self.strategy}:{self.chunk}"
-        extras = [name for name in ("graph", "columns", "channels_last", "one_core", "plain") if getattr(self, name)]
+        extras = [name for name in (*VARIANTS, "plain") if getattr(self, name)]
         return " ".join([grouping, self.mode, *extras, self.precision])
 
 

@@ -37,6 +37,7 @@ class ClientScores:
     variance: NDArray[np.float64] | None = None  # of the score over a client's samples
     bins: NDArray[np.float64] | None = None  # [client, (count, confidence, right), bin], for calibration
     each: NDArray[np.float64] | None = None  # the score of every sample, client after client
+    held: NDArray[np.float64] | None = None  # bytes of what answered
 
     @property
     def macro(self) -> float:
@@ -64,6 +65,11 @@ class ClientScores:
     def spread(self) -> float:
         """The standard deviation over clients."""
         return float(np.nanstd(self.score)) if self._any else float("nan")
+
+    @property
+    def deployed(self) -> float | None:
+        """The bytes of what answered, on average."""
+        return None if self.held is None else float(np.nanmean(self.held))
 
     @property
     def _any(self) -> bool:
@@ -141,6 +147,7 @@ class ClientSums:
         # The largest client of all decides, not of a chunk, so that every chunking sums in the same order.
         largest = int(self.sizes.max(initial=1))
         self.batch_size = max(1, min(largest, LARGEST_BATCH))
+        self.held = np.full(task.clients, np.nan)
         self.start = Params.of(score=0.0, square=0.0, loss=0.0)
         if task.classes is not None and task.y.ndim == 1:
             self.start = self.start | Params.of(bins=torch.zeros(3, BINS))
@@ -154,6 +161,7 @@ class ClientSums:
     def scan(self, cohort: Cohort, deployed: Deployed) -> Stack:
         """The sums of some clients."""
         one = predictor_of(deployed)
+        self.held[cohort.clients] = one.bytes
         found: Stack = cohort.scan(
             functools.partial(_score_step, one.answer),
             self.start,
@@ -190,6 +198,7 @@ class ClientSums:
             np.maximum(mean("square") - score**2, 0),
             self.totals.get("bins"),
             each,
+            self.held,
         )
 
 

@@ -542,6 +542,7 @@ class Page:
             method, of = row["method"], self._of(row["method"])
             each = (row["megabytes_up"] + row["megabytes_down"]) / self.comparison.clients
             sizes = [megabytes(size) for size in (row["megabytes_up"], row["megabytes_down"], each)]
+            sizes.append(UNKNOWN if row["megabytes_deployed"] is None else megabytes(row["megabytes_deployed"]))
             memory = f"{row['memory_megabytes']:,.0f}" if row["memory_megabytes"] else UNKNOWN
             gradients = f"{row['gradients']:,.0f}" if row["gradients"] else UNKNOWN
             rows.append(Row(method, [*sizes, gradients, f"{row['seconds']:.1f}", memory], of))
@@ -549,9 +550,11 @@ class Page:
             for kind in sorted({kind for outcome in outcomes for _, kind in outcome.bytes}):
                 ways = [np.mean([one.bytes.get((way, kind), 0) for one in outcomes]) / 1e6 for way in ("up", "down")]
                 kinds_sent.append(Row(method, [kind, *(megabytes(float(size)) for size in ways)], of))
-        heads = ["Method", "MB up", "MB down", "MB per client", "Gradients", "Seconds of training", "Peak MB of memory"]
+        sizes = ["MB up", "MB down", "MB per client", "MB deployed"]
+        heads = ["Method", *sizes, "Gradients", "Seconds of training", "Peak MB of memory"]
         note = (
             "<span>All clients and rounds together, means over seeds; bytes are those of the serialised payloads. "
+            "Deployed: what one client must hold to answer by itself, an ensemble all of its models. "
             "Seconds include what the engine takes to measure and compile; memory is the largest of all seeds, of "
             f"tensors on a GPU, else of the process. {_PROTOCOL}</span>"
         )
