@@ -655,3 +655,21 @@ def test_when_a_gate_was_open(pulls, said):
         line["observed"] = {"lam": {"1": pull}}
     assert said in words(of, 1, "learned from")
     assert "gate" not in words(of, 2, "learned from")
+
+
+@pytest.mark.parametrize(
+    ("alone", "lead", "said"),
+    [
+        (
+            1.0,
+            3.14,
+            "the model that it trained alone: on its validation data its own model is 3.1 standard errors better.",
+        ),
+        (0.0, -0.5, "what the method offers: on its validation data its own model is 0.5 standard errors worse."),
+    ],
+)
+def test_whether_a_client_fell_back(alone, lead, said):
+    of = study(SAME, SAME, SAME)
+    of.outcome.history[-1]["evaluation"]["observed"] = {"alone": {"1": alone}, "lead": {"1": lead}}
+    assert f"It deploys {said}" in words(of, 1, "learned from")
+    assert "deploys" not in words(of, 2, "learned from")

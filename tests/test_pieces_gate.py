@@ -54,6 +54,15 @@ def test_who_is_harmed_falls_back_and_all_others_keep_the_methods_model(method: 
     assert [_same(gated[k], offered[k]) for k in range(CLIENTS)] == [k != ODD for k in range(CLIENTS)]
 
 
+def test_who_falls_back_is_written_down_after_the_last_round() -> None:
+    report = play(_task(), create("fedavg+gate:margin=2,judge=score"), 5, evaluation="all")
+    told = [line["evaluation"].get("observed") for line in report.evaluations]
+    assert told[:-1] == [None] * (len(told) - 1)
+    assert told[-1]["alone"] == {str(client): float(client == ODD) for client in range(CLIENTS)}
+    assert [lead > 2 for lead in told[-1]["lead"].values()] == [client == ODD for client in range(CLIENTS)]
+    assert "observed" not in play(_task(), create("fedavg"), 5, evaluation="all").evaluations[-1]["evaluation"]
+
+
 def test_it_never_steps_in_the_way_of_the_methods_own_work() -> None:
     """catches: FedPer begins its training at `self.personalize`, FedRep ends at `self.welcome`; none must be gated."""
     for method in ("fedper", "fedrep:final_epochs=2"):

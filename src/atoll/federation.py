@@ -416,11 +416,15 @@ def _evaluate(
             kinds.append("shared")
         for kind in kinds:
             each = last and kind == "personal"
-            scores = evaluate(engine, population, algorithm, server, round=done, model=kind, calls=calls, each=each)
+            observed: dict[str, dict[str, float]] = {}
+            scores = evaluate(
+                engine, population, algorithm, server, round=done, model=kind, calls=calls, each=each, observed=observed
+            )
             found[kind] = {split: one.as_json() for split, one in scores.items()}
             outcomes = scores["test"].each if each else outcomes
             if each:
                 found["deployed"] = scores["test"].deployed
+                found |= {"observed": observed} if observed else {}
         mixing = algorithm.mixing(server) if last else None
         if mixing is not None:
             found["mixing"] = mixing.tolist()

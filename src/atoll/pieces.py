@@ -209,7 +209,9 @@ class Gate(Piece):
         if self.margin == "always":
             return own
         offered = super(Gate, self.ungated).personalize(server, cohort)
-        return _either(lead(cohort, own, offered, self.judge) > self.margin, own, offered, cohort)
+        better = lead(cohort, own, offered, self.judge)
+        cohort.observe(lead=better, alone=better > self.margin)
+        return _either(better > self.margin, own, offered, cohort)
 
     def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
         """A new client has no model of its own yet: it gets the method's."""

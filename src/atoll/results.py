@@ -247,6 +247,12 @@ class Outcome:
         size = self._last.get("deployed")
         return None if size is None else size / MEGABYTE
 
+    @property
+    def deployment(self) -> Mapping[str, Mapping[str, float]]:
+        """What clients observed when they made the models that they deploy: by name, a number for each client."""
+        found: Mapping[str, Mapping[str, float]] = self._last.get("observed", {})
+        return found
+
     @cached_property
     def spent(self) -> list[float]:
         """Megabytes in both directions until each evaluation, with those before the first round."""

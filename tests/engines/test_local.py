@@ -69,6 +69,15 @@ def test_a_plan_in_the_words_of_a_log_is_that_plan(make_task, monkeypatch):
     assert [*engine.plans.values()] == [plan]
 
 
+def test_the_programs_of_a_plan_that_is_spelled_out_are_made_however_short_the_run(make_task):
+    engine = LocalEngine(strategy="loop traced", device="cpu")
+    job = job_of(engine.place(make_task()), train)
+    list(engine.run(job))
+    assert not engine.programs._made  # a few steps would not pay for it
+    list(engine.run(job._replace(phase=("local", None))))
+    assert engine.programs._made
+
+
 def test_only_local_work_is_compiled_where_a_plan_says_so(make_task):
     engine = LocalEngine(strategy="loop compiled", device="cpu")
     job = job_of(engine.place(make_task()), train)._replace(phase=("local", None))

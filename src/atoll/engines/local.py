@@ -46,7 +46,7 @@ WORTH_COMPILING = 60.0
 MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
 FILLS_A_GPU = 10**9  # parameters times samples in a batch: with so many, one client at a time is as fast as several
 MODES = get_args(Mode)
-FORCED = 10**9  # calls ahead of a plan that is being measured: its programs are always made
+FORCED = 10**9  # calls ahead of a plan that is being measured or was asked for: its programs are always made
 
 
 class Done(NamedTuple, Generic[T]):
@@ -243,6 +243,8 @@ class LocalEngine:
 
     def _calls(self, job: Job, plan: Plan) -> int:
         """How often a program made now will be used: in every coming job, once per chunk."""
+        if self.spelled is not None and job.phase[0] == "local":
+            return FORCED  # it was asked for
         return job.calls * -(-job.usual // plan.size(job.usual))
 
     # -- choosing a plan -------------------------------------------------------------------------------------------

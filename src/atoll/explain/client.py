@@ -204,7 +204,7 @@ def sources_of(case: Case) -> list[str]:
         words = _mixed(case, case.weights)
     else:
         words = _averaged(case, case.weights)
-    words += [*_companions(case), *_gate(case)]
+    words += [*_companions(case), *_gate(case), *_fallback(case)]
     if replies is not None:
         mine = int(replies[case.client])
         there = "all" if mine == outcome.done else f"{mine} of the"
@@ -259,6 +259,18 @@ def _gate(case: Case) -> list[str]:
     shut = "" if opened[-1][0] == pulls[-1][0] else f" and has been shut since round {opened[-1][0] + 1}"
     when = f"in {len(opened)} of {len(pulls)} rounds, first in round {opened[0][0]}"
     return [f"The gate was open {when}, with a pull of {mean:.2g} on average{shut}."]
+
+
+def _fallback(case: Case) -> list[str]:
+    """Whether it deploys the model that it trained alone, where a gate decides that."""
+    told, client = case.study.outcome.deployment, str(case.client)
+    if client not in told.get("alone", {}):
+        return []
+    lead, margin = told["lead"][client], getattr(case.study.outcome.algorithm, "margin", None)
+    what = "the model that it trained alone" if told["alone"][client] else "what the method offers"
+    way = "better" if lead > 0 else "worse"
+    asked = f"; the margin is {margin:g}" if isinstance(margin, float) else ""
+    return [f"It deploys {what}: on its validation data its own model is {abs(lead):.1f} standard errors {way}{asked}."]
 
 
 def _averaged(case: Case, weights: Values) -> list[str]:

@@ -106,8 +106,12 @@ def evaluate(
     calls: int = 1,
     splits: tuple[str, ...] = ("val", "test"),
     each: bool = False,
+    observed: dict[str, dict[str, float]] | None = None,
 ) -> dict[str, ClientScores]:
-    """Scores of all clients, for their personal models or for the shared one; with `each`, of every test sample."""
+    """Scores of all clients, for their personal models or for the shared one; with `each`, of every test sample.
+
+    What clients observe while they make their models is added to `observed`: by name, one number for each client.
+    """
     task = population.task
     everybody = np.arange(task.clients)
     sums = {split: ClientSums(task, split, each=each and split == "test") for split in splits}
@@ -135,6 +139,10 @@ def evaluate(
         if isinstance(outcome, Done):
             for split, stack in outcome.result.items():
                 sums[split].add(outcome.cohort.clients, stack)
+            for name, values in outcome.cohort.notes.items():
+                if observed is not None and not name.startswith("loss/"):
+                    numbers = zip(map(str, outcome.cohort.clients), values.double().tolist(), strict=True)
+                    observed.setdefault(name, {}).update(numbers)
     return {split: one.scores() for split, one in sums.items()}
 
 
