@@ -136,7 +136,7 @@ def test_a_task_with_several_targets_per_sample_is_refused(task: Task) -> None:
 
 
 def test_public_data_are_asked_for(task: Task) -> None:
-    with pytest.raises(TaskError, match="First needs public data with these options"):
+    with pytest.raises(TaskError, match="First with these options needs public data"):
         require_public(First(), task)
     require_public(First(), replace(task, public=(task.x, task.y)))
 

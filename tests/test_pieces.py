@@ -145,7 +145,7 @@ def test_bad_pieces_are_refused(make_task) -> None:
     with pytest.raises(HyperparameterError, match="mu.*must be a float"):
         create("fedper+prox:mu=-1")
     assert math.isclose(create("fedper+prox:mu=1e+1").mu, 10)
-    with pytest.raises(HyperparameterError, match=r"trains by `sgd`. PFedMeProx does not"):
+    with pytest.raises(HyperparameterError, match=r"trains by `sgd`. PFedMeProx did not"):
         federate(make_task(), create("pfedme+prox"), rounds=1, evaluation="none")
     for piece in ("prox", "sam"):
         with pytest.raises(HyperparameterError, match="takes its steps along another"):

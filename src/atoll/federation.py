@@ -35,7 +35,7 @@ from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine
 from atoll.engines.trainings import OnEpoch, Trainings
-from atoll.errors import CohortError, DivergedError, OneShotError, RunError, TaskError, unknown
+from atoll.errors import CohortError, DivergedError, OneShotError, RunError, unknown
 from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
 from atoll.newcomers import evaluate_newcomers
@@ -89,11 +89,8 @@ class Settings:
             raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
         if self.evaluation == "central" and task.central is None:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
-        if algorithm.needs_public_data and task.public is None:
-            raise TaskError(
-                f"{type(algorithm).__name__} needs public data, samples that everybody may see. {task.name} has none.",
-                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1).",
-            )
+        if algorithm.needs_public_data:
+            task.public_for(type(algorithm).__name__)
         check_mixes(algorithm, task)
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)

@@ -19,7 +19,6 @@ from torch import Tensor
 from atoll.algorithm import Algorithm, Epochs, Predictor, Replies, Update
 from atoll.cohort import Cohort
 from atoll.data.task import Task
-from atoll.errors import TaskError
 from atoll.local import sgd
 from atoll.local.labels import label_counts, require_classes
 from atoll.params import Params, Stack
@@ -76,11 +75,7 @@ class OneShot(Algorithm):
 
 def require_public(method: object, task: Task) -> None:
     """Raise unless there are public samples: for methods that need them with some of their options only."""
-    if task.public is None:
-        raise TaskError(
-            f"{type(method).__name__} needs public data with these options. {task.name} has none.",
-            hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1).",
-        )
+    task.public_for(f"{type(method).__name__} with these options")
 
 
 def uploads(replies: Replies, name: str) -> Stack:

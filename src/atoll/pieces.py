@@ -51,7 +51,8 @@ def _changed(change: Change, piece: Piece, work: Work, broadcast: Tree, cohort: 
     update = work(broadcast, replace(cohort, changes=(*cohort.changes, change)))
     if not change.measured:
         raise HyperparameterError(
-            f"A piece works where a method trains by `sgd`. {type(piece).__name__} does not.",
+            f"A piece works where a method trains by `sgd`. {type(piece).__name__} did not: it trains in another way, "
+            "or with these values nobody trains.",
             hint="use the method without it.",
         )
     return update

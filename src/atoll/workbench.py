@@ -45,12 +45,8 @@ class Workbench:
     @property
     def public(self) -> tuple[Tensor, Tensor]:
         """Samples that everybody may see, with targets that a method need not look at."""
-        task, found = self.population.task, self.population.task.public
-        if found is None:
-            raise TaskError(
-                f"This method needs public data. {task.name} was built without.",
-                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1).",
-            )
+        task = self.population.task
+        found = task.public_for("This method")
         mine, theirs = tuple(found[0].shape), tuple(task.x.shape[1:])
         if mine[1:] != theirs or not mine[0]:
             raise TaskError(

@@ -119,7 +119,7 @@ def test_public_samples_are_needed_only_where_they_are_asked_for(task: Task) -> 
     private = replace(task, public=None)
     play(private, quick())
     for method in (quick(probes="public"), quick(student_epochs=1)):
-        with pytest.raises(TaskError, match="ABHSLocal needs public data with these options"):
+        with pytest.raises(TaskError, match="ABHSLocal with these options needs public data"):
             play(private, method)
 
 

@@ -95,5 +95,5 @@ def test_only_what_is_needed_is_sent(task: Task) -> None:
 
 
 def test_public_samples_are_asked_for_before_training(task: Task) -> None:
-    with pytest.raises(TaskError, match="RGA needs public data with these options"):
+    with pytest.raises(TaskError, match="RGA with these options needs public data"):
         RGA(moments="public").start(replace(task, public=None))

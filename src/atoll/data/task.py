@@ -185,6 +185,15 @@ class Task:
             architecture=None if self.architecture is None else self.architecture[clients],
         )
 
+    def public_for(self, who: str) -> tuple[Tensor, Tensor]:
+        """The public samples; raises where `who` needs them and there are none."""
+        if self.public is None:
+            raise TaskError(
+                f"{who} needs public data, samples that everybody may see. {self.name} has none.",
+                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1).",
+            )
+        return self.public
+
     def with_public(self, x: Any, y: Any) -> Task:
         """The same task with samples of yours that everybody may see; none may be a client's or the server's."""
         samples, targets = torch.as_tensor(x).to(self.x), torch.as_tensor(y).to(self.y)
