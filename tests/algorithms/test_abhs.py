@@ -244,7 +244,7 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
 def test_public_samples_are_asked_for_before_anything_is_trained(task: Task) -> None:
     private = replace(task, public=None)
     for method in (ABHS(), ABHS(base="initial")):
-        with pytest.raises(TaskError, match="ABHS needs public data"):
+        with pytest.raises(TaskError, match="ABHS with these options needs public data"):
             play(private, method)
     play(private, quick(base="initial", student_epochs=0))
 
