@@ -7,7 +7,10 @@ from typing import Any
 
 from published import Cell
 
-SERVER_WORDS = ("averaging", "batch_statistics", "dynamic", "fusion", "normalise", "of", "refine", "weighting")
+SERVER_WORDS = (
+    "averaging", "batch_statistics", "dynamic", "fusion", "normalise", "of", "own", "refine", "refine_labels",
+    "weighting",
+)  # fmt: skip
 TRAINING = {"lr": 0.05, "momentum": 0.9, "clip": 1.0}
 ARMS = {  # of the corrected table
     "FAFI": "fafi",
