@@ -27,6 +27,9 @@ Found = Mapping[int, Figures]  # by seed
 Measure = Callable[[Figures], float]
 
 
+COSTS = ("seconds", "MB up", "MB down", "MB deployed")
+
+
 def page(done: list[Figures]) -> str:
     """Everything that has been run so far."""
     small = [one for one in done if one["task"].startswith(SMALL.name)]
@@ -42,7 +45,8 @@ server's own with all classes, after the last epoch: nothing is chosen on test. 
 deviation; a seed decides partition, initial model and draws, and is the same for all methods, so that differences are
 paired: their ± is the 95 % t-interval. *Validation* is a part of the clients' own samples, pooled. *Seconds* are those
 of the whole run, with measuring of plans, teachers and evaluation; training that was found, because another method's
-clients train the same way, counts as long as it took. *MB* are of all five clients together.
+clients train the same way, counts as long as it took. *MB* up and down are of all five clients together; *deployed* is
+what one of them must hold to answer by itself.
 
 ## CIFAR-10, ResNet-18
 
@@ -102,9 +106,9 @@ def _mean(found: Found, measure: Measure) -> str:
 
 
 def _cost(found: Found) -> list[str]:
-    """Seconds, and megabytes up and down."""
+    """Seconds, megabytes up and down, and megabytes deployed."""
     ones = list(found.values())
-    megabytes = [sum(one[way] for one in ones) / len(ones) / 1e6 for way in ("up", "down")]
+    megabytes = [sum(one[way] for one in ones) / len(ones) / 1e6 for way in ("up", "down", "deployed")]
     return [f"{sum(map(seconds, ones)) / len(ones):.0f}", *(f"{one:.1f}" for one in megabytes)]
 
 
@@ -140,10 +144,11 @@ def _corrected(scale: Scale, alpha: float, done: Sequence[Figures]) -> str:
             rows.append([
                 called, f"`{arm}`", *(_mean(one, score) for one in points.values()),
                 _difference(end, found("fafi", last)) if arm != "fafi" else "",
-                _mean(end, validation), *(_cost(end) if end else ["–"] * 3), str(max(map(len, points.values()))),
+                _mean(end, validation), *(_cost(end) if end else ["–"] * len(COSTS)),
+                str(max(map(len, points.values()))),
             ])  # fmt: skip
     heads = ["arm", "written", *(f"{e} epochs" if e > 1 else "1 epoch" for e in scale.epochs), "minus FAFI",
-             "validation", "seconds", "MB up", "MB down", "seeds"]  # fmt: skip
+             "validation", *COSTS, "seeds"]  # fmt: skip
     return _section(f"The corrected table, Dirichlet {alpha:g}", heads, rows)
 
 
@@ -199,7 +204,7 @@ def _ladder(scale: Scale, alpha: float, done: Sequence[Figures]) -> str:
         method, found = best
         called = "FAFI+, the candidate that is best on validation"
         rows.append((_average(found, score), [called, f"`{method}`", *_scored(found, reference)]))
-    heads = ["method", "written", "score", "minus FAFI, clean", "validation", "seconds", "MB up", "MB down", "seeds"]
+    heads = ["method", "written", "score", "minus FAFI, clean", "validation", *COSTS, "seeds"]
     title = f"The ladder, Dirichlet {alpha:g}, {last} epochs"
     return _section(title, heads, [row for _, row in sorted(rows, key=lambda row: row[0])])
 

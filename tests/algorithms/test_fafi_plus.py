@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,12 +17,15 @@ from atoll.conformance import play
 from atoll.errors import HyperparameterError, ModelError, TaskError
 from atoll.local.contrastive import UNLABELLED, ContrastSet, supervised_contrast
 from atoll.local.fusion import discernment
+from atoll.local.margins import margins, said
 from atoll.local.negatives import filled_queue
 from atoll.local.pools import class_means, redrawn
 from atoll.local.prototypical import Seen
 from atoll.local.terms import Composed
+from atoll.local.triangles import triangle
 from atoll.models import BodyAndHead
 from atoll.models.network import Variant
+from atoll.params import Stack
 from atoll.randomness import generator
 from atoll.workbench import Workbench
 
@@ -309,6 +312,10 @@ def test_classes_must_fit_into_a_simplex(make_task: Callable[..., Task]) -> None
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
+def features_of(task: Task, w: Params, x: Tensor) -> Tensor:
+    return Batch(x, x[:, :0], None, None, task.network, Variant(train=False)).features(w)
+
+
 def test_clients_answer_by_themselves_about_what_they_can_tell_apart(task: Task) -> None:
     report = play(task, FAFI(epochs=4))
     server, x = report.server, task.x
@@ -316,11 +323,35 @@ def test_clients_answer_by_themselves_about_what_they_can_tell_apart(task: Task)
     votes, expected = discernment(server["labels"]["counts"]), torch.zeros_like(shared)
     for k in range(3):
         w = server["models"].client(k)
-        z = Batch(x, x[:, :0], None, None, task.network, Variant(train=False)).features(w)
+        z = features_of(task, w, x)
         expected += votes[k] * 16 * F.cosine_similarity(z[:, None], w[WEIGHT][None], dim=2)
     for own_share in (0.0, 0.25, 1.0):
         found = answers(task, FAFIPlus(own=own_share).fused(server), x)
         torch.testing.assert_close(found, torch.lerp(shared, expected, own_share), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("profile", ["clean", "faithful"])
+def test_clients_answer_by_margins_if_asked(task: Task, profile: Literal["clean", "faithful"]) -> None:
+    server = play(task, FAFIPlus(epochs=4, profile=profile, own=1.0, own_by="margins")).server
+    sums = []
+    for k in range(3):
+        (x, y), w = own(task, k), server["models"].client(k)
+        z, same = F.normalize(features_of(task, w, x), dim=1), F.one_hot(y, task.classes or 0).double()
+        sums.append((same.sum(0), same.T @ z, triangle(z.T @ z)))
+    count, total, square = (torch.stack(part) for part in zip(*sums, strict=True))
+    told = margins(Stack.of(count=count, sum=total, square=square), 0.25)
+    if profile == "clean":  # the other profile's features depend on the batch
+        features = torch.stack([features_of(task, server["models"].client(k), task.x) for k in range(3)])
+        shared = answers(task, FAFI(profile=profile).fused(server), task.x)
+        for share in (0.25, 1.0):
+            found = answers(task, FAFIPlus(own=share, own_by="margins").fused(server), task.x)
+            torch.testing.assert_close(found, torch.lerp(shared, 16 * said(features, told), share), rtol=0, atol=1e-9)
+    torch.testing.assert_close(server["margins"]["weight"], 16 * told["weight"], rtol=0, atol=1e-9)
+
+
+def test_margins_are_sent_only_if_they_have_a_say(task: Task) -> None:
+    sent = [play(task, FAFIPlus(epochs=0, own=share, own_by="margins")).ledger.bytes("up") for share in (0.0, 0.5)]
+    assert sent[0] == play(task, FAFI(epochs=0)).ledger.bytes("up") < sent[1]
 
 
 def test_who_has_one_class_has_no_say_unless_nobody_else_has() -> None:

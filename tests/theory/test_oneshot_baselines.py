@@ -19,6 +19,7 @@ from atoll.algorithms.fedic import learn, teacher, uncalibrated
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.algorithms.oneshot_df import OneShotDF
+from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.algorithms.oneshot_proto import OneShotProto
 from atoll.algorithms.otfusion import OTFusion, matching, reordered
 from atoll.algorithms.rga import RGA
@@ -80,6 +81,7 @@ OWN_RULES = [
     FedETF(epochs=4, answer="average"),
     OneShotProto(epochs=4),
     OneShotProto(epochs=4, encoder="average"),
+    OneShotMargins(epochs=4),
     RGA(epochs=4),
     RGA(epochs=4, prototypes="means"),
 ]
@@ -94,7 +96,17 @@ def test_a_fusion_of_one_client_is_its_model(algorithm: Algorithm, model: Callab
     torch.testing.assert_close(made(task, algorithm), answers(task, own, task.x).softmax(1), **ROUNDING)
 
 
-@pytest.mark.limit("ce-supcon", "ensemble", "fedetf", "oneshot-avg", "oneshot-df", "oneshot-proto", "otfusion", "rga")
+@pytest.mark.limit(
+    "ce-supcon",
+    "ensemble",
+    "fedetf",
+    "oneshot-avg",
+    "oneshot-df",
+    "oneshot-margins",
+    "oneshot-proto",
+    "otfusion",
+    "rga",
+)
 @pytest.mark.parametrize("algorithm", FUSIONS + OWN_RULES, ids=str)
 def test_identical_clients_together_answer_as_one_of_them(algorithm: Algorithm) -> None:
     torch.testing.assert_close(made(alike(3), algorithm), made(alike(1), algorithm), rtol=0, atol=1e-9)
@@ -281,3 +293,14 @@ def test_clients_with_classes_of_their_own_know_all_of_them_together() -> None:
     assert max(right(answers(task, one, x)) for one in models) < 0.5
     report = play(replace(task, public=None), Ensemble(epochs=3))
     assert right(answers(task, report.algorithm.shared(report.server), x)) > 0.9
+
+
+@pytest.mark.closed_form("oneshot-margins")
+@pytest.mark.parametrize("shrinkage", [0.01, 0.25, 1.0])
+def test_the_margins_of_one_client_are_1_in_a_class_and_0_elsewhere_on_average(shrinkage: float) -> None:
+    task = alike(1)
+    report = play(task, OneShotMargins(epochs=4, shrinkage=shrinkage, scale=3.0))
+    found, y = answers(task, report.algorithm.shared(report.server), task.x), task.y
+    for label in range(CLASSES):
+        assert float(found[y == label, label].mean()) == pytest.approx(3, abs=1e-8)
+        assert float(found[y != label, label].mean()) == pytest.approx(0, abs=1e-8)

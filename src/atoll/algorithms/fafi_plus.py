@@ -8,8 +8,9 @@ training, so that it stays one shot. The terms are in `atoll.local.terms`, the p
 
 On the server, what clients answer by themselves may be added to what their fused features say (`own`),
 
-    l_c = (1 - own) s cos(F(x), p_c) + own s sum_k a_kc cos(f_k(x), p_kc),       a_kc ~ sqrt(n_kc (n_k - n_kc) / n_k);
+    l_c = (1 - own) s cos(F(x), p_c) + own s sum_k a_kc cos(f_k(x), p_kc),       a_kc ~ sqrt(n_kc (n_k - n_kc) / n_k),
 
+with their prototypes or, on one scale for all, by the margins of `atoll.local.margins` (`own_by`). On the server also
 prototypes may be weighted by what clients know of their classes (`dynamic`), and refined on public
 samples with the encoders as they are (`refine`): min_p CE(s cos(F(x), p), y) + gamma |p - p_0|^2, or without labels, so
 that answers become sure and classes stay as frequent as each other.
@@ -20,7 +21,7 @@ Reference: none for the whole; Zeng et al., ICML 2025, for FAFI, and for the par
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,7 @@ from atoll.cohort import Cohort
 from atoll.local.adam import adam, unmoved
 from atoll.local.evidence import evidence
 from atoll.local.fusion import discernment, fused
+from atoll.local.margins import margins, own_moments, said
 from atoll.local.pools import Pool, directions, sample
 from atoll.local.prototypical import Conflict, Objective, Step, prototype_leaf
 from atoll.local.terms import Prior, Reference, Stages
@@ -51,6 +53,7 @@ NOTHING: dict[str, Any] = {
     "stages": "never", "anchors": "none", "reference": "none", "conflict": "ignored", "own": 0.0, "dynamic": False,
     "refine": 0,
 }  # fmt: skip
+MARGIN_SCALE, SHRINKAGE = 16.0, 0.25  # a margin of 1 as logits, where FAFI has no scale; of covariances, for margins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +74,14 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     reference: Reference = "none"  # distance of the client's features to those of a teacher
     reference_weight: NonNegative = 1.0  # of that distance, fading to 0
     conflict: Conflict = "ignored"  # of contrast and the rest: their gradients' cosine measured, or projected apart
-    own: Share = 0.0  # share of what clients answer with their own prototypes, by class, beside that of fused features
+    own: Share = 0.0  # share of what clients answer by themselves, by class, beside that of fused features
+    own_by: Literal["prototypes", "margins"] = "prototypes"  # how: by these, or by what each can tell apart
     dynamic: bool = False  # prototypes weigh by volume, confidence and reliability, which clients upload
     refine: Epochs = 0  # steps of the server on prototypes, with public samples
     refine_labels: bool = True  # with their labels, or without
 
     needs_public_data: ClassVar[bool] = False  # by default
-    sends: ClassVar[dict[str, str]] = {**FAFI.sends, "evidence": "statistic"}
+    sends: ClassVar[dict[str, str]] = {**FAFI.sends, "evidence": "statistic", "moments": "statistic"}
     limits: ClassVar[Limits] = {"fafi": NOTHING}
 
     @property
@@ -102,10 +106,17 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     def local(self, received: Tree, cohort: Cohort) -> Update:
         """Train alone; send the model, and what the client knows of its classes if that is asked for."""
         update = super().local(received, cohort)
-        if not self.dynamic:
-            return update
-        size = cohort.initial[prototype_leaf(cohort.initial.layout)].shape[1]
-        return Update(send={**update.send, "evidence": evidence(cohort, update.send["model"], size)})
+        w, size, more = update.send["model"], cohort.initial[prototype_leaf(cohort.initial.layout)].shape[1], {}
+        if self.dynamic:
+            more["evidence"] = evidence(cohort, w, size)
+        if self.by_margins:
+            more["moments"] = own_moments(cohort, w, size)
+        return Update(send={**update.send, **more})
+
+    @property
+    def by_margins(self) -> bool:
+        """Whether margins have a say."""
+        return self.own > 0 and self.own_by == "margins"
 
     def step(self, cohort: Cohort) -> Step:
         """As FAFI, minding conflicts."""
@@ -118,14 +129,19 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
             after["prototypes"] = Params.of(rows=self._by_evidence(after, uploads(replies, "evidence")))
         if self.refine:
             after["prototypes"] = Params.of(rows=self._refined(after, replies.workbench))
+        if self.by_margins:
+            told = margins(uploads(replies, "moments"), SHRINKAGE)
+            after["margins"] = told * (self.says("scale") or MARGIN_SCALE)
         return after
 
     def fused(self, server: Server) -> Predictor:
         """As FAFI, and with the answers of every client for itself if asked."""
         if not self.own:
             return super().fused(server)
-        beside = self.beside(server) | Params.of(votes=discernment(server["labels"]["counts"]))
-        return ensemble(server["models"], beside, functools.partial(answer_with_own, how=self.how, own=self.own))
+        votes = Params.of(votes=discernment(server["labels"]["counts"]))
+        beside = self.beside(server) | (server["margins"] if self.by_margins else votes)
+        rule = answer_with_margins if self.by_margins else answer_with_own
+        return ensemble(server["models"], beside, functools.partial(rule, how=self.how, own=self.own))
 
     def _by_evidence(self, server: Server, known: Stack) -> Tensor:
         rows, counts = server["models"][prototype_leaf(server["models"].layout)], known["count"]
@@ -163,6 +179,12 @@ def answer_with_own(model: Params, beside: Params, batch: Batch, *, how: How, ow
     ]
     alone = torch.einsum("kc,ksc->sc", beside["votes"], torch.stack(each))
     return torch.lerp(how.logits(features, beside), alone, own)
+
+
+def answer_with_margins(model: Params, beside: Params, batch: Batch, *, how: How, own: float) -> Tensor:  # noqa: ARG001
+    """The logits of fused features, mixed with the margins of all clients."""
+    features = how.features(beside, batch)
+    return torch.lerp(how.logits(features, beside), said(features, beside), own)
 
 
 def refined(z: Tensor, y: Tensor | None, first: Tensor, steps: int, scale: float = 16.0) -> Tensor:

@@ -9,8 +9,10 @@ has as well, or of one that the server trained on public samples and sends.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -114,28 +116,31 @@ def answer(model: Params, beside: Params, batch: Batch) -> Tensor:
     return (features @ beside["weight"].T + beside["bias"]).to(batch.network.dtype)
 
 
-def moments(cohort: Cohort, phi: Phi) -> Stack:
+def moments(
+    cohort: Cohort, phi: Any, features: Callable[[Batch, Any], Tensor] = frozen, size: int | None = None
+) -> Stack:
     """Each client's samples by class, `count` [class] and `sum` of features [class, feature], and `square`.
 
-    The latter is sum phi phi^T over all samples; only its upper triangle, row after row.
+    The latter is sum phi phi^T over all samples; only its upper triangle, row after row. `features(batch, phi)` are
+    taken of what is the same for all clients, or, if their `size` is told, of what is each client's own.
     """
     task = cohort.population.task
     assert task.classes is not None, "the task has no classes"
-    size = frozen(one_sample(task), phi).shape[1]
+    size = features(one_sample(task), phi).shape[1] if size is None else size
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(len(cohort), *shape, dtype=torch.float64, device=cohort.population.device)
 
     start = Stack.of(count=zeros(task.classes), sum=zeros(task.classes, size), square=zeros(size * (size + 1) // 2))
-    sums: Stack = cohort.scan(_add, start, given=phi, shuffle=False, train=False)
+    sums: Stack = cohort.scan(partial(_add, features), start, given=phi, shuffle=False, train=False)
     return sums
 
 
-def _add(seen: Params, batch: Batch, phi: Phi) -> Params:
-    features, same = frozen(batch, phi), membership(batch, len(seen["count"])).double()
-    squares = (features * same.sum(1, keepdim=True)).T @ features  # padding is of no class
+def _add(features: Callable[[Batch, Any], Tensor], seen: Params, batch: Batch, phi: Any) -> Params:
+    z, same = features(batch, phi), membership(batch, len(seen["count"])).double()
+    squares = (z * same.sum(1, keepdim=True)).T @ z  # padding is of no class
     return Params.of(
         count=seen["count"] + same.sum(0),
-        sum=seen["sum"] + same.T @ features,
+        sum=seen["sum"] + same.T @ z,
         square=seen["square"] + triangle(squares),
     )

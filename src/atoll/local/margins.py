@@ -1,0 +1,73 @@
+"""What every client can tell apart in its own features, on one scale for all: such answers can be added.
+
+    m_kc(x) = w_kc . (z_k(x) - r_kc) / w_kc . (mu_kc - r_kc),        w_kc = S_k^-1 (mu_kc - r_kc)
+
+z_k(x) are the features of client k, of unit length; mu_kc is their mean over its samples of class c, r_kc that over all
+its other samples, and S_k their covariance within classes, shrunk to a multiple of I. So w_kc is Fisher's discriminant
+of the class and the rest, and m_kc is 1 on average for samples of the class and 0 for all others, whoever is asked: of
+clients whose features have nothing in common,
+
+    l_c(x) = sum_k a_kc m_kc(x),        a_kc ~ sqrt(n_kc (n_k - n_kc) / n_k),        sum_k a_kc = 1.
+
+Who lacks a class, or has no other, has no say about it. Of a client only sums of features and of their products are
+needed.
+
+Reference: Fisher. "The Use of Multiple Measurements in Taxonomic Problems." Annals of Eugenics 1936, for w.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.batch import Batch
+from atoll.cohort import Cohort
+from atoll.local.frozen import moments
+from atoll.local.fusion import discernment
+from atoll.local.triangles import symmetric
+from atoll.params import Params, Stack
+
+BETWEEN = 0.5  # what is said about a class that somebody has and nobody can tell from others
+NEVER = -100.0  # and about one that nobody has
+TINY = 1e-12  # variance of features that are all the same
+NEAREST = 1e-6  # squared distance in standard deviations at which a class is somewhere else than the others
+
+
+def unit_features(batch: Batch, w: Params) -> Tensor:
+    """Directions of features, in float64: sums of many squares are to be exact."""
+    return F.normalize(batch.features(w).double(), dim=1)
+
+
+def own_moments(cohort: Cohort, w: Stack, size: int) -> Stack:
+    """Of each client's training samples under its own model: `count`, `sum` and `square` as of `frozen.moments`."""
+    return moments(cohort, w, unit_features, size)
+
+
+def margins(seen: Stack, shrinkage: float) -> Params:
+    """`weight` [client, class, feature] and `bias` [class], so that l_c = sum_k weight_kc . z_k + bias_c."""
+    count, total = seen["count"], seen["sum"]
+    samples = count.sum(1, keepdim=True)
+    others = samples - count
+    mean = total / count.clamp(min=1)[..., None]
+    rest = (total.sum(1, keepdim=True) - total) / others.clamp(min=1)[..., None]
+    between = torch.einsum("kc,kcd,kce->kde", count, mean, mean)
+    s = (symmetric(seen["square"]) - between) / samples.clamp(min=1)[..., None]
+    variance = s.diagonal(dim1=1, dim2=2).mean(1).clamp(min=TINY)
+    s = (1 - shrinkage) * s + shrinkage * variance[:, None, None] * torch.eye(s.shape[-1]).to(s)
+    apart = mean - rest
+    w = torch.linalg.solve(s, apart.mT).mT
+    length = (w * apart).sum(-1)
+    tells = (count > 0) & (others > 0) & (length > NEAREST)
+    votes = torch.where(tells, discernment(count), 0)
+    votes = votes / votes.sum(0).clamp(min=torch.finfo(votes.dtype).tiny)
+    weight = (votes / torch.where(tells, length, 1))[..., None] * w
+    nobody = torch.where(count.sum(0) > 0, BETWEEN, NEVER).to(count)
+    bias = torch.where(tells.any(0), -(weight * rest).sum((0, 2)), nobody)
+    return Params.of(weight=weight, bias=bias)
+
+
+def said(features: Tensor, told: Params) -> Tensor:
+    """l_c of every sample, [sample, class], from the features of all clients, [client, sample, d]."""
+    z = F.normalize(features, dim=-1).to(told["weight"])
+    return (torch.einsum("ksd,kcd->sc", z, told["weight"]) + told["bias"]).to(features)
