@@ -8,8 +8,8 @@ from typing import Any
 from published import Cell
 
 SERVER_WORDS = (
-    "averaging", "batch_statistics", "dynamic", "fusion", "normalise", "of", "own", "refine", "refine_labels",
-    "weighting",
+    "averaging", "batch_statistics", "dynamic", "fusion", "normalise", "of", "own", "own_by", "refine",
+    "refine_labels", "weighting",
 )  # fmt: skip
 TRAINING = {"lr": 0.05, "momentum": 0.9, "clip": 1.0}
 ARMS = {  # of the corrected table
@@ -45,6 +45,7 @@ SERVERS = {  # all of one training by cross-entropy
     "FedDF, probabilities by class": "oneshot-df:of=probs,weighting=classes",
     "fused features, nearest prototype": "oneshot-proto",
     "RGA, class means, moments of public samples": "rga:prototypes=means,moments=public",
+    "margins": "oneshot-margins",
 }
 FRAMES = {  # all of one training to a fixed frame
     "FedETF": "fedetf",
@@ -69,29 +70,37 @@ OTHERS = {
     "ABHS (A)": "abhs:personal=none",
     "ABHS, local (B)": "abhs-local:personal=none",
 }
-COMPONENTS = [  # of fafi-plus, alone and together, the promising first; the best is the one on validation samples
+TRAININGS = [  # of fafi-plus, the promising first
     "pool=labelled",
-    "pool=labelled,refine=200",
-    "pool=labelled,prior=balanced,refine=200",
-    "pool=labelled,anchors=etf,dynamic=True",
-    "refine=200",
-    "dynamic=True",
-    "pool=anchored",
-    "pool=anchored,prior=balanced,refine=200",
+    "",
+    "contrast=0",
+    "prior=restricted",
+    "balanced=True",
     "prior=balanced",
     "anchors=etf",
-    "prior=balanced,anchors=etf",
-    "prior=balanced,anchors=etf,dynamic=True",
-    "balanced=True",
+    "pool=anchored",
     "queue=4096",
     "hardness=1",
+    "synthetic=True",
     "rarity=0.5",
     "pool=images",
     "pool=means",
-    "prior=restricted",
-    "synthetic=True",
     "reference=mmd",
 ]
+ANSWERS = {  # of the clients of one training; the best of all is the one on validation samples
+    "fused features": "",
+    "half their own": "own=0.5",
+    "their own": "own=1",
+    "their own, by margins": "own=1,own_by=margins",
+    "by evidence": "dynamic=True",
+}
+REFINED = ["refine=200", "pool=labelled,refine=200"]  # with labels of public samples on the server
+PUBLIC_WORDS = ("pool", "reference", "refine")  # what needs public samples
+
+
+def added(*words: str) -> str:
+    """fafi-plus with all of this."""
+    return ":".join(["fafi-plus", *filter(None, [",".join(filter(None, words))])])
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class Scale:
     short: int  # epochs after which candidates are compared first, and gradients
     seeds: tuple[int, ...]
     width: int  # of more random features
-    components: tuple[str, ...]
+    trainings: tuple[str, ...]
     controls: tuple[str, ...] = tuple(CONTROLS.values())
     normalises: bool = True  # whether the network has BatchNorm
 
@@ -140,11 +149,16 @@ class Scale:
             found += [self.cell("ladder", alpha, method, None, seed, "heads") for method in heads]
             found += [self.cell("ladder", alpha, method, last, seed) for method in OTHERS.values()]
             for epochs in sorted({self.short, last}):
-                found += [self.cell("candidates", alpha, f"fafi-plus:{one}", epochs, seed) for one in self.components]
+                found += [self.cell("candidates", alpha, method, epochs, seed) for method in self.candidates]
         return found
 
+    @property
+    def candidates(self) -> list[str]:
+        """Every training with every answer, and more; FAFI itself is among them."""
+        return [*(added(one, how) for one in self.trainings for how in ANSWERS.values()), *map(added, REFINED)]
+
     def _fusion(self, seed: int) -> list[Cell]:
-        """What a server can make of FAFI's clients; those with weights by evidence train once more."""
+        """What a server can make of FAFI's clients."""
         found = []
         for alpha in self.ladder:
             for fusion in ("size", "uniform", "iffi", "iffi_code"):
@@ -161,10 +175,10 @@ class Scale:
 
 
 def family_of(method: str) -> str:
-    """What is left of a method's words without those that only its server reads."""
+    """What is left of a method's words without those that only its server reads: FAFI, where nothing is."""
     name, _, rest = method.partition(":")
-    kept = [word for word in rest.split(",") if word.partition("=")[0] not in SERVER_WORDS]
-    return ":".join([name, *filter(None, [",".join(kept)])])
+    kept = [word for word in rest.split(",") if word and word.partition("=")[0] not in SERVER_WORDS]
+    return ":".join([name, ",".join(kept)]) if kept else name.removesuffix("-plus")
 
 
 def with_epochs(method: str, epochs: int | None) -> str:
@@ -185,7 +199,7 @@ FULL = Scale(
     short=11,
     seeds=(0, 1, 2),
     width=4096,
-    components=tuple(COMPONENTS),
+    trainings=tuple(TRAININGS),
 )
 SMALL = Scale(
     name="small-",
@@ -194,12 +208,12 @@ SMALL = Scale(
     },
     batch_size=64,
     alphas=(0.05, 0.3),
-    ladder=(0.05,),
+    ladder=(0.05, 0.3),
     epochs=(1, 10),
     short=10,
     seeds=(0, 1, 2),
     width=1000,
-    components=tuple(one for one in COMPONENTS if not one.startswith(("prior=restricted", "synthetic", "reference"))),
+    trainings=tuple(TRAININGS),
     controls=(),
     normalises=False,
 )  # fmt: skip

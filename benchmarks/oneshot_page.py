@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from oneshot_cells import (
+    ANSWERS,
     ARMS,
     CONFLICTS,
     CONTROLS,
@@ -13,10 +15,13 @@ from oneshot_cells import (
     FULL,
     HEADS,
     OTHERS,
+    PUBLIC_WORDS,
+    REFINED,
     RELEASED,
     SERVERS,
     SMALL,
     Scale,
+    added,
     speeds,
     with_epochs,
 )
@@ -199,11 +204,11 @@ def _ladder(scale: Scale, alpha: float, done: Sequence[Figures]) -> str:
         found = _of(done, task, with_epochs(method, epochs))
         if found:
             rows.append((_average(found, score), [called, f"`{method}`", *_scored(found, reference)]))
-    best = _best_candidate(scale, alpha, done)
-    if best:
-        method, found = best
-        called = "FAFI+, the candidate that is best on validation"
-        rows.append((_average(found, score), [called, f"`{method}`", *_scored(found, reference)]))
+    for public, of in ((False, "without public samples"), (True, "with public samples")):
+        if best := _best_candidate(scale, alpha, done, public=public):
+            method, found = best
+            called = f"FAFI+ {of}: best on validation"
+            rows.append((_average(found, score), [called, f"`{method}`", *_scored(found, reference)]))
     heads = ["method", "written", "score", "minus FAFI, clean", "validation", *COSTS, "seeds"]
     title = f"The ladder, Dirichlet {alpha:g}, {last} epochs"
     return _section(title, heads, [row for _, row in sorted(rows, key=lambda row: row[0])])
@@ -223,36 +228,44 @@ def _scored(found: Found, reference: Found) -> list[str]:
     ]  # fmt: skip
 
 
-def _best_candidate(scale: Scale, alpha: float, done: Sequence[Figures]) -> tuple[str, Found] | None:
-    """Of those that ran to the end with most seeds: by validation."""
-    last = scale.epochs[-1]
+def _candidate(scale: Scale, alpha: float, done: Sequence[Figures], method: str, epochs: int) -> Found:
+    return _of(done, f"{scale.name}candidates-a{alpha:g}-e{epochs}", with_epochs(method, epochs))
+
+
+def _best_candidate(scale: Scale, alpha: float, done: Sequence[Figures], *, public: bool) -> tuple[str, Found] | None:
+    """Of those that ran to the end with most seeds, with public samples or without: by validation."""
     found = {
-        f"fafi-plus:{one}": _of(done, f"{scale.name}candidates-a{alpha:g}-e{last}",
-                                with_epochs(f"fafi-plus:{one}", last))
-        for one in scale.components
-    }  # fmt: skip
-    found = {method: ones for method, ones in found.items() if ones}
+        method: ones
+        for method in scale.candidates
+        if any(word in method for word in PUBLIC_WORDS) == public
+        and (ones := _candidate(scale, alpha, done, method, scale.epochs[-1]))
+    }
     return max(found.items(), key=lambda pair: (len(pair[1]), _average(pair[1], validation)), default=None)
 
 
 def _candidates(scale: Scale, alpha: float, done: Sequence[Figures]) -> str:
-    last, rows = scale.epochs[-1], list[list[str]]()
-    stages = sorted({scale.short, last})
-    reference = _of(done, f"{scale.name}ladder-a{alpha:g}-e{last}", with_epochs("fafi", last))
-    for one in scale.components:
-        method = f"fafi-plus:{one}"
-        task = f"{scale.name}candidates-a{alpha:g}"
-        points = [_of(done, f"{task}-e{epochs}", with_epochs(method, epochs)) for epochs in stages]
-        if any(points):
-            both = [text for found in points for text in (_mean(found, validation), _mean(found, score))]
-            end = points[-1]
-            rows.append([
-                f"`{one}`", *both, _difference(end, reference, validation), _difference(end, reference),
-                _cost(end)[0] if end else "–", str(max(map(len, points))),
-            ])  # fmt: skip
-    heads = ["added to FAFI", *(f"{what}, {e} epochs" for e in stages for what in ("validation", "score")),
-             "minus FAFI, validation", "minus FAFI, score", "seconds", "seeds"]  # fmt: skip
-    return _section(f"What can be added to FAFI, Dirichlet {alpha:g}", heads, rows)
+    """How clients train by how their answers are put together."""
+    sections = []
+    for epochs in sorted({scale.short, scale.epochs[-1]}):
+        find = functools.partial(_candidate, scale, alpha, done, epochs=epochs)
+        rows = []
+        for one in scale.trainings:
+            cells = [find(method=added(one, how)) for how in ANSWERS.values()]
+            if any(cells):
+                refined = find(method=added(one, REFINED[0]))
+                rows.append([
+                    f"`{one}`" if one else "FAFI's own", *map(_both, [*cells, refined]), str(max(map(len, cells))),
+                ])  # fmt: skip
+        heads = ["clients train with", *ANSWERS, "refined with public labels", "seeds"]
+        words = "Validation / score of `fafi-plus`: rows are what is added to training, columns how a server answers."
+        title = f"What can be added to FAFI, Dirichlet {alpha:g}, {epochs} epochs"
+        if rows or epochs == scale.epochs[-1]:
+            sections.append(_section(title, heads, rows, words))
+    return "\n".join(sections)
+
+
+def _both(found: Found) -> str:
+    return f"{_average(found, validation):.1f} / {_mean(found, score)}" if found else "–"
 
 
 def _fusion(scale: Scale, alpha: float, done: Sequence[Figures]) -> str:
