@@ -46,6 +46,7 @@ SERVERS = {  # all of one training by cross-entropy
     "fused features, nearest prototype": "oneshot-proto",
     "RGA, class means, moments of public samples": "rga:prototypes=means,moments=public",
     "margins": "oneshot-margins",
+    "FedDF, taught by margins": "oneshot-df:of=margins",
 }
 FRAMES = {  # all of one training to a fixed frame
     "FedETF": "fedetf",

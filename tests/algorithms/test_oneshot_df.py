@@ -11,6 +11,7 @@ from atoll import Task
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.algorithms.oneshot_df import OneShotDF, nearest
+from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.conformance import play
 from atoll.errors import TaskError
 from atoll.models import MLP
@@ -36,6 +37,20 @@ def test_a_long_taught_student_answers_as_the_ensemble(make_task: Callable[..., 
     found = answers(task, play(task, student).server["model"], x).softmax(1)
     untaught = answers(task, play(task, OneShotAvg(epochs=20)).server["model"], x).softmax(1)
     assert (found - wanted).abs().max() < 0.1 * (untaught - wanted).abs().max()
+
+
+def test_margins_can_be_taught(make_task: Callable[..., Task]) -> None:
+    task = with_public(make_task(lambda: MLP((4,), 3, hidden=(32,)), dtype=torch.float64), samples=6)
+    assert task.public is not None
+    x, _ = task.public
+    report = play(task, OneShotMargins(epochs=20))
+    wanted = answers(task, report.algorithm.shared(report.server), x).softmax(1)
+    student = OneShotDF(epochs=20, of="margins", server_epochs=400, server_batch=6, server_lr=0.02)
+    taught = play(task, student)
+    found = answers(task, taught.server["model"], x).softmax(1)
+    untaught = answers(task, play(task, OneShotAvg(epochs=20)).server["model"], x).softmax(1)
+    assert (found - wanted).abs().max() < 0.1 * (untaught - wanted).abs().max()
+    assert taught.ledger.bytes("up") == report.ledger.bytes("up")
 
 
 def test_students_begin_where_they_are_told(task: Task) -> None:

@@ -2,9 +2,9 @@
 
     min_w  E_x KL( softmax(z(x)) || softmax(z(x; w)) ),        z(x) = sum_k a_kc z_kc(x)
 
-z is the answer of the ensemble (`ensemble`, with its options), x are public samples without labels, and w begins at the
-average of the models, at the one that answers most like the ensemble, or at the initial model. One model is deployed
-where the ensemble has K.
+z is the answer of the ensemble (`ensemble`, with its options, or `oneshot-margins`), x are public samples without
+labels, and w begins at the average of the models, at the one that answers most like the ensemble, or at the initial
+model. One model is deployed where the ensemble has K.
 
 With ``server_epochs = 0`` this is one-shot FedAvg.
 
@@ -17,9 +17,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.algorithm import Count, Epochs, Limits, Positive, Replies
-from atoll.algorithms.ensemble import Of, together
+from atoll.algorithm import Count, Epochs, Limits, Positive, Replies, Update
+from atoll.algorithms.ensemble import together
+from atoll.algorithms.oneshot_margins import OneShotMargins, with_moments
+from atoll.cohort import Cohort
 from atoll.local.distillation import divergence, last_of, students
+from atoll.local.margins import margins, said
 from atoll.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares, uploads
 from atoll.params import Params, Stack
 
@@ -28,7 +31,9 @@ from atoll.params import Params, Stack
 class OneShotDF(OneShot):
     """One model that was taught the ensemble's answers."""
 
-    of: Of = "logits"  # what is averaged over teachers
+    of: Literal["logits", "probs", "margins"] = (
+        "logits"  # what is averaged over teachers; margins have weights of their own
+    )
     weighting: ClassVotes = "uniform"  # a_kc: alike, by samples, by their square root, or by samples of the class
     student: Literal["average", "best", "fresh"] = "average"  # where w begins: at the average by samples, at the client
     # that answers most like the ensemble, or at the initial model
@@ -36,16 +41,26 @@ class OneShotDF(OneShot):
     server_batch: Count = 128  # samples in a step of the server
     server_lr: Positive = 1e-3  # step size of Adam, annealed to 0
 
+    sends: ClassVar[dict[str, str]] = {**OneShot.sends, "moments": "statistic"}
     needs_public_data: ClassVar[bool] = True
     limits: ClassVar[Limits] = {"oneshot-avg": {"server_epochs": 0}}
     cites: ClassVar[str] = "lin2020ensemble"
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train alone; send the model, and the moments of its features where margins are made of them."""
+        update = super().local(w, cohort)
+        return with_moments(update, self, cohort) if self.of == "margins" else update
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Distil the clients' models."""
         bench, models, labels = replies.workbench, uploads(replies, "model"), uploads(replies, "labels")
         x, _ = bench.public
         outputs = bench.answers(models, x)
-        wanted = together(outputs, class_shares(labels, self.weighting), self.of).softmax(1)
+        if self.of == "margins":
+            told = margins(uploads(replies, "moments"), OneShotMargins.shrinkage) * OneShotMargins.scale
+            wanted = said(bench.answers(models, x, features=True), told).softmax(1)
+        else:
+            wanted = together(outputs, class_shares(labels, self.weighting), self.of).softmax(1)
         if self.student == "average":
             start = averaged(models, shares(labels, "samples"))
         else:

@@ -44,9 +44,7 @@ class OneShotMargins(OneShot):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; send the model, and the moments of its features."""
-        update = super().local(w, cohort)
-        size = feature_size(self, cohort.population.task)
-        return Update(send={**update.send, "moments": own_moments(cohort, update.send["model"], size)})
+        return with_moments(super().local(w, cohort), self, cohort)
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Hold the models; make everybody's discriminants."""
@@ -56,6 +54,12 @@ class OneShotMargins(OneShot):
     def fused(self, server: Server) -> Predictor:
         """All models, and what is read from their features."""
         return ensemble(server["models"], server["margins"], answer)
+
+
+def with_moments(update: Update, method: object, cohort: Cohort) -> Update:
+    """What a client sends, with the moments of its features."""
+    size = feature_size(method, cohort.population.task)
+    return Update(send={**update.send, "moments": own_moments(cohort, update.send["model"], size)})
 
 
 def answer(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
