@@ -31,9 +31,7 @@ from atoll.params import Params, Stack
 class OneShotDF(OneShot):
     """One model that was taught the ensemble's answers."""
 
-    of: Literal["logits", "probs", "margins"] = (
-        "logits"  # what is averaged over teachers; margins have weights of their own
-    )
+    of: Literal["logits", "probs", "margins"] = "logits"  # what is averaged over teachers; margins by their own weights
     weighting: ClassVotes = "uniform"  # a_kc: alike, by samples, by their square root, or by samples of the class
     student: Literal["average", "best", "fresh"] = "average"  # where w begins: at the average by samples, at the client
     # that answers most like the ensemble, or at the initial model
