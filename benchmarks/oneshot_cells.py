@@ -92,7 +92,8 @@ ANSWERS = {  # of the clients of one training; the best of all is the one on val
     "fused features": "",
     "half their own": "own=0.5",
     "their own": "own=1",
-    "their own, by margins": "own=1,own_by=margins",
+    "three quarters margins": "own=0.75,own_by=margins",
+    "margins": "own=1,own_by=margins",
     "by evidence": "dynamic=True",
 }
 REFINED = ["refine=200", "pool=labelled,refine=200"]  # with labels of public samples on the server
