@@ -1,6 +1,6 @@
 """One shot on one protocol: the corrected table, the ladder, the study of fusion, and the speed of an epoch.
 
-    python benchmarks/oneshot.py --small --compile no --jobs 2                # Fashion-MNIST, 20 minutes on two cores
+    python benchmarks/oneshot.py --small --engine 'loop traced one_core' --jobs 2     # Fashion-MNIST, two cores
     python benchmarks/oneshot.py --device cuda --precision bf16 --together --minutes 9 --only 'corrected-a0.05'
     python benchmarks/oneshot.py --list
     python benchmarks/oneshot.py --page                                       # the page from what is there
@@ -24,17 +24,22 @@ is a share of all epochs). Shorter ones must come first, as they are listed: a l
     corrected            an arm: 42 s for 36 epochs, 3 s a point; image pool 46 s; two-stage 80 s (69 epochs);
                          7 arms at one alpha and seed 6 min, at 4 alphas 24 min, 3 seeds 72 min
     conflict             11 epochs of two gradients each: 26 s, 2 arms: 1 min an alpha
-    ladder               cross-entropy 21 s (one view), shared by 10 servers of 2 to 5 s (oneshot-df 20 s each); a fixed
+    ladder               cross-entropy 21 s (one view), shared by 12 servers of 2 to 5 s (oneshot-df 20 s each); a fixed
                          frame 21 s, shared by 3; abhs, abhs-local 25 s each; ce-supcon, fafi faithful 45 s each; heads
                          on features of nobody's training 3 s each: 6 min an alpha
-    candidates           11 epochs: 14 s each, 21 of them 5 min; those that are best on validation then for 36
+    candidates           15 trainings of 11 epochs, 14 s each, and 6 answers of 3 s each: 8 min; those that are best on
+                         validation then for 36
     fusion               servers of FAFI's training, 2 s each: 1.5 min an alpha
 
 With half an hour: first `--only 'speed-bf16'`, and `--only 'corrected-a0.05-e1-fafi-epochs=1-seed0'` to see that all is
-well; then `corrected-a0.05.*seed0` and `fusion-a0.05.*seed0` in one call (FAFI's training is kept until both are done);
-`conflict-a0.05`; `candidates-a0.05-e11`; `ladder-a0.05`; the best candidates for 36 epochs; other seeds at 0.05; other
-alphas. Memory: one client at a time, two views of 512 in bf16, about 5 GB. Disk: half a gigabyte for each point of
-training, until the last cell of its family is done.
+well. Then two calls side by side, each `--together` with an --out of its own (under NVIDIA's multi-process service, so
+that one trains while the other starts or evaluates): `(corrected|fusion|conflict)-a0.05.*seed0`, with the candidates
+that share FAFI's training, `candidates-a0.05.*=(11|36)-(own|dynamic|refine).*seed0`; and `ladder-a0.05.*seed0`, then
+the other candidates. Then the best candidates for 36 epochs, other seeds at 0.05, other alphas. Spell the plan out,
+`--engine 'loop traced graph channels_last'`, so that nothing is measured in every cell.
+
+Memory: one client at a time, two views of 512 in bf16, about 5 GB. Disk: half a gigabyte for each point of training,
+until the last cell of its family is done.
 """
 
 from __future__ import annotations
