@@ -38,7 +38,7 @@ PUBLISHED = {  # FedFSA's poster, means over three seeds
 
 
 def methods(usual: float, larger: float) -> dict[str, str]:
-    """Every method by its name in the table. The last four take FedFSA apart."""
+    """Every method by its name in the table. The last two take FedFSA apart."""
     head = "head_epochs=10"
     return {
         "fedavg-ft": "fedavg-ft:epochs=10,tune=head,tune_epochs=10",
@@ -47,6 +47,7 @@ def methods(usual: float, larger: float) -> dict[str, str]:
         "fedspeed": "fedspeed+tune:epochs=10",
         "fedala": "fedala+tune:epochs=10",
         "fedcr": "fedcr:epochs=10",
+        "fedcr, less noise": "fedcr:epochs=10,offset=3",
         "fedfsa": f"fedfsa:epochs=10,rho={usual},rho_larger={larger},alpha=0.1,top_c=2,{head}",
         "momentum alone": f"fedfsa:epochs=10,rho=0,rho_larger=0,alpha=0.1,top_c=0,{head}",
         "flexible radius alone": f"fedfsa:epochs=10,rho={usual},rho_larger={larger},alpha=1,top_c=2,{head}",
@@ -110,8 +111,10 @@ seen after 200, while that of the radius itself is.
 
 FedAvg-FT, FedSAM, and on CIFAR-100 MoFedSAM and FedSpeed are at their published values already; FedALA is 1 to 3
 points below. FedCR is far below (27 against 43, 75 against 83). Known differences: its released code uses lr 0.05,
-and an encoder that ends in a linear layer of its own, where ours is what enters the head, after a ReLU; which of them
-matters was not measured.
+and an encoder that ends in a linear layer of its own, where ours is what enters the head, after a ReLU. What matters is
+the noise, which at first is larger than such features (sigma = log 2): on Fashion-MNIST, after 15 rounds (seed 0, two
+CPU cores), FedAvg-FT is at 90.3, FedCR at 89.2, with lr 0.05 at 88.1, without its divergence (`beta=0`) at 89.0, and
+with sigma = 0.05 at first (`offset=3`) at 90.4. The rows with `offset=3` have not been run in this table's setting yet.
 """
 
 

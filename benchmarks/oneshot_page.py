@@ -59,7 +59,8 @@ what one of them must hold to answer by itself.
 {FULL_COMMENT}{_speed(large)}
 ## Fashion-MNIST, 6,000 images, a small CNN, two CPU cores
 
-`python benchmarks/oneshot.py --small --engine 'loop traced one_core' --jobs 2`: the same tables for a computer without a GPU.
+The same tables for a computer without a GPU:
+`python benchmarks/oneshot.py --small --engine 'loop traced one_core' --jobs 2`.
 
 {_sections(SMALL, small) if small else NOT_YET}
 {SMALL_COMMENT}"""
