@@ -338,6 +338,13 @@ def test_costs_are_sums_over_rounds_and_means_over_seeds():
     assert row["seeds"] == 2
 
 
+def test_training_that_was_found_counts_as_long_as_it_took():
+    run = outcome("ensemble", [[0.5]])
+    assert run.seconds == 2.0
+    run.history[-1]["seconds"]["found"] = 5.0
+    assert run.seconds == 7.0
+
+
 def test_what_clients_deploy_is_a_mean_over_seeds():
     runs = [outcome("ditto", [[0.5]], seed=seed) for seed in range(2)]
     for run, size in zip(runs, (2e6, 4e6), strict=True):

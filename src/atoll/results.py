@@ -263,8 +263,8 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Of training, without evaluation."""
-        return float(sum(line["seconds"]["round"] for line in self.history))
+        """Of training, without evaluation; what was found trained counts as long as it took."""
+        return float(sum(line["seconds"]["round"] + line["seconds"].get("found", 0.0) for line in self.history))
 
     @property
     def gradients(self) -> int:
