@@ -367,8 +367,8 @@ hundred samples are far from where FAFI is meant to work, and many differences a
   prototypes refined with them at 69 (+27). **FAFI without them has seen fewer labels**: this compares settings, not
   methods. With them features have common coordinates, and margins are no longer the best answer.
 - *Nothing alone in training* helps fused features at 0.05 beyond noise: queue, hardness, balance, prior, anchors. At
-  0.3 balance in any form does (priors 57, contrast 55, rarity 54, against 42), as do distances to a teacher (`reference`
-  58, `anchored` 62), which need public samples.
+  0.3 balance in any form does (priors 57, contrast 55, rarity 54, against 42), as do distances to a teacher
+  (`reference` 58, `anchored` 62), which need public samples.
 - *Fusion.* At 0.05 `iffi` as intended is best on average, on features as long as they are (46; of unit length 42),
   before `size` (41); `uniform` is far behind, and `iffi_code` is the same as it; weights by evidence change nothing. At
   0.3 `size` is best (49), and weights by evidence add 4 to 10 points. Prototypes of owners are above those of all in
