@@ -38,7 +38,7 @@ from atoll.cohort import Cohort
 from atoll.local.adam import adam, unmoved
 from atoll.local.evidence import evidence
 from atoll.local.fusion import discernment, fused
-from atoll.local.margins import margins, own_moments, said
+from atoll.local.margins import SCALE, margins, own_moments, said
 from atoll.local.pools import Pool, directions, sample
 from atoll.local.prototypical import Conflict, Objective, Step, prototype_leaf
 from atoll.local.terms import Prior, Reference, Stages
@@ -53,7 +53,6 @@ NOTHING: dict[str, Any] = {
     "stages": "never", "anchors": "none", "reference": "none", "conflict": "ignored", "own": 0.0, "dynamic": False,
     "refine": 0,
 }  # fmt: skip
-MARGIN_SCALE, SHRINKAGE = 16.0, 0.25  # a margin of 1 as logits, where FAFI has no scale; of covariances, for margins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +105,11 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     def local(self, received: Tree, cohort: Cohort) -> Update:
         """Train alone; send the model, and what the client knows of its classes if that is asked for."""
         update = super().local(received, cohort)
-        w, size, more = update.send["model"], cohort.initial[prototype_leaf(cohort.initial.layout)].shape[1], {}
+        w, more = update.send["model"], dict[str, Stack]()
         if self.dynamic:
-            more["evidence"] = evidence(cohort, w, size)
+            more["evidence"] = evidence(cohort, w, cohort.initial[prototype_leaf(cohort.initial.layout)].shape[1])
         if self.by_margins:
-            more["moments"] = own_moments(cohort, w, size)
+            more["moments"] = own_moments(cohort, w)
         return Update(send={**update.send, **more})
 
     @property
@@ -130,8 +129,7 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
         if self.refine:
             after["prototypes"] = Params.of(rows=self._refined(after, replies.workbench))
         if self.by_margins:
-            told = margins(uploads(replies, "moments"), SHRINKAGE)
-            after["margins"] = told * (self.says("scale") or MARGIN_SCALE)
+            after["margins"] = margins(uploads(replies, "moments")) * (self.says("scale") or SCALE)
         return after
 
     def fused(self, server: Server) -> Predictor:

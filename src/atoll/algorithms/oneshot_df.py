@@ -19,10 +19,9 @@ from torch import Tensor
 
 from atoll.algorithm import Count, Epochs, Limits, Positive, Replies, Update
 from atoll.algorithms.ensemble import together
-from atoll.algorithms.oneshot_margins import OneShotMargins, with_moments
 from atoll.cohort import Cohort
 from atoll.local.distillation import divergence, last_of, students
-from atoll.local.margins import margins, said
+from atoll.local.margins import SCALE, margins, own_moments, said
 from atoll.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares, uploads
 from atoll.params import Params, Stack
 
@@ -47,7 +46,8 @@ class OneShotDF(OneShot):
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; send the model, and the moments of its features where margins are made of them."""
         update = super().local(w, cohort)
-        return with_moments(update, self, cohort) if self.of == "margins" else update
+        more = {"moments": own_moments(cohort, update.send["model"])} if self.of == "margins" else {}
+        return Update(send={**update.send, **more})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Distil the clients' models."""
@@ -55,7 +55,7 @@ class OneShotDF(OneShot):
         x, _ = bench.public
         outputs = bench.answers(models, x)
         if self.of == "margins":
-            told = margins(uploads(replies, "moments"), OneShotMargins.shrinkage) * OneShotMargins.scale
+            told = margins(uploads(replies, "moments")) * SCALE
             wanted = said(bench.answers(models, x, features=True), told).softmax(1)
         else:
             wanted = together(outputs, class_shares(labels, self.weighting), self.of).softmax(1)

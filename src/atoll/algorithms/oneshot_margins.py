@@ -21,7 +21,7 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.local.features import feature_size
 from atoll.local.fusion import together
-from atoll.local.margins import margins, own_moments, said
+from atoll.local.margins import SCALE, SHRINKAGE, margins, own_moments, said
 from atoll.oneshot import OneShot, Server, uploads
 from atoll.params import Params
 from atoll.predictor import ensemble, members_of
@@ -31,8 +31,8 @@ from atoll.predictor import ensemble, members_of
 class OneShotMargins(OneShot):
     """All clients' models, whose answers are put on one scale."""
 
-    shrinkage: Annotated[float, Range(0, 1, open_low=True)] = 0.25  # share of S that is its mean variance times I
-    scale: Positive = 16.0  # s: a margin of 1 as logits
+    shrinkage: Annotated[float, Range(0, 1, open_low=True)] = SHRINKAGE  # share of S that is its mean variance times I
+    scale: Positive = SCALE  # s: a margin of 1 as logits
 
     sends: ClassVar[dict[str, str]] = {**OneShot.sends, "moments": "statistic"}
     cites: ClassVar[str] = "guha2019one"
@@ -44,7 +44,8 @@ class OneShotMargins(OneShot):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; send the model, and the moments of its features."""
-        return with_moments(super().local(w, cohort), self, cohort)
+        update = super().local(w, cohort)
+        return Update(send={**update.send, "moments": own_moments(cohort, update.send["model"])})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Hold the models; make everybody's discriminants."""
@@ -54,12 +55,6 @@ class OneShotMargins(OneShot):
     def fused(self, server: Server) -> Predictor:
         """All models, and what is read from their features."""
         return ensemble(server["models"], server["margins"], answer)
-
-
-def with_moments(update: Update, method: object, cohort: Cohort) -> Update:
-    """What a client sends, with the moments of its features."""
-    size = feature_size(method, cohort.population.task)
-    return Update(send={**update.send, "moments": own_moments(cohort, update.send["model"], size)})
 
 
 def answer(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001

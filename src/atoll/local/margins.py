@@ -23,11 +23,14 @@ from torch import Tensor
 
 from atoll.batch import Batch
 from atoll.cohort import Cohort
+from atoll.local.features import one_sample
 from atoll.local.frozen import moments
 from atoll.local.fusion import discernment
 from atoll.local.triangles import symmetric
 from atoll.params import Params, Stack
 
+SHRINKAGE = 0.25  # share of S that is its mean variance times I
+SCALE = 16.0  # a margin of 1 as logits
 BETWEEN = 0.5  # what is said about a class that somebody has and nobody can tell from others
 NEVER = -100.0  # and about one that nobody has
 TINY = 1e-12  # variance of features that are all the same
@@ -39,12 +42,13 @@ def unit_features(batch: Batch, w: Params) -> Tensor:
     return F.normalize(batch.features(w).double(), dim=1)
 
 
-def own_moments(cohort: Cohort, w: Stack, size: int) -> Stack:
+def own_moments(cohort: Cohort, w: Stack) -> Stack:
     """Of each client's training samples under its own model: `count`, `sum` and `square` as of `frozen.moments`."""
-    return moments(cohort, w, unit_features, size)
+    task = cohort.population.task
+    return moments(cohort, w, unit_features, one_sample(task).features(task.network.initial).shape[1])
 
 
-def margins(seen: Stack, shrinkage: float) -> Params:
+def margins(seen: Stack, shrinkage: float = SHRINKAGE) -> Params:
     """`weight` [client, class, feature] and `bias` [class], so that l_c = sum_k weight_kc . z_k + bias_c."""
     count, total = seen["count"], seen["sum"]
     samples = count.sum(1, keepdim=True)
