@@ -109,22 +109,31 @@ def _placed(recipe: Any, engine: Any) -> Any:
     return engine.place(recipe.build())
 
 
-def so_far(cell: Cell, folder: Path, precision: str) -> dict[str, Any] | None:
-    """The curve of a cell that was interrupted, if it has one."""
+def so_far(cell: Cell, folder: Path) -> dict[str, Any] | None:
+    """The curve of a cell that was interrupted, if it has one, and where it ran."""
     lines = folder / cell.name / "metrics.jsonl"
     history = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     curve = [_point(line) for line in history if "evaluation" in line]
-    return {**asdict(cell), "curve": curve, "unfinished": True, **origin(precision)} if curve else None
+    if not curve:
+        return None
+    config = json.loads((folder / cell.name / "config.json").read_text())
+    place = _origin(config["engine"]["precision"], config["versions"], config["machine"])
+    return {**asdict(cell), "curve": curve, "unfinished": True, **place}
 
 
 def origin(precision: str) -> dict[str, Any]:
+    """What the figures of a run that ends here come from."""
     from atoll.runs import machine, versions
 
+    return _origin(precision, versions(), machine())
+
+
+def _origin(precision: str, versions: dict[str, str], machine: dict[str, Any]) -> dict[str, Any]:
     return {
         "precision": precision,
-        "commit": os.environ.get("ATOLL_COMMIT") or versions().get("commit"),
-        "torch": versions()["torch"],
-        "machine": machine()["gpu"] or f"{machine()['cores']} CPU cores",
+        "commit": os.environ.get("ATOLL_COMMIT") or versions.get("commit"),
+        "torch": versions["torch"],
+        "machine": machine["gpu"] or f"{machine['cores']} CPU cores",
     }
 
 
@@ -235,7 +244,7 @@ def main(
             _forget(asked.runs / TRAINED, {cell.trained for cell in everything if not finished(cell)})
         running = [process for process in running if process not in gone]
     for cell in cells:
-        if not finished(cell) and (figures := so_far(cell, asked.runs, asked.precision)) is not None:
+        if not finished(cell) and (figures := so_far(cell, asked.runs)) is not None:
             done[cell.name] = figures
     path.write_text(_compact(done))
     for title, page in pages.items():
