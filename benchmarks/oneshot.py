@@ -55,6 +55,7 @@ from oneshot_page import page
 from published import Cell, main, origin, run
 
 REPEATS = 3  # of which the median counts
+SAID = ("recipe", "training", "settings", "family")  # by `oneshot_cells` for every cell; a thousand times is too often
 
 
 def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def one(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
     """A cell of any kind."""
     if cell.task.startswith("speed"):
         return speed(cell, data, engine.options["device"])
-    return run(cell, folder, data, engine)
+    return {name: value for name, value in run(cell, folder, data, engine).items() if name not in SAID}
 
 
 if __name__ == "__main__":

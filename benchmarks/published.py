@@ -89,17 +89,14 @@ def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
 
 
 def _of_one_round(report: Any) -> dict[str, Any]:
-    """What a table of one-shot methods needs beside scores: seconds as if nothing had been found, bytes, and more."""
+    """What a table of one-shot methods needs beside scores: seconds of what was found, bytes, and what was observed."""
     (line,), ledger = report.history, report.ledger
     return {
         "found": round(line["seconds"].get("found", 0.0), 1),
         "up": ledger.bytes("up"),
         "down": ledger.bytes("down"),
         "deployed": line["evaluation"]["deployed"],
-        "gradients": line["gradients"],
-        "losses": {name.removeprefix("loss/"): round(value, 4) for name, value in line["loss"].items()},
         "observed": line.get("observed", {}),
-        "memory": line["memory"],
     }
 
 

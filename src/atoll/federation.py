@@ -38,6 +38,7 @@ from atoll.engines.trainings import OnEpoch, Trainings
 from atoll.errors import CohortError, DivergedError, OneShotError, RunError, unknown
 from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
+from atoll.metrics.evaluation import Notes, observed
 from atoll.newcomers import evaluate_newcomers
 from atoll.params import Tree, flatten
 from atoll.participation import Late, Moment
@@ -125,7 +126,7 @@ class Traffic:
     lost: Counter[str] = field(default_factory=Counter)
     gradients: int = 0  # evaluations: one batch of one client each
     found: float = 0.0  # seconds that training took which was done before and is not done again
-    notes: list[tuple[Clients, dict[str, NDArray[np.float64]]]] = field(default_factory=list)
+    notes: Notes = field(default_factory=list)
 
     def losses(self) -> dict[str, float]:
         """Mean training losses over the clients that trained."""
@@ -135,15 +136,6 @@ class Traffic:
                 if name.startswith("loss/"):
                     totals.setdefault(name, []).append(value)
         return {name: float(np.concatenate(parts).mean()) for name, parts in totals.items()}
-
-    def observed(self) -> dict[str, dict[str, float]]:
-        """What else was observed: by name, one number for each client that trained."""
-        found: dict[str, dict[str, float]] = {}
-        for clients, values in self.notes:
-            for name, value in values.items():
-                if not name.startswith("loss/"):
-                    found.setdefault(name, {}).update(zip(map(str, clients), map(float, value), strict=True))
-        return found
 
 
 def federate(
@@ -413,15 +405,15 @@ def _evaluate(
             kinds.append("shared")
         for kind in kinds:
             each = last and kind == "personal"
-            observed: dict[str, dict[str, float]] = {}
+            notes: Notes = []
             scores = evaluate(
-                engine, population, algorithm, server, round=done, model=kind, calls=calls, each=each, observed=observed
+                engine, population, algorithm, server, round=done, model=kind, calls=calls, each=each, notes=notes
             )
             found[kind] = {split: one.as_json() for split, one in scores.items()}
             outcomes = scores["test"].each if each else outcomes
             if each:
                 found["deployed"] = scores["test"].deployed
-                found |= {"observed": observed} if observed else {}
+                found |= {"observed": seen} if (seen := observed(notes)) else {}
         mixing = algorithm.mixing(server) if last else None
         if mixing is not None:
             found["mixing"] = mixing.tolist()
@@ -447,7 +439,7 @@ def _line(done: int, traffic: Traffic, ledger: Ledger, round: int) -> dict[str, 
         "replied": traffic.replied,
         "lost": dict(traffic.lost),
         "loss": traffic.losses(),
-        **({"observed": observed} if (observed := traffic.observed()) else {}),
+        **({"observed": seen} if (seen := observed(traffic.notes)) else {}),
         "gradients": traffic.gradients,
         "bytes": ledger.in_round(round),
     }

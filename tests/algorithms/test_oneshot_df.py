@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from samples import answers, with_public
+from torch import nn
 
 from atoll import Task
 from atoll.algorithms.ensemble import Ensemble
@@ -13,7 +14,7 @@ from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.algorithms.oneshot_df import OneShotDF, nearest
 from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.conformance import play
-from atoll.errors import TaskError
+from atoll.errors import ModelError, TaskError
 from atoll.models import MLP
 from atoll.oneshot import ClassVotes
 from atoll.params import Params, stack
@@ -51,6 +52,13 @@ def test_margins_can_be_taught(make_task: Callable[..., Task]) -> None:
     untaught = answers(task, play(task, OneShotAvg(epochs=20)).server["model"], x).softmax(1)
     assert (found - wanted).abs().max() < 0.1 * (untaught - wanted).abs().max()
     assert taught.ledger.bytes("up") == report.ledger.bytes("up")
+
+
+def test_margins_need_features(make_task: Callable[..., Task]) -> None:
+    task = with_public(make_task(lambda: nn.Linear(4, 3), dtype=torch.float64))
+    play(task, OneShotDF(epochs=1, server_epochs=1))
+    with pytest.raises(ModelError, match="features"):
+        play(task, OneShotDF(of="margins"))
 
 
 def test_students_begin_where_they_are_told(task: Task) -> None:

@@ -20,11 +20,10 @@ from torch import Tensor
 from atoll.algorithm import Range, Replies, Update
 from atoll.cohort import Cohort
 from atoll.local.frozen import FrozenFeatures, Server, moments
-from atoll.local.triangles import symmetric
+from atoll.local.triangles import shrunk, symmetric
 from atoll.params import Params
 
 Covariance = Literal["within", "total"]
-TINY = 1e-12  # variance of features that are all the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +56,7 @@ def gaussian(sums: Params, covariance: Covariance, shrinkage: float) -> tuple[Te
     n, center = count.sum(), total.sum(0) / count.sum()
     mean = torch.where(count[:, None] > 0, total / count.clamp(min=1)[:, None], center)
     between = mean.T @ (count[:, None] * mean) if covariance == "within" else n * torch.outer(center, center)
-    s = (square - between) / n
-    variance = (s.trace() / len(s)).clamp(min=TINY)
-    s = (1 - shrinkage) * s + shrinkage * variance * torch.eye(len(s)).to(s)
+    s = shrunk((square - between) / n, shrinkage)
     weight = torch.linalg.solve(s, mean.T).T
     share = (count / n).clamp(min=torch.finfo(torch.float32).tiny)
     return weight, share.log() - (weight * mean).sum(1) / 2

@@ -20,7 +20,9 @@ from torch import Tensor
 from atoll.algorithm import Count, Epochs, Limits, Positive, Replies, Update
 from atoll.algorithms.ensemble import together
 from atoll.cohort import Cohort
+from atoll.data.task import Task
 from atoll.local.distillation import divergence, last_of, students
+from atoll.local.features import feature_size
 from atoll.local.margins import SCALE, margins, own_moments, said
 from atoll.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares, uploads
 from atoll.params import Params, Stack
@@ -43,6 +45,12 @@ class OneShotDF(OneShot):
     limits: ClassVar[Limits] = {"oneshot-avg": {"server_epochs": 0}}
     cites: ClassVar[str] = "lin2020ensemble"
 
+    def start(self, task: Task) -> Server:
+        """The initial model, which has features where margins are made of them."""
+        if self.of == "margins":
+            feature_size(self, task)
+        return super().start(task)
+
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; send the model, and the moments of its features where margins are made of them."""
         update = super().local(w, cohort)
@@ -53,16 +61,15 @@ class OneShotDF(OneShot):
         """Distil the clients' models."""
         bench, models, labels = replies.workbench, uploads(replies, "model"), uploads(replies, "labels")
         x, _ = bench.public
-        outputs = bench.answers(models, x)
         if self.of == "margins":
             told = margins(uploads(replies, "moments")) * SCALE
             wanted = said(bench.answers(models, x, features=True), told).softmax(1)
         else:
-            wanted = together(outputs, class_shares(labels, self.weighting), self.of).softmax(1)
+            wanted = together(bench.answers(models, x), class_shares(labels, self.weighting), self.of).softmax(1)
         if self.student == "average":
             start = averaged(models, shares(labels, "samples"))
         else:
-            start = server["model"] if self.student == "fresh" else nearest(models, outputs, wanted)
+            start = server["model"] if self.student == "fresh" else nearest(models, bench.answers(models, x), wanted)
         taught = students(
             bench, start, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
         )

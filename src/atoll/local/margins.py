@@ -26,14 +26,13 @@ from atoll.cohort import Cohort
 from atoll.local.features import one_sample
 from atoll.local.frozen import moments
 from atoll.local.fusion import discernment
-from atoll.local.triangles import symmetric
+from atoll.local.triangles import shrunk, symmetric
 from atoll.params import Params, Stack
 
 SHRINKAGE = 0.25  # share of S that is its mean variance times I
 SCALE = 16.0  # a margin of 1 as logits
 BETWEEN = 0.5  # what is said about a class that somebody has and nobody can tell from others
 NEVER = -100.0  # and about one that nobody has
-TINY = 1e-12  # variance of features that are all the same
 NEAREST = 1e-6  # squared distance in standard deviations at which a class is somewhere else than the others
 
 
@@ -56,9 +55,7 @@ def margins(seen: Stack, shrinkage: float = SHRINKAGE) -> Params:
     mean = total / count.clamp(min=1)[..., None]
     rest = (total.sum(1, keepdim=True) - total) / others.clamp(min=1)[..., None]
     between = torch.einsum("kc,kcd,kce->kde", count, mean, mean)
-    s = (symmetric(seen["square"]) - between) / samples.clamp(min=1)[..., None]
-    variance = s.diagonal(dim1=1, dim2=2).mean(1).clamp(min=TINY)
-    s = (1 - shrinkage) * s + shrinkage * variance[:, None, None] * torch.eye(s.shape[-1]).to(s)
+    s = shrunk((symmetric(seen["square"]) - between) / samples.clamp(min=1)[..., None], shrinkage)
     apart = mean - rest
     w = torch.linalg.solve(s, apart.mT).mT
     length = (w * apart).sum(-1)

@@ -1,4 +1,4 @@
-"""Symmetric matrices by their upper triangle, row after row: half the numbers to send."""
+"""Symmetric matrices by their upper triangle, row after row: half the numbers to send; and covariances, shrunk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 import torch
 from torch import Tensor
+
+TINY = 1e-12  # variance of what is all the same
 
 
 def triangle(matrix: Tensor) -> Tensor:
@@ -22,3 +24,9 @@ def symmetric(upper: Tensor) -> Tensor:
     matrix[..., rows, columns] = upper
     matrix[..., columns, rows] = upper
     return matrix
+
+
+def shrunk(covariance: Tensor, share: float) -> Tensor:
+    """A covariance [..., size, size] of which a share is its mean variance times I, so that it can be inverted."""
+    variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=TINY)[..., None, None]
+    return (1 - share) * covariance + share * variance * torch.eye(covariance.shape[-1]).to(covariance)

@@ -24,6 +24,7 @@ from atoll.predictor import Answer, Deployed, Predictor, predictor_of
 LARGEST_BATCH = 256
 CENTRAL_BATCH = 2_000
 BINS = 15  # of confidence
+Notes = list[tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]]  # some clients, and their numbers by name
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,11 @@ def evaluate(
     calls: int = 1,
     splits: tuple[str, ...] = ("val", "test"),
     each: bool = False,
-    observed: dict[str, dict[str, float]] | None = None,
+    notes: Notes | None = None,
 ) -> dict[str, ClientScores]:
     """Scores of all clients, for their personal models or for the shared one; with `each`, of every test sample.
 
-    What clients observe while they make their models is added to `observed`: by name, one number for each client.
+    What clients observe while they make their models is added to `notes`.
     """
     task = population.task
     everybody = np.arange(task.clients)
@@ -139,11 +140,20 @@ def evaluate(
         if isinstance(outcome, Done):
             for split, stack in outcome.result.items():
                 sums[split].add(outcome.cohort.clients, stack)
-            for name, values in outcome.cohort.notes.items():
-                if observed is not None and not name.startswith("loss/"):
-                    numbers = zip(map(str, outcome.cohort.clients), values.double().tolist(), strict=True)
-                    observed.setdefault(name, {}).update(numbers)
+            if notes is not None:
+                seen = {name: value.double().cpu().numpy() for name, value in outcome.cohort.notes.items()}
+                notes.append((outcome.cohort.clients, seen))
     return {split: one.scores() for split, one in sums.items()}
+
+
+def observed(notes: Notes) -> dict[str, dict[str, float]]:
+    """What was observed beside losses: by name, one number for each client."""
+    found: dict[str, dict[str, float]] = {}
+    for clients, values in notes:
+        for name, value in values.items():
+            if not name.startswith("loss/"):
+                found.setdefault(name, {}).update(zip(map(str, clients), map(float, value), strict=True))
+    return found
 
 
 class ClientSums:
