@@ -63,8 +63,9 @@ def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
     from atoll import LocalEngine, Recipe, Settings, Training, federate
     from atoll.algorithms import create
 
-    _, precision, how = cell.task.split("-")
-    engine = LocalEngine(device=device, precision=precision, compile=how == "compiled")  # type: ignore[arg-type]
+    _, precision, *words = cell.task.split("-")
+    plan = " ".join(["loop", *words, "graph"])
+    engine = LocalEngine(device=device, precision=precision, strategy=plan)  # type: ignore[arg-type]
     recipe = Recipe(**cell.recipe, data=data, seed=cell.seed, training=Training(**cell.training))
     task, seconds = engine.place(recipe.build()), list[float]()
     for _ in range(1 + REPEATS):

@@ -227,11 +227,15 @@ RELEASED = 35.0  # seconds of FAFI's released code for an epoch of these clients
 def speeds() -> list[Cell]:
     """An epoch of FAFI's own clients, who share samples: 82,695 of them in all."""
     recipe = {**FULL.recipe, "partition": "fafi:0.05:1", "public": 0.0, "split": "100/0/0"}
-    kinds = [("bf16", True), ("bf16", False), ("tf32", False), ("fp32", False), ("fp32", True), ("tf32", True)]
+    plans = [
+        ("bf16", "compiled channels_last"), ("bf16", "traced channels_last"), ("fp32", "traced"),
+        ("fp32", "traced channels_last"), ("fp32", "compiled"), ("tf32", "traced channels_last"),
+        ("tf32", "compiled channels_last"),
+    ]  # fmt: skip
     return [
         Cell(
-            f"speed-{precision}-{'compiled' if compiled else 'traced'}", "fafi:epochs=1", 1, recipe,
-            {**TRAINING, "batch_size": 512}, {"rounds": 1, "evaluation": "central"}, f"speed {precision} {compiled}",
+            f"speed-{precision}-{words.replace(' ', '-')}", "fafi:epochs=1", 1, recipe,
+            {**TRAINING, "batch_size": 512}, {"rounds": 1, "evaluation": "central"}, f"speed {precision} {words}",
         )
-        for precision, compiled in kinds
+        for precision, words in plans
     ]  # fmt: skip

@@ -309,9 +309,10 @@ def _speed(done: Sequence[Figures]) -> str:
     rows = []
     for cell in speeds():
         for one in _of(done, cell.task, cell.method).values():
-            _, precision, how = cell.task.split("-")
+            _, precision, *plan = cell.task.split("-")
             rows.append([
-                precision, how, f"{one['seconds']:.2f}", f"{min(one['each']):.2f} to {max(one['each']):.2f}",
+                precision, " ".join(plan), f"{one['seconds']:.2f}",
+                f"{min(one['each']):.2f} to {max(one['each']):.2f}",
                 f"{2 * one['images'] / one['seconds']:,.0f}", f"{RELEASED / one['seconds']:.1f}", f"{one['first']:.0f}",
                 f"{one['memory'] / 1e9:.1f}" if isinstance(one["memory"], int | float) else "–",
                 (one["commit"] or "?")[:7],

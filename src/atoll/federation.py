@@ -125,7 +125,6 @@ class Traffic:
     replied: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     gradients: int = 0  # evaluations: one batch of one client each
-    found: float = 0.0  # seconds that training took which was done before and is not done again
     notes: Notes = field(default_factory=list)
 
     def losses(self) -> dict[str, float]:
@@ -192,7 +191,8 @@ def federate(
         history = run.metrics() if run else []
         written = len(channel.ledger.entries)
         if first == 0:
-            server = algorithm.equip(server, Workbench(population, engine, round=-1))
+            teaching = trainings.of_the_server() if trainings else None
+            server = algorithm.equip(server, Workbench(population, engine, round=-1, trainings=teaching))
             server = _prepare(algorithm, server, engine, population, channel)
         late = Late(settings.late, settings.delay, settings.seed)
         late.load(loaded[1].get("late", []) if loaded else [])
@@ -229,8 +229,8 @@ def federate(
             if settings.evaluates_after(done):
                 line["evaluation"], outcomes = _evaluate(algorithm, server, engine, population, settings, done)
             line["seconds"] = {"round": took, "evaluation": time.perf_counter() - began - took}
-            if traffic.found:
-                line["seconds"]["found"] = traffic.found
+            if trainings and trainings.found:
+                line["seconds"]["found"] = sum(trainings.found)
             line["memory"] = peak_memory(engine.device)
             history.append(line)
             stopping = stop.is_set() and done < settings.rounds  # a signal that comes later waits for the next round
@@ -323,7 +323,6 @@ def _gather(
             continue
         cohort, update = outcome.cohort, outcome.result
         traffic.gradients += cohort.scanner.tally.gradients
-        traffic.found += cohort.scanner.tally.found
         _note(cohort, traffic, population.task)
         channel.unicast(cohort.received, cohort.clients, round)
         _keep(cohort.population.memory, cohort.clients, update, round)

@@ -19,6 +19,7 @@ from atoll.data.batches import Split
 from atoll.engines.local import FORCED, LocalEngine
 from atoll.engines.programs import Plan
 from atoll.engines.scan import Scanner
+from atoll.engines.trainings import Trainings
 from atoll.errors import TaskError
 from atoll.memory import RamMemory
 from atoll.models.network import Network, Variant
@@ -36,6 +37,7 @@ class Workbench:
     population: Population
     engine: LocalEngine
     round: int
+    trainings: Trainings | None = None  # where what is trained here is kept, to be found by other runs
 
     @property
     def network(self) -> Network:
@@ -118,4 +120,5 @@ class Workbench:
         # anew in every round, with the samples of the round. Plain, because it is always alone: there are no bits of a
         # cohort to agree with, and programs without `vmap` are made faster.
         plan = Plan("loop", mode="traced", plain=True, precision=self.engine.precision)
-        return Cohort(population, np.array([0]), self.round, Scanner(plan, self.engine.programs, calls=FORCED))
+        scanner = Scanner(plan, self.engine.programs, calls=FORCED, trainings=self.trainings)
+        return Cohort(population, np.array([0]), self.round, scanner)

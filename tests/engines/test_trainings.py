@@ -18,6 +18,7 @@ from atoll.engines.local import LocalEngine
 from atoll.local import sgd
 from atoll.params import Params, Tree
 from atoll.randomness import default_generator, generator
+from atoll.workbench import Workbench
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,35 @@ def test_the_seconds_of_what_is_found_are_known(tmp_path: Path) -> None:
     assert 0 < again["found"] < first["round"]  # all of it but the server's part
     assert longer["found"] == again["found"]
     assert again["found"] < last["found"] < again["found"] + longer["round"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught(Sum):
+    """Clients begin with what the server has learnt from public samples."""
+
+    def equip(self, server: Tree, workbench: Workbench) -> Tree:
+        """Two epochs on the public samples."""
+        return sgd(workbench.cohort(*workbench.public), start=server, epochs=2).client(0)
+
+
+def test_what_a_server_learns_before_is_found_as_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # On a GPU a second training differs in its last bits, so that clients who begin with it would not be found.
+    caplog.set_level(logging.INFO, "atoll.engine")
+    draw, epochs = generator(1, "public"), list[tuple[int, int, int]]()
+    public = torch.from_numpy(draw.normal(size=(7, 1, 6, 6))), torch.from_numpy(draw.integers(2, size=7))
+    task = replace(images(), public=public)
+    first = models(tmp_path, Taught(), task=task)
+    assert "done before" not in caplog.text
+    engine = LocalEngine(device="cpu", dtype=torch.float64, compile=False, strategy="whole")
+    again = federate(
+        task, Taught(), rounds=1, engine=engine, evaluation="none", trained=tmp_path,
+        on_epoch=lambda *one: epochs.append(one),
+    )  # fmt: skip
+    assert "2 of 2 epochs" in caplog.text
+    assert "3 of 3 epochs" in caplog.text
+    assert same(again.server["models"], first)
+    assert not epochs  # nobody trained, and a server's epochs are nobody's anyway
+    assert same(first, models(None, Taught(), task=task))
 
 
 def test_other_data_are_trained_anew(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ class Tally:
     seconds: float = 0.0
     planned: int = 0  # client-steps, had no limit cut them short
     gradients: int = 0  # of one batch of one client each
-    found: float = 0.0  # seconds that training took which was done before
 
 
 class Scanner:
@@ -145,8 +144,7 @@ class Scanner:
         except Unstable as reason:
             log.info("local training is not kept: %s", reason)
             return unflatten(carry_structure, run(carry_leaves, 0, epochs))
-        leaves, found, before = self.trainings.carry_on(names, carry_leaves, epochs, run, work)
-        self.tally.found += before
+        leaves, found = self.trainings.carry_on(names, carry_leaves, epochs, run, work)
         self.tally.gradients += work.gradients[0] * int(steps_each.sum()) * found
         return unflatten(carry_structure, leaves)
 

@@ -41,18 +41,21 @@ class Trainings:
 
     def __init__(self, folder: Path, stop: threading.Event | None = None, on_epoch: OnEpoch | None = None) -> None:
         self.folder, self.stop, self.on_epoch = folder, stop or threading.Event(), on_epoch
+        self.found = list[float]()  # seconds that training took which was done before and is not done again
 
-    def carry_on(
-        self, names: Sequence[str], carry: Leaves, epochs: int, run: Run, work: Work
-    ) -> tuple[Leaves, int, float]:
-        """The carry after all epochs, how many of these were found, and the seconds they had taken.
+    def of_the_server(self) -> Trainings:
+        """The same place for a server's training, whose epochs are not the clients'."""
+        mine = Trainings(self.folder, self.stop)
+        mine.found = self.found
+        return mine
 
-        `names` are the clients' digests.
-        """
+    def carry_on(self, names: Sequence[str], carry: Leaves, epochs: int, run: Run, work: Work) -> tuple[Leaves, int]:
+        """The carry after all epochs, and how many of these were found; `names` are the clients' digests."""
         found, before = max((done for done in self._points(names) if done <= epochs), default=0), 0.0
         if found:
             log.info("%d of %d epochs of local training were done before", found, epochs)
             carry, before = self._load(names, found, carry, work)
+            self.found.append(before)
         saved_at = began = time.monotonic()
         for done in range(found + 1, epochs + 1):
             carry = run(carry, done - 1, done)
@@ -64,7 +67,7 @@ class Trainings:
                 saved_at = time.monotonic()
             if stopping:
                 raise KeyboardInterrupt(f"stopped after epoch {done} of {epochs} of local training, which is kept")
-        return carry, found, before
+        return carry, found
 
     def _points(self, names: Sequence[str]) -> set[int]:
         """How many epochs can be found for all of these clients."""
