@@ -70,8 +70,10 @@ class Workbench:
 
         With `features`, what enters the head instead.
         """
-        network = self.network
-        variant = Variant(train=False, features=features, precision=self.engine.precision)
+        network, engine = self.network, self.engine
+        variant = Variant(
+            train=False, features=features, precision=engine.precision, channels_last=engine.channels_last
+        )
         network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
         names = tuple(models)
 
@@ -119,6 +121,9 @@ class Workbench:
         # Traced, because a server does the same in every round. Not as a CUDA graph: that would have to be captured
         # anew in every round, with the samples of the round. Plain, because it is always alone: there are no bits of a
         # cohort to agree with, and programs without `vmap` are made faster.
-        plan = Plan("loop", mode="traced", plain=True, precision=self.engine.precision)
-        scanner = Scanner(plan, self.engine.programs, calls=FORCED, trainings=self.trainings)
+        engine = self.engine
+        plan = Plan(
+            "loop", mode="traced", plain=True, precision=engine.precision, channels_last=engine.channels_last
+        )  # fmt: skip
+        scanner = Scanner(plan, engine.programs, calls=FORCED, trainings=self.trainings)
         return Cohort(population, np.array([0]), self.round, scanner)

@@ -76,7 +76,7 @@ def test_padded_samples_get_no_gradient():
 def test_one_sample_is_normalised_to_its_bias_and_does_not_crash():
     ours = portable(nn.BatchNorm1d(3).double())
     y = ours(normal(1, 3))
-    assert y.tolist() == [[0.0, 0.0, 0.0]]  # (x - mean) = 0, and the bias is 0
+    assert y.abs().max() < 1e-12  # (x - mean) = 0 to rounding, and the bias is 0
     assert torch.isfinite(ours.running_var).all()
     assert close(ours.running_var, torch.full((3,), 0.9, dtype=torch.float64))  # 0.9 * 1 + 0.1 * 0
 

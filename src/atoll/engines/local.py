@@ -138,6 +138,11 @@ class LocalEngine:
         self.programs = Programs()
         self.plans: dict[PlanKey, Plan] = {}
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether images are best laid out as tensor cores read them, where no plan was measured."""
+        return self.device.type == "cuda" and self.precision != "fp32"
+
     def place(self, task: Task) -> Task:
         """The task with its tensors where this engine computes."""
         return task.to(self.device, self.dtype)

@@ -252,7 +252,7 @@ def evaluate_central(
     with torch.no_grad():
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
-            variant = Variant(train=False, precision=engine.precision)
+            variant = Variant(train=False, precision=engine.precision, channels_last=engine.channels_last)
             outputs = one.answer(model, beside, Batch(x[part], y[part], None, None, task.network, variant))
             both = [task.network.score(outputs, y[part]).sum(), task.network.loss(outputs, y[part]).sum()]
             totals += torch.stack(both).double().cpu().numpy()

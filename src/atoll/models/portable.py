@@ -81,8 +81,8 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
         scale = torch.rsqrt(variance + self.eps)
         scale = scale if self.weight is None else scale * self.weight
         shift = -mean * scale if self.bias is None else self.bias - mean * scale
-        y = x * self._channelwise(scale, x) + self._channelwise(shift, x)
-        return y.to(x.dtype)
+        # In one pass: in bf16 every product would be written and read again in fp32.
+        return torch.addcmul(self._channelwise(shift, x), x, self._channelwise(scale, x)).to(x.dtype)
 
     def _channelwise(self, value: Tensor, x: Tensor) -> Tensor:
         return value.reshape(1, -1, *[1] * (x.ndim - 2))
