@@ -118,12 +118,12 @@ class Workbench:
         )  # fmt: skip
         # A seed of its own: the first client is number 0 as well, and must not share its draws with the server.
         population = Population(mine, RamMemory(1), number(self.population.seed, "server"))
-        # Traced, because a server does the same in every round. Not as a CUDA graph: that would have to be captured
-        # anew in every round, with the samples of the round. Plain, because it is always alone: there are no bits of a
-        # cohort to agree with, and programs without `vmap` are made faster.
+        # Traced, and on a GPU captured, because a server does the same in every round. Plain, because it is always
+        # alone: there are no bits of a cohort to agree with, and programs without `vmap` are made faster.
         engine = self.engine
         plan = Plan(
-            "loop", mode="traced", plain=True, precision=engine.precision, channels_last=engine.channels_last
+            "loop", mode="traced", graph=engine.device.type == "cuda", channels_last=engine.channels_last, plain=True,
+            precision=engine.precision,
         )  # fmt: skip
         scanner = Scanner(plan, engine.programs, calls=FORCED, trainings=self.trainings)
         return Cohort(population, np.array([0]), self.round, scanner)

@@ -4,21 +4,24 @@ import pytest
 import torch
 
 from atoll.engines import programs
-from atoll.engines.programs import EagerProgram, Programs
+from atoll.engines.programs import Plan, Programs
 
 
 class Captured:
     """Stands for a graph: remembers what it was captured with."""
 
-    def __init__(self, program, work, example, pool):
+    def __init__(self, program, work, example, pool, *, own_data):
         if program == "cannot be captured":
             raise RuntimeError("operation not permitted when stream is capturing")
-        self.program, self.data, self.pool = program, work.x, pool
+        self.program, self.data, self.pool, self.own_data = program, work.x, pool, own_data
 
 
 class Data:
     def __init__(self):
         self.x, self.y = torch.zeros(3), torch.zeros(3)
+
+
+CLIENTS, SERVER = Plan("loop", graph=True), Plan("loop", graph=True, plain=True)
 
 
 @pytest.fixture
@@ -31,26 +34,37 @@ def made(monkeypatch):
 
 def test_a_graph_is_captured_once_for_the_data_it_reads(made):
     data = Data()
-    first = made._capture("step", "program", data, ())
-    assert made._capture("step", "program", data, ()) is first
-    assert made._capture("another step", "program", data, ()).pool == first.pool
+    first = made._capture("step", "program", data, (), CLIENTS)
+    assert not first.own_data
+    assert made._capture("step", "program", data, (), CLIENTS) is first
+    assert made._capture("another step", "program", data, (), CLIENTS).pool == first.pool
 
 
 def test_other_data_need_another_graph_and_let_the_old_ones_go(made):
     first, second = Data(), Data()
-    old = made._capture("step", "program", first, ())
-    new = made._capture("step", "program", second, ())
+    old = made._capture("step", "program", first, (), CLIENTS)
+    new = made._capture("step", "program", second, (), CLIENTS)
     assert new.data is second.x
-    assert list(made._graphs.values()) == [new]
+    assert list(made._of_clients.captured.values()) == [new]
     # The scratch memory of graphs that are gone must not be used again: CUDA has given it up with them.
     assert new.pool != old.pool
 
 
-def test_what_cannot_be_captured_stays_eager_and_is_not_tried_again(made, caplog):
+def test_a_server_has_one_graph_for_all_rounds_beside_those_of_the_clients(made):
+    clients = Data()
+    theirs = made._capture("step", "program", clients, (), CLIENTS)
+    mine = made._capture("step", "program", Data(), (), SERVER)
+    assert mine.own_data
+    assert mine.pool != theirs.pool
+    assert made._capture("step", "program", Data(), (), SERVER) is mine
+    assert made._capture("step", "program", clients, (), CLIENTS) is theirs
+
+
+def test_what_cannot_be_captured_runs_without_and_is_not_tried_again(made, caplog):
     data = Data()
-    program = made._capture("step", "cannot be captured", data, ())
-    assert isinstance(program, EagerProgram)
-    assert made._capture("step", "cannot be captured", data, ()) is program
+    program = made._capture("step", "cannot be captured", data, (), CLIENTS)
+    assert program == "cannot be captured"
+    assert made._capture("step", "cannot be captured", data, (), CLIENTS) is program
     assert caplog.messages == [
-        "step stays eager: it cannot be captured as a CUDA graph (operation not permitted when stream is capturing)"
+        "step cannot be captured as a CUDA graph and runs without (operation not permitted when stream is capturing)"
     ]

@@ -290,11 +290,19 @@ def _drop_detaches(graph: torch.fx.GraphModule) -> None:
 
 
 class GraphProgram(Running):
-    """A CUDA graph over a traced program: a step copies its batch numbers in and replays the graph."""
+    """A CUDA graph over a traced program: a step copies its batch numbers in and replays the graph.
 
-    def __init__(self, program: TracedProgram, work: Work, example: tuple[Any, ...], pool: Any) -> None:
+    It reads the samples where they are, or, with `own_data`, from a copy, into which others can be written.
+    """
+
+    def __init__(
+        self, program: TracedProgram, work: Work, example: tuple[Any, ...], pool: Any, *, own_data: bool = False
+    ) -> None:
         carry, given, index, mask, low, high, time = example
-        self._reads = (program, work)  # the graph reads their tensors, so that they must live as long
+        if own_data:
+            work = replace(work, x=work.x.clone(), y=work.y.clone())
+        self._own_data, self._work = own_data, work
+        self._program = program  # the graph reads its tensors, so that they must live as long
         self._gradients = program.gradients
         self.carry, self._given = _copies(carry), _copies(given)
         self._index, self._mask = index.clone(), None if mask is None else mask.clone()
@@ -319,6 +327,9 @@ class GraphProgram(Running):
     def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
         """Start a scan: the values are copied to where the graph reads them."""
         work.gradients[0] = self._gradients
+        if self._own_data:
+            self._work.x.copy_(work.x)
+            self._work.y.copy_(work.y)
         for mine, theirs in zip(self.carry, carry, strict=True):
             mine.copy_(theirs)
         for mine, theirs in zip(self._given, given, strict=True):
@@ -344,15 +355,38 @@ class GraphProgram(Running):
 Program = EagerProgram | SeededProgram | TracedProgram | GraphProgram
 
 
+class Graphs:
+    """CUDA graphs that share their scratch memory, because they never run at the same time."""
+
+    def __init__(self, *, own_data: bool) -> None:
+        self.own_data, self.captured = own_data, dict[Hashable, Program]()
+        self._pool: Any = None
+
+    def get(self, key: Hashable, program: TracedProgram, work: Work, example: tuple[Any, ...]) -> Program:
+        """The program as a graph, captured now if it is new."""
+        if key not in self.captured:
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            try:
+                self.captured[key] = GraphProgram(program, work, example, self._pool, own_data=self.own_data)
+            except Exception as error:  # noqa: BLE001 - a step that cannot be captured can still run
+                log.warning("step cannot be captured as a CUDA graph and runs without (%s)", _first_line(error))
+                self.captured[key] = program
+        return self.captured[key]
+
+
 class Programs:
     """All programs made so far."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, TracedProgram | EagerProgram] = {}
         self._lock = threading.Lock()
-        self._graphs: dict[Hashable, Program] = {}  # they read from the data they were captured with
-        self._captured_with: Hashable = None
-        self._pool: Any = None
+        self._read: Hashable = None  # the clients' data, which their graphs read
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of all graphs and what they read; their scratch memory must not be used again either."""
+        self._of_clients, self._of_servers = Graphs(own_data=False), Graphs(own_data=True)
 
     @staticmethod
     def sizes(mode: Mode, clients: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
@@ -395,7 +429,7 @@ class Programs:
                     self._made[mode, key] = self._make(mode, graph, work, example)
                 program = self._made.get((mode, key))
                 if program is not None:
-                    return self._capture((mode, key), program, work, example) if graph else program
+                    return self._capture((mode, key), program, work, example, plan) if graph else program
         return EagerProgram()
 
     def _make(self, mode: Mode, graph: bool, work: Work, example: tuple[Any, ...]) -> TracedProgram | EagerProgram:
@@ -406,29 +440,30 @@ class Programs:
             return _stays_eager(error, mode)
 
     def _capture(
-        self, key: Hashable, program: TracedProgram | EagerProgram, work: Work, example: tuple[Any, ...]
+        self, key: Hashable, program: TracedProgram | EagerProgram, work: Work, example: tuple[Any, ...], plan: Plan
     ) -> Program:
-        """The program as a CUDA graph on the data of `work`; graphs on other data are let go, with that data."""
+        """The program as a CUDA graph; clients' graphs on other data than those of `work` are let go, with that data.
+
+        A server has other samples in every round, so that its graphs have data of their own.
+        """
         if isinstance(program, EagerProgram):
             return program
+        if plan.plain:
+            return self._of_servers.get(key, program, work, example)
         data = (work.x.data_ptr(), work.y.data_ptr())
-        if data != self._captured_with:
-            self._graphs.clear()
-            self._captured_with, self._pool = data, None
-        if key not in self._graphs:
-            if self._pool is None:  # all graphs share their scratch memory: they never run at the same time
-                self._pool = torch.cuda.graph_pool_handle()
-            try:
-                self._graphs[key] = GraphProgram(program, work, example, self._pool)
-            except Exception as error:  # noqa: BLE001 - a step that cannot be captured can still run
-                self._graphs[key] = _stays_eager(error, "captured as a CUDA graph")
-        return self._graphs[key]
+        if data != self._read:
+            self._let_go()
+            self._read = data
+        return self._of_clients.get(key, program, work, example)
 
 
 def _stays_eager(error: Exception, wanted: str) -> EagerProgram:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    log.warning("step stays eager: it cannot be %s (%s)", wanted, reason)
+    log.warning("step stays eager: it cannot be %s (%s)", wanted, _first_line(error))
     return EagerProgram()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class Unstable(Exception):
