@@ -26,8 +26,10 @@ def workbench(task) -> Workbench:
     return Workbench(Population(task, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
 
 
-def test_answers_are_those_of_the_network(task, workbench, monkeypatch) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_answers_are_those_of_the_network(task, workbench, monkeypatch, alone: bool) -> None:
     monkeypatch.setattr("atoll.workbench.ANSWERS_AT_ONCE", 4)
+    monkeypatch.setattr(LocalEngine, "best_alone", lambda self, task: alone)
     w = task.network.initial
     expected = task.network._original(task.x)
     torch.testing.assert_close(workbench.answers(w, task.x), expected)

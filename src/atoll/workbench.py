@@ -75,16 +75,18 @@ class Workbench:
             train=False, features=features, precision=engine.precision, channels_last=engine.channels_last
         )
         network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
-        names = tuple(models)
+        names, pieces = tuple(models), torch.split(x, ANSWERS_AT_ONCE)
 
         def one(leaves: tuple[Tensor, ...], some: Tensor) -> Tensor:
             w = Params(dict(zip(names, leaves, strict=True)), models.layout)
             return Batch(some, some[:, :0], None, None, network, variant).outputs(w)
 
-        several = isinstance(models, Stack)
-        call = vmap(one, in_dims=(0, None)) if several else one
-        leaves = tuple(models.values())
-        return torch.cat([call(leaves, some) for some in torch.split(x, ANSWERS_AT_ONCE)], dim=1 if several else 0)
+        if isinstance(models, Params):
+            return torch.cat([one(tuple(models.values()), some) for some in pieces])
+        if engine.best_alone(self.population.task):
+            return torch.stack([self.answers(models.client(k), x, features=features) for k in range(models.clients)])
+        every = vmap(one, in_dims=(0, None))
+        return torch.cat([every(tuple(models.values()), some) for some in pieces], dim=1)
 
     def score(self, model: Params, x: Tensor, y: Tensor) -> float:
         """How good a model is on samples of the server, more being better."""

@@ -386,3 +386,18 @@ def test_a_forced_strategy_is_not_overruled_by_an_older_plan(make_task):
     task, engine = make_task(), LocalEngine(strategy="loop")
     engine.adopt([{"phase": ["local"], "clients": 4, "plan": asdict(Plan("whole"))}], Ditto(), task)
     assert engine.plans == {}
+
+
+@pytest.mark.parametrize(("device", "precision", "fills", "said"), [
+    ("cuda", "fp32", True, True), ("cuda", "tf32", True, False), ("cuda", "fp32", False, False),
+    ("cpu", "fp32", True, False),
+])  # fmt: skip
+def test_fp32_where_tensor_cores_would_help_is_said(make_task, monkeypatch, caplog, device, precision, fills, said):
+    task = make_task()
+    monkeypatch.setattr(type(task), "to", lambda self, device, dtype: self)  # there is no GPU here
+    monkeypatch.setattr(engines, "_convolves", lambda task: True)
+    monkeypatch.setattr(engines, "_fills_a_gpu", lambda task: fills)
+    engine = LocalEngine(device="cpu", precision=precision)
+    engine.device = torch.device(device)
+    engine.place(task)
+    assert ("tensor cores" in caplog.text) == said

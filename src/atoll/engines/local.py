@@ -143,8 +143,14 @@ class LocalEngine:
         """Whether images are best laid out as tensor cores read them, where no plan was measured."""
         return self.device.type == "cuda" and self.precision != "fp32"
 
+    def best_alone(self, task: Task) -> bool:
+        """Whether models are faster one at a time: grouped convolutions are slow, and here nothing makes up for it."""
+        return _convolves(task) and (self.device.type == "cpu" or _fills_a_gpu(task))
+
     def place(self, task: Task) -> Task:
         """The task with its tensors where this engine computes."""
+        if self.device.type == "cuda" and self.precision == "fp32" and self.best_alone(task):
+            log.warning("fp32 leaves tensor cores idle: with --precision tf32 or bf16 this may be five times as fast")
         return task.to(self.device, self.dtype)
 
     def run(self, job: Job) -> Iterator[Done[Any] | Lost]:
@@ -309,11 +315,11 @@ class LocalEngine:
 
     def _first(self, job: Job) -> Plan:
         """The plan to begin with: as forced, else as many clients at once as is sensible."""
-        on_cpu, task = self.device.type == "cpu", job.population.task
         if self.strategy != "auto":
             return self._only(self.strategy)
-        if _convolves(task) and (on_cpu or _fills_a_gpu(task)):
-            return self._only("loop")  # grouped convolutions are slow, and here nothing makes up for it
+        if self.best_alone(job.population.task):
+            return self._only("loop")
+        on_cpu = self.device.type == "cpu"
         return replace(self._grouped(min(job.usual, LARGEST_CHUNK), job.usual), one_core=on_cpu)
 
     def _alone(self, job: Job, reason: NotVectorisable) -> Plan:
