@@ -1,10 +1,20 @@
-"""Which CUDA graphs are kept. Capturing one needs a GPU (benchmarks/device_check.py), keeping them does not."""
+"""Which CUDA graphs are kept, and that they are given what they must read.
+
+Capturing one needs a GPU (benchmarks/device_check.py). Here a graph notes the calls of its program, and replays them.
+"""
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from atoll import LocalEngine, federate
+from atoll.algorithms import create
 from atoll.engines import programs
-from atoll.engines.programs import Plan, Programs
+from atoll.engines.programs import GraphProgram, Plan, Programs, TracedProgram
+from atoll.params import flatten
+from atoll.randomness import generator
 
 
 class Captured:
@@ -68,3 +78,71 @@ def test_what_cannot_be_captured_runs_without_and_is_not_tried_again(made, caplo
     assert caplog.messages == [
         "step cannot be captured as a CUDA graph and runs without (operation not permitted when stream is capturing)"
     ]
+
+
+class Noted:
+    """A graph that notes what is called while it is captured; arguments are its own tensors, as a real one's are."""
+
+    def __init__(self):
+        self.calls = []
+
+    def replay(self):
+        for program, arguments in self.calls:
+            CALL(program, *arguments)
+
+
+CALL = TracedProgram.call
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Tensors pretend to be on a GPU; returns how many graphs were captured and how many scans were begun."""
+    capturing, counts = [], {"captured": 0, "begun": 0}
+
+    @contextmanager
+    def capture(graph, pool):
+        capturing.append(graph)
+        counts["captured"] += 1
+        yield
+        capturing.pop()
+
+    def noted(self, work, carry, *rest):
+        for graph in capturing:
+            graph.calls.append((self, (work, carry, *rest)))
+        return CALL(self, work, carry, *rest)
+
+    begin = GraphProgram.begin
+
+    def begun(self, *arguments):
+        counts["begun"] += 1
+        return begin(self, *arguments)
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(programs, "on_gpu", lambda x: True)
+    monkeypatch.setattr(TracedProgram, "call", noted)
+    monkeypatch.setattr(GraphProgram, "begin", begun)
+    for name, value in {
+        "graph_pool_handle": object, "CUDAGraph": Noted, "graph": capture, "Stream": lambda: stream,
+        "current_stream": lambda: stream, "stream": lambda stream: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    return counts
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddf:server_epochs=2,server_batch=4", "fedgen:server_steps=3"])
+def test_a_run_in_graphs_is_the_run_without(make_task, request, method):
+    """Servers have other samples in every round, which their graphs must be given."""
+    draw = generator(0, "public")
+    task = make_task(sizes=(6, 9, 5), dtype=torch.float64)
+    task = task.with_public(draw.normal(size=(9, *task.x.shape[1:])), draw.integers(3, size=9))
+
+    def after():
+        engine = LocalEngine(device="cpu", dtype=torch.float64, strategy="whole traced graph")
+        return flatten(federate(task, create(method), rounds=4, engine=engine, evaluation="none").server)[0]
+
+    without, counts = after(), request.getfixturevalue("pretended")
+    assert all(map(torch.equal, after(), without))
+    # Captured: the clients' steps for all three and for one of them, and the server's; FedGen's clients have others once
+    # there is a generator, and count their labels. Begun: two stretches of clients in each of four rounds, and so on.
+    expected = {"fedavg": (2, 8), "feddf": (2 + 1, 8 + 8), "fedgen": (2 + 2 + 1 + 1, 8 + 4 + 4)}
+    assert (counts["captured"], counts["begun"]) == expected[method.partition(":")[0]]

@@ -355,6 +355,11 @@ class GraphProgram(Running):
 Program = EagerProgram | SeededProgram | TracedProgram | GraphProgram
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Where graphs can be captured; a function, so that tests can pretend."""
+    return x.is_cuda
+
+
 class Graphs:
     """CUDA graphs that share their scratch memory, because they never run at the same time."""
 
@@ -412,7 +417,7 @@ class Programs:
         except Unstable as reason:
             log.info("step %s stays eager: %s", getattr(work.step, "__qualname__", work.step), reason)
             return EagerProgram()
-        graph = plan.graph and work.x.is_cuda
+        graph = plan.graph and on_gpu(work.x)
         leaves = tuple(
             None if leaf is None else (tuple(leaf.shape), leaf.dtype)
             for leaf in (*example[0], *example[1], *example[2:], work.x, work.y)
