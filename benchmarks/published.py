@@ -190,11 +190,13 @@ def main(
     parser.add_argument("--data", default=None, help="folder of the data sets; else $ATOLL_DATA")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--together", action="store_true", help="all in one process, which saves starting others")
-    parser.add_argument("--only", default="", help="a regular expression that names of cells must match")
+    parser.add_argument(
+        "--only", action="append", help="a regular expression that names of cells must match; several: in this order"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then stop; call again to continue")
     parser.add_argument("--runs", type=Path, default=Path("runs") / name)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--list", action="store_true", help="name the cells and stop")
+    parser.add_argument("--list", action="store_true", help="name these cells and stop")
     parser.add_argument("--page", action="store_true", help="write the page from what is there and stop")
     asked = parser.parse_args()
     everything = [*cells, *small]
@@ -205,12 +207,13 @@ def main(
     def finished(cell: Cell) -> bool:
         return cell.name in done and "unfinished" not in done[cell.name]
 
+    wanted = {cell.name: cell for only in asked.only or [""] for cell in cells if re.search(only, cell.name)}
     if asked.list:
-        print("\n".join(f"{'done' if finished(cell) else '    '}  {cell.name}" for cell in cells))
+        print("\n".join(f"{'done' if finished(cell) else '    '}  {name}" for name, cell in wanted.items()))
         return
     waiting: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in cells:
-        if not asked.page and not finished(cell) and re.search(asked.only, cell.name):
+    for cell in wanted.values():
+        if not asked.page and not finished(cell):
             waiting.setdefault(() if asked.together else cell.programs, []).append(cell)
     asked.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * asked.minutes
