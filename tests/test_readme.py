@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll import Task, federate
+from atoll import Task, algorithms, federate
 from atoll.data import datasets, partition
 from atoll.engines.local import one_thread_each
 
@@ -31,6 +31,12 @@ def test_the_first_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert small != code
     exec(compile(small, "README.md", "exec"), {})
     assert "Ditto" in capsys.readouterr().out
+
+
+def test_it_counts_the_methods() -> None:
+    methods = algorithms.found().values()
+    assert f"**{len(methods)} methods**" in README
+    assert f"**One shot**: {sum(method.one_shot for method in methods)} methods" in README
 
 
 def test_three_hospitals_go_from_files_to_a_report(
