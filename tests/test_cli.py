@@ -17,7 +17,7 @@ from atoll.cli.options import cohort_of
 from atoll.cli.running import unused
 
 TINY = ["--rounds", "2", "--clients", "4"]
-PROGRAM = [sys.executable, "-c", "from atoll.cli import main; main()"]
+PROGRAM = [sys.executable, "-m", "atoll"]
 
 
 @pytest.fixture(autouse=True)
