@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,6 @@ from oneshot_page import page
 from published import Cell, main, origin, run
 
 REPEATS = 3  # of which the median counts
-SAID = ("recipe", "training", "settings", "family")  # by `oneshot_cells` for every cell; a thousand times is too often
 
 
 def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
@@ -73,7 +71,6 @@ def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
         seconds.append(round(time.perf_counter() - began, 2))  # the score was read, so the device is done
     (line,) = report.history
     return {
-        **asdict(cell),
         "curve": [{"round": 1, "central": round(100 * line["evaluation"]["central"]["score"], 3)}],
         "seconds": statistics.median(seconds[1:]),
         "first": seconds[0],
@@ -89,7 +86,7 @@ def one(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
     """A cell of any kind."""
     if cell.task.startswith("speed"):
         return speed(cell, data, engine.options["device"])
-    return {name: value for name, value in run(cell, folder, data, engine).items() if name not in SAID}
+    return run(cell, folder, data, engine)
 
 
 if __name__ == "__main__":

@@ -329,14 +329,14 @@ def _speed(done: Sequence[Figures]) -> str:
                 f"{min(one['each']):.2f} to {max(one['each']):.2f}",
                 f"{2 * one['images'] / one['seconds']:,.0f}", f"{RELEASED / one['seconds']:.1f}", f"{one['first']:.0f}",
                 f"{one['memory'] / 1e9:.1f}" if isinstance(one["memory"], int | float) else "–",
-                (one["commit"] or "?")[:7],
+                one["commit"],
             ])  # fmt: skip
     words = (
         "One epoch of all five clients on FAFI's own overlapping split (`fafi:0.05:1`, 82,695 images, two views of "
         "each, batch 512, ResNet-18): a whole one-shot run with augmentation, fusion and evaluation on the official "
         f"test set, after one that made the programs. FAFI's released code takes {RELEASED:.0f} s on the same GPU. "
         "What PyTorch calls fp32 computes convolutions in TF32 on such a GPU unless told otherwise: that is tf32 here; "
-        "fp32 is fp32 throughout, without tensor cores. All other work on the GPU was stopped for these runs."
+        "fp32 is fp32 throughout, without tensor cores."
     )
     heads = ["precision", "programs", "seconds", "single runs", "views per second", "times as fast as released",
              "the first, with making programs", "GB", "commit"]  # fmt: skip
@@ -365,7 +365,9 @@ FULL_COMMENT = """
   31, probabilities 38, with weights by class 60, and margins 65.
 
 *Seconds* are not those of one run alone: up to ten shared the GPU and its 16 cores, and the first cell of each arm
-compiled its programs (85 s alone). By itself an epoch of all clients takes 1.3 s (from the table of speed).
+compiled its programs (85 s alone). By itself an epoch of all clients takes 1.3 s (from the table of speed). For that
+table (`--only speed`) they were stopped while an epoch was timed; of three runs the first is left out, because waiting
+for the others to stop was within its time.
 """
 
 SMALL_COMMENT = """

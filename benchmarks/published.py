@@ -64,7 +64,7 @@ Runner = Callable[[Cell, Path, str | None, Any], dict[str, Any]]
 
 
 def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, Any]:
-    """Run or continue a cell; returns its figures."""
+    """Run or continue a cell; returns its figures: what was measured, not what the cell says itself."""
     from atoll import Recipe, Settings, Training, federate
     from atoll.algorithms import create
 
@@ -77,7 +77,6 @@ def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
         trained=folder / TRAINED / cell.trained,
     )  # fmt: skip
     figures = {
-        **asdict(cell),
         "curve": [_point(line) for line in report.history if "evaluation" in line],
         "seconds": round(time.time() - began, 1 if algorithm.one_shot else None),
         **origin(engine.precision),
@@ -91,12 +90,13 @@ def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
 def _of_one_round(report: Any) -> dict[str, Any]:
     """What a table of one-shot methods needs beside scores: seconds of what was found, bytes, and what was observed."""
     (line,), ledger = report.history, report.ledger
+    seen = line.get("observed")
     return {
         "found": round(line["seconds"].get("found", 0.0), 1),
         "up": ledger.bytes("up"),
         "down": ledger.bytes("down"),
         "deployed": line["evaluation"]["deployed"],
-        "observed": line.get("observed", {}),
+        **({"observed": seen} if seen else {}),
     }
 
 
@@ -115,7 +115,7 @@ def so_far(cell: Cell, folder: Path) -> dict[str, Any] | None:
         return None
     config = json.loads((folder / cell.name / "config.json").read_text())
     place = _origin(config["engine"]["precision"], config["versions"], config["machine"])
-    return {**asdict(cell), "curve": curve, "unfinished": True, **place}
+    return {"curve": curve, "unfinished": True, **place}
 
 
 def origin(precision: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def origin(precision: str) -> dict[str, Any]:
 def _origin(precision: str, versions: dict[str, str], machine: dict[str, Any]) -> dict[str, Any]:
     return {
         "precision": precision,
-        "commit": os.environ.get("ATOLL_COMMIT") or versions.get("commit"),
+        "commit": (os.environ.get("ATOLL_COMMIT") or versions.get("commit") or "?")[:7],
         "torch": versions["torch"],
         "machine": machine["gpu"] or f"{machine['cores']} CPU cores",
     }
@@ -139,9 +139,9 @@ def _point(line: dict[str, Any]) -> dict[str, float]:
     found = line["evaluation"]
     point: dict[str, float] = {"round": line["round"]}
     for kind, model in (("", "personal"), ("shared_", "shared")):
-        for split in ("val", "test"):
+        for split, names in (("val", ("micro",)), ("test", ("micro", "macro", "worst"))):
             if model in found and split in found[model]:
-                for name in ("micro", "macro", "worst"):
+                for name in names:
                     value = float(found[model][split][name])
                     if not math.isnan(value):  # without samples there is no score
                         point[f"{kind}{split}_{name}"] = round(100 * value, 3)
@@ -247,8 +247,9 @@ def main(
         if not finished(cell) and (figures := so_far(cell, asked.runs)) is not None:
             done[cell.name] = figures
     path.write_text(_compact(done))
+    shown = [{**asdict(cell), **done[cell.name]} for cell in everything if cell.name in done]
     for title, page in pages.items():
-        (asked.out / f"{title}.md").write_text(page([*done.values()]))
+        (asked.out / f"{title}.md").write_text(page(shown))
 
 
 def _forget(folder: Path, needed: set[str]) -> None:
@@ -287,7 +288,7 @@ def origins(done: Sequence[dict[str, Any]]) -> str:
     """Machines, commits and versions of the cells, each once."""
     machines: dict[tuple[str, str, str], set[str]] = {}
     for one in done:
-        machines.setdefault((one["machine"], one["precision"], one["torch"]), set()).add((one["commit"] or "?")[:7])
+        machines.setdefault((one["machine"], one["precision"], one["torch"]), set()).add(one["commit"])
     return "; ".join(
         f"{machine}, {precision}, torch {torch}, commits {', '.join(sorted(commits))}"
         for (machine, precision, torch), commits in sorted(machines.items())

@@ -115,3 +115,8 @@ def unknown(kind: str, given: str, available: Iterable[str]) -> UnknownName:
     near = get_close_matches(given.lower(), names)
     question = f" Did you mean: {', '.join(near)}?" if near else ""
     return UnknownName(f"Unknown {kind} {given!r}.{question}\nAvailable: {', '.join(names)}")
+
+
+def first_line(error: Exception) -> str:
+    """What somebody else's error says, in short."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

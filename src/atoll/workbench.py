@@ -124,7 +124,7 @@ class Workbench:
         # alone: there are no bits of a cohort to agree with, and programs without `vmap` are made faster.
         engine = self.engine
         plan = Plan(
-            "loop", mode="traced", graph=True, channels_last=engine.channels_last, plain=True,
+            "loop", mode="traced", graph=True, own_data=True, channels_last=engine.channels_last, plain=True,
             precision=engine.precision,
         )  # fmt: skip
         scanner = Scanner(plan, engine.programs, calls=FORCED, trainings=self.trainings)

@@ -31,7 +31,7 @@ class Data:
         self.x, self.y = torch.zeros(3), torch.zeros(3)
 
 
-CLIENTS, SERVER = Plan("loop", graph=True), Plan("loop", graph=True, plain=True)
+CLIENTS, SERVER = Plan("loop", graph=True), Plan("loop", graph=True, own_data=True)
 
 
 @pytest.fixture

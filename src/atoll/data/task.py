@@ -21,7 +21,7 @@ from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Indices, Natural, Partition, Shifted
 from atoll.data.splits import SHARES, Shares, splits_of, splits_once
 from atoll.data.statistics import Statistics, statistics
-from atoll.errors import ModelError, TaskError
+from atoll.errors import ModelError, TaskError, first_line
 from atoll.models.network import Network
 from atoll.models.objective import PerSample, accuracy, cross_entropy
 from atoll.params import Layout, Params
@@ -390,9 +390,8 @@ class Task:
             outputs = outputs_of(train=False)
             network.draws_globally |= moves_default_generator(lambda: outputs_of(train=True))
         except Exception as error:  # a model may fail in any way
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
-                f"{model} must take samples of shape {shape}. It failed: {reason}",
+                f"{model} must take samples of shape {shape}. It failed: {first_line(error)}",
                 hint="check the model's first layer against the data.",
             ) from error
         if self.classes is not None and (outputs.ndim < 2 or outputs.shape[1] != self.classes):

@@ -24,7 +24,7 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from atoll.batch import Batch, gradients_taken
-from atoll.errors import AtollError, CohortError
+from atoll.errors import AtollError, CohortError, first_line
 from atoll.models.network import Network, Precision, Variant
 from atoll.params import Params, Stack, Structure, flatten, stacked_leaves, unflatten
 from atoll.randomness import Keys, default_generator
@@ -51,6 +51,7 @@ class Plan:
     chunk: int | None = None
     mode: Mode = "eager"
     graph: bool = False  # capture as a CUDA graph
+    own_data: bool = False  # which reads a copy of the samples, because others come in the next round, as to a server
     columns: bool = False  # convolutions as matrix products
     channels_last: bool = False
     one_core: bool = False  # small steps gain little from several cores, and suffer when others use them
@@ -84,8 +85,7 @@ def vectorising() -> Iterator[None]:
     except AtollError:
         raise
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        reason = str(error).strip() or type(error).__name__
-        raise NotVectorisable(reason.splitlines()[0]) from error
+        raise NotVectorisable(first_line(error)) from error
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class GraphProgram(Running):
     """
 
     def __init__(
-        self, program: TracedProgram, work: Work, example: tuple[Any, ...], pool: Any, *, own_data: bool = False
+        self, program: TracedProgram, work: Work, example: tuple[Any, ...], pool: Any, *, own_data: bool
     ) -> None:
         carry, given, index, mask, low, high, time = example
         if own_data:
@@ -375,7 +375,7 @@ class Graphs:
             try:
                 self.captured[key] = GraphProgram(program, work, example, self._pool, own_data=self.own_data)
             except Exception as error:  # noqa: BLE001 - a step that cannot be captured can still run
-                log.warning("step cannot be captured as a CUDA graph and runs without (%s)", _first_line(error))
+                log.warning("step cannot be captured as a CUDA graph and runs without (%s)", first_line(error))
                 self.captured[key] = program
         return self.captured[key]
 
@@ -453,7 +453,7 @@ class Programs:
         """
         if isinstance(program, EagerProgram):
             return program
-        if plan.plain:
+        if plan.own_data:
             return self._of_servers.get(key, program, work, example)
         data = (work.x.data_ptr(), work.y.data_ptr())
         if data != self._read:
@@ -463,12 +463,8 @@ class Programs:
 
 
 def _stays_eager(error: Exception, wanted: str) -> EagerProgram:
-    log.warning("step stays eager: it cannot be %s (%s)", wanted, _first_line(error))
+    log.warning("step stays eager: it cannot be %s (%s)", wanted, first_line(error))
     return EagerProgram()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class Unstable(Exception):
