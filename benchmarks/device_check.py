@@ -1,12 +1,14 @@
 """The same numbers on a GPU: every method, on the CPU and on the GPU, in every grouping and mode.
 
     python benchmarks/device_check.py --device cuda
+    python benchmarks/device_check.py --only '^fed(df|gen)$'
 
 Digits, 10 clients, 3 rounds, float64; the model has dropout and BatchNorm. Shown is the largest difference of any
 parameter from the CPU's whole cohort. The last line repeats a run whose model draws from torch's own generator.
 """
 
 import argparse
+import re
 
 import torch
 import torch.nn.functional as F
@@ -47,10 +49,14 @@ def difference(some: list[dict[str, Tensor]], others: list[dict[str, Tensor]]) -
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
-    device = parser.parse_args().device
+    parser.add_argument("--only", default="", help="a regular expression that names of methods must match")
+    asked = parser.parse_args()
+    device = asked.device
     local.WORTH_MEASURING = 0.0  # so that traced programs and CUDA graphs are among what is measured
     task = Task.build(load("digits"), Dirichlet(0.5), clients=10, model=Net)
     for name, method in found().items():
+        if not re.search(asked.only, name):
+            continue
         reference = models_after(task, method(), device="cpu", strategy="whole")
         row = {
             "whole": models_after(task, method(), device=device, strategy="whole"),
