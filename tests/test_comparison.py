@@ -14,7 +14,7 @@ from atoll.comparison import folder_name, reopen, run_name, runs_in, with_refere
 from atoll.data import datasets
 from atoll.data.partition import Iid
 from atoll.engines.local import LocalEngine
-from atoll.errors import RunError, UnknownName
+from atoll.errors import AtollError, RunError, UnknownName
 from atoll.results import label
 
 SMALL = Recipe(clients=4)
@@ -225,6 +225,33 @@ def test_what_would_fail_after_the_last_run_fails_before_the_first(recipe, more,
         compare(recipe, ["local", "fedavg"], rounds=1, on_run=begun.add, **more)
     assert said in str(raised.value)
     assert begun == []
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("fedfsa:top_c=9", "at most the number of the model's layers, 3. Got 9."),  # it would say so when it starts
+        ("feddf", "FedDF needs public data"),  # the settings would
+    ],
+)
+def test_a_method_that_cannot_begin_says_so_before_another_has_run(method, said, begun, caplog):
+    with pytest.raises(AtollError) as raised:
+        compare(SMALL, ["local", "fedavg", "fedbn", method], rounds=1, on_run=begun.add)
+    assert said in str(raised.value)
+    assert begun == []
+    assert "shares everything" not in caplog.text  # FedBN says it when its turn comes
+
+
+def test_a_schedule_that_has_changed_is_another_question(tmp_path):
+    schedule = tmp_path / "schedule.csv"
+    schedule.write_text("client,from,to\n0,1,2\n1,1,2\n")
+    settings = Settings(rounds=2, participation=f"file:{schedule}")
+    compare(SMALL, ["local", "fedavg"], seeds=1, settings=settings, folder=tmp_path / "here")
+    before = folder_name(SMALL, settings, LocalEngine())
+    schedule.write_text("client,from,to\n0,1,2\n")
+    assert folder_name(SMALL, settings, LocalEngine()) != before
+    with pytest.raises(RunError, match="has another schedule"):
+        compare(SMALL, ["local", "fedavg"], seeds=1, settings=settings, folder=tmp_path / "here")
 
 
 def test_a_comparison_does_not_go_into_the_folder_of_a_run(tmp_path):

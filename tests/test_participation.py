@@ -8,7 +8,7 @@ import torch
 
 from atoll import Recipe, Settings, federate
 from atoll.algorithms import create
-from atoll.errors import CohortError, DataError, UnknownName
+from atoll.errors import CohortError, DataError, RunError, UnknownName
 from atoll.federation import choose
 from atoll.params import Stack
 from atoll.participation import Moment, parse
@@ -85,6 +85,22 @@ def test_a_file_that_names_a_client_there_is_not(tmp_path: Path) -> None:
     path.write_text("client,from,to\n7,1,3\n")
     with pytest.raises(DataError, match="from 0 to 2"):
         days(f"file:{path}", clients=3)
+
+
+def test_a_file_is_read_anew_for_every_run_and_must_not_change_during_one(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_text("client,from,to\n0,1,2\n1,1,2\n")
+    settings = Settings(rounds=2, participation=f"file:{path}", evaluation="none")
+
+    def asked(**more: object) -> list[int]:
+        report = federate(RECIPE.build(), create("fedavg"), settings=settings, **more)  # type: ignore[arg-type]
+        return [line["asked"] for line in report.history]
+
+    assert asked(folder=tmp_path / "run") == [2, 2]
+    path.write_text("client,from,to\n0,1,2\n")
+    assert asked() == [1, 1]
+    with pytest.raises(RunError, match="The schedule differs in file."):
+        asked(folder=tmp_path / "run", resume=True)
 
 
 # -- a federation whose clients come and go ----------------------------------------------------------------------------

@@ -6,21 +6,23 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from atoll.algorithm import Algorithm
 from atoll.algorithms import create, file_of, find, name_of
+from atoll.architectures import within_architectures
 from atoll.data.task import Task, Training
 from atoll.engines.local import LocalEngine
 from atoll.engines.trainings import OnEpoch
 from atoll.errors import RunError, unknown
 from atoll.federation import TRAINED, Settings, federate, interruptions
+from atoll.participation import fingerprint
 from atoll.recipe import Recipe
 from atoll.results import REFERENCES, SELECTIONS, Comparison, Outcome, Select, algorithm_of, label
-from atoll.runs import write_json, writing
+from atoll.runs import quietly, write_json, writing
 from atoll.sources import code_digest
 
 log = logging.getLogger("atoll.comparison")
@@ -71,6 +73,7 @@ def compare(
         for seed in seeds:
             here = build(seed)
             _require_samples(here, select)
+            _require_beginnings(here, chosen.values(), settings, seed)
             for method, algorithm in chosen.items():
                 place = None if folder is None else folder / run_name(algorithm, seed)
                 written = place is not None and (place / "config.json").exists()
@@ -113,6 +116,14 @@ def _require_samples(task: Task, select: Select) -> None:
             )
 
 
+def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: Settings, seed: int) -> None:
+    """Say before the first run which method could not begin; what methods say of themselves, they will say then."""
+    for algorithm in algorithms:
+        _settings_of(algorithm, settings, seed).check(task, algorithm)
+        with quietly():
+            (algorithm if task.architecture is None else within_architectures(algorithm)).start(task)
+
+
 def _require_same_data(done: Outcome, task: Task) -> None:
     before = done.config["task"].get("data")
     if before not in (None, task.fingerprint):
@@ -144,7 +155,10 @@ def run_name(algorithm: Algorithm, seed: int) -> str:
 
 def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:
     """The folder of all comparisons of one task with the same settings and code: their runs are shared."""
-    question = [asdict(recipe.seeded(0)), asdict(replace(settings, seed=0)), engine.precision, code_digest()]
+    question = [
+        asdict(recipe.seeded(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
+        engine.precision, code_digest(),
+    ]  # fmt: skip
     return f"{recipe.dataset}-compare-{_digest(json.dumps(question).encode())}"
 
 
@@ -189,13 +203,14 @@ def _claim(
         ],
         "seeds": seeds,
         "settings": asdict(settings),
+        "schedule": fingerprint(settings.participation),
         "engine": engine.options,
         "code": code_digest(),
     }
     path = folder / "comparison.json"
     if path.exists():
         before = json.loads(path.read_text())
-        differs = [name for name in ("recipe", "settings") if before[name] != asked[name]]
+        differs = [name for name in ("recipe", "settings", "schedule") if before.get(name, {}) != asked[name]]
         if differs:
             raise RunError(
                 f"The runs of a comparison must have task and settings in common. {folder} has another {differs[0]}.",

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +44,7 @@ from atoll.params import Params, Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.predictor import BESIDE, predictor_of
 from atoll.randomness import default_generator, generator
 from atoll.report.report import Report
+from atoll.runs import quietly
 from atoll.serialise import from_bytes, to_bytes
 from atoll.workbench import Workbench
 
@@ -79,7 +79,7 @@ class Check:
     def run(self, method: Method) -> str:
         """Raise ConformanceError unless it holds; returns a remark, such as why there was nothing to check."""
         try:
-            with _quietly():
+            with quietly():  # lost clients and limits are provoked on purpose
                 return self.function(method) or ""
         except ConformanceError:
             raise
@@ -591,18 +591,6 @@ def _stop_after(rounds: int) -> Callable[[dict[str, Any]], None]:
             raise _Stopped
 
     return on_round
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Lost clients and limits are provoked here on purpose; nobody needs to read of them."""
-    logger = logging.getLogger("atoll")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 # -- what is compared ----------------------------------------------------------------------------------------------

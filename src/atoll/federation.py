@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,7 +42,7 @@ from atoll.metrics import evaluate, evaluate_central
 from atoll.metrics.evaluation import Notes, observed
 from atoll.newcomers import evaluate_newcomers
 from atoll.params import Tree, flatten
-from atoll.participation import Late, Moment
+from atoll.participation import Late, Moment, Schedule
 from atoll.predictor import predictor_of
 from atoll.randomness import generator
 from atoll.report.report import Report
@@ -85,7 +86,7 @@ class Settings:
             raise CohortError(f"`late` must be a float in [0, 1). Got {self.late!r}.")
         if self.delay < 1:
             raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
-        participation.parse(self.participation)
+        _ = self.schedule
         if self.evaluation not in ("all", "central", "none"):
             raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
         if self.evaluation == "central" and task.central is None:
@@ -96,6 +97,11 @@ class Settings:
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)
         self.cohort_size(task.clients)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Who is there; a file is read once."""
+        return participation.parse(self.participation)
 
     def cohort_size(self, clients: int) -> int:
         """How many clients are asked in a round."""
@@ -259,7 +265,7 @@ def federate(
 
 def choose(settings: Settings, clients: int, round: int, busy: Clients | None = None) -> Clients:
     """The clients asked in a round: of those who are there, and not busy with an older reply."""
-    there = participation.parse(settings.participation)(Moment(round, clients, settings.seed, settings.rounds))
+    there = settings.schedule(Moment(round, clients, settings.seed, settings.rounds))
     if busy is not None:
         there[busy] = False
     present = np.flatnonzero(there).astype(np.int64)
@@ -507,6 +513,7 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, 
         "training": asdict(task.training),
         "algorithm": {"name": name_of(type(algorithm)), "file": file and str(file), **asdict(algorithm)},
         "settings": asdict(settings),
+        "schedule": participation.fingerprint(settings.participation),
         "model": {"parameters": [one.parameters for one in task.networks] or task.network.parameters},
     }
 
@@ -529,10 +536,11 @@ def _open_run(
         return Run.create(Path(folder), config), False
     run = Run.open(Path(folder))
     written = run.config
-    for part in ("task", "training", "algorithm", "settings"):
+    for part in ("task", "training", "algorithm", "settings", "schedule"):
         asked = _plain(config[part])
-        if written[part] != asked:
-            differs = sorted(name for name in {*asked, *written[part]} if asked.get(name) != written[part].get(name))
+        before = written.get(part, {})
+        if before != asked:
+            differs = sorted(name for name in {*asked, *before} if asked.get(name) != before.get(name))
             raise RunError(
                 f"A run must be resumed with what it was begun with. The {part} differs in {', '.join(differs)}.",
                 hint="begin a new run in another folder.",

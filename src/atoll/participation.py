@@ -15,8 +15,8 @@ many of them as `cohort` says. A reply may also be late: it then counts in the r
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +50,12 @@ def parse(words: str) -> Schedule:
     if name not in SCHEDULES:
         raise unknown("participation", name, SCHEDULES)
     return SCHEDULES[name](value)
+
+
+def fingerprint(words: str) -> dict[str, str]:
+    """What the words alone do not say: the content of a file, which may change while its name stays."""
+    name, _, value = words.partition(":")
+    return {"file": hashlib.sha256(repr(_read(value)).encode()).hexdigest()[:16]} if name == "file" else {}
 
 
 def _constant(value: str) -> Schedule:
@@ -90,19 +96,19 @@ def _turnover(value: str) -> Schedule:
 
 
 def _from_file(value: str) -> Schedule:
+    stays = _read(value)  # now: a file that cannot be read is found before the first round
+
     def there(now: Moment) -> There:
         here = np.zeros(now.clients, dtype=bool)
-        for client, first, last in _read(value):
+        for client, first, last in stays:
             if not 0 <= client < now.clients:
                 raise DataError(f"{value} must name clients from 0 to {now.clients - 1}. It names {client}.")
             here[client] |= first <= now.round + 1 <= last
         return here
 
-    _read(value)  # a file that cannot be read is found before the first round
     return there
 
 
-@lru_cache(maxsize=8)
 def _read(path: str) -> tuple[tuple[int, int, int], ...]:
     try:
         with Path(path).open(newline="") as file:

@@ -219,6 +219,18 @@ class Run:
 
 
 @contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Nobody needs to read what Atoll logs here, short of errors."""
+    logger = logging.getLogger("atoll")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Turn failures to write into errors that say what to do."""
     try:
