@@ -1,6 +1,6 @@
 """Clients with different architectures: a method works inside each of them, with a state of its server for each.
 
-federate() uses `within_architectures` for a task with several networks. A client receives what the server of its
+federate() runs methods `within_architectures`. A client receives what the server of its
 architecture sends; replies are aggregated per architecture unless the method defines `fuse`, as FedDF does, whose
 models learn from those of other architectures. There is no model for everybody.
 """
@@ -87,8 +87,10 @@ def _state(server: Server, cohort: Cohort) -> Tree:
 _MADE: dict[type[Algorithm], type[Algorithm]] = {}  # the same class for the same question
 
 
-def within_architectures(algorithm: Algorithm) -> Algorithm:
-    """The method, for a task with several architectures; its name and hyperparameters stay."""
+def within_architectures(algorithm: Algorithm, task: Task) -> Algorithm:
+    """The method, extended where the task has several architectures; its name and hyperparameters stay."""
+    if task.architecture is None:
+        return algorithm
     method = type(algorithm)
     if method not in _MADE:
         _MADE[method] = _extend(method)

@@ -121,7 +121,7 @@ def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: S
     for algorithm in algorithms:
         _settings_of(algorithm, settings, seed).check(task, algorithm)
         with quietly():
-            (algorithm if task.architecture is None else within_architectures(algorithm)).start(task)
+            within_architectures(algorithm, task).start(task)
 
 
 def _require_same_data(done: Outcome, task: Task) -> None:

@@ -86,7 +86,7 @@ class Settings:
             raise CohortError(f"`late` must be a float in [0, 1). Got {self.late!r}.")
         if self.delay < 1:
             raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
-        _ = self.schedule
+        _ = self.schedule  # its words are read, and a file
         if self.evaluation not in ("all", "central", "none"):
             raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
         if self.evaluation == "central" and task.central is None:
@@ -171,8 +171,7 @@ def federate(
     """
     settings = replace(settings or Settings(), **more)
     settings.check(task, algorithm)
-    if task.architecture is not None:
-        algorithm = within_architectures(algorithm)
+    algorithm = within_architectures(algorithm, task)
     say_limits(algorithm)
     say_overshooting(algorithm, task.training.lr)
     engine = engine or LocalEngine()
