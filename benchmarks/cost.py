@@ -127,10 +127,20 @@ def page(found: dict[str, Any]) -> str:
             ])  # fmt: skip
         heads = ["method", "gradients", "server's", "arithmetic", "measured", "measured / arithmetic"]
         sections.append(
-            f"## {machine}\n\ncommit {here['commit'][:7]}, torch {here['torch']}; FedAvg "
+            f"## {machine}\n\n{_commits(here)}, torch {here['torch']}; FedAvg "
             f"{here['fedavg']:.3f} s per round\n\n{table(heads, rows)}\n"
         )
     return f"{INTRODUCTION}\n" + "\n".join(sections) + COMMENT
+
+
+def _commits(here: dict[str, Any]) -> str:
+    """`commit a; b, c at commit d`: the one of most methods, then those measured again at another."""
+    apart: dict[str, list[str]] = {}
+    for method, one in sorted(here["methods"].items()):
+        if (commit := one.get("commit", here["commit"])) != here["commit"]:
+            apart.setdefault(commit, []).append(f"`{method}`")
+    again = [f"{', '.join(methods)} at commit {commit[:7]}" for commit, methods in apart.items()]
+    return "; ".join([f"commit {here['commit'][:7]}", *again])
 
 
 INTRODUCTION = """\
@@ -178,12 +188,15 @@ def main() -> None:
 
         where = machine()["gpu"] if asked.device.startswith("cuda") else f"{machine()['cores']} CPU cores"
         here = found.setdefault(where, {"methods": {}})
-        here["commit"], here["torch"] = os.environ.get("ATOLL_COMMIT") or versions()["commit"], versions()["torch"]
+        commit = os.environ.get("ATOLL_COMMIT") or versions()["commit"]
+        here.setdefault("commit", commit)
+        here["torch"] = versions()["torch"]
         for method in methods():
             if (asked.only is None and method in here["methods"]) or not re.search(asked.only or "", method):
                 continue
             try:
-                here["methods"][method] = measure(method, asked.device, asked.precision, asked.turns)
+                measured = measure(method, asked.device, asked.precision, asked.turns)
+                here["methods"][method] = {**measured, "commit": commit}
             except AtollError as error:
                 print(f"{method}: {error}", flush=True)
                 continue
