@@ -44,6 +44,7 @@ PASSES = {
     "fedfomo": 6 / 4,  # the loss of six models on validation data
     "fedora": 2 / 4,  # that of two
     "fedphp": 1,  # the teacher's answers
+    "fedcr": 1,  # what its samples say of their classes
     "fedproto": 1,  # class means
     "fedpac": 2,  # class means, before and after
     "perfedavg:order=full": 6,  # a gradient through a gradient costs two more
@@ -162,15 +163,16 @@ differentiated with the loss, at a fifth of a gradient or more. The servers of `
 models of all clients. `fedgen`'s server takes 50 gradients of its generator per round, each counted as one; on a CPU
 it took about 0.7 of the time of a client's. `pfedhn`'s server has a hundred weights for every one of the model.
 Gradients of `fedala` are in part those of two tensors, of `fedgen-local` mostly those of a small generator, and cost
-less than one of the whole network; `fedrod` takes two gradients in one pass. `fedcr` draws 18 features for every
-sample of a step, 92,160 normal numbers, which no gradient shows.
+less than one of the whole network; `fedrod` takes two gradients in one pass. `fedcr` trains a layer more, of 512 to
+512 features, and its head on 18 noisy copies of every sample, 92,160 normal numbers in a step, which no gradient
+shows.
 
 On the H200 a step of so small a network takes as long as its kernels take to follow one another, however little each
 computes, and gradients do not count kernels. A traced step of FedAvg's clients, all at once, has 154 operations that
 start one, and there are 8 steps in a round. `fedcr` has 304 in a step. `fedgen` has 364, since it draws and generates
 features, and 132 in each of its server's 50 steps: 7.7 times FedAvg's in a round, in 2.6 times its time (4.6 before
 the server's steps ran as CUDA graphs). `fedgen-local` has 412, and 311 in each of the 40 steps of its generators: 13
-times. They are above 1.25 for this reason; the CPU, where computing takes the time, shows their arithmetic.
+times. The CPU, where computing takes the time, shows the arithmetic of the latter two.
 """
 
 

@@ -43,16 +43,29 @@ def test_folding_gives_keys_of_their_own():
 
 def test_a_million_clients_have_different_keys():
     many = Keys.of(torch.arange(1_000_000), 0, "batches", 0, "main")
-    assert len(torch.unique(many.low * 2**31 + (many.high >> 1))) == 1_000_000
+    assert len(torch.unique(many.low.long() * 2**32 + many.high)) == 1_000_000
 
 
-def test_all_words_are_32_bits_even_for_the_largest_inputs():
-    largest = torch.tensor(2**32 - 1)
-    extreme = Keys(largest, largest)
-    counters = torch.tensor([0, 1, 2**31, 2**32 - 1])
-    for values in (extreme.bits(counters), extreme.fold(counters).low, extreme.fold(counters).high):
-        assert values.dtype == torch.int64
-        assert bool(((values >= 0) & (values < 2**32)).all())
+def in_whole_numbers(word):
+    """The hash with numbers of any size, cut to 32 bits."""
+    word = (word ^ word >> 16) * 0x21F0AAAD % 2**32
+    word = (word ^ word >> 15) * 0x735A2D97 % 2**32
+    return word ^ word >> 15
+
+
+@pytest.mark.parametrize("low", [0, 1, 0x89ABCDEF, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("high", [0, 0x12345678, 2**32 - 1])
+def test_words_wrap_around_as_whole_numbers_cut_to_32_bits(low, high):
+    keys = Keys(torch.tensor(low), torch.tensor(high))
+    counters = [0, 1, 77_777, 2**31, 2**32 - 1]
+    expected = [in_whole_numbers(in_whole_numbers(counter ^ low) ^ high) for counter in counters]
+    assert keys.bits(torch.tensor(counters)).tolist() == expected
+    assert keys.uniform(torch.tensor(counters), torch.float64).tolist() == [bits // 256 / 2**24 for bits in expected]
+    for counter in counters:
+        for folded in (keys.fold(counter), keys.fold(torch.tensor(counter))):
+            first = in_whole_numbers(low ^ counter)
+            second = in_whole_numbers(high ^ (first + counter) % 2**32)
+            assert (folded.low.item() % 2**32, folded.high.item() % 2**32) == (first, second)
 
 
 def test_bits_look_uniform_in_every_byte():

@@ -114,8 +114,7 @@ class RandomView:
         """All draws of a sample are made at once: many small operations would cost more than the few numbers."""
         count = sum(OF_A_CROP) + OF_COLOURS
         place = torch.arange(len(x), device=x.device)[:, None] * (self.per == "sample")
-        bits = keys.bits(place * count + torch.arange(count, device=x.device))
-        draws = (bits >> 8).to(x.dtype) / 2**24  # uniform on [0, 1)
+        draws = keys.uniform(place * count + torch.arange(count, device=x.device), x.dtype)
         crop, colours = draws[:, : sum(OF_A_CROP)], draws[:, sum(OF_A_CROP) :, None, None]
         seen = self._cropped(x, *torch.split(crop, list(OF_A_CROP), 1))
         return self._coloured(seen, *torch.split(colours, 1, 1))
