@@ -132,7 +132,7 @@ class Batch:
         if self.keys is None:
             raise CohortError("A step may draw only in a scan that says so.", hint="cohort.scan(..., draws=True).")
         counter = torch.arange(math.prod(shape), device=self.x.device).reshape(shape)
-        return self.keys.fold(number(0, purpose)).uniform(counter, self.network.dtype)
+        return self.keys.fold(number(0, purpose) & 0xFFFFFFFF).uniform(counter, self.network.dtype)
 
     def normal(self, purpose: str, *shape: int) -> Tensor:
         """Draws from the standard normal distribution, as `uniform`."""

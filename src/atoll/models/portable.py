@@ -28,7 +28,7 @@ class KeyedDropout(nn.Module):
         self.rate, self.layer, self.channels = rate, layer, channels
         self.calls = 0  # in this forward pass: one layer may be used in several places
         for name in (KEY_LOW, KEY_HIGH):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int32), persistent=False)
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Zero a share `rate` of the elements (or channels) and scale the rest up."""
