@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from marks import needs_compiler
 
 from atoll import LocalEngine
 from atoll.cohort import Population
 from atoll.data.augment import CropAndFlip
+from atoll.engines.programs import WORTHWHILE_CALLS
 from atoll.errors import TaskError
 from atoll.local import sgd
 from atoll.memory import RamMemory
@@ -64,6 +66,24 @@ def test_another_loss_and_other_targets(task, workbench) -> None:
     before = apart(workbench.answers(task.network.initial, task.x), wanted).mean()
     w = sgd(cohort, start=task.network.initial, epochs=200).client(0)
     assert apart(workbench.answers(w, task.x), wanted).mean() < 0.1 * before
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("asked", "passes", "made"), [(True, 2, "compiled"), (True, 1, "traced"), (False, 2, "traced")]
+)
+def test_long_work_is_compiled_where_compiling_was_asked_for(
+    task, workbench, monkeypatch, asked: bool, passes: int, made: str
+) -> None:
+    monkeypatch.setitem(WORTHWHILE_CALLS, "compiled", 6)  # three batches of five in a pass
+    engine = LocalEngine(strategy=f"loop {'compiled' if asked else 'traced'}", dtype=torch.float64)
+    other = replace(workbench, engine=engine)
+    found, expected = (
+        sgd(bench.cohort(task.x, task.y, batch_size=5, passes=passes), start=task.network.initial, epochs=passes)
+        for bench in (other, workbench)
+    )
+    assert [mode for mode, _ in engine.programs._made] == [made]
+    assert all(torch.allclose(found[name], expected[name], rtol=0, atol=1e-12) for name in expected)
 
 
 def test_a_set_that_grows_is_read_as_far_as_it_is_there(task, workbench) -> None:

@@ -17,7 +17,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Population
 from atoll.data.batches import Split
 from atoll.engines.local import FORCED, LocalEngine
-from atoll.engines.programs import Plan
+from atoll.engines.programs import WORTHWHILE_CALLS, Mode, Plan
 from atoll.engines.scan import Scanner
 from atoll.engines.trainings import Trainings
 from atoll.errors import TaskError
@@ -101,11 +101,13 @@ class Workbench:
         network: Network | None = None,
         batch_size: int | None = None,
         first: int | None = None,
+        passes: int = 1,
     ) -> Cohort:
         """A cohort of one that holds these samples, for `sgd` and `scan`; of another `network` than the clients'.
 
         With `first`, it reads so many of the samples only: programs are made for one size, and a set that grows is
         best held in tensors as large as it will be. Samples of another shape than the clients' are not augmented.
+        `passes` says how many over the samples are ahead: where compiling was asked for, long work is compiled.
         """
         task = self.population.task
         size = len(x) if first is None else first
@@ -122,9 +124,10 @@ class Workbench:
         population = Population(mine, RamMemory(1), number(self.population.seed, "server"))
         # Traced, and on a GPU captured, because a server does the same in every round. Plain, because it is always
         # alone: there are no bits of a cohort to agree with, and programs without `vmap` are made faster.
-        engine = self.engine
+        engine, steps = self.engine, passes * -(-size // mine.training.batch_size)
+        mode: Mode = "compiled" if engine.compiles and steps >= WORTHWHILE_CALLS["compiled"] else "traced"
         plan = Plan(
-            "loop", mode="traced", graph=True, own_data=True, channels_last=engine.channels_last, plain=True,
+            "loop", mode=mode, graph=True, own_data=True, channels_last=engine.channels_last, plain=True,
             precision=engine.precision,
         )  # fmt: skip
         scanner = Scanner(plan, engine.programs, calls=FORCED, trainings=self.trainings)

@@ -1,9 +1,8 @@
 import logging
-import os
-import shutil
 
 import pytest
 import torch
+from marks import needs_compiler
 from torch import nn
 
 from atoll.engines.local import FORCED
@@ -16,10 +15,6 @@ SIZES = (5, 1, 12, 7)
 ALONE = [[2], [3], [0], [1]]
 CHUNKS = [[2, 3], [0, 1]]
 TOGETHER = [[2, 3, 0, 1]]
-
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))), reason="compiles: needs a C++ compiler"
-)
 
 
 def plain():

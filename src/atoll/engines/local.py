@@ -143,6 +143,11 @@ class LocalEngine:
         """Whether images are best laid out as tensor cores read them, where no plan was measured."""
         return self.device.type == "cuda" and self.precision != "fp32"
 
+    @property
+    def compiles(self) -> bool:
+        """Whether compiling was asked for, whatever it takes."""
+        return bool(self.compile) or (self.spelled is not None and self.spelled.mode == "compiled")
+
     def best_alone(self, task: Task) -> bool:
         """Whether models are faster one at a time: grouped convolutions are slow, and here nothing makes up for it."""
         return _convolves(task) and (self.device.type == "cpu" or _fills_a_gpu(task))

@@ -25,7 +25,8 @@ def students(
 
     The next pass is made when it is asked for.
     """
-    server = bench.cohort(x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
+    network = bench.network.with_loss(divergence)
+    server = bench.cohort(x, wanted, network=network, batch_size=batch_size, passes=epochs)
     given = {"lr": torch.full_like(server.lr, lr), "steps": epochs * -(-len(x) // batch_size)}
     state = {"w": start, "past": unmoved(start)}
     for epoch in range(epochs):
