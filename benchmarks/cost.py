@@ -167,12 +167,11 @@ less than one of the whole network; `fedrod` takes two gradients in one pass. `f
 512 features, and its head on 18 noisy copies of every sample, 92,160 normal numbers in a step, which no gradient
 shows.
 
-On the H200 a step of so small a network takes as long as its kernels take to follow one another, however little each
-computes, and gradients do not count kernels. A traced step of FedAvg's clients, all at once, has 154 operations that
-start one, and there are 8 steps in a round. `fedcr` has 304 in a step. `fedgen` has 364, since it draws and generates
-features, and 132 in each of its server's 50 steps: 7.7 times FedAvg's in a round, in 2.6 times its time (4.6 before
-the server's steps ran as CUDA graphs). `fedgen-local` has 412, and 311 in each of the 40 steps of its generators: 13
-times. The CPU, where computing takes the time, shows the arithmetic of the latter two.
+`fedgen` and `fedgen-local` are above 1.25 on the H200 only. Gradients count neither drawing nor generating, which on a
+GPU are many small kernels: a traced step of FedAvg's clients, all at once, has 154 operations that start one, and there
+are 8 steps in a round; `fedgen` has 364, and 132 in each of its server's 50 steps (4.58 was measured before these ran
+as CUDA graphs); `fedgen-local` 412, and 311 in each of the 40 steps of its generators; `fedcr` 304. How the time
+divides among them was not profiled.
 """
 
 
