@@ -104,7 +104,7 @@ class FedGen(Algorithm):
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Average the models, and teach the generator what their heads know."""
         w, counts = server["w"], replies.stack("labels")["counts"]
-        heads = (w + replies.stack("delta")).part("head")
+        heads = w.part("head") + replies.stack("delta").part("head")
         return {
             "w": w + replies.mean("delta"),
             "generator": self.taught(server.get("generator"), heads, counts, replies.workbench),
