@@ -21,7 +21,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from published import RESULTS, table
+from published import RESULTS, origin, table
 
 ROUNDS = 6
 VARIANTS = {  # of methods that are not measured as they are, or not only so
@@ -140,8 +140,8 @@ def _commits(here: dict[str, Any]) -> str:
     for method, one in sorted(here["methods"].items()):
         if (commit := one.get("commit", here["commit"])) != here["commit"]:
             apart.setdefault(commit, []).append(f"`{method}`")
-    again = [f"{', '.join(methods)} at commit {commit[:7]}" for commit, methods in apart.items()]
-    return "; ".join([f"commit {here['commit'][:7]}", *again])
+    again = [f"{', '.join(methods)} at commit {commit}" for commit, methods in apart.items()]
+    return "; ".join([f"commit {here['commit']}", *again])
 
 
 INTRODUCTION = """\
@@ -188,16 +188,14 @@ def main() -> None:
     path = asked.out / "cost.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if not asked.page:
-        import os
-
         from atoll.errors import AtollError
-        from atoll.runs import machine, versions
+        from atoll.runs import machine
 
-        where = machine()["gpu"] if asked.device.startswith("cuda") else f"{machine()['cores']} CPU cores"
+        now = origin(asked.precision)
+        where = now["machine"] if asked.device.startswith("cuda") else f"{machine()['cores']} CPU cores"
         here = found.setdefault(where, {"methods": {}})
-        commit = os.environ.get("ATOLL_COMMIT") or versions()["commit"]
+        commit, here["torch"] = now["commit"], now["torch"]
         here.setdefault("commit", commit)
-        here["torch"] = versions()["torch"]
         for method in methods():
             if (asked.only is None and method in here["methods"]) or not re.search(asked.only or "", method):
                 continue

@@ -9,10 +9,9 @@ Writes docs/results/fedora.md. Runs are kept in runs/fedora-table and reused.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
-from published import RESULTS, table
+from published import RESULTS, origin, table
 
 from atoll import LocalEngine, Recipe, Settings, Training, compare
 from atoll.algorithms import create
@@ -20,7 +19,6 @@ from atoll.comparison import run_name
 from atoll.data.synthetic import FEDORA_SHARES
 from atoll.report.table import Numbers, gain_text, harmed_text, newcomers_cells
 from atoll.results import Comparison, Outcome, label
-from atoll.runs import versions
 
 TASKS = {"rotated-mnist": "Rotated MNIST", "rotated-fashion-mnist": "Rotated Fashion-MNIST"}
 METHODS = [
@@ -54,7 +52,7 @@ def main() -> None:
     if asked.task is not None:
         return
     where = config["machine"]["gpu"] or f"{config['machine']['cores']} CPU cores"
-    commit = (os.environ.get("ATOLL_COMMIT") or versions()["commit"] or "?")[:7]
+    commit = origin("fp32")["commit"]
     (asked.out / "fedora.md").write_text(f"""# FEDORA's setting
 
 Written by `python benchmarks/fedora_table.py --rounds {asked.rounds} --seeds {asked.seeds}`; {where}, torch

@@ -70,16 +70,16 @@ def test_another_loss_and_other_targets(task, workbench) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("asked", "passes", "made"), [(True, 2, "compiled"), (True, 1, "traced"), (False, 2, "traced")]
+    ("asked", "epochs", "made"), [(True, 2, "compiled"), (True, 1, "traced"), (False, 2, "traced")]
 )
 def test_long_work_is_compiled_where_compiling_was_asked_for(
-    task, workbench, monkeypatch, asked: bool, passes: int, made: str
+    task, workbench, monkeypatch, asked: bool, epochs: int, made: str
 ) -> None:
     monkeypatch.setitem(WORTHWHILE_CALLS, "compiled", 6)  # three batches of five in a pass
     engine = LocalEngine(strategy=f"loop {'compiled' if asked else 'traced'}", dtype=torch.float64)
     other = replace(workbench, engine=engine)
     found, expected = (
-        sgd(bench.cohort(task.x, task.y, batch_size=5, passes=passes), start=task.network.initial, epochs=passes)
+        sgd(bench.cohort(task.x, task.y, batch_size=5), start=task.network.initial, epochs=epochs)
         for bench in (other, workbench)
     )
     assert [mode for mode, _ in engine.programs._made] == [made]

@@ -120,7 +120,7 @@ class Splitting(OneShot):
         logits = torch.einsum("kc,ksc->sc", votes(server), blocks.parted(said)[-1])
         classes = F.one_hot(y, task.classes or 0).to(said.dtype)
         wanted = torch.cat([base, (logits / TEMPERATURE).softmax(1), classes], 1)
-        cohort = bench.cohort(x, wanted, network=talkative.network, passes=self.student_epochs)
+        cohort = bench.cohort(x, wanted, network=talkative.network)
         step = functools.partial(taught, blocks, split, self.align, self.labels)
         lr = torch.full_like(cohort.lr, self.student_lr)
         return sgd(cohort, server["model"], epochs=self.student_epochs, lr=lr, gradient=step).client(0)

@@ -16,8 +16,8 @@ from torch.func import vmap
 from atoll.batch import Batch
 from atoll.cohort import Cohort, Population
 from atoll.data.batches import Split
-from atoll.engines.local import FORCED, LocalEngine
-from atoll.engines.programs import WORTHWHILE_CALLS, Mode, Plan
+from atoll.engines.local import LocalEngine
+from atoll.engines.programs import Plan
 from atoll.engines.scan import Scanner
 from atoll.engines.trainings import Trainings
 from atoll.errors import TaskError
@@ -101,13 +101,11 @@ class Workbench:
         network: Network | None = None,
         batch_size: int | None = None,
         first: int | None = None,
-        passes: int = 1,
     ) -> Cohort:
         """A cohort of one that holds these samples, for `sgd` and `scan`; of another `network` than the clients'.
 
         With `first`, it reads so many of the samples only: programs are made for one size, and a set that grows is
         best held in tensors as large as it will be. Samples of another shape than the clients' are not augmented.
-        `passes` says how many over the samples are ahead: where compiling was asked for, long work is compiled.
         """
         task = self.population.task
         size = len(x) if first is None else first
@@ -122,13 +120,12 @@ class Workbench:
         )  # fmt: skip
         # A seed of its own: the first client is number 0 as well, and must not share its draws with the server.
         population = Population(mine, RamMemory(1), number(self.population.seed, "server"))
-        # Traced, and on a GPU captured, because a server does the same in every round. Plain, because it is always
-        # alone: there are no bits of a cohort to agree with, and programs without `vmap` are made faster.
-        engine, steps = self.engine, passes * -(-size // mine.training.batch_size)
-        mode: Mode = "compiled" if engine.compiles and steps >= WORTHWHILE_CALLS["compiled"] else "traced"
+        # Traced at least, and on a GPU captured. Plain, because it is always alone: there are no bits of a cohort to
+        # agree with, and programs without `vmap` are made faster.
+        engine = self.engine
         plan = Plan(
-            "loop", mode=mode, graph=True, own_data=True, channels_last=engine.channels_last, plain=True,
-            precision=engine.precision,
+            "loop", mode="compiled" if engine.compiles else "traced", graph=True, own_data=True,
+            channels_last=engine.channels_last, plain=True, precision=engine.precision,
         )  # fmt: skip
-        scanner = Scanner(plan, engine.programs, calls=FORCED, trainings=self.trainings)
+        scanner = Scanner(plan, engine.programs, trainings=self.trainings)
         return Cohort(population, np.array([0]), self.round, scanner)

@@ -407,7 +407,10 @@ class Programs:
         return np.array(sorted(sizes))
 
     def get(self, plan: Plan, work: Work, example: tuple[Any, ...], calls: int) -> Program:
-        """The program for these shapes, made now if it is new and if `calls` calls will pay for it."""
+        """The program for these shapes, made now if it is new and if `calls` calls will pay for it.
+
+        Tracing always pays for a server, which does the same in every round.
+        """
         if work.network.draws_globally:
             return SeededProgram()
         if plan.mode == "eager":
@@ -430,7 +433,8 @@ class Programs:
         modes: tuple[Mode, ...] = ("compiled", "traced")
         with self._lock:
             for mode in modes[modes.index(plan.mode) :]:
-                if (mode, key) not in self._made and calls >= WORTHWHILE_CALLS[mode]:
+                pays = calls >= WORTHWHILE_CALLS[mode] or (mode == "traced" and plan.own_data)
+                if (mode, key) not in self._made and pays:
                     self._made[mode, key] = self._make(mode, graph, work, example)
                 program = self._made.get((mode, key))
                 if program is not None:

@@ -25,8 +25,7 @@ def students(
 
     The next pass is made when it is asked for.
     """
-    network = bench.network.with_loss(divergence)
-    server = bench.cohort(x, wanted, network=network, batch_size=batch_size, passes=epochs)
+    server = bench.cohort(x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
     given = {"lr": torch.full_like(server.lr, lr), "steps": epochs * -(-len(x) // batch_size)}
     state = {"w": start, "past": unmoved(start)}
     for epoch in range(epochs):
