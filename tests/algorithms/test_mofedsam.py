@@ -7,6 +7,7 @@ import torch
 
 from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
+from atoll.algorithms.fedfsa import FedFSA
 from atoll.algorithms.mofedsam import MoFedSAM
 from atoll.conformance import personal_models, play
 
@@ -70,3 +71,18 @@ def test_statistics_of_batchnorm_are_aggregated_and_have_no_momentum(make_task) 
     server = play(task, METHOD).server
     assert set(server["momentum"]) == set(task.network.initial.trained)
     assert (server["w"]["1.running_mean"] - task.network.initial["1.running_mean"]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (MoFedSAM(rho=0.0), True),
+        (MoFedSAM(rho=0.1), False),
+        (FedFSA(rho=0.0, rho_larger=0.0, top_c=1), True),
+        (FedFSA(rho=0.0, rho_larger=0.2, top_c=0), True),
+        (FedFSA(rho=0.0, rho_larger=0.2, top_c=1), False),
+    ],
+)
+def test_that_no_radius_is_left_is_said(two_clients: Task, caplog, method: MoFedSAM, said: bool) -> None:
+    method.start(two_clients)
+    assert (f"{type(method).__name__} with radius 0" in caplog.text) == said

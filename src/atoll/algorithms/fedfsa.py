@@ -39,6 +39,11 @@ class FedFSA(MoFedSAM):
     }
     cites: ClassVar[str] = "xing2025flexible"
 
+    @property
+    def largest_radius(self) -> float:
+        """That of some layers, or of all."""
+        return max(self.rho, self.rho_larger if self.top_c else 0)
+
     def start(self, task: Task) -> dict[str, Params]:
         """As MoFedSAM, for a model with enough layers."""
         require_layers(self, task.network.initial, self.top_c)

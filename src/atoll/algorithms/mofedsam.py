@@ -11,6 +11,7 @@ Reference: Qu, Li, Duan, Liu, Tang, Lu. "Generalized Federated Learning via Shar
 Algorithm 2. https://arxiv.org/abs/2206.02618
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from atoll.local import sgd
 from atoll.local.descent import Found
 from atoll.local.sharpness import Radius, sharp_gradient
 from atoll.params import Params, Stack
+
+log = logging.getLogger("atoll.algorithms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,16 @@ class MoFedSAM(Algorithm):
     limits: ClassVar[Limits] = {"fedsam": {"alpha": 1.0, "rho": 0.05}}
     cites: ClassVar[str] = "qu2022generalized"
 
+    @property
+    def largest_radius(self) -> float:
+        """0: gradients are plain ones."""
+        return self.rho
+
     def start(self, task: Task) -> dict[str, Params]:
         """The model, and no momentum yet."""
         w = task.network.initial
+        if self.largest_radius == 0:
+            log.warning("%s with radius 0 looks for no flat place: its gradients are plain ones", type(self).__name__)
         return {"w": w, "momentum": w.zeros()}
 
     def local(self, received: dict[str, Params], cohort: Cohort) -> Update:
