@@ -4,12 +4,14 @@ python benchmarks/cost.py                        # all that is missing on this m
 python benchmarks/cost.py --device cuda
 python benchmarks/cost.py --only '^(ditto|ifca)'  # again, these
 python benchmarks/cost.py --only . --turns 1      # again, all methods that take rounds, in half the time
+python benchmarks/cost.py --device cuda --clients 100 --images 750 --engine 'whole traced graph' --only '^fed(gen|cr)'
 
-The task is made up: 20 clients with 100 images of 28x28 in 10 classes, PFLlib's CNN, batch 10. Every method is measured
-by turns with FedAvg, in rounds after the second (in the first two it is chosen how to run, programs are made, and some
-methods do more than later), and the ratio is that of the medians. The arithmetic ratio counts gradients of batches:
-those of clients by the engine's own tally, those of servers as the method says. What is known of passes without
-gradient is added, each as a third of a gradient.
+The task is made up: 20 clients with 100 images of 28x28 in 10 classes, PFLlib's CNN, batch 10. Six rounds of it are so
+short on a GPU that the engine makes no programs for them; the last line asks for those of a long run, on a larger task.
+Every method is measured by turns with FedAvg, in rounds after the second (in the first two it is chosen how to run,
+programs are made, and some methods do more than later), and the ratio is that of the medians. The arithmetic ratio
+counts gradients of batches: those of clients by the engine's own tally, those of servers as the method says. What is
+known of passes without gradient is added, each as a third of a gradient.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import argparse
 import json
 import re
 import statistics
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +35,10 @@ VARIANTS = {  # of methods that are not measured as they are, or not only so
     "pfedme": ("pfedme:inner_steps=5", "pfedme:form=survey"),
 }
 PUBLIC = 256  # images that a server may see
-# Gradients on the server per round, in those of FedAvg's clients, who take one of 10 images 160 times.
+# Gradients on the server per round.
 SERVER = {
-    "fedgen": 50 / 160,  # of a generator of features, under the heads of all clients
-    "feddf:server_epochs=1": PUBLIC / 10 / 160,  # of the same network, on larger batches
+    "fedgen": 50,  # of a generator of features, under the heads of all clients
+    "feddf:server_epochs=1": PUBLIC / 10,  # of the same network, on larger batches
 }
 # Passes without gradient over a client's training data per round: what the tally does not see. Validation data are a
 # quarter as many here.
@@ -49,8 +52,31 @@ PASSES = {
     "fedpac": 2,  # class means, before and after
     "perfedavg:order=full": 6,  # a gradient through a gradient costs two more
     "maml": 6,
-    "feddf:server_epochs=1": PUBLIC / 80,  # the answers of all clients' models to public images
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many clients there are, and how many images each has: 80 % of them to train on."""
+
+    clients: int = 20
+    images: int = 100
+
+    @property
+    def gradients(self) -> int:
+        """Of FedAvg's clients per round, of 10 images each."""
+        return self.clients * round(0.8 * self.images / 10)
+
+    def server(self, method: str) -> float:
+        """The server's gradients in those of FedAvg's clients."""
+        return SERVER.get(method, 0) / self.gradients
+
+    def passes(self, method: str) -> float:
+        """Passes over a client's training data; FedDF's server asks all clients' models about public images."""
+        return PUBLIC / (0.8 * self.images) if method.startswith("feddf") else PASSES.get(method, 0)
+
+    def __str__(self) -> str:
+        return f"{self.clients} clients with {self.images} images each"
 
 
 def methods() -> list[str]:
@@ -61,10 +87,8 @@ def methods() -> list[str]:
     return [variant for name in names for variant in VARIANTS.get(name, (name,))]
 
 
-def task() -> Any:
+def task(size: Size) -> Any:
     """Made-up images, the same for all."""
-    from dataclasses import replace
-
     import numpy as np
     import torch
 
@@ -75,10 +99,10 @@ def task() -> Any:
     draw = generator(0, "cost")
     data = {
         f"{client}": (
-            draw.standard_normal((100, 1, 28, 28)).astype(np.float32),
-            draw.integers(0, 10, 100),
+            draw.standard_normal((size.images, 1, 28, 28)).astype(np.float32),
+            draw.integers(0, 10, size.images),
         )
-        for client in range(20)
+        for client in range(size.clients)
     }
     with default_generator(number(0, "cost")):
         model = build("cnn", (1, 28, 28), 10)
@@ -93,12 +117,11 @@ def seconds(report: Any) -> tuple[list[float], float]:
     return [line["seconds"]["round"] for line in lines], statistics.mean(line["gradients"] for line in lines)
 
 
-def measure(method: str, device: str, precision: str, turns: int) -> dict[str, Any]:
+def measure(method: str, engine: Any, here: Any, turns: int) -> dict[str, Any]:
     """Time and gradients per round of a method and of FedAvg beside it."""
-    from atoll import LocalEngine, federate
+    from atoll import federate
     from atoll.algorithms import create
 
-    engine, here = LocalEngine(device=device, precision=precision, compile=False), task()
     times: dict[str, list[float]] = {method: [], "fedavg": []}
     gradients: dict[str, float] = {}
     for _ in range(turns):
@@ -117,9 +140,9 @@ def page(found: dict[str, Any]) -> str:
     """The page docs/results/cost.md."""
     sections = []
     for machine, here in found.items():
-        rows = []
+        rows, size = [], Size(**here.get("size", {}))
         for method, one in sorted(here["methods"].items()):
-            server, passes = SERVER.get(method, 0), PASSES.get(method, 0)
+            server, passes = size.server(method), size.passes(method)
             arithmetic = one["gradients"] + server + passes / 3
             over = one["ratio"] / arithmetic if arithmetic else float("nan")
             rows.append([
@@ -180,6 +203,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--engine", default="auto", help="clients at once, as of `atoll run`")
+    parser.add_argument("--clients", type=int, default=Size.clients)
+    parser.add_argument("--images", type=int, default=Size.images, help="of a client")
     parser.add_argument("--only", default=None, help="measure again what matches")
     parser.add_argument("--turns", type=int, default=2, help="how often a method and FedAvg take turns")
     parser.add_argument("--page", action="store_true", help="write the page and stop")
@@ -188,25 +214,35 @@ def main() -> None:
     path = asked.out / "cost.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if not asked.page:
+        from atoll import LocalEngine
         from atoll.errors import AtollError
         from atoll.runs import machine
 
         now = origin(asked.precision)
         where = now["machine"] if asked.device.startswith("cuda") else f"{machine()['cores']} CPU cores"
-        here = found.setdefault(where, {"methods": {}})
+        size = Size(asked.clients, asked.images)
+        if (size, asked.engine) != (Size(), "auto"):
+            where = f"{where}, {size}, `{asked.engine}`"
+        here = found.setdefault(where, {"methods": {}, "size": asdict(size)})
+        spelled = asked.engine != "auto"
+        engine = LocalEngine(
+            device=asked.device, precision=asked.precision, strategy=asked.engine, compile=None if spelled else False
+        )
+        placed = engine.place(task(size))
         commit, here["torch"] = now["commit"], now["torch"]
         here.setdefault("commit", commit)
         for method in methods():
             if (asked.only is None and method in here["methods"]) or not re.search(asked.only or "", method):
                 continue
             try:
-                measured = measure(method, asked.device, asked.precision, asked.turns)
+                measured = measure(method, engine, placed, asked.turns)
                 here["methods"][method] = {**measured, "commit": commit}
             except AtollError as error:
                 print(f"{method}: {error}", flush=True)
                 continue
             print(method, here["methods"][method], flush=True)
-            here["fedavg"] = here["methods"].get("fedavg", here["methods"][method])["seconds"]
+            if method == "fedavg" or "fedavg" not in here["methods"]:
+                here["fedavg"] = measured["seconds"] / measured["ratio"]
             path.write_text(json.dumps(found, indent=1) + "\n")
     (asked.out / "cost.md").write_text(page(found))
 
