@@ -37,9 +37,8 @@ from atoll.references import bibtex
 from atoll.runs import Run
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from atoll.report.report import Report
+    from atoll.report.table import ComparisonTable
 
 Scores = NDArray[np.float64]
 Select = Literal["last", "best", "oracle"]
@@ -593,11 +592,11 @@ class Comparison:
         """The same with another round counting."""
         return replace(self, select=select)
 
-    def table(self) -> Table:
+    def table(self) -> ComparisonTable:
         """For the terminal."""
-        from atoll.report.table import comparison_table
+        from atoll.report.table import ComparisonTable
 
-        return comparison_table(self)
+        return ComparisonTable(self)
 
     def save(self, folder: Path | str) -> dict[str, Path]:
         """Write report.html, results.csv, .json, .md and .tex, and clients.csv; returns their paths by name."""

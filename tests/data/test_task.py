@@ -270,15 +270,42 @@ def test_public_samples_of_ones_own_must_be_new():
     assert found.facts["public"].startswith("4 samples, ")
     assert found.facts != task.with_public(new + 1, [0, 1, 2, 0]).facts
     for taken, whose in (
-        (0.0, "of the clients'"),
-        (-0.0, "of the clients'"),
-        (49.0, "of the clients'"),
-        (70.0, "central"),
+        (0.0, "clients'"),
+        (-0.0, "clients'"),
+        (49.0, "clients'"),
+        (70.0, "in the server's test set"),
     ):
         some = new.copy()
         some[1:3] = taken
         with pytest.raises(TaskError, match=rf"2 of 4 are {whose}, the first is number 1\.\n.*leave them out"):
             task.with_public(some, [0, 1, 2, 0])
+
+
+GOOD_X, GOOD_Y = np.full((4, 4), 90.0), np.array([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (GOOD_X, GOOD_Y[:3], r"samples of shape \(4,\), .* Got 4 samples of shape \(4,\) and 3 targets"),
+        (GOOD_X[:, :3], GOOD_Y, r"samples of shape \(4,\), .* Got 4 samples of shape \(3,\) and 4 targets"),
+        (GOOD_X, GOOD_Y + 1, r"classes from 0 to 2 as targets\. Got 1 to 3"),
+        (GOOD_X, GOOD_Y - 1, r"classes from 0 to 2 as targets\. Got -1 to 1"),
+        (np.where(np.arange(16).reshape(4, 4) == 9, np.nan, GOOD_X), GOOD_Y, "finite numbers. Sample 2 holds others"),
+    ],
+)
+def test_samples_given_by_hand_must_fit(x, y, message):
+    task = Task.build(numbered(), Iid(), clients=5, model=lambda: nn.Linear(4, 3))
+    with pytest.raises(TaskError, match="Public data must.*" + message):
+        task.with_public(x, y)
+    with pytest.raises(TaskError, match="The data of client b must.*" + message):
+        Task.of_clients({"a": (GOOD_X, GOOD_Y), "b": (x, y)}, nn.Linear(4, 3), classes=3)
+
+
+def test_public_data_must_not_be_empty():
+    task = Task.build(numbered(), Iid(), clients=5, model=lambda: nn.Linear(4, 3))
+    with pytest.raises(TaskError, match="Public data must be at least 1 sample. Got 0"):
+        task.with_public(GOOD_X[:0], GOOD_Y[:0])
 
 
 def test_public_samples_may_be_those_of_owners_who_were_left_out():

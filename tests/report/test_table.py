@@ -56,7 +56,11 @@ def shown(table, width=100):
 
 def cells(table, method):
     """The cells of a method's row; a mean and its interval stand together."""
-    line = next(line for line in shown(table).splitlines() if line.startswith(method))
+    return cells_of(shown(table), method)
+
+
+def cells_of(text, method):
+    line = next(line for line in text.splitlines() if line.startswith(method))
     return line.removeprefix(method).replace(" ± ", "±").split()
 
 
@@ -124,6 +128,26 @@ def test_the_table_fits_a_terminal_with_long_names_in_full(found):
     assert "ditto:lam=0.125,epochs=12 *" in text
     assert "…" not in text
     assert "…" not in shown(found.table(), width=100)
+
+
+def test_a_narrow_terminal_loses_columns_and_no_figures(found):
+    text = shown(found.table(), width=70)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 70
+    assert "For want of room without std, bottom 10 %, MB down: the files have all columns." in " ".join(text.split())
+    assert cells_of(text, "fedavg") == ["71.4", "20.0", "-8.6", "–", "1.0", "▼", "2.0", "1.2"]
+    assert "For want of room" not in shown(found.table(), width=100)
+
+
+def test_the_servers_test_set_has_a_column_where_there_is_one(found):
+    assert "server's" not in shown(found.table())
+    assert "Server's test" not in notes(found)
+    for method in ("fedavg", "ditto"):  # alone everybody has a model of its own, and there is none to be scored
+        found.outcomes[method][0].history[0]["evaluation"]["central"] = {"score": 0.375, "loss": 1.0}
+    again = Comparison(found.outcomes)
+    assert cells(again.table(), "fedavg")[:3] == ["71.4", "37.5", "20.0"]
+    assert cells(again.table(), "local")[:3] == ["80.0", "–", "80.0"]
+    assert "Server's test: what all deploy alike, on the server's own test set." in notes(again)
 
 
 def test_an_error_is_written_as_it_is_and_gains_are_positive():

@@ -1,8 +1,8 @@
 """FAFI: clients train encoders and class prototypes by contrast, and upload once; their features are fused.
 
     client k:   min  CE(l, y) + a SupCon(z, y) + b CE(s cos(p, p), (0, ..., C - 1)),     l_c = s z . p_c / |p_c|
-    server:     p_c = mean of p_kc over the clients that own class c,       F(x) = sum_k w_k(x) f_k(x)
-    answer:     the c with the largest  F(x) . p_c
+    server:     p_c = mean of p_kc / |p_kc| over the clients that own class c,   F(x) = sum_k w_k(x) f_k(x) / |f_k(x)|
+    answer:     the c with the largest  cos(F(x), p_c)
 
 f_k(x) is what enters the head of client k's network, z = f / |f| on two augmented views of every sample; the prototypes
 p_kc are the rows of the head's weight, which has no other use. `atoll.local.fusion` has the rules for w_k.

@@ -48,8 +48,10 @@ class FAFIBank(FAFI):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pool_from != "teacher" and (self.pool, self.pool_from) not in CONTROLS:
+            others = sorted(source for form, source in CONTROLS if form == self.pool)
             raise HyperparameterError(
-                f"`pool_from` must be 'teacher' for a pool of {self.pool!r}. Got {self.pool_from!r} instead.",
+                f"`pool_from` for a pool of {self.pool!r} must be {' or '.join(map(repr, ['teacher', *others]))}. "
+                f"Got {self.pool_from!r} instead.",
                 hint="'untrained' and 'random' are banks of features (pool=features), 'noise' is images (pool=images).",
             )
 

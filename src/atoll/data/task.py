@@ -190,17 +190,21 @@ class Task:
         if self.public is None:
             raise TaskError(
                 f"{who} needs public data, samples that everybody may see. {self.name} has none.",
-                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1).",
+                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1); or "
+                "give samples of your own: Task.with_public(x, y).",
             )
         return self.public
 
     def with_public(self, x: Any, y: Any) -> Task:
         """The same task with samples of yours that everybody may see; none may be a client's or the server's."""
         samples, targets = torch.as_tensor(x).to(self.x), torch.as_tensor(y).to(self.y)
+        if not len(samples):
+            raise TaskError("Public data must be at least 1 sample. Got 0.")
+        _check_samples("Public data", samples, targets, tuple(self.x.shape[1:]), self.classes)
         tasks = [self] if self.unseen is None else [self, self.unseen]
         dealt = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
         dealt[torch.cat([split.order for task in tasks for split in task.splits.values()])] = True
-        theirs = {"of the clients'": self.x[dealt]} | ({"central": self.central[0]} if self.central else {})
+        theirs = {"clients'": self.x[dealt]} | ({"in the server's test set": self.central[0]} if self.central else {})
         for whose, others in theirs.items():
             found = duplicates(samples, others)
             if found:
@@ -346,6 +350,9 @@ class Task:
             return values.to(dtype) if values.is_floating_point() else values
 
         sizes = [len(x) for x, _ in data.values()]
+        shape = tuple(np.shape(next(iter(data.values()))[0])[1:])
+        for client, (xs, ys) in data.items():
+            _check_samples(f"The data of client {client}", torch.as_tensor(xs), torch.as_tensor(ys), shape, classes)
         x, y = joined(0), joined(1)
         if classes is None and not y.is_floating_point():
             classes = int(y.max()) + 1
@@ -400,6 +407,27 @@ class Task:
                 f"for {len(few)} samples.",
                 hint="set the width of its last layer to the number of classes.",
             )
+
+
+def _check_samples(what: str, x: Tensor, y: Tensor, shape: tuple[int, ...], classes: int | None) -> None:
+    """Samples given by hand must be like all others, and each must have its target."""
+    mine = tuple(x.shape[1:])
+    if mine != shape or len(x) != len(y):
+        raise TaskError(
+            f"{what} must be samples of shape {shape}, and a target for each. Got {len(x)} samples of shape {mine} and "
+            f"{len(y)} targets."
+        )
+    if x.is_floating_point() and not torch.isfinite(x).all():
+        wrong = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
+        raise TaskError(
+            f"{what} must be finite numbers. Sample {wrong} holds others.", hint="fill in or leave out what is missing."
+        )
+    if len(y) and not y.is_floating_point() and (int(y.min()) < 0 or (classes is not None and int(y.max()) >= classes)):
+        top = "" if classes is None else f" to {classes - 1}"
+        raise TaskError(
+            f"{what} must have classes from 0{top} as targets. Got {int(y.min())} to {int(y.max())}.",
+            hint="number the classes from 0" + (", and give `classes` if there are more." if classes else "."),
+        )
 
 
 def _usual_model(shape: tuple[int, ...]) -> str:

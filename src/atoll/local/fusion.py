@@ -35,7 +35,7 @@ def together(features: Sequence[Tensor]) -> Tensor:
     if len(sizes) > 1:
         raise ModelError(
             f"Features that are fused must be of one size for all clients. Got sizes {', '.join(map(str, sizes))}.",
-            hint="give all clients networks with as many features, or fuse what they answer: an ensemble.",
+            hint="give all clients networks with as many features.",
         )
     return torch.stack(list(features))
 

@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.report.html import page
 from atoll.report.table import (
     BEST,
-    Numbers,
-    gain_text,
-    harmed_text,
-    mean_text,
-    megabytes,
+    comparison_cells,
     newcomers_cells,
     newcomers_notes,
     notes,
@@ -107,24 +103,9 @@ def latex(comparison: Comparison) -> str:
 
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    numbers, best = Numbers.of(comparison), comparison.best if len(comparison.results) > 1 else None
-    heads = [
-        "method", "mean ± 95 %" if len(comparison.seeds) > 1 else "mean", "worst client", "bottom 10 %", "std",
-        "gain vs Local", "gain vs FedAvg", f"harmed of {comparison.clients}", "MB up", "MB down",
-    ]  # fmt: skip
-    rows = [
-        [
-            f"{row['method']} {BEST}" if row["method"] == best else row["method"],
-            re.sub(" +", " ", mean_text(numbers, row)),
-            *(numbers.score(row[name]) for name in ("worst", "bottom10", "std")),
-            *(gain_text(comparison, row, over) for over in ("local", "fedavg")),
-            harmed_text(comparison, row),
-            megabytes(row["megabytes_up"]),
-            megabytes(row["megabytes_down"]),
-        ]
-        for row in comparison.results
-    ]  # fmt: skip
-    return heads, rows
+    """The table's cells, each in one line and without padding."""
+    heads, rows = comparison_cells(comparison)
+    return [head.replace("\n", " ") for head in heads], [[re.sub(" +", " ", cell) for cell in row] for row in rows]
 
 
 def _tex(text: str) -> str:

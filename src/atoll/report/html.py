@@ -165,6 +165,7 @@ class Page:
         several = len(comparison.outcomes) > 1
         columns: dict[str, Callable[[dict[str, Any]], str]] = {
             "Mean" if len(comparison.seeds) == 1 else "Mean ±\u00a095\u00a0%": lambda row: mean_text(numbers, row),
+            "Server's test": lambda row: numbers.score(row["central"]),
             "Worst client": lambda row: numbers.score(row["worst"]),
             "Bottom 10\u00a0%": lambda row: numbers.score(row["bottom10"]),
             "Std over clients": lambda row: numbers.score(row["std"]),
@@ -199,6 +200,7 @@ class Page:
             "Gain": f"Gains are paired, client by client, in {self.numbers.points}; † differs by Wilcoxon's test over "
             "all clients of all seeds (p < 0.05 after Holm's correction).",
             "Harmed": f"{HARM} Harmed: worse off than alone by more than one standard error, mean over seeds.",
+            "Server": "Server's test: what all deploy alike, on the server's own test set.",
             "Shared": "Shared model: the one model of all, on the test samples of all clients together.",
             "ECE": "ECE: expected calibration error, 0 is best.",
             "Rounds": f"Target: a validation score of {target}, by the mean of three evaluations; – if a seed does not "
@@ -223,7 +225,6 @@ class Page:
             "Mean loss": ("loss", _figure),
             "Clusters": ("clusters", _count),
             "Adjusted Rand index of clusters and planted groups": ("adjusted_rand", _figure),
-            "Shared model on the server's test set": ("central", numbers.score),
             "Median gain vs Local": ("gain_local_median", numbers.gain),
             "± 95 % of the gain vs Local": ("gain_local_interval", numbers.score),
             "Mean loss against Local, gains as 0": ("harm_mass", numbers.score),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -57,35 +58,73 @@ class Numbers:
         return "percentage points" if self.share else f"units of {self.name}, positive is better"
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """One row per method."""
-    several, numbers = len(comparison.seeds) > 1, Numbers.of(comparison)
-    table = plain_table([])
-    table.add_column("method", no_wrap=True)
+@dataclass(frozen=True)
+class ComparisonTable:
+    """One row per method. Where a terminal is too narrow for all columns, the least important ones are left out."""
+
+    comparison: Comparison
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich prints."""
+        heads, rows = comparison_cells(self.comparison)
+        heads = [*heads, "s"]
+        rows = [[*row, f"{one['seconds']:.1f}"] for row, one in zip(rows, self.comparison.results, strict=True)]
+        columns = [list(column) for column in zip(heads, *rows, strict=True)]
+        left_out = []
+        for head in LESS_IMPORTANT:
+            if _width(columns) <= options.max_width:
+                break
+            left_out += [" ".join(head.split()) for column in columns if column[0] == head]
+            columns = [column for column in columns if column[0] != head]
+        table = plain_table([])
+        table.add_column(columns[0][0], overflow="fold")  # rather a name in two lines than figures cut short
+        for column in columns[1:]:
+            table.add_column(column[0], justify="right", no_wrap=True)
+        for row in zip(*(column[1:] for column in columns), strict=True):
+            table.add_row(*map(Text, row), style="bold" if row[0].endswith(f" {BEST}") else None)
+        yield table
+        if left_out:
+            yield Text(f"For want of room without {', '.join(left_out)}: the files have all columns.", style="dim")
+
+
+LESS_IMPORTANT = ("std", "bottom\n10 %", "MB\ndown", "s", "gain vs\nFedAvg", "MB\nup")
+SHORT_NAME = 20  # of a method, which may take several lines
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    """How wide a table of these columns is, without folding more than names of methods."""
+    names, *others = [max(len(line) for cell in column for line in cell.splitlines()) for column in columns]
+    return min(names, SHORT_NAME) + sum(others) + 3 * len(others)
+
+
+def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Heads, some of them in two lines, and rows of that table, but for the time."""
+    numbers, several = Numbers.of(comparison), len(comparison.results) > 1
+    central = has_central(comparison)
     heads = [
-        "mean ± 95 %" if several else "mean",
-        "worst\nclient",
-        "bottom\n10 %",
-        "std",
-        "gain vs\nLocal",
-        "gain vs\nFedAvg",
-    ]
-    for head in [*heads, f"harmed\nof {comparison.clients}", "MB\nup", "MB\ndown", "s"]:
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in comparison.results:
-        best = row["method"] == comparison.best and len(comparison.results) > 1
-        table.add_row(
-            Text(f"{row['method']} {BEST}" if best else row["method"]),
+        "method", "mean ± 95 %" if len(comparison.seeds) > 1 else "mean", *(["server's\ntest"] if central else []),
+        "worst\nclient", "bottom\n10 %", "std", "gain vs\nLocal", "gain vs\nFedAvg",
+        f"harmed\nof {comparison.clients}", "MB\nup", "MB\ndown",
+    ]  # fmt: skip
+    rows = [
+        [
+            f"{row['method']} {BEST}" if several and row["method"] == comparison.best else row["method"],
             mean_text(numbers, row),
+            *([numbers.score(row["central"])] if central else []),
             *(numbers.score(row[name]) for name in ("worst", "bottom10", "std")),
             *(gain_text(comparison, row, over) for over in ("local", "fedavg")),
             harmed_text(comparison, row),
             megabytes(row["megabytes_up"]),
             megabytes(row["megabytes_down"]),
-            f"{row['seconds']:.1f}",
-            style="bold" if best else None,
-        )
-    return table
+        ]
+        for row in comparison.results
+    ]
+    return heads, rows
+
+
+def has_central(comparison: Comparison) -> bool:
+    """Whether any method was scored on a test set of the server's own."""
+    return any(row["central"] is not None for row in comparison.results)
 
 
 def newcomers_table(comparison: Comparison) -> Table:
@@ -129,8 +168,9 @@ def newcomers_notes(comparison: Comparison) -> str:
 def notes(comparison: Comparison) -> str:
     """What a reader of the table must know."""
     numbers = Numbers.of(comparison)
+    central = "Server's test: what all deploy alike, on the server's own test set. " if has_central(comparison) else ""
     return (
-        f"{BEST} best mean. {comparison.protocol} Gains are paired, client by client, in {numbers.points}; "
+        f"{BEST} best mean. {comparison.protocol} {central}Gains are paired, client by client, in {numbers.points}; "
         f"{SIGNIFICANT} differs by Wilcoxon's test over all clients of all seeds (p < 0.05 after Holm's correction). "
         f"Harmed ({HARM}): worse off than alone by more than one standard error.{harm_note(comparison)} Std is over "
         "clients; MB and seconds (s) of training: all clients, one seed."
