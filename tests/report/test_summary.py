@@ -131,6 +131,20 @@ def test_equal_means_have_no_leader(make):
     assert not [sentence for sentence in sentences(found) if "best on average" in sentence]
 
 
+def test_the_best_on_the_servers_test_set_is_named(make):
+    def found(**central):
+        made = make({"local": [[0.5] * 3], "fedavg": [[0.6] * 3], "ensemble": [[0.4] * 3]})
+        for method, score in central.items():
+            made.outcomes[method][0].history[-1]["evaluation"]["central"] = {"score": score, "loss": 1.0}
+        return type(made)(made.outcomes)
+
+    assert not any("server's own test set" in one for one in sentences(found(fedavg=0.3)))  # nothing to compare with
+    said = has(found(fedavg=0.3, ensemble=0.45), "server's own test set")
+    assert said == "On the server's own test set Ensemble (45.0 %) is best, before FedAvg (30.0 %)."
+    said = has(found(fedavg=0.3, ensemble=0.3), "server's own test set")
+    assert said == "On the server's own test set nothing is better than FedAvg (30.0 %)."
+
+
 def test_one_method_has_a_level(make):
     found = make({"ditto": [[0.5, 0.7]]})
     assert findings(found)[0] == "Ditto: accuracy 60.0 % on average over 2 clients, 50.0 % for the worst of them."

@@ -33,7 +33,8 @@ def sentences(comparison: Comparison) -> list[str]:
 def findings(comparison: Comparison) -> list[str]:
     """Who is helped, who leads, which clusters were found, what it costs."""
     found = [clusters.sentence(comparison, method, name) for method, name in spoken(comparison).items()]
-    return [*_against_local(comparison), *_level(comparison), *filter(None, found), *_costs(comparison)]
+    level = [*_level(comparison), *_on_the_server(comparison)]
+    return [*_against_local(comparison), *level, *filter(None, found), *_costs(comparison)]
 
 
 # -- who is helped and who is harmed -----------------------------------------------------------------------------------
@@ -111,6 +112,19 @@ def _level(comparison: Comparison) -> list[str]:
     if fedavg is not None and fedavg not in (best, ranked[1]["method"]):
         found.append(f"It is {_lead(comparison, best, fedavg)}.")
     return found
+
+
+def _on_the_server(comparison: Comparison) -> list[str]:
+    """The best on the server's own test set, where several methods deploy something that all have alike."""
+    numbers, names = Numbers.of(comparison), spoken(comparison)
+    scored = [row for row in comparison.results if row["central"] is not None]
+    if len(scored) < 2:
+        return []
+    first, second = sorted(scored, key=lambda row: -comparison.example.sign * row["central"])[:2]
+    best, next_best = (f"{names[row['method']]} ({_score(numbers, row['central'])})" for row in (first, second))
+    if math.isclose(first["central"], second["central"], rel_tol=1e-12):
+        return [f"On the server's own test set nothing is better than {best}."]
+    return [f"On the server's own test set {best} is best, before {next_best}."]
 
 
 def _ranked(comparison: Comparison) -> list[dict[str, Any]]:
