@@ -284,6 +284,20 @@ def test_the_parts_of_a_view_are_views_of_their_own_samples():
     assert 0 <= added.min() < added.max() < 1
 
 
+@pytest.mark.parametrize("seen", [0, 1, None])
+def test_chosen_rows_are_seen_anew(seen):
+    raw = replace(drawing(), augment=Noise(), mask=MASK)
+    chosen = torch.tensor([3, 0, 3, 4, 1, 1])
+    found = (raw if seen is None else raw.view(seen)).rows(chosen)
+    assert torch.equal(found.y, raw.y[chosen])
+    assert torch.equal(found.mask, MASK)
+    again = replace(raw, x=raw.x[chosen], y=raw.y[chosen])
+    assert torch.equal(found.x, again.x if seen is None else again.view(seen).x)
+    assert torch.equal(found.views(2).x, again.views(2).x)
+    if seen is not None:
+        assert not torch.equal(found.x[0], found.x[2])  # one sample, two looks
+
+
 def test_two_views_drop_different_units():
     batch, w = batch_of(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)))
     first, second = replace(batch, keys=Keys(torch.tensor(1), torch.tensor(2))).views(2).outputs(w).chunk(2)

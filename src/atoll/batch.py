@@ -86,6 +86,12 @@ class Batch:
             shown=None,
         )
 
+    def rows(self, chosen: Tensor) -> Batch:
+        """The samples at these places, some perhaps several times; where samples are changed, each time otherwise."""
+        x = self.x if self.raw is None else self.raw
+        again = replace(self, x=x[chosen], y=self.y[chosen], raw=None, shown=None)
+        return again if self.shown is None else again.view(self.shown)
+
     @property
     def deployed(self) -> Batch:
         """The same samples for a model that is not being trained, such as a teacher: statistics stay, nothing drops."""

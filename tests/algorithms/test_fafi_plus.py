@@ -24,9 +24,9 @@ from atoll.local.prototypical import Seen
 from atoll.local.terms import Composed
 from atoll.local.triangles import triangle
 from atoll.models import BodyAndHead
-from atoll.models.network import Variant
+from atoll.models.network import Network, Variant
 from atoll.params import Stack
-from atoll.randomness import generator
+from atoll.randomness import Keys, generator
 from atoll.workbench import Workbench
 
 WEIGHT = "head.weight"
@@ -37,7 +37,8 @@ EACH: list[Options] = [
     {"pool": "features", "pool_from": "untrained"}, {"pool": "features", "pool_from": "random"},
     {"pool": "images"}, {"pool": "images", "pool_from": "noise"}, {"pool": "anchored"}, {"pool": "means"},
     {"pool": "labelled"}, {"hardness": 1.0}, {"synthetic": True}, {"balanced": True}, {"prior": "balanced"},
-    {"prior": "restricted"}, {"rarity": 1.0}, {"stages": "once"}, {"stages": "recurring"},
+    {"prior": "restricted"}, {"rarity": 1.0}, {"rarity": 1.0, "rarity_by": "draws"}, {"stages": "once"},
+    {"stages": "recurring"},
     {"stages": "once", "pool": "features"}, {"stages": "recurring", "pool": "features"},
     {"anchors": "etf"}, {"anchors": "random"}, {"anchors": "etf", "anchor_loss": "mse"},
     {"anchors": "etf", "anchor_schedule": "cosine"}, {"anchors": "etf", "anchor_schedule": "constant"},
@@ -64,6 +65,23 @@ def test_every_part_makes_a_difference_and_no_two_the_same(task: Task) -> None:
         assert all(torch.isfinite(leaf).all() for leaf in one)
         for j in range(k):
             assert any(not torch.equal(a, b) for a, b in zip(one, found[j], strict=True)), (k, j)
+
+
+def test_rare_classes_are_drawn_as_often_as_others() -> None:
+    y = torch.repeat_interleave(torch.arange(3), torch.tensor([400, 80, 20]))
+    mask = torch.ones(500, dtype=torch.float64)
+    mask[-2:] = 0  # padding
+    keys = Keys(torch.tensor(5), torch.tensor(7))
+    network = Network(nn.Linear(1, 3).double())
+    batch = Batch(torch.arange(500.0).double()[:, None], y, mask, keys, network, Variant())
+    given = {"counts": Params.of(counts=torch.tensor([400.0, 80.0, 18.0, 0.0]).double())}
+    drawn = Composed(rarity=1.0, rarity_by="draws").samples(batch, given)
+    assert torch.equal(y[drawn.x[:, 0].long()], drawn.y)
+    assert drawn.x.max() < 498
+    seen = torch.bincount(drawn.y, minlength=3)
+    assert ((seen - 500 / 3).square() / (500 / 3)).sum() < 9.21  # chi-square: exceeded once in a hundred draws
+    for other in (Composed(rarity=1.0), Composed(rarity_by="draws")):
+        assert other.samples(batch, given) is batch
 
 
 def test_measuring_a_conflict_changes_nothing(task: Task, make_cohort: Callable[..., Cohort]) -> None:

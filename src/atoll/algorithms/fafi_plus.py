@@ -41,7 +41,7 @@ from atoll.local.fusion import discernment, fused
 from atoll.local.margins import SCALE, margins, own_moments, said
 from atoll.local.pools import Pool, directions, sample
 from atoll.local.prototypical import Conflict, Objective, Step, prototype_leaf
-from atoll.local.terms import Prior, Reference, Stages
+from atoll.local.terms import Prior, RarityBy, Reference, Stages
 from atoll.oneshot import Server, shares, uploads
 from atoll.params import Params, Stack, Tree
 from atoll.predictor import ensemble, members_of
@@ -70,6 +70,7 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     balanced: bool = False  # every class counts the same in the contrast, absent ones by their prototypes
     prior: Prior = "none"  # logits + log(n_c + 1) in the cross-entropy; restricted: absent classes' logits are halved
     rarity: Share = 0.0  # q: samples weigh n_y^-q
+    rarity_by: RarityBy = "weights"  # how: by weights of losses, or drawn so from their batch, with replacement
     reference: Reference = "none"  # distance of the client's features to those of a teacher
     reference_weight: NonNegative = 1.0  # of that distance, fading to 0
     conflict: Conflict = "ignored"  # of contrast and the rest: their gradients' cosine measured, or projected apart
@@ -86,7 +87,7 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     @property
     def settings(self) -> dict[str, Any]:
         """Of the objective."""
-        mine = ("hardness", "synthetic", "balanced", "prior", "rarity", "reference", "reference_weight")
+        mine = ("hardness", "synthetic", "balanced", "prior", "rarity", "rarity_by", "reference", "reference_weight")
         return {**super().settings, **{name: getattr(self, name) for name in mine}}
 
     @property

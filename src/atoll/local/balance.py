@@ -8,8 +8,7 @@ Which samples are in a batch is the engine's: each once per epoch. A sampler tha
 given to the step in one of two ways. Weighted, `batch.mean(class_weights(counts, q)[batch.y] * losses)` has on average
 the gradient that the sampler would have. Resampled, where what counts is which samples meet in a batch::
 
-    rows = resampled(batch.uniform("rows", len(batch.y)), class_weights(counts, q)[batch.y], batch.mask)
-    batch = dataclasses.replace(batch, x=batch.x[rows], y=batch.y[rows], mask=None)
+    batch = batch.rows(resampled(batch.uniform("rows", len(batch.y)), class_weights(counts, q)[batch.y], batch.mask))
 
 draws from the samples that the batch has, so that a class of few samples is often repeated and sometimes missing; the
 whole training set would have to lie in one batch for the sampler's frequencies to hold exactly.

@@ -118,6 +118,10 @@ class Objective:
         """What is carried on from a step with these terms."""
         return seen.carry
 
+    def samples(self, batch: Batch, given: Tree) -> Batch:
+        """What a step sees of a batch."""
+        return batch
+
     def terms(self, seen: Seen) -> Terms:
         """All terms, weighted."""
         return {
@@ -181,7 +185,8 @@ class Step:
         if self.afresh:
             assert begins is not None
             velocity = velocity * (~begins).to(time.dtype)
-        seen = Seen(batch.views(2), w, torch.empty(0), carry["own"], given["own"], epoch, begins, progress)
+        views = self.objective.samples(batch, given["own"]).views(2)
+        seen = Seen(views, w, torch.empty(0), carry["own"], given["own"], epoch, begins, progress)
         g, passed = self.gradient(seen)
         cosine = {}
         if self.conflict != "ignored":

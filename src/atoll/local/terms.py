@@ -1,7 +1,8 @@
 """FAFI's local objective with all that was proposed to be added to it; each part is off by default.
 
     contrast          + a queue of earlier features, + a public pool, + mixtures of negatives; hardness, balance
-    classification    + log(n_c + 1) on logits, + weights n_c^-q of samples
+    classification    + log(n_c + 1) on logits
+    samples           weigh n_c^-q, or are drawn so from their batch
     anchor            1 - cos(p_c, a_c) and 1 - cos(z_i, a_y), or |p - a|^2 / (C d): everybody knows a_c, lambda(t)
     anchored          |z_k(x) - z_T(x)|^2 over pool images x: features stay near the teacher's, fading
     reference         the distance of features to the teacher's, weighted as the client's classes are, fading
@@ -20,10 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.local import alignment
 from atoll.local.adam import annealed
-from atoll.local.balance import balanced_softmax, class_mean, class_weights
+from atoll.local.balance import balanced_softmax, class_mean, class_weights, resampled
 from atoll.local.contrastive import ContrastSet, prototypes_of, supervised_contrast
 from atoll.local.negatives import MIXING, absent_classes, drawn, empty_queue, enqueue, filled_queue, queued, synthetic
 from atoll.local.pools import Pool
@@ -34,6 +36,7 @@ QueueSame = Literal["ignored", "positives", "blind"]
 Stages = Literal["never", "once", "recurring"]
 Schedule = Literal["linear", "cosine", "constant", "auto"]
 Prior = Literal["none", "balanced", "restricted"]
+RarityBy = Literal["weights", "draws"]
 Reference = Literal["none", "mmd", "coral", "sliced"]
 PERIOD = 5  # epochs, of which the first is one of contrast alone, if stages recur
 SMALLEST_SHARE = 4  # a queue holds at most a quarter of the client's samples
@@ -59,6 +62,7 @@ class Composed(Objective):
     balanced: bool = False
     prior: Prior = "none"
     rarity: float = 0.0
+    rarity_by: RarityBy = "weights"
     stages: Stages = "never"
     stage_epochs: int = 0
     anchor: float = 0.0
@@ -93,8 +97,9 @@ class Composed(Objective):
 
     @property
     def draws(self) -> bool:
-        """For mixtures, and for samples of a pool or a reference."""
-        return self.synthetic or self.reference != "none" or self.pool in ("images", "anchored", "labelled")
+        """For mixtures, for samples of a pool or a reference, and to prefer rare ones."""
+        asked = self.pool in ("images", "anchored", "labelled") or self.reference != "none"
+        return asked or self.synthetic or self._redraws
 
     @property
     def counts(self) -> bool:
@@ -105,6 +110,10 @@ class Composed(Objective):
     @property
     def _blind(self) -> bool:
         return self.queue > 0 and self.queue_same == "blind"
+
+    @property
+    def _redraws(self) -> bool:
+        return self.rarity > 0 and self.rarity_by == "draws"
 
     # -- what is carried -----------------------------------------------------------------------------------------
     def carried(self, cohort: Cohort) -> Tree:
@@ -142,6 +151,13 @@ class Composed(Objective):
         fresh = filled_queue(seen.given["rows"]["features"])  # made anew in every epoch, as published
         return Params({name: torch.where(seen.begins, leaf, queue[name]) for name, leaf in fresh.items()})
 
+    def samples(self, batch: Batch, given: Tree) -> Batch:
+        """Those of the batch, or as many drawn from it, rare classes first."""
+        if not self._redraws:
+            return batch
+        likely = class_weights(given["counts"]["counts"], self.rarity)[batch.y]
+        return batch.rows(resampled(batch.uniform("rows", len(batch.y)), likely, batch.mask))
+
     # -- terms -----------------------------------------------------------------------------------------------------
     def terms(self, seen: Seen) -> Terms:
         """All that are on."""
@@ -173,7 +189,7 @@ class Composed(Objective):
         return balanced_softmax(logits, seen.batch.y, counts, restricted=self.prior == "restricted")
 
     def _mean(self, seen: Seen, losses: Tensor) -> Tensor:
-        if self.rarity:
+        if self.rarity and not self._redraws:
             losses = losses * class_weights(seen.given["counts"]["counts"], self.rarity)[seen.batch.y]
         if self.balanced:
             return class_mean(losses, seen.batch.y, seen.batch.mask, len(seen.prototypes))
