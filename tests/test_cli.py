@@ -285,6 +285,13 @@ def test_new_writes_a_method_that_passes_its_checks():
     assert atoll("resume", "mine").exit_code == 0
 
 
+def test_check_takes_hyperparameters():
+    result = atoll("check", "fedavg:epochs=2")
+    assert result.exit_code == 0, result.output
+    assert "fedavg:epochs=2: all" in result.stdout
+    assert "must be an int" in atoll("check", "fedavg:epochs=-1").output
+
+
 def test_check_fails_loudly(monkeypatch):
     failed = conformance.Result("inputs-are-unchanged", False, "`w` was changed", 0.1)
     monkeypatch.setattr(conformance, "check", lambda method, on_result=None: [failed])

@@ -1,7 +1,8 @@
 """What every method must pass, whoever wrote it: `atoll check NAME`, `atoll check ./mine.py`, or from a test.
 
 Each check trains tiny models on six unequal clients in float64, where results are compared bit for bit. One client has
-a single sample, one has a single class. A method is made with its default hyperparameters. Nothing is downloaded.
+a single sample, one has a single class. A method is made with its default hyperparameters, or with those that are
+given (`atoll check ditto:lam=0`, `check(configured(Ditto(lam=0)))`). Nothing is downloaded.
 
     for result in check(Ditto):
         print(result.name, result.passed, result.message)
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,7 +49,9 @@ from atoll.runs import quietly
 from atoll.serialise import from_bytes, to_bytes
 from atoll.workbench import Workbench
 
-__all__ = ["Check", "ConformanceError", "Result", "check", "checks", "personal_models", "play", "quadratics"]
+__all__ = [
+    "Check", "ConformanceError", "Result", "check", "checks", "configured", "personal_models", "play", "quadratics",
+]  # fmt: skip
 
 Method = type[Algorithm]
 Watch = Callable[[Cohort, Update, Callable[[Cohort], Update]], None]
@@ -124,6 +127,14 @@ def check(method: Method, on_result: Callable[[Result], None] | None = None) -> 
         if on_result is not None:
             on_result(results[-1])
     return results
+
+
+def configured(algorithm: Algorithm) -> Method:
+    """A method whose defaults are the hyperparameters of this one; limits hold for others, and it declares none."""
+    method = type(algorithm)
+    values = [(one.name, one.type, getattr(algorithm, one.name)) for one in fields(method) if one.init]
+    space = {"__module__": method.__module__, "limits": {}}
+    return make_dataclass(method.__name__, values, bases=(method,), namespace=space, frozen=True, kw_only=True)
 
 
 # -- the checks ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from atoll.algorithm import Algorithm, NonNegative, Range, Replies, Update
 from atoll.algorithms import find
 from atoll.batch import Batch
 from atoll.cohort import Cohort
-from atoll.conformance import Check, ConformanceError, check, checks
+from atoll.conformance import Check, ConformanceError, check, checks, configured
 from atoll.local import sgd
 from atoll.params import Params, Stack, Tree, spread
 from atoll.randomness import Keys
@@ -432,3 +432,24 @@ def test_results_are_handed_out_as_they_come() -> None:
 
 def test_every_check_finds_some_fault() -> None:
     assert set().union(*FAULTS.values()) == {one.name for one in checks()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaksIfAsked(Leak):
+    """The fault is there with one value of a hyperparameter only."""
+
+    share: NonNegative = 0.0
+    limits: ClassVar[Mapping[str, Mapping[str, object]]] = {"fedavg": {}}
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        return super().local(w, cohort) if self.share else Sound.local(self, w, cohort)
+
+
+def test_a_method_can_be_checked_with_other_hyperparameters() -> None:
+    assert not names_of_failed(LeaksIfAsked)
+    asked = configured(LeaksIfAsked(share=0.5))
+    assert asked().share == 0.5
+    assert asked(share=0.0).share == 0.0
+    assert asked.__name__ == "LeaksIfAsked"
+    assert names_of_failed(asked) >= {"clients-are-isolated"}
+    assert not asked.limits  # they were declared for the defaults

@@ -43,12 +43,17 @@ def new(name: Annotated[str, typer.Argument(help="What the method will be called
 
 
 @app.command()
-def check(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file, or `all`.")]) -> None:
+def check(
+    name: Annotated[
+        str, typer.Argument(metavar="ALGORITHM", help="A method's name or file, also with hyperparameters, or `all`.")
+    ],
+) -> None:
     """Check that a method does what every method must: isolation, determinism, honest bytes, resuming, and more."""
     from atoll import conformance
-    from atoll.algorithms import find, found
+    from atoll.algorithms import create, find, found
 
-    methods = found() if name == "all" else {name: find(name)}
+    one = conformance.configured(create(name)) if ":" in name else None
+    methods = found() if name == "all" else {name: one or find(name)}
     failures = 0
     for called, method in methods.items():
         with progress(len(conformance.checks())) as shown:
