@@ -209,6 +209,14 @@ def test_draws_are_uniform_or_normal():
     assert uniform.dtype == normal.dtype == torch.float64  # the network's
 
 
+def test_normal_draws_that_come_of_the_same_two_numbers_are_independent():
+    first, second = drawing().normal("a", 4000).chunk(2)
+    assert abs((first * second).mean()) < 3 / 2000**0.5
+    assert abs(((first.square() - 1) * (second.square() - 1)).mean()) < 3 * 2 / 2000**0.5
+    assert drawing().normal("a", 3, 3).shape == (3, 3)
+    assert drawing().normal("a", 0).shape == (0,)
+
+
 def test_draws_depend_on_the_purpose_and_the_keys_alone():
     assert torch.equal(drawing().normal("a", 9), drawing().normal("a", 9))
     assert not torch.equal(drawing().normal("a", 9), drawing().normal("b", 9))

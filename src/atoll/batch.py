@@ -141,9 +141,11 @@ class Batch:
         return self.keys.fold(number(0, purpose) & 0xFFFFFFFF).uniform(counter, self.network.dtype)
 
     def normal(self, purpose: str, *shape: int) -> Tensor:
-        """Draws from the standard normal distribution, as `uniform`."""
-        length, angle = self.uniform(purpose, 2, *shape)
-        return torch.sqrt(-2 * torch.log1p(-length)) * torch.cos(2 * math.pi * angle)
+        """Draws from the standard normal distribution, as `uniform`; two from every two, by Box and Muller."""
+        count = math.prod(shape)
+        drawn, angle = self.uniform(purpose, 2, -(-count // 2))
+        length, angle = torch.sqrt(-2 * torch.log1p(-drawn)), 2 * math.pi * angle
+        return torch.cat([length * torch.cos(angle), length * torch.sin(angle)])[:count].reshape(shape)
 
     def loss(self, w: Params) -> Tensor:
         """The mean loss."""
