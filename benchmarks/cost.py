@@ -53,6 +53,7 @@ PASSES = {
     "perfedavg:order=full": 6,  # a gradient through a gradient costs two more
     "maml": 6,
 }
+ASKED = {"feddf:server_epochs=1"}  # all clients' models answer to public images
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Size:
         return SERVER.get(method, 0) / self.gradients
 
     def passes(self, method: str) -> float:
-        """Passes over a client's training data; FedDF's server asks all clients' models about public images."""
-        return PUBLIC / (0.8 * self.images) if method.startswith("feddf") else PASSES.get(method, 0)
+        """Passes over a client's training data, or over as much."""
+        return PASSES.get(method, 0) + (PUBLIC / (0.8 * self.images) if method in ASKED else 0)
 
     def __str__(self) -> str:
         return f"{self.clients} clients with {self.images} images each"

@@ -115,13 +115,6 @@ def test_public_data_must_be_there(workbench) -> None:
         _ = workbench.public
 
 
-def test_public_data_must_be_like_the_clients(task) -> None:
-    odd = replace(task, public=(torch.zeros(3, 5), torch.zeros(3)))
-    bench = Workbench(Population(odd, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
-    with pytest.raises(TaskError, match=r"like the clients', of shape \(4,\). Got 3 of shape \(5,\)"):
-        _ = bench.public
-
-
 def test_draws_depend_on_the_purpose_and_the_round(workbench) -> None:
     draws = [one.normal() for one in (workbench.generator("noise"), workbench.generator("labels"))]
     later = replace(workbench, round=2).generator("noise").normal()

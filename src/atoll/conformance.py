@@ -130,8 +130,10 @@ def check(method: Method, on_result: Callable[[Result], None] | None = None) -> 
 
 
 def configured(algorithm: Algorithm) -> Method:
-    """A method whose defaults are the hyperparameters of this one; limits hold for others, and it declares none."""
+    """A method whose defaults are the hyperparameters of this one; of other ones it declares no limits."""
     method = type(algorithm)
+    if algorithm == method():
+        return method
     values = [(one.name, one.type, getattr(algorithm, one.name)) for one in fields(method) if one.init]
     space = {"__module__": method.__module__, "limits": {}}
     return make_dataclass(method.__name__, values, bases=(method,), namespace=space, frozen=True, kw_only=True)

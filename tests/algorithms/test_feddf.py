@@ -167,9 +167,8 @@ def test_public_samples_are_asked_for(make_task: Callable[..., Task]) -> None:
 
 
 def test_public_samples_of_another_shape_are_refused(make_task: Callable[..., Task]) -> None:
-    task = replace(make_task(), public=(torch.zeros(3, 7), torch.zeros(3)))
-    with pytest.raises(TaskError, match=r"of shape \(4,\). Got 3 of shape \(7,\)"):
-        play(task, FedDF())
+    with pytest.raises(TaskError, match=r"samples of shape \(4,\), .*Got 3 samples of shape \(7,\) and 3 targets"):
+        make_task().with_public(torch.zeros(3, 7), torch.zeros(3))
 
 
 def test_a_task_without_classes_is_refused() -> None:

@@ -453,3 +453,4 @@ def test_a_method_can_be_checked_with_other_hyperparameters() -> None:
     assert asked.__name__ == "LeaksIfAsked"
     assert names_of_failed(asked) >= {"clients-are-isolated"}
     assert not asked.limits  # they were declared for the defaults
+    assert configured(LeaksIfAsked()) is LeaksIfAsked

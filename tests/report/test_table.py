@@ -6,7 +6,17 @@ import pytest
 from rich.console import Console
 
 from atoll.algorithms import create
-from atoll.report.table import Numbers, gain_text, harmed_text, mean_text, megabytes, notes, run_table
+from atoll.report.table import (
+    LESS_IMPORTANT,
+    Numbers,
+    comparison_cells,
+    gain_text,
+    harmed_text,
+    mean_text,
+    megabytes,
+    notes,
+    run_table,
+)
 from atoll.results import Comparison, Outcome
 
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
@@ -137,6 +147,7 @@ def test_a_narrow_terminal_loses_columns_and_no_figures(found):
     assert "For want of room without std, bottom 10 %, MB down: the files have all columns." in " ".join(text.split())
     assert cells_of(text, "fedavg") == ["71.4", "20.0", "-8.6", "–", "1.0", "▼", "2.0", "1.2"]
     assert "For want of room" not in shown(found.table(), width=100)
+    assert {*LESS_IMPORTANT} - {"s"} < {*comparison_cells(found)[0]}
 
 
 def test_the_servers_test_set_has_a_column_where_there_is_one(found):

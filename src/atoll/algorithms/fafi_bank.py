@@ -47,12 +47,11 @@ class FAFIBank(FAFI):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pool_from != "teacher" and (self.pool, self.pool_from) not in CONTROLS:
-            others = sorted(source for form, source in CONTROLS if form == self.pool)
+        sources = ("teacher", *CONTROLS.get(self.pool, ()))
+        if self.pool_from not in sources:
             raise HyperparameterError(
-                f"`pool_from` for a pool of {self.pool!r} must be {' or '.join(map(repr, ['teacher', *others]))}. "
-                f"Got {self.pool_from!r} instead.",
-                hint="'untrained' and 'random' are banks of features (pool=features), 'noise' is images (pool=images).",
+                f"`pool_from` of a pool of {self.pool!r} must be {' or '.join(map(repr, sources))}. Got "
+                f"{self.pool_from!r} instead."
             )
 
     @property

@@ -50,10 +50,9 @@ def check(
 ) -> None:
     """Check that a method does what every method must: isolation, determinism, honest bytes, resuming, and more."""
     from atoll import conformance
-    from atoll.algorithms import create, find, found
+    from atoll.algorithms import create, found
 
-    one = conformance.configured(create(name)) if ":" in name else None
-    methods = found() if name == "all" else {name: one or find(name)}
+    methods = found() if name == "all" else {name: conformance.configured(create(name))}
     failures = 0
     for called, method in methods.items():
         with progress(len(conformance.checks())) as shown:

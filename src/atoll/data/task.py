@@ -345,14 +345,15 @@ class Task:
         dtypes = (leaf.dtype for leaf in several[0].parameters() if leaf.is_floating_point())
         dtype = next(dtypes, torch.get_default_dtype())
 
+        given = {client: (torch.as_tensor(x), torch.as_tensor(y)) for client, (x, y) in data.items()}
+        sizes, shape = [len(x) for x, _ in given.values()], tuple(next(iter(given.values()))[0].shape[1:])
+        for client, (x, y) in given.items():
+            _check_samples(f"The data of client {client}", x, y, shape, classes)
+
         def joined(part: int) -> Tensor:
-            values = torch.cat([torch.as_tensor(both[part]) for both in data.values()])
+            values = torch.cat([both[part] for both in given.values()])
             return values.to(dtype) if values.is_floating_point() else values
 
-        sizes = [len(x) for x, _ in data.values()]
-        shape = tuple(np.shape(next(iter(data.values()))[0])[1:])
-        for client, (xs, ys) in data.items():
-            _check_samples(f"The data of client {client}", torch.as_tensor(xs), torch.as_tensor(ys), shape, classes)
         x, y = joined(0), joined(1)
         if classes is None and not y.is_floating_point():
             classes = int(y.max()) + 1
@@ -418,7 +419,7 @@ def _check_samples(what: str, x: Tensor, y: Tensor, shape: tuple[int, ...], clas
             f"{len(y)} targets."
         )
     if x.is_floating_point() and not torch.isfinite(x).all():
-        wrong = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
+        wrong = int((~torch.isfinite(x).reshape(len(x), -1).all(1)).nonzero()[0])
         raise TaskError(
             f"{what} must be finite numbers. Sample {wrong} holds others.", hint="fill in or leave out what is missing."
         )

@@ -32,7 +32,7 @@ log = logging.getLogger("atoll.local")
 
 Pool = Literal["none", "features", "images", "anchored", "means", "labelled"]
 Source = Literal["teacher", "untrained", "random", "noise"]
-CONTROLS = {("features", "untrained"), ("features", "random"), ("images", "noise")}  # pools that need no teacher
+CONTROLS: dict[Pool, tuple[Source, ...]] = {"features": ("untrained", "random"), "images": ("noise",)}  # of no teacher
 
 
 def teacher(bench: Workbench, start: Params, epochs: int, *, augmented: bool = True) -> Params:

@@ -23,6 +23,7 @@ from atoll.report.partition import caption, picture
 from atoll.report.summary import cautions, findings, spoken
 from atoll.report.table import (
     HARM,
+    SERVERS_TEST,
     UNKNOWN,
     Numbers,
     gain_text,
@@ -200,7 +201,7 @@ class Page:
             "Gain": f"Gains are paired, client by client, in {self.numbers.points}; † differs by Wilcoxon's test over "
             "all clients of all seeds (p < 0.05 after Holm's correction).",
             "Harmed": f"{HARM} Harmed: worse off than alone by more than one standard error, mean over seeds.",
-            "Server": "Server's test: what all deploy alike, on the server's own test set.",
+            "Server": SERVERS_TEST,
             "Shared": "Shared model: the one model of all, on the test samples of all clients together.",
             "ECE": "ECE: expected calibration error, 0 is best.",
             "Rounds": f"Target: a validation score of {target}, by the mean of three evaluations; – if a seed does not "

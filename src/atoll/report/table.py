@@ -20,6 +20,9 @@ SIGNIFICANT = "†"
 HARM = "▼"
 UNKNOWN = "–"
 SHARED = "°"
+SERVERS_TEST = "Server's test: what all deploy alike, on the server's own test set."
+LESS_IMPORTANT = ("std", "bottom\n10 %", "MB\ndown", "s", "gain vs\nFedAvg", "MB\nup")  # columns, the least first
+SHORT_NAME = 20  # of a method, which may take several lines
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,6 @@ class ComparisonTable:
         yield table
         if left_out:
             yield Text(f"For want of room without {', '.join(left_out)}: the files have all columns.", style="dim")
-
-
-LESS_IMPORTANT = ("std", "bottom\n10 %", "MB\ndown", "s", "gain vs\nFedAvg", "MB\nup")
-SHORT_NAME = 20  # of a method, which may take several lines
 
 
 def _width(columns: Sequence[Sequence[str]]) -> int:
@@ -168,7 +167,7 @@ def newcomers_notes(comparison: Comparison) -> str:
 def notes(comparison: Comparison) -> str:
     """What a reader of the table must know."""
     numbers = Numbers.of(comparison)
-    central = "Server's test: what all deploy alike, on the server's own test set. " if has_central(comparison) else ""
+    central = f"{SERVERS_TEST} " if has_central(comparison) else ""
     return (
         f"{BEST} best mean. {comparison.protocol} {central}Gains are paired, client by client, in {numbers.points}; "
         f"{SIGNIFICANT} differs by Wilcoxon's test over all clients of all seeds (p < 0.05 after Holm's correction). "
