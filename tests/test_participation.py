@@ -8,6 +8,7 @@ import torch
 
 from atoll import Recipe, Settings, federate
 from atoll.algorithms import create
+from atoll.conformance import _task, play
 from atoll.errors import CohortError, DataError, RunError, UnknownName
 from atoll.federation import choose
 from atoll.params import Stack
@@ -178,3 +179,84 @@ def test_a_resumed_run_has_the_replies_that_were_on_their_way(tmp_path: Path) ->
 def test_bad_settings(bad: dict) -> None:
     with pytest.raises((CohortError, UnknownName)):
         federate(RECIPE.build(), create("fedavg"), rounds=1, **bad)
+
+
+# -- who is there before the first round and after the last ------------------------------------------------------------
+
+
+def three_of_six(tmp_path: Path, late: int = 1) -> Settings:
+    """Clients 1 and 4 are there from the beginning, client 2 from round `late`; the others never are."""
+    path = tmp_path / "schedule.csv"
+    path.write_text(f"client,from,to\n1,1,9\n4,1,9\n2,{late},9\n")
+    return Settings(rounds=4, participation=f"file:{path}", evaluation="none")
+
+
+EXCHANGING = ["fedora", "fedora:similarity=loss", "ifca:clusters=2,starts=kmeans++", "ifca:clusters=2,restarts=3"]
+
+
+@pytest.mark.parametrize("name", [*EXCHANGING, "fedrep", "fedcr", "ditto@ifca:clusters=2,cluster_rounds=1,restarts=2"])
+def test_who_never_appears_sends_and_keeps_nothing(name: str, tmp_path: Path) -> None:
+    settings = three_of_six(tmp_path)
+    report = play(_task(), create(name), settings.rounds, participation=settings.participation)
+    assert {client for entry in report.ledger.entries for client in entry.clients} == {1, 2, 4}
+    saved = report.population.memory.save(round=4)
+    assert saved is None or set(saved["clients"].tolist()) <= {1, 2, 4}
+
+
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_who_drops_out_does_not_exchange(name: str) -> None:
+    report = play(_task(), create(name), 3, faults=lambda _, clients: np.isin(clients, (0, 5)))
+    assert {client for entry in report.ledger.entries for client in entry.clients} == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("name", ["fedora", "fedora:similarity=loss"])
+def test_who_arrives_later_exchanges_on_arrival(name: str, tmp_path: Path) -> None:
+    settings = three_of_six(tmp_path, late=3)
+    report = play(_task(), create(name), settings.rounds, participation=settings.participation)
+    told = [(one.round, one.client) for one in report.ledger.messages() if one.field == "bases"]
+    first = -create(name).exchanges
+    assert sorted(told) == [(first, 1), (first, 4), (2, 2)]
+    assert report.server["known"].tolist() == [False, True, True, False, True, False]
+    mixing = report.algorithm.mixing(report.server)
+    assert (mixing[2, [1, 4]] > 0).any()  # it learns from those who were there
+    assert (mixing[[1, 4], 2] > 0).any()  # and they from it
+
+
+def test_similarities_are_those_of_everybody_whenever_they_arrived(tmp_path: Path) -> None:
+    settings = three_of_six(tmp_path, late=3)
+    at_once = play(_task(), create("fedora"), 4, faults=lambda _, clients: ~np.isin(clients, (1, 2, 4))).server
+    later = play(_task(), create("fedora"), 4, participation=settings.participation).server
+    torch.testing.assert_close(later["P"], at_once["P"])
+
+
+def test_starts_are_chosen_once(tmp_path: Path) -> None:
+    settings = three_of_six(tmp_path, late=3)
+    report = play(_task(), create("ifca:clusters=2,starts=kmeans++"), 4, participation=settings.participation)
+    early = [one for one in report.ledger.messages() if one.round < 0 and one.field == "delta"]
+    assert [(one.round, one.client) for one in early] == [(-1, 4), (-1, 1)]  # client 2 says nothing on its arrival
+    assert not [one for one in report.ledger.messages() if one.field == "delta" and (one.round, one.client) == (1, 2)]
+    assert report.server["models"].clients == 2
+
+
+def test_fewer_clients_than_clusters_start_from_drawn_models() -> None:
+    report = play(_task(), create("ifca:clusters=4,starts=kmeans++"), 2, cohort=2)
+    models = report.server["models"]
+    assert models.clients == 4
+    assert len({tuple(leaf.flatten().tolist()) for leaf in models["head.weight"]}) == 4
+
+
+def test_exchanges_are_resumed(tmp_path: Path) -> None:
+    """A client that arrives after a stop exchanges, one that was there before does not do so again."""
+    settings = three_of_six(tmp_path, late=4)
+    asked = {"participation": settings.participation, "eval_every": 1, "evaluation": "all"}
+
+    def stop(line: dict) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(_task(), create("fedora"), 4, folder=tmp_path / "run", on_round=stop, **asked)
+    resumed = play(_task(), create("fedora"), 4, folder=tmp_path / "run", resume=True, **asked)
+    straight = play(_task(), create("fedora"), 4, **asked)
+    assert resumed.ledger.entries == straight.ledger.entries
+    assert torch.equal(resumed.server["P"], straight.server["P"])

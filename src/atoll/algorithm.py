@@ -16,7 +16,7 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import PayloadError
 from atoll.hyperparameters import Count, Epochs, NonNegative, Positive, Range, Share, Weighting, hyperparameters
-from atoll.params import Params, Stack, Tree
+from atoll.params import Params, Stack, Tree, rows_of
 from atoll.predictor import Deployed, Predictor
 
 if TYPE_CHECKING:
@@ -45,6 +45,15 @@ class Update:
     keep: Tree = None
     beside: Mapping[str, Tree] = field(default_factory=dict)
 
+    def rows(self, index: Tensor) -> Update:
+        """The part of the clients at these positions."""
+        return Update(
+            send={name: value.rows(index) for name, value in self.send.items()},
+            weight=None if self.weight is None else self.weight[index],
+            keep=rows_of(self.keep, index),
+            beside={name: rows_of(tree, index) for name, tree in self.beside.items()},
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
@@ -69,6 +78,11 @@ class Algorithm:
         for hyperparameter in hyperparameters(type(self)):
             hyperparameter.check(type(self).__name__, getattr(self, hyperparameter.name))
 
+    @property
+    def least_rounds(self) -> int:
+        """How many rounds there must be for every part of the method to run."""
+        return 1
+
     def pulls(self, lr: float) -> dict[str, float]:
         """How far steps go towards what they are pulled to, by name: beyond 2, they end further from it than before."""
         return {}
@@ -90,6 +104,13 @@ class Algorithm:
         """What each of these clients receives by itself, stacked; clients find it in `cohort.received`."""
         return None
 
+    def groups(self, server: Tree) -> NDArray[np.int64] | None:
+        """The group of every client, if `unicast` sends the same to all of a group and something else to others.
+
+        No cohort then has clients of two groups.
+        """
+        return None
+
     def aggregate(self, server: Tree, replies: Replies) -> Tree:
         """The server's next state."""
         return server + replies.mean("delta")
@@ -104,15 +125,15 @@ class Algorithm:
     # -- the clients ---------------------------------------------------------------------------------------------
     @property
     def exchanges(self) -> int:
-        """How often `prepare` and `absorb` take turns before the first round, if there is a `prepare`."""
+        """How often `prepare` and `absorb` take turns before a client's first round, if there is a `prepare`."""
         return 1
 
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
-        """A light exchange with all clients before the first round; None if there is none."""
+        """A light exchange with each client before its first round; None if there is none."""
         return None
 
     def absorb(self, server: Tree, replies: Replies) -> Tree:
-        """The server's state after `prepare`."""
+        """The server's state after some clients' `prepare`: those of the first round, then those who come later."""
         return server
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
@@ -120,7 +141,7 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} must define local().")
 
     def finish(self, server: Tree, cohort: Cohort) -> Tree:
-        """A last local step of all clients after the last round, without upload: what they keep, or None."""
+        """A last local step, without upload, of the clients that are there after the last round: what they keep."""
         return None
 
     # -- the models that come out --------------------------------------------------------------------------------
@@ -153,17 +174,31 @@ class Algorithm:
 
 
 class Arrival(NamedTuple):
-    """Replies that arrived together: one row per client."""
+    """Replies that arrived together: one row per client, with what these clients had been sent.
+
+    A reply may be late; what its client was sent is then older than the server's state.
+    """
 
     clients: NDArray[np.int64]
     fields: Mapping[str, Stack]
-    weight: Tensor
+    weight: Tensor  # as the clients say it
+    late: int = 0  # rounds between being asked and arriving
+    broadcast: Tree = None  # what all of these clients were sent
+    unicast: Tree = None  # what each of them was sent by itself, stacked
+
+    @property
+    def counted(self) -> Tensor:
+        """How much these replies count in a mean: their weight, and less of it the later they are."""
+        return self.weight / (1 + self.late) ** 0.5 if self.late else self.weight
 
     def only(self, chosen: NDArray[np.bool_]) -> Arrival:
-        """The replies of some of these clients."""
+        """Return the replies of some of these clients."""
+        if chosen.all():
+            return self
         rows = torch.from_numpy(np.flatnonzero(chosen)).to(self.weight.device)
         fields = {name: value.rows(rows) for name, value in self.fields.items()}
-        return Arrival(self.clients[chosen], fields, self.weight[rows])
+        unicast = rows_of(self.unicast, rows)
+        return self._replace(clients=self.clients[chosen], fields=fields, weight=self.weight[rows], unicast=unicast)
 
 
 class Replies:
@@ -179,6 +214,7 @@ class Replies:
         self._kept: list[Arrival] | None = list(self._arrivals) if keep else None
         self._passed = False
         self._means: dict[str, Stack | Params] | None = None
+        self._sums: dict[str, Params] = {}
         self._total = torch.zeros(())
         self._members: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -191,16 +227,56 @@ class Replies:
         if weight is not None:
             return self._reduce(name, lambda arrival, leaf: _leaf(arrival, weight, leaf))
         if self._kept is not None:
-            return self._reduce(name, lambda arrival, _: arrival.weight)
+            return self._reduce(name, lambda arrival, _: arrival.counted)
         if self._means is None:
             self._means = self._stream()
         if name not in self._means:
             raise _no_field(name, self._means)
         return self._means[name]  # type: ignore[return-value]
 
+    def sum(self, name: str) -> Params:
+        """The weighted sum of a field over clients; a late reply counts whole.
+
+        For what the server adds up over rounds and must not lose a part of, such as changes of control variates.
+        """
+        if self._kept is not None:
+            sums: dict[str, _Sum] = {}
+            layout = None
+            for arrival in self._kept:
+                layout = _field(arrival, name).layout
+                for leaf_name, leaf in _field(arrival, name).items():
+                    sums.setdefault(leaf_name, _Sum()).add(leaf, arrival.weight)
+            return Params({leaf: part.total for leaf, part in sums.items()}, layout)
+        if self._means is None:
+            self._means = self._stream()
+        if name not in self._sums:
+            raise _no_field(name, self._sums)
+        return self._sums[name]
+
+    def models(self, start: Callable[[Tree, Tree], Params | Stack], change: str = "delta") -> Stack:
+        """What each client trained: what it had been sent, plus the change that it replied.
+
+        `start(broadcast, unicast)` finds the model, or the part of it that is asked for, in what was sent. For a late
+        reply that is older than the server's state.
+        """
+        parts = []
+        for arrival in self._held():
+            begun = start(arrival.broadcast, arrival.unicast)
+            parts.append(begun + _field(arrival, change).only(begun))
+        return Stack({leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}, parts[0].layout)
+
+    def where(self, wanted: Callable[[Arrival], bool]) -> Replies:
+        """The arrivals for which `wanted` holds."""
+        return Replies(filter(wanted, self._held()), keep=True, workbench=self._workbench)
+
+    def map(self, function: Callable[[Arrival], Arrival]) -> Replies:
+        """The same replies with `function` of each arrival, for a method that hands them on to another one."""
+        arrivals = self._kept if self._kept is not None else self._all()
+        return Replies(map(function, arrivals), keep=self._kept is not None, workbench=self._workbench)
+
     @property
     def total(self) -> Tensor:
-        """The sum of all weights: how many replied, where every reply weighs 1."""
+        """The sum of all weights: how many replied, where every reply weighs 1 and none is late."""
         if self._kept is not None:
             return self.weights.sum()
         if self._means is None:
@@ -221,9 +297,10 @@ class Replies:
         for arrival in self._all():
             clients = torch.from_numpy(arrival.clients).to(arrival.weight.device)
             segment = by[clients] if isinstance(by, Tensor) else _leaf(arrival, by, None).long()
-            self._members.append((clients, segment, arrival.weight))
-            one_hot = torch.nn.functional.one_hot(segment, segments).to(arrival.weight.dtype)
-            shares = one_hot * arrival.weight[:, None]
+            weight = arrival.counted
+            self._members.append((clients, segment, weight))
+            one_hot = torch.nn.functional.one_hot(segment, segments).to(weight.dtype)
+            shares = one_hot * weight[:, None]
             total = _running(total, shares)
             for leaf_name, leaf in _field(arrival, name).items():
                 sums.setdefault(leaf_name, _Sum(segmented=True)).add(leaf, shares)
@@ -258,12 +335,12 @@ class Replies:
     @property
     def clients(self) -> NDArray[np.int64]:
         """Who replied."""
-        return np.concatenate([arrival.clients for arrival in self._held()])
+        return np.concatenate([np.empty(0, np.int64), *(arrival.clients for arrival in self._held())])
 
     @property
     def weights(self) -> Tensor:
-        """The weights of the replies."""
-        return torch.cat([arrival.weight for arrival in self._held()])
+        """How much each reply counts, in the order of `clients`."""
+        return torch.cat([arrival.counted for arrival in self._held()])
 
     def of(self, chosen: NDArray[np.bool_]) -> Replies:
         """The replies of some clients, chosen in the order of `clients`."""
@@ -313,15 +390,23 @@ class Replies:
         layouts: dict[str, Any] = {}
         total: Tensor | None = None
         for arrival in self._all():
-            total = _running(total, arrival.weight)
+            counted = arrival.counted
+            total = _running(total, counted)
             for name, value in arrival.fields.items():
                 layouts[name] = value.layout
                 parts = sums.setdefault(name, {})  # there even for a field without leaves
                 for leaf_name, leaf in value.items():
-                    parts.setdefault(leaf_name, _Sum()).add(leaf, arrival.weight)
+                    part = parts.setdefault(leaf_name, _Sum())
+                    part.add(leaf, counted)
+                    if arrival.late:
+                        part.withhold(leaf, arrival.weight - counted)
         if total is None:
             return {}
         self._total = total
+        self._sums = {
+            name: Params({leaf: part.total for leaf, part in leaves.items()}, layouts[name])
+            for name, leaves in sums.items()
+        }
         return {
             name: Params({leaf: part.divided(total) for leaf, part in leaves.items()}, layouts[name])
             for name, leaves in sums.items()
@@ -374,6 +459,7 @@ class _Sum:
 
     def __init__(self, *, segmented: bool = False) -> None:
         self.value: Tensor | None = None
+        self.withheld: _Sum | None = None  # what late replies would have counted in time
         self.segmented = segmented
 
     def add(self, leaf: Tensor, weight: Tensor) -> None:
@@ -399,6 +485,20 @@ class _Sum:
 
     def _plus(self, term: Tensor) -> None:
         self.value = term if self.value is None else self.value + term
+
+    def withhold(self, leaf: Tensor, weight: Tensor) -> None:
+        """Note what a mean leaves out of late replies and a sum does not."""
+        if self.withheld is None:
+            self.withheld = _Sum()
+        self.withheld.add(leaf, weight)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum in which late replies count whole."""
+        assert self.value is not None
+        if self.withheld is None or self.withheld.value is None or not self.value.is_floating_point():
+            return self.value
+        return self.value + self.withheld.value
 
     def divided(self, total: Tensor) -> Tensor:
         assert self.value is not None

@@ -59,7 +59,8 @@ class InArchitectures(Algorithm):
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """The next state of each architecture."""
-        return server | {"states": self.method.fuse(server["states"], replies)}
+        own = replies.map(lambda one: one._replace(broadcast=one.unicast, unicast=None))
+        return server | {"states": self.method.fuse(server["states"], own)}
 
     def finish(self, server: Server, cohort: Cohort) -> Tree:
         """The method's last step."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from atoll.data.task import Task, Training
 from atoll.errors import CohortError, LabelsNeeded
-from atoll.params import Params, Stack, Tree, flatten, spread, stacked_leaves
+from atoll.params import Params, Stack, Tree, flatten, rows_of, spread, stacked_leaves
 
 if TYPE_CHECKING:
     from atoll.engines.scan import Scanner
@@ -64,6 +64,7 @@ class Cohort:
     splits: frozenset[str] = frozenset({"train", "val"})
     changes: tuple[Change, ...] = ()  # what pieces change in every call of `sgd`
     labelled: bool = True  # whether targets may be read: new clients may have samples only
+    begun: Params | None = None  # the model that stands for the initial one, if not the network's
     notes: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -91,7 +92,16 @@ class Cohort:
     @property
     def initial(self) -> Params:
         """The model's initial parameters, which every client can make itself from the seed."""
-        return self.population.task.network.initial
+        return self.population.task.network.initial if self.begun is None else self.begun
+
+    def starting_from(self, model: Params) -> Cohort:
+        """The same clients, to whom another model is the initial one: what a cluster has learned, for example."""
+        return replace(self, begun=model)
+
+    def only(self, positions: NDArray[np.int64]) -> Cohort:
+        """The clients at these positions, with notes of their own."""
+        received = rows_of(self.received, torch.from_numpy(positions).to(self.population.device))
+        return replace(self, clients=self.clients[positions], received=received, notes={})
 
     @property
     def initial_dtype(self) -> torch.dtype:

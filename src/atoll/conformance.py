@@ -41,7 +41,7 @@ from atoll.federation import federate
 from atoll.hyperparameters import Hyperparameter
 from atoll.memory import Memory, RamMemory
 from atoll.models import MLP, BodyAndHead
-from atoll.params import Params, Stack, Tree, flatten, stacked_leaves, unflatten
+from atoll.params import Params, Stack, Tree, flatten, rows_of, stacked_leaves, unflatten
 from atoll.predictor import BESIDE, predictor_of
 from atoll.randomness import default_generator, generator
 from atoll.report.report import Report
@@ -228,7 +228,7 @@ def _order_of_clients_does_not_matter(method: Method) -> None:
             return result
         bench = replies.workbench
         forth, back = (
-            method.aggregate(algorithm, server, _replies(algorithm, *seen[0], step, bench)) for step in (1, -1)
+            method.aggregate(algorithm, server, _replies(algorithm, server, *seen[0], step, bench)) for step in (1, -1)
         )
         _require_same(
             forth,
@@ -640,6 +640,7 @@ def personal_models(report: Report) -> list[Params]:
         report.settings.rounds,
         lambda cohort: cohort.stacked(predictor_of(algorithm.personalize(server, cohort)).values),
         phase=("conformance", algorithm),
+        groups=algorithm.groups(server),
     )
     return _by_number(report.engine, job)
 
@@ -728,7 +729,9 @@ def _some(cohort: Cohort, order: Sequence[int] | NDArray[np.int64]) -> Cohort:
     return replace(cohort, clients=cohort.clients[order], received=unflatten(structure, mine), notes={})
 
 
-def _replies(algorithm: Algorithm, cohort: Cohort, update: Update, step: int, workbench: Workbench) -> Replies:
+def _replies(
+    algorithm: Algorithm, server: Tree, cohort: Cohort, update: Update, step: int, workbench: Workbench
+) -> Replies:
     """The replies of a cohort, arriving one by one in its order or, with step -1, in the opposite one."""
     channel = Channel()
     arrivals = []
@@ -736,7 +739,9 @@ def _replies(algorithm: Algorithm, cohort: Cohort, update: Update, step: int, wo
         one = slice(k, k + 1)
         send = {name: stack.rows(one) for name, stack in update.send.items()}
         weight = None if update.weight is None else update.weight[one]
-        arrivals.append(channel.up(algorithm, cohort.clients[one], Update(send, weight), cohort.round))
+        arrival = channel.up(algorithm, cohort.clients[one], Update(send, weight), cohort.round)
+        sent = {"broadcast": algorithm.broadcast(server), "unicast": rows_of(cohort.received, one)}
+        arrivals.append(arrival._replace(**sent))
     return Replies(arrivals, keep=not algorithm.sums_suffice, workbench=workbench)
 
 

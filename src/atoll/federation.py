@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,14 +34,14 @@ from atoll.architectures import check_mixes, within_architectures
 from atoll.channel import Channel, Ledger, Stage
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
-from atoll.engines.local import Done, Job, LocalEngine
+from atoll.engines.local import Done, Job, LocalEngine, Lost
 from atoll.engines.trainings import OnEpoch, Trainings
 from atoll.errors import CohortError, DivergedError, OneShotError, RunError, unknown
 from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
 from atoll.metrics.evaluation import Notes, observed
 from atoll.newcomers import evaluate_newcomers
-from atoll.params import Tree, flatten
+from atoll.params import Tree, flatten, rows_of, stacked_leaves
 from atoll.participation import Late, Moment, Schedule
 from atoll.predictor import predictor_of
 from atoll.randomness import generator
@@ -79,6 +79,12 @@ class Settings:
             raise OneShotError(
                 f"{type(algorithm).__name__} uploads once, so `rounds` must be 1. Got rounds={self.rounds}.",
                 hint="to train longer on each client, raise its `epochs`.",
+            )
+        if self.rounds < algorithm.least_rounds:
+            raise CohortError(
+                f"`rounds` must be at least {algorithm.least_rounds}: with less, a part of {name_of(type(algorithm))} "
+                f"never runs. Got rounds={self.rounds}.",
+                hint="raise --rounds, or lower the rounds of the first part.",
             )
         if not 0 <= self.drop < 1:
             raise CohortError(f"`drop` must be a float in [0, 1). Got {self.drop!r}.")
@@ -198,15 +204,16 @@ def federate(
         if first == 0:
             teaching = trainings.of_the_server() if trainings else None
             server = algorithm.equip(server, Workbench(population, engine, round=-1, trainings=teaching))
-            server = _prepare(algorithm, server, engine, population, channel)
         late = Late(settings.late, settings.delay, settings.seed)
         late.load(loaded[1].get("late", []) if loaded else [])
+        met = loaded[1]["met"].cpu().numpy().copy() if loaded else np.zeros(task.clients, dtype=bool)
         saved_at, outcomes = time.monotonic(), run.outcomes() if run and begun else None
         for round in range(first, settings.rounds):
             began = time.perf_counter()
             cohort = choose(settings, task.clients, round, late.clients)
             traffic = Traffic(asked=len(cohort))
             present = _present(settings, cohort, round, faults, traffic)
+            server = _prepare(algorithm, server, engine, population, channel, met, present, round, traffic)
             arrivals = _gather(
                 algorithm, server, engine, population, channel, present, settings, round, traffic, trainings
             )
@@ -229,7 +236,8 @@ def federate(
             took = time.perf_counter() - began
             done = round + 1
             if done == settings.rounds:
-                traffic.gradients += _finish(algorithm, server, engine, population, done)
+                reachable = np.setdiff1d(there(settings, task.clients, round), np.setdiff1d(cohort, present))
+                traffic.gradients += _finish(algorithm, server, engine, population, reachable, done)
             line = _line(done, traffic, channel.ledger, round)
             if settings.evaluates_after(done):
                 line["evaluation"], outcomes = _evaluate(algorithm, server, engine, population, settings, done)
@@ -248,6 +256,7 @@ def federate(
                 if due or stopping or done == settings.rounds:
                     kept, plans = population.memory.save(round=done), engine.chosen(algorithm, here)
                     state = {"server": server, "memory": kept, "plans": plans, "late": late.save()}
+                    state["met"] = torch.from_numpy(met)
                     run.save(done, state, here.layouts)
                     population.memory.prune(round=run.checkpoints()[0])
                     saved_at = time.monotonic()
@@ -262,12 +271,16 @@ def federate(
 # -- the parts of a round ------------------------------------------------------------------------------------------
 
 
+def there(settings: Settings, clients: int, round: int) -> Clients:
+    """The clients that are there in a round, as the schedule says."""
+    return np.flatnonzero(settings.schedule(Moment(round, clients, settings.seed, settings.rounds))).astype(np.int64)
+
+
 def choose(settings: Settings, clients: int, round: int, busy: Clients | None = None) -> Clients:
     """The clients asked in a round: of those who are there, and not busy with an older reply."""
-    there = settings.schedule(Moment(round, clients, settings.seed, settings.rounds))
+    present = there(settings, clients, round)
     if busy is not None:
-        there[busy] = False
-    present = np.flatnonzero(there).astype(np.int64)
+        present = np.setdiff1d(present, busy)
     size = settings.cohort_size(clients)
     if size >= len(present):
         return present
@@ -319,20 +332,73 @@ def _gather(
         calls=settings.rounds,
         usual=settings.cohort_size(population.task.clients),
         unicast=unicast,
+        groups=algorithm.groups(server),
         trainings=trainings,
     )
+    diverged: Clients = clients[:0]
     for outcome in engine.run(job) if len(clients) else ():
         if not isinstance(outcome, Done):
-            traffic.lost[outcome.reason] += len(outcome.clients)
-            log.warning("round %d: lost client(s) %s: %s", round, outcome.clients.tolist(), outcome.reason)
+            _lose(outcome, round, traffic)
             continue
-        cohort, update = outcome.cohort, outcome.result
-        traffic.gradients += cohort.scanner.tally.gradients
-        _note(cohort, traffic, population.task)
+        cohort, update, bad = _finite(outcome, round, traffic, population.task)
+        diverged = np.concatenate([diverged, bad])
+        if not len(cohort):
+            continue
         channel.unicast(cohort.received, cohort.clients, round)
         _keep(cohort.population.memory, cohort.clients, update, round)
         traffic.replied += len(cohort)
-        yield channel.up(algorithm, cohort.clients, update, round)
+        arrival = channel.up(algorithm, cohort.clients, update, round)
+        yield arrival._replace(broadcast=broadcast, unicast=cohort.received)
+    if len(diverged) and not traffic.replied:
+        raise _diverged(diverged, round, population.task)
+
+
+def _diverged(clients: Clients, round: int, task: Task) -> DivergedError:
+    """The error for a round in which nobody's work stayed finite."""
+    first = int(clients[0])
+    return DivergedError(
+        f"Training must stay finite. In round {round} it did for none of {len(clients)} clients; the first is client "
+        f"{task.client_name(first)}.",
+        client=first,
+        round=round,
+        hint="lower --lr or set --clip; the run can be resumed from its last checkpoint.",
+    )
+
+
+def _lose(outcome: Lost, round: int, traffic: Traffic) -> None:
+    """Write down who is lost, and why."""
+    traffic.lost[outcome.reason] += len(outcome.clients)
+    log.warning("round %d: lost client(s) %s: %s", round, outcome.clients.tolist(), outcome.reason)
+
+
+def _finite(outcome: Done[Update], round: int, traffic: Traffic, task: Task) -> tuple[Cohort, Update, Clients]:
+    """The clients whose work is finite, what they return, and who the others are, of whom nothing counts."""
+    cohort, update = outcome
+    traffic.gradients += cohort.scanner.tally.gradients
+    notes = {name: value.double() for name, value in cohort.notes.items()}
+    leaves, structure = flatten([dict(update.send), update.keep, dict(update.beside)])
+    values = [leaf for leaf, row in zip(leaves, stacked_leaves(structure), strict=True) if row]
+    values += [] if update.weight is None else [update.weight]
+    sums = [leaf.flatten(1).sum(1) if leaf.ndim > 1 else leaf for leaf in values if leaf.is_floating_point()]
+    if not sums and not notes:
+        return cohort, update, cohort.clients[:0]
+    # One number per client for everything that it returns: a sum is finite if all of its terms are.
+    table = torch.stack([*notes.values(), *(one.double() for one in sums)]).cpu().numpy()
+    good = np.isfinite(table).all(axis=0)
+    bad: Clients = cohort.clients[~good]
+    if len(bad):
+        for client in bad.tolist():
+            log.warning(
+                "round %d: client %s is lost: its training did not stay finite, so its reply does not count",
+                round, task.client_name(client),
+            )  # fmt: skip
+        traffic.lost["not finite"] += len(bad)
+        rows = torch.from_numpy(np.flatnonzero(good)).to(cohort.ids.device)
+        cohort = replace(cohort, clients=cohort.clients[good], received=rows_of(cohort.received, rows))
+        update = update.rows(rows)
+    if notes and good.any():
+        traffic.notes.append((cohort.clients, dict(zip(notes, table[: len(notes), good], strict=True))))
+    return cohort, update, bad
 
 
 def _keep(memory: Memory, clients: Clients, update: Update, round: int) -> None:
@@ -343,48 +409,70 @@ def _keep(memory: Memory, clients: Clients, update: Update, round: int) -> None:
         memory.keep(clients, update.keep, round=round)
 
 
-def _prepare(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, channel: Channel) -> Tree:
-    """The light exchanges before training, if the method has any; the last of them is written as round -1."""
-    if type(algorithm).prepare is Algorithm.prepare:
+def _prepare(
+    algorithm: Algorithm,
+    server: Tree,
+    engine: LocalEngine,
+    population: Population,
+    channel: Channel,
+    met: NDArray[np.bool_],
+    present: Clients,
+    round: int,
+    traffic: Traffic,
+) -> Tree:
+    """The light exchanges with clients that are asked for the first time, if the method has any; marks them as met.
+
+    In the first round they are rounds -n to -1 of the ledger; who comes later exchanges in the round of its arrival.
+    """
+    new = present[~met[present]]
+    if type(algorithm).prepare is Algorithm.prepare or not len(new):
         return server
-    for round in range(-algorithm.exchanges, 0):
-        server = _exchange(algorithm, server, engine, population, channel, round)
+    for number in range(-algorithm.exchanges, 0):
+        at, broadcast = round + number, algorithm.broadcast(server)
+        job = Job(population, new, at, partial(algorithm.prepare, broadcast), ("prepare", number, algorithm))
+        arrivals = []
+        for outcome in engine.run(job):
+            if not isinstance(outcome, Done):
+                log.warning("client(s) %s could not prepare: %s", outcome.clients.tolist(), outcome.reason)
+            elif outcome.result is None:
+                met[outcome.cohort.clients] = True
+            else:
+                cohort, update, _ = _finite(outcome, round, traffic, population.task)
+                if len(cohort):
+                    met[cohort.clients] = True
+                    written = round or at
+                    channel.broadcast(broadcast, cohort.clients, written)
+                    _keep(cohort.population.memory, cohort.clients, update, at)
+                    arrivals.append(
+                        channel.up(algorithm, cohort.clients, update, written)._replace(broadcast=broadcast)
+                    )
+        if arrivals:
+            bench = Workbench(population, engine, at)
+            server = algorithm.absorb(server, Replies(arrivals, keep=True, workbench=bench))
+        elif traffic.lost["not finite"]:
+            raise _diverged(new, round, population.task)
     return server
 
 
-def _exchange(
-    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, channel: Channel, round: int
-) -> Tree:
-    """What all clients tell the server before training, and what it makes of that."""
-    everybody = np.arange(population.task.clients)
-    broadcast = algorithm.broadcast(server)
-
-    def arrivals() -> Iterator[Arrival]:
-        job = Job(
-            population,
-            everybody,
-            round,
-            lambda cohort: algorithm.prepare(broadcast, cohort),
-            ("prepare", round, algorithm),
-        )
-        for outcome in engine.run(job):
-            if isinstance(outcome, Done) and outcome.result is not None:
-                channel.broadcast(broadcast, outcome.cohort.clients, round)
-                _keep(outcome.cohort.population.memory, outcome.cohort.clients, outcome.result, round)
-                yield channel.up(algorithm, outcome.cohort.clients, outcome.result, round)
-
-    return algorithm.absorb(server, Replies(arrivals(), keep=True, workbench=Workbench(population, engine, round)))
-
-
-def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, round: int) -> int:
-    """The last local step of all clients, if the method has one; returns the gradients it took."""
-    if type(algorithm).finish is Algorithm.finish:
+def _finish(
+    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, clients: Clients, round: int
+) -> int:
+    """The last local step of those who are there, if the method has one; returns the gradients it took."""
+    if type(algorithm).finish is Algorithm.finish or not len(clients):
         return 0
     gradients = 0
-    everybody = np.arange(population.task.clients)
-    job = Job(population, everybody, round, lambda cohort: algorithm.finish(server, cohort), ("finish", algorithm))
+    job = Job(
+        population,
+        clients,
+        round,
+        partial(algorithm.finish, server),
+        ("finish", algorithm),
+        groups=algorithm.groups(server),
+    )
     for outcome in engine.run(job):
-        if isinstance(outcome, Done) and outcome.result is not None:
+        if not isinstance(outcome, Done):
+            log.warning("client(s) %s did not finish: %s", outcome.clients.tolist(), outcome.reason)
+        elif outcome.result is not None:
             gradients += outcome.cohort.scanner.tally.gradients
             outcome.cohort.population.memory.keep(outcome.cohort.clients, outcome.result, round=round - 1)
     return gradients
@@ -447,23 +535,6 @@ def _line(done: int, traffic: Traffic, ledger: Ledger, round: int) -> dict[str, 
         "gradients": traffic.gradients,
         "bytes": ledger.in_round(round),
     }
-
-
-def _note(cohort: Cohort, traffic: Traffic, task: Task) -> None:
-    """Collect what clients observed; a loss that is not finite ends the run."""
-    if not cohort.notes:
-        return
-    table = torch.stack([value.double() for value in cohort.notes.values()]).cpu().numpy()
-    bad = ~np.isfinite(table).all(axis=0)
-    if bad.any():
-        client = int(cohort.clients[int(np.flatnonzero(bad)[0])])
-        raise DivergedError(
-            f"Training must stay finite. The loss of client {task.client_name(client)} in round {cohort.round} is not.",
-            client=client,
-            round=cohort.round,
-            hint="lower --lr or set --clip; the run can be resumed from its last checkpoint.",
-        )
-    traffic.notes.append((cohort.clients, dict(zip(cohort.notes, table, strict=True))))
 
 
 def _require_finite(server: Tree, round: int, task: Task) -> None:

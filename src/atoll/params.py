@@ -401,3 +401,10 @@ def stacked_leaves(structure: Structure) -> list[bool]:
     if structure.kind == "tensor":
         return [False]
     return [flag for part in structure.parts for flag in stacked_leaves(part)]
+
+
+def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
+    """The clients at these positions of a stacked tree; what is not stacked stays as it is."""
+    leaves, structure = flatten(tree)
+    rows = stacked_leaves(structure)
+    return unflatten(structure, [leaf[index] if row else leaf for leaf, row in zip(leaves, rows, strict=True)])

@@ -149,8 +149,9 @@ SCHEDULES: dict[str, Callable[[str], Schedule]] = {
 class Late:
     """Replies on their way: a share of them arrives some rounds after the one they belong to.
 
-    A reply that is d rounds old counts 1 / sqrt(1 + d) of what it would have counted. One that would arrive after the
-    last round is lost; it was sent, so the ledger has it.
+    A reply that is d rounds old counts 1 / sqrt(1 + d) of what it would have counted in a mean (`Arrival.counted`); it
+    holds what its client had been sent. One that would arrive after the last round is lost; it was sent, so the ledger
+    has it.
     """
 
     def __init__(self, share: float, delay: int, seed: int) -> None:
@@ -167,7 +168,7 @@ class Late:
         due = [one for one in self.waiting if one[0] <= round]
         self.waiting = [one for one in self.waiting if one[0] > round]
         for _, late, arrival in due:
-            yield arrival._replace(weight=arrival.weight / (1 + late) ** 0.5)
+            yield arrival._replace(late=late)
         if not self.share:
             yield from arrivals
             return
@@ -183,16 +184,25 @@ class Late:
                     yield part
 
     def save(self) -> list[Tree]:
-        """What a checkpoint keeps."""
-        return [
-            {"due": due, "late": late, "clients": torch.from_numpy(one.clients), "fields": dict(one.fields),
-             "weight": one.weight}
-            for due, late, one in self.waiting
-        ]  # fmt: skip
+        """What a checkpoint keeps; replies to one broadcast keep it once."""
+        kept, broadcasts = [], list[Tree]()
+        for due, late, one in self.waiting:
+            number = next((n for n, sent in enumerate(broadcasts) if sent is one.broadcast), len(broadcasts))
+            new = {"broadcast": one.broadcast} if number == len(broadcasts) else {}
+            broadcasts += new.values()
+            kept.append({
+                "due": due, "late": late, "clients": torch.from_numpy(one.clients), "fields": dict(one.fields),
+                "weight": one.weight, "unicast": one.unicast, "answers": number, **new,
+            })  # fmt: skip
+        return kept
 
     def load(self, saved: list[Tree]) -> None:
-        """As it was."""
-        self.waiting = [
-            (one["due"], one["late"], Arrival(one["clients"].cpu().numpy(), one["fields"], one["weight"]))
-            for one in saved
-        ]
+        """Put back what `save` returned."""
+        self.waiting, broadcasts = [], list[Tree]()
+        for one in saved:
+            broadcasts += [one["broadcast"]] if one["answers"] == len(broadcasts) else []
+            arrival = Arrival(
+                one["clients"].cpu().numpy(), one["fields"], one["weight"],
+                broadcast=broadcasts[one["answers"]], unicast=one["unicast"],
+            )  # fmt: skip
+            self.waiting.append((one["due"], one["late"], arrival))

@@ -10,6 +10,7 @@ from atoll import Report, Task
 from atoll.algorithms.fedfomo import FedFomo, choose
 from atoll.algorithms.local import Local
 from atoll.conformance import personal_models, play, quadratics
+from atoll.params import Params
 from atoll.randomness import generator
 from atoll.serialise import to_bytes
 
@@ -81,7 +82,8 @@ def test_m_models_go_down_and_one_comes_up(three_clients: Task) -> None:
     report = play(three_clients, FedFomo(models=2), rounds=3)
     model = three_clients.network.initial
     down = {(entry.round, entry.bytes) for entry in report.ledger.entries if entry.direction == "down"}
-    assert down == {(round, len(to_bytes([model, model]))) for round in (1, 2)}
+    two = {"models": [model, model], "others": Params.of(others=torch.tensor([1, 2]))}
+    assert down == {(round, len(to_bytes(two))) for round in (1, 2)}
     up = [entry for entry in report.ledger.entries if entry.direction == "up" and entry.field == "delta"]
     assert {entry.bytes for entry in up} == {len(to_bytes(model))}
 

@@ -1,6 +1,7 @@
 import logging
+import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ import torch
 from torch import nn
 
 from atoll import LocalEngine, federate
-from atoll.algorithm import Algorithm, Update
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.cohort import Population
@@ -320,16 +320,82 @@ def test_a_reply_that_is_late_is_lost(make_task):
         return train(cohort)
 
     engine = LocalEngine(strategy="loop", timeout=0.25)
-    outcomes = list(engine.run(job_of(make_task(), slow)))
+    outcomes = list(engine.run(job_of(make_task(), slow)._replace(phase=("local", None))))
     late = [outcome for outcome in outcomes if isinstance(outcome, Lost)]
     assert 2 in [int(client) for outcome in late for client in outcome.clients]
     assert all(outcome.reason.startswith("late: ") and "allowed 0.25 s" in outcome.reason for outcome in late)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only where a test says so."""
+    now = [0.0]
+    monkeypatch.setattr(engines.time, "perf_counter", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("strategy", ["whole", "chunk:2"])
+def test_only_slow_clients_of_a_chunk_are_late(make_task, strategy, clock):
+    def slow(cohort):
+        clock[0] += 1.0 if 2 in cohort.clients else 0.1
+        return train(cohort)
+
+    engine = LocalEngine(strategy=strategy, timeout=0.75)
+    outcomes = list(engine.run(job_of(make_task(), slow)._replace(phase=("local", None))))
+    late = [int(client) for outcome in outcomes if isinstance(outcome, Lost) for client in outcome.clients]
+    assert late == [2]
+    assert sorted(models(outcomes)) == [client for client in range(make_task().clients) if client != 2]
+
+
+def test_evaluation_has_no_limit(make_task, clock):
+    def slow(cohort):
+        clock[0] += 1.0
+        return train(cohort)
+
+    job = job_of(make_task(), slow)._replace(phase=("evaluate", "personal", None))
+    outcomes = list(LocalEngine(strategy="whole", timeout=0.25).run(job))
+    assert all(isinstance(outcome, Done) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("timeout", [-1, 0, float("nan")])
+def test_a_timeout_must_be_above_0(timeout):
+    with pytest.raises(EngineError, match="`timeout` must be a number of seconds above 0"):
+        LocalEngine(timeout=timeout)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "loop", "threads", "whole"])
+def test_a_client_that_calls_exit_is_lost(make_task, strategy):
+    def leaves(cohort):
+        if 1 in cohort.clients:
+            sys.exit(0)
+        return train(cohort)
+
+    outcomes = list(LocalEngine(strategy=strategy).run(job_of(make_task(), leaves)))
+    lost = [outcome for outcome in outcomes if isinstance(outcome, Lost)]
+    assert [outcome.clients.tolist() for outcome in lost] == [[1]]
+    assert "exit code 0" in lost[0].reason
+
+
+def test_if_everybody_calls_exit_the_program_does_not_end_well(make_task):
+    def leaves(cohort):
+        sys.exit(0)
+
+    with pytest.raises(RuntimeError, match="exit code 0"):
+        list(LocalEngine(strategy="loop").run(job_of(make_task(), leaves)))
+
+
+def test_work_that_does_not_fit_in_memory_is_an_error_in_words(make_task):
+    def greedy(cohort):
+        raise MemoryError("Unable to allocate 9 EiB")
+
+    with pytest.raises(EngineError, match="must fit in memory on cpu. It does not: Unable to allocate 9 EiB"):
+        list(LocalEngine(strategy="whole").run(job_of(make_task(), greedy)))
+
+
 def test_a_round_in_which_everybody_is_late_leaves_the_server_as_it_is(make_task, caplog):
     task = make_task()
     with caplog.at_level(logging.WARNING, "atoll"):
-        report = federate(task, FedAvg(), rounds=1, engine=LocalEngine(timeout=0.0), evaluation="none")
+        report = federate(task, FedAvg(), rounds=1, engine=LocalEngine(timeout=1e-9), evaluation="none")
     assert report.history[0]["replied"] == 0
     assert torch.equal(report.server["head.weight"], task.network.initial["head.weight"])
     assert "no client replied; the server's state stays as it is" in caplog.text
@@ -344,16 +410,51 @@ def test_divergence_names_client_and_round(make_task):
         federate(task, FedAvg(epochs=5), rounds=3, evaluation="none")
     assert (error.value.client, error.value.round) == (0, 0)
     assert str(error.value) == (
-        "Training must stay finite. The loss of client client 0 in round 0 is not.\n"
+        "Training must stay finite. In round 0 it did for none of 2 clients; the first is client client 0.\n"
         "hint: lower --lr or set --clip; the run can be resumed from its last checkpoint."
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Infects(FedAvg):
+    """Client 2 sends what is not finite, in one of the places where it can be."""
+
+    place: str = "delta"
+
+    def local(self, w, cohort):
+        update = super().local(w, cohort)
+        bad = torch.where(cohort.ids == 2, torch.nan, 1.0).to(cohort.lr)
+        if self.place == "weight":
+            return replace(update, weight=update.weight * bad)
+        if self.place == "kept":
+            return replace(update, keep=update.send["delta"] * bad)
+        if self.place == "loss":
+            cohort.observe(**{"loss/own": bad})
+            return update
+        return replace(update, send={"delta": update.send["delta"] * bad})
+
+
+@pytest.mark.parametrize("place", ["delta", "weight", "loss", "kept"])
+def test_a_reply_that_is_not_finite_is_rejected_and_its_client_named(make_task, place, caplog):
+    """The others' run is the one in which that client drops out."""
+    task, quiet = make_task(), {"rounds": 2, "evaluation": "none"}
+    with caplog.at_level(logging.WARNING, "atoll"):
+        report = federate(task, Infects(place=place), **quiet)
+    without = federate(task, FedAvg(), faults=lambda _, clients: clients == 2, **quiet)
+    assert all(torch.equal(leaf, without.server[name]) for name, leaf in report.server.items())
+    assert [line["lost"] for line in report.history] == [{"not finite": 1}] * 2
+    assert all(line["replied"] == task.clients - 1 for line in report.history)
+    assert f"client {task.client_name(2)} is lost: its training did not stay finite" in caplog.text
+    assert not [entry for entry in report.ledger.entries if entry.direction == "up" and 2 in entry.clients]
+    kept = report.population.memory.save(round=2)
+    assert kept is None or 2 not in kept["clients"]
+
+
 def test_a_server_that_diverges_is_found_out(make_task):
     @dataclass(frozen=True, kw_only=True)
-    class Explodes(Algorithm):
-        def local(self, w, cohort):
-            return Update(send={"delta": (cohort.map(lambda v: v, w) * float("inf"))})
+    class Explodes(FedAvg):
+        def aggregate(self, w, replies):
+            return super().aggregate(w, replies) * float("inf")
 
     with pytest.raises(DivergedError, match="The server's state after round 0 of own is not."):
         federate(make_task(), Explodes(), rounds=1)

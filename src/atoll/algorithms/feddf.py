@@ -77,7 +77,8 @@ class FedDF(Algorithm):
         averages, logits = list(models), []
         for number, some in replies.by_architecture():
             averages[number] = models[number] + some.mean("delta")
-            logits.append(some.workbench.answers(models[number] + some.stack("delta"), x))
+            trained = some.models(lambda w, _: w)
+            logits.append(some.workbench.answers(trained, x))
         wanted = self.wanted(torch.cat(logits))
         return [
             self.taught(replies.workbench.of_architecture(number), average, x, wanted, labelled)

@@ -52,9 +52,9 @@ class FedDyn(Algorithm):
         return Update(send={"delta": delta}, keep=q - delta.trained * self.alpha)
 
     def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
-        """All replies count alike; absent clients count in h as not having moved."""
-        delta, share = replies.mean("delta"), replies.total / server["clients"]
-        h = server["h"] - delta.trained * (self.alpha * share)
+        """All replies count alike; h stays the mean of all q_k, whoever is absent or late."""
+        delta = replies.mean("delta")
+        h = server["h"] - replies.sum("delta").trained * (self.alpha / server["clients"])
         return server | {"w": server["w"] + delta - h / self.alpha, "h": h}
 
     def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:

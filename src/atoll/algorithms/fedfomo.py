@@ -40,7 +40,7 @@ class FedFomo(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
 
     sums_suffice: ClassVar[bool] = False
-    sends: ClassVar[dict[str, str]] = {"delta": "model", "omega": "statistic"}
+    sends: ClassVar[dict[str, str]] = {"delta": "model", "omega": "statistic", "others": "statistic"}
     limits: ClassVar[Limits] = {"local": {"models": 0}}
     cites: ClassVar[str] = "zhang2021personalized"
 
@@ -54,36 +54,41 @@ class FedFomo(Algorithm):
     def broadcast(self, server: Server) -> None:
         """Nothing is the same for all."""
 
-    def unicast(self, server: Server, ids: NDArray[np.int64]) -> list[Stack] | None:
-        """Up to M models of others."""
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> dict[str, Any] | None:
+        """Up to M models of others, and whose they are."""
         chosen = server["chosen"][torch.from_numpy(ids).to(server["chosen"].device)]
-        return [server["w"].rows(column) for column in chosen.T] or None
+        if not chosen.shape[1]:
+            return None
+        return {"models": [server["w"].rows(column) for column in chosen.T], "others": Stack.of(others=chosen)}
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Move to the models that help, and train."""
-        v, others = self.personalize(nothing, cohort), cohort.received or []
-        start, send = v, {}
-        if others:
-            models = [v, *(v | other for other in others)]
-            loss = losses_of(models, cohort, split="val")
-            apart = torch.stack([self._distance(v.trained, other) for other in others], 1)
-            omega = torch.where(apart > 0, (loss[:, :1] - loss[:, 1:]) / apart.where(apart > 0, 1), 0)
-            start = cohort.map(moved, v, others, Stack.of(share=shares(omega)))
-            send = {"omega": Stack.of(omega=omega)}
+        v = self.personalize(nothing, cohort)
+        start, omega = v, cohort.lr.new_zeros(len(cohort), self.models)
+        others = cohort.ids[:, None].expand(-1, self.models)  # of less than M models, oneself at worth 0
+        if cohort.received is not None:
+            received = cohort.received["models"]
+            loss = losses_of([v, *(v | other for other in received)], cohort, split="val")
+            apart = torch.stack([self._distance(v.trained, other) for other in received], 1)
+            worth = torch.where(apart > 0, (loss[:, :1] - loss[:, 1:]) / apart.where(apart > 0, 1), 0)
+            start = cohort.map(moved, v, received, Stack.of(share=shares(worth)))
+            omega = torch.cat([worth, omega[:, len(received) :]], 1)
+            others = torch.cat([cohort.received["others"]["others"], others[:, len(received) :]], 1)
         v_k = sgd(cohort, start=start, epochs=self.epochs)
-        return Update(send={"delta": v_k.trained - v.trained, **send}, keep=v_k)
+        send = {"delta": v_k.trained - v.trained, "omega": Stack.of(omega=omega), "others": Stack.of(others=others)}
+        return Update(send=send, keep=v_k)
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Store the models and what they were worth, and choose whom to send next."""
+        """Store the models and what others' were worth to them, and choose whom to send next."""
         rows = torch.from_numpy(replies.clients).to(server["affinity"].device)
         affinity, mixing = server["affinity"], server["mixing"]
-        if server["chosen"].shape[1]:
-            omega, others = replies.stack("omega")["omega"], server["chosen"][rows]
-            share = shares(omega)
-            given = torch.zeros_like(affinity[rows]).scatter(1, others, share)
-            given = given.scatter(1, rows[:, None], 1 - share.sum(1, keepdim=True))
-            mixing = mixing.index_copy(0, rows, given)
-            affinity = affinity.index_add(0, rows, torch.zeros_like(given).scatter(1, others, omega))
+        # A reply says whose models it is about: a late one was sent others than the server would send now.
+        omega, others = replies.stack("omega")["omega"], replies.stack("others")["others"]
+        share = shares(omega)
+        given = torch.zeros_like(affinity[rows]).scatter_add(1, others, share)
+        given = given.scatter(1, rows[:, None], 1 - share.sum(1, keepdim=True))
+        mixing = mixing.index_copy(0, rows, given)
+        affinity = affinity.index_add(0, rows, torch.zeros_like(given).scatter_add(1, others, omega))
         seen, rounds = heard(server["seen"], replies.clients), server["rounds"] + 1
         explore = self.explore - self.explore_decay * rounds
         chosen = choose(affinity, seen, self.models, explore, replies.workbench.generator("models to send"))

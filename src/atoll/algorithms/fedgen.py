@@ -104,7 +104,7 @@ class FedGen(Algorithm):
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Average the models, and teach the generator what their heads know."""
         w, counts = server["w"], replies.stack("labels")["counts"]
-        heads = w.part("head") + replies.stack("delta").part("head")
+        heads = replies.models(lambda sent, _: sent["w"].part("head"))
         return {
             "w": w + replies.mean("delta"),
             "generator": self.taught(server.get("generator"), heads, counts, replies.workbench),

@@ -87,27 +87,32 @@ class Fedora(Algorithm):
         """Nobody is known to be like anybody yet."""
         self._require(task)
         v = everybody(task, copies=4 if self.similarity == "loss" else 3)  # before and after a round, and what is sent
-        return {"v": v, "P": alone(v), "seen": nobody(v)}
+        unknown = {"bases": None, "probes": None, "scores": torch.zeros_like(alone(v)).double(), "comparing": False}
+        return {"v": v, "P": alone(v), "seen": nobody(v), "known": nobody(v), **unknown}
 
     def broadcast(self, server: Server) -> Stack | None:
-        """Everybody's briefly trained models, once; otherwise nothing is the same for all."""
-        return server.get("probes")
+        """Everybody's briefly trained models, to clients that are new; otherwise nothing is the same for all."""
+        probes: Stack | None = server["probes"]
+        return probes if server["comparing"] else None
 
     def absorb(self, server: Server, replies: Replies) -> Server:
-        """P from what clients say of their data, or of each other's models."""
-        order = torch.from_numpy(replies.clients.argsort())
-        there = heard(torch.zeros_like(server["seen"]), replies.clients)
-        if "probes" in server:
-            scores = _placed(torch.exp(-replies.stack("loss")["loss"].double()[order]), there)
-            rest = {name: part for name, part in server.items() if name != "probes"}
-            return rest | {"P": self._propagation(scores, there & server["known"], server["P"])}
-        told = replies.stack("bases").rows(order)
-        server = server | {"known": there, "bases": told.map(lambda leaf: _placed(leaf, there))}
-        if self.similarity == "loss":
-            probes = replies.stack("probe").rows(order)
-            return server | {"probes": probes.map(lambda leaf: _placed(leaf, there))}
-        basis = server["bases"]["basis"]
-        return server | {"P": self._propagation(alignment(basis, basis), there, server["P"])}
+        """P from what clients say of their data, or of each other's models: at first, and when others arrive."""
+        new = torch.from_numpy(replies.clients).to(server["known"].device)
+        if server["comparing"]:
+            scores = server["scores"].index_copy(0, new, torch.exp(-replies.stack("loss")["loss"].double()))
+            # Those who were there before have not tried a newcomer's model: what it says of theirs stands for both.
+            tried = heard(torch.zeros_like(server["known"]), replies.clients)
+            scores = torch.where(server["known"][:, None] & tried, scores.T, scores)
+            server = server | {"scores": scores, "comparing": False}
+        else:
+            server = server | {"bases": _written(server["bases"], replies.stack("bases"), new, len(server["known"]))}
+            if self.similarity == "loss":
+                probes = _written(server["probes"], replies.stack("probe"), new, len(server["known"]))
+                return server | {"probes": probes, "comparing": True}
+            basis = server["bases"]["basis"]
+            server = server | {"scores": alignment(basis, basis).double()}
+        known = heard(server["known"], replies.clients)
+        return server | {"known": known, "P": self._propagation(server["scores"], known, server["P"])}
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
         """G_k = sum_j P_kj v_j."""
@@ -203,9 +208,10 @@ class Fedora(Algorithm):
             log.warning("no client has validation samples: the gate of Fedora stays shut, and all clients train alone")
 
 
-def _placed(rows: Tensor, there: Tensor) -> Tensor:
-    """Rows of the clients that are there, in their order, among zeros for the others."""
-    return rows.new_zeros(len(there), *rows.shape[1:]).index_copy(0, there.nonzero().flatten(), rows)
+def _written(table: Stack | None, rows: Stack, clients: Tensor, size: int) -> Stack:
+    """The table of all `size` clients with the rows of some; zeros for those who have not said anything."""
+    before = rows.map(lambda leaf: leaf.new_zeros(size, *leaf.shape[1:])) if table is None else table
+    return Stack({name: leaf.index_copy(0, clients, rows[name]) for name, leaf in before.items()}, before.layout)
 
 
 def _losses(models: list[Params], cohort: Cohort) -> Tensor:

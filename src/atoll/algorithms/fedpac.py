@@ -48,7 +48,9 @@ class FedPAC(Algorithm):
     weighting: Weighting = "samples"  # p_k of the body: by training samples, or the same for all
 
     sums_suffice: ClassVar[bool] = False
-    sends: ClassVar[dict[str, str]] = {"delta": "model", "moments": "statistic", "classes": "statistic"}
+    sends: ClassVar[dict[str, str]] = {
+        "delta": "model", "head": "model", "moments": "statistic", "classes": "statistic",
+    }  # fmt: skip
     cites: ClassVar[str] = "xu2023personalized"
 
     def start(self, task: Task) -> Server:
@@ -76,20 +78,21 @@ class FedPAC(Algorithm):
         w_k = self._tuned(start, cohort)
         given = {"prototypes": server["prototypes"], "lam": self.lam}
         w_k = sgd(cohort, start=w_k, epochs=self.epochs, only="body", gradient=aligned_body, given=given)
-        send = {"delta": w_k - start, "moments": moments, "classes": class_sums(cohort, w_k, size)}
+        body, head = w_k.without(cohort.received), w_k.only(cohort.received)
+        send = {"delta": body - server["w"], "head": head, "moments": moments, "classes": class_sums(cohort, w_k, size)}
         return Update(send=send, weight=cohort.weights(self.weighting))
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Average bodies and centroids, and mix the heads of those who replied."""
         order = np.argsort(replies.clients)  # so that their order does not matter to the last bit
         place, rows = (torch.from_numpy(some).to(server["mixing"].device) for some in (order, replies.clients[order]))
-        trained = server["heads"].rows(rows) + replies.stack("delta").only(server["heads"]).rows(place)
+        trained = replies.stack("head").rows(place)
         weights = self._weights(replies.stack("moments").rows(place)).to(server["mixing"])
         heads = mixed(weights, trained)
         new = {name: leaf.index_copy(0, rows, heads[name]) for name, leaf in server["heads"].items()}
         matrix = weights.new_zeros(len(rows), len(server["mixing"])).index_copy(1, rows, weights)
         return {
-            "w": server["w"] + replies.mean("delta").without(new),
+            "w": server["w"] + replies.mean("delta"),
             "prototypes": centroids(server["prototypes"], replies.stack("classes")),
             "heads": Stack(new, heads.layout),
             "mixing": server["mixing"].index_copy(0, rows, matrix),

@@ -61,29 +61,36 @@ class IFCA(Algorithm):
         return models
 
     def prepare(self, models: Stack, cohort: Cohort) -> Update | None:
-        """Which model of each set would be joined; for k-means++, an update of the common model."""
+        """Which model of each set would be joined; for k-means++, an update of the common model.
+
+        Whoever comes after the starts were chosen has nothing to say.
+        """
+        if models.clients == self.clusters:
+            return None
         weight = cohort.weights(self.weighting)
         if self.starts == "kmeans++":
             w = models.client(0)
             return Update(send={"delta": sgd(cohort, start=w, epochs=max(1, self.epochs)) - w}, weight=weight)
-        if self.restarts == 1:
-            return None
         joined = losses(models, cohort).reshape(len(cohort), self.restarts, self.clusters).argmin(2)
         choices = torch.nn.functional.one_hot(joined, self.clusters).to(weight.dtype)
         return Update(send={"choices": Stack.of(choices=choices)}, weight=weight)
 
     def absorb(self, server: Server, replies: Replies) -> Server:
-        """The set whose models would be joined most evenly, or the models of clients whose updates are far apart."""
+        """The set whose models would be joined most evenly, or the models of clients whose updates are far apart.
+
+        If there are fewer such clients than clusters, the other models are drawn.
+        """
         models: Stack = server["models"]
         if self.starts == "kmeans++":
-            delta = replies.stack("delta")
-            chosen = far_apart(distances(delta, "l2"), self.clusters, self.restarts, generator(0, "ifca"))
-            return server | {"models": models.client(0) + delta.rows(torch.from_numpy(chosen))}
-        if self.restarts > 1:
-            shares = replies.mean("choices")["choices"]
-            first = int(torch.special.entr(shares).sum(1).argmax()) * self.clusters
-            return server | {"models": models.rows(slice(first, first + self.clusters))}
-        return server
+            delta, w = replies.stack("delta").rows(torch.from_numpy(replies.clients.argsort())), models.client(0)
+            number = min(self.clusters, delta.clients)
+            chosen = far_apart(distances(delta, "l2"), number, self.restarts, generator(0, "ifca"))
+            trained = w + delta.rows(torch.from_numpy(chosen))
+            drawn = [reshuffled(w, one) for one in range(number, self.clusters)]
+            return server | {"models": stack([*(trained.client(one) for one in range(number)), *drawn])}
+        shares = replies.mean("choices")["choices"]
+        first = int(torch.special.entr(shares).sum(1).argmax()) * self.clusters
+        return server | {"models": models.rows(slice(first, first + self.clusters))}
 
     def local(self, models: Stack, cohort: Cohort) -> Update:
         """Train the model that fits best, and say which one it is."""

@@ -30,7 +30,7 @@ class Scaffold(Algorithm):
     epochs: Count = 1  # local epochs per round; K is the number of batches in them
     server_lr: Positive = 1.0  # η_g: step of the server towards the mean of y_k
 
-    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "pace": "model"}
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "change": "model"}
     cites: ClassVar[str] = "karimireddy2020scaffold"
 
     def start(self, task: Task) -> dict[str, Any]:
@@ -49,18 +49,18 @@ class Scaffold(Algorithm):
         return {"w": server["w"], "c": server["c"]}
 
     def local(self, received: dict[str, Params], cohort: Cohort) -> Update:
-        """Train with the correction; `pace`, the change per unit of step size, is minus the mean gradient seen."""
+        """Train with the correction, and send by how much the model and c_k changed."""
         w, c = received["w"], received["c"]
         c_k = cohort.recall(default=c.zeros())
         y = sgd(cohort, start=w, epochs=self.epochs, penalty=linear(c - c_k))
-        pace = (y - w).trained / (cohort.steps(self.epochs) * cohort.lr)
-        return Update(send={"delta": y - w, "pace": pace}, keep=c_k - c - pace)
+        change = cohort.stacked(-c) - (y - w).trained / (cohort.steps(self.epochs) * cohort.lr)
+        return Update(send={"delta": y - w, "change": change}, keep=c_k + change)
 
     def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
-        """All replies count alike. A reply changes its c_k by -c - pace; absent clients keep theirs."""
-        w, c, share = server["w"], server["c"], replies.total / server["clients"]
-        change = -c - replies.mean("pace")
-        return server | {"w": w + replies.mean("delta") * self.server_lr, "c": c + change * share}
+        """All replies count alike. A change of c_k counts whole, however late, so c stays the mean of all c_k."""
+        w, c = server["w"], server["c"]
+        c = c + replies.sum("change") / server["clients"]
+        return server | {"w": w + replies.mean("delta") * self.server_lr, "c": c}
 
     def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:
         """The shared model."""

@@ -92,8 +92,9 @@ class Channel:
 
 def _weight(update: Update, clients: NDArray[np.int64]) -> Tensor:
     if update.weight is None:
-        device = next((leaf.device for value in update.send.values() for leaf in value.values()), None)
-        return torch.ones(len(clients), device=device)
+        leaves = [leaf for value in update.send.values() for leaf in value.values()]
+        like = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
+        return torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
     if update.weight.shape != (len(clients),):
         raise PayloadError(
             f"`weight` must have one value per client, {len(clients)}. Got shape {tuple(update.weight.shape)}."

@@ -66,7 +66,10 @@ class Options:
     compile: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None
     precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
     device: Annotated[str, option("auto, cpu or cuda.", **ENGINE)] = "auto"
-    timeout: Annotated[float | None, option("Seconds after which a reply counts as lost.", **ENGINE)] = None
+    timeout: Annotated[
+        float | None,
+        option("Seconds after which a reply counts as lost (one that never comes is waited for).", **ENGINE),
+    ] = None
     tensorboard: Annotated[bool, option("Write events for TensorBoard.", "--tensorboard", **TRACKING)] = False
     mlflow: Annotated[bool, option("Log to $MLFLOW_TRACKING_URI; else in the folder.", "--mlflow", **TRACKING)] = False
     out: Annotated[Path | None, option("Folder of the results; else one in runs/.")] = None

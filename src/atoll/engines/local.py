@@ -46,6 +46,7 @@ WORTH_COMPILING = 60.0
 MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
 FILLS_A_GPU = 10**9  # parameters times samples in a batch: with so many, one client at a time is as fast as several
 MODES = get_args(Mode)
+REPLIES = ("local", "prepare")  # the phases whose work a server waits for
 FORCED = 10**9  # calls ahead of a plan that is being measured or was asked for: its programs are always made
 
 
@@ -75,12 +76,25 @@ class Job(NamedTuple):
     usual: int = 0  # how many clients such a job has when nobody drops out
     splits: frozenset[str] = frozenset({"train", "val"})
     unicast: Callable[[Clients], Tree] | None = None
+    groups: NDArray[np.int64] | None = None  # of all clients: those of different groups are never in one cohort
     trainings: Trainings | None = None  # where trained clients are kept
 
     def cohort(self, clients: Clients, scanner: Scanner) -> Cohort:
         """Some of the clients, as the work sees them."""
         received = None if self.unicast is None else self.unicast(clients)
         return Cohort(self.population, clients, self.round, scanner, received, self.splits)
+
+
+def work_of(job: Job) -> Callable[[Cohort], Any]:
+    """The work of a job, from which no client's code can end the program."""
+
+    def work(cohort: Cohort) -> Any:
+        try:
+            return job.work(cohort)
+        except SystemExit as error:
+            raise RuntimeError(f"a client's code ended itself (exit code {error.code})") from error
+
+    return work
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,8 @@ class LocalEngine:
 
     `strategy` is `auto`, `loop`, `threads`, `whole` or `chunk:N`, or a whole plan as logs name it, such as
     `whole traced graph`: then nothing is measured. `compile` is True, False or None for what pays. A reply that takes
-    longer than `timeout` seconds counts as lost.
+    longer than `timeout` seconds counts as lost; a client that never returns is waited for, because work in this
+    process cannot be interrupted.
     """
 
     def __init__(
@@ -120,6 +135,11 @@ class LocalEngine:
             raise EngineError(
                 f"Device {device!r} must be present. This machine has no CUDA device.",
                 hint="use --device cpu.",
+            )
+        if timeout is not None and not timeout > 0:
+            raise EngineError(
+                f"`timeout` must be a number of seconds above 0, or None for no limit. Got {timeout!r}.",
+                hint="leave out --timeout to wait for every client.",
             )
         if precision not in ("fp32", "tf32", "bf16"):
             raise EngineError(f"`precision` must be fp32, tf32 or bf16. Got {precision!r}.")
@@ -161,10 +181,10 @@ class LocalEngine:
     def run(self, job: Job) -> Iterator[Done[Any] | Lost]:
         """The results of all clients, chunk after chunk, in an order that depends on the clients alone.
 
-        The clients of a chunk have one architecture, and those of an architecture follow each other.
+        The clients of a chunk have one architecture and belong to one group, and those of each follow each other.
         """
         lost, failure = 0, None
-        for part in by_architecture(job):
+        for part in parts_of(job):
             for outcome in self._all(part):
                 if isinstance(outcome, Exception):
                     failure = outcome
@@ -246,15 +266,23 @@ class LocalEngine:
         try:
             with torch.no_grad(), arithmetic(plan.precision), cores(plan):
                 cohort = job.cohort(clients, scanner)
-                result = job.work(cohort)
-        except (AtollError, NotVectorisable, MemoryError, torch.OutOfMemoryError):
+                result = work_of(job)(cohort)
+        except (AtollError, NotVectorisable):
             raise
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise EngineError(
+                f"The work of {len(clients)} client(s) at a time must fit in memory on {self.device}. It does not: "
+                f"{str(error).strip() or type(error).__name__}",
+                hint="take a smaller model, batch or cohort, or train fewer clients at a time: --engine loop.",
+            ) from error
         except Exception as error:  # noqa: BLE001 - a client may fail in any way, and the round goes on
             log.warning("round %d: work of client(s) %s failed: %s", job.round, _some(clients), error)
             return error
         took = time.perf_counter() - began
-        if self.timeout is not None and took > self.timeout:
-            return Lost(clients, f"late: {took:.2f} s, allowed {self.timeout:g} s")
+        if self.timeout is not None and took > self.timeout and job.phase[0] in REPLIES:
+            reason = f"late: {took:.2f} s, allowed {self.timeout:g} s"
+            # Several clients together say nothing of each: they go again, one by one.
+            return Lost(clients, reason) if len(clients) == 1 else TimeoutError(reason)
         return Done(cohort, result)
 
     def _calls(self, job: Job, plan: Plan) -> int:
@@ -269,7 +297,7 @@ class LocalEngine:
         if key not in self.plans:
             try:
                 self.plans[key] = self._calibrate(job)
-            except (AtollError, MemoryError, torch.OutOfMemoryError):
+            except (AtollError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
                 log.info("%s: nothing was measured, because a client failed (%s)", job.phase, error)
@@ -455,7 +483,7 @@ class LocalEngine:
 
             def one(position: int) -> None:
                 with torch.no_grad(), arithmetic(plan.precision), cores(plan):
-                    job.work(job.cohort(groups[position], scanners[position]))
+                    work_of(job)(job.cohort(groups[position], scanners[position]))
 
             if plan.strategy == "threads":
                 with one_thread_each():
@@ -498,19 +526,30 @@ def parse_strategy(text: str) -> tuple[Any, int | None]:
     )
 
 
-def by_architecture(job: Job) -> list[Job]:
-    """The same work for the clients of each architecture."""
+def parts_of(job: Job) -> list[Job]:
+    """The same work for the clients of each architecture, and of each group."""
     architecture = job.population.task.architecture
-    if architecture is None:
-        return [job]
-    numbers = architecture[job.clients]
+    parts = [job]
+    if architecture is not None:
+        parts = [
+            part._replace(population=job.population.of_architecture(number))
+            for number, part in _divided(job, architecture)
+        ]
+    return parts if job.groups is None else [one for part in parts for _, one in _divided(part, job.groups)]
+
+
+def _divided(job: Job, numbers: NDArray[np.int64]) -> list[tuple[int, Job]]:
+    """The same work for clients of each number, which all clients have."""
+    mine = numbers[job.clients]
     return [
-        job._replace(
-            population=job.population.of_architecture(number),
-            clients=np.asarray(job.clients)[numbers == number],
-            usual=min(job.usual, int((architecture == number).sum())),  # the same in every round
+        (
+            number,
+            job._replace(
+                clients=np.asarray(job.clients)[mine == number],
+                usual=min(job.usual, int((numbers == number).sum())),  # the same in every round
+            ),
         )
-        for number in np.unique(numbers).tolist()
+        for number in np.unique(mine).tolist()
     ]
 
 

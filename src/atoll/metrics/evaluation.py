@@ -135,6 +135,7 @@ def evaluate(
         phase=("evaluate", f"{model}, each sample" if each else model, algorithm),
         calls=1 if each else calls,
         splits=frozenset({"train", "val", "test"}),
+        groups=algorithm.groups(server),
     )
     for outcome in engine.run(job):
         if isinstance(outcome, Done):
