@@ -178,18 +178,19 @@ gradient. 20 clients with 80 training images of 28x28 each, PFLlib's CNN, batch 
 1.25 times their arithmetic.
 """
 COMMENT = """
-On the CPU every method was measured in one turn (`--only . --turns 1`); ratios then differ by up to a fifth from run
-to run: FedFomo had 2.13 and 1.67, FedProto 1.75 and 1.46, of which the later ones are shown. A step here is one of 10
-images on a network of 582,026 weights, so that whatever is done with all weights in every step shows. Terms that pull
-to another model (`fedprox`, `ditto`, `scaffold`, `feddyn`, `fedsmoo`, `fedspeed`, `fedamp`, `mocha`, `mtl-reg`,
-`pfedme`) are added to the gradient in closed form since commit 5f50be6; measurements of earlier commits have them
-differentiated with the loss, at a fifth of a gradient or more. The servers of `fedamp` and `mocha` work with the
-models of all clients. `fedgen`'s server takes 50 gradients of its generator per round, each counted as one; on a CPU
-it took about 0.7 of the time of a client's. `pfedhn`'s server has a hundred weights for every one of the model.
-Gradients of `fedala` are in part those of two tensors, of `fedgen-local` mostly those of a small generator, and cost
-less than one of the whole network; `fedrod` takes two gradients in one pass. `fedcr` trains a layer more, of 512 to
-512 features, and its head on 18 noisy copies of every sample, 92,160 normal numbers in a step, which no gradient
-shows.
+On the CPU every method was measured in one turn (`--only . --turns 1`); ratios then differ by up to a fifth from run to
+run: FedFomo had 2.13 and 1.67, FedProto 1.75 and 1.46, of which the later ones are shown. So a mark, or none, near 1.25
+decides nothing there. Whether GPU and cores were otherwise idle is not recorded; ratios are of turns in one process,
+and seconds per round are no benchmark. A step here is one of 10 images on a network of 582,026 weights, so that
+whatever is done with all weights in every step shows. Terms that pull to another model (`fedprox`, `ditto`, `scaffold`,
+`feddyn`, `fedsmoo`, `fedspeed`, `fedamp`, `mocha`, `mtl-reg`, `pfedme`) are added to the gradient in closed form since
+commit 5f50be6; measurements of earlier commits have them differentiated with the loss, at a fifth of a gradient or
+more. The servers of `fedamp` and `mocha` work with the models of all clients. `fedgen`'s server takes 50 gradients of
+its generator per round, each counted as one; on a CPU it took about 0.7 of the time of a client's. `pfedhn`'s server
+has a hundred weights for every one of the model. Gradients of `fedala` are in part those of two tensors, of
+`fedgen-local` mostly those of a small generator, and cost less than one of the whole network; `fedrod` takes two
+gradients in one pass. `fedcr` trains a layer more, of 512 to 512 features, and its head on 18 noisy copies of every
+sample, 92,160 normal numbers in a step, which no gradient shows.
 
 **Short runs on the H200.** Six rounds of this task are a fraction of a second on a GPU, so that the engine makes no
 programs, and every operation is started by Python: 32 us each, whatever it computes. Time then counts operations, not
@@ -201,7 +202,7 @@ torch's profiler a round of `fedgen` has 11,400 kernels and FedAvg's 2,050, and 
 each and are 3.3 us apart, are all that it takes longer. Most are of the server's 50 steps, one after another, while
 clients take 8 steps all at once.
 
-**Long runs on the H200.** The last table has 100 clients with 600 training images each, 60 steps in a round, as
+**Long runs on the H200.** The last table above has 100 clients with 600 training images each, 60 steps in a round, as
 programs in CUDA graphs, such as the engine chooses by itself in long runs. There kernels are large, and all methods of
 it but `fedcr` are within 1.25 of their arithmetic. `fedcr` does more than its gradients say: its network has 262,656
 weights more (45 %), and a step of all clients draws 9 million normal numbers.

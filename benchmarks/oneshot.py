@@ -16,8 +16,9 @@ pooled, are for choices. The score is that of what everybody deploys, on the off
 same training ended, so that all points of an arm cost as much as the last (not of `fafi-two-stage`, whose first stage
 is a share of all epochs). Shorter ones must come first, as they are listed: a longer one cannot go back.
 
-**Budget**, on an H200 in bf16, as measured: 42,750 training images, in two views 1.3 s an epoch, compiled; without
-compiling 4.8 s, so that compiling pays from 25 epochs on.
+**Budget**, on an H200 in bf16, to plan by: figures are rough, and not results, because most were read while other
+processes used the GPU. 42,750 training images, in two views, take 1.3 s an epoch, compiled; without compiling 4.8 s, so
+compiling pays from 25 epochs on.
 
     to start             15 s a process (data, CUDA), 60 to 90 s to compile the steps of a family, two or three times as
                          long where ten processes share the cores
@@ -34,8 +35,11 @@ compiling 4.8 s, so that compiling pays from 25 epochs on.
 
 Spell the plan out, `--engine 'loop compiled graph channels_last'`, so that nothing is measured in every cell. Several
 calls side by side (under NVIDIA's multi-process service, each `--together`, with an --out and --runs of its own) share
-the GPU without loss, and one compiles while others train. A process of that service must not be killed while it
-computes: all others end with it.
+the GPU, and one compiles while others train; their seconds are then not to be published. A process of that service must
+not be killed while it computes: all others end with it.
+
+**Noise.** Eight repeats of one cell on the H200 have a standard deviation of 2.8 points: the difference of two single
+cells is uncertain by ±7.7 (95 %). On a CPU a cell is the same every time.
 
 Memory: one client at a time, two views of 512 in bf16, about 5 GB. Disk: half a gigabyte for each point of training,
 until the last cell of its family is done.

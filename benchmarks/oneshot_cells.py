@@ -13,7 +13,7 @@ SERVER_WORDS = (
 )  # fmt: skip
 TRAINING = {"lr": 0.05, "momentum": 0.9, "clip": 1.0}
 ARMS = {  # of the corrected table
-    "FAFI": "fafi",
+    "FAFI, clean": "fafi",
     "public bank, as run (V5)": "fafi-bank",
     "V5 with label mask": "fafi-bank:masked=True",
     "V5 with a random bank": "fafi-bank:pool_from=random",
@@ -22,8 +22,8 @@ ARMS = {  # of the corrected table
     "label-aware queue": "fafi-queue",
 }
 CONTROLS = {  # only at the smallest alpha, after the last epoch
-    "FAFI as released": "fafi:profile=faithful",
-    "V5 on FAFI as released": "fafi-bank:profile=faithful",
+    "FAFI, released settings": "fafi:profile=faithful",
+    "V5 on FAFI, released settings": "fafi-bank:profile=faithful",
     "bank of an untrained network": "fafi-bank:pool_from=untrained",
     "image pool of noise": "fafi-bank:pool=images,pool_from=noise,masked=True,mass=1",
     "public samples as more to classify": "fafi-bank:pool=labelled",
@@ -31,7 +31,7 @@ CONTROLS = {  # only at the smallest alpha, after the last epoch
     "label-blind queue": "fafi-queue:queue_same=blind,mass=0",
 }
 CONFLICTS = {  # the cosine of the gradients of contrast and classification
-    "FAFI": "fafi-plus:conflict=measured",
+    "FAFI, clean": "fafi-plus:conflict=measured",
     "V5": "fafi-plus:conflict=measured,pool=features,masked=False,mass=0",
 }
 SERVERS = {  # all of one training by cross-entropy
@@ -66,7 +66,7 @@ OTHERS = {
     "CE + SupCon, ensemble of logits": "ce-supcon",
     "CE + SupCon, probabilities by class": "ce-supcon:of=probs,weighting=classes",
     "FAFI, clean": "fafi",
-    "FAFI, as released": "fafi:profile=faithful",
+    "FAFI, released settings": "fafi:profile=faithful",
     "a model of the public samples alone": "abhs:theta=0,personal=none",
     "ABHS (A)": "abhs:personal=none",
     "ABHS, local (B)": "abhs-local:personal=none",
@@ -121,6 +121,7 @@ class Scale:
     trainings: tuple[str, ...]
     controls: tuple[str, ...] = tuple(CONTROLS.values())
     normalises: bool = True  # whether the network has BatchNorm
+    noise: float | None = None  # 95 % half-width of a difference of two cells that were trained apart; None: no noise
 
     def cell(self, table: str, alpha: float, method: str, epochs: int | None, seed: int, family: str = "") -> Cell:
         """A cell whose name begins with its table."""
@@ -202,6 +203,7 @@ FULL = Scale(
     seeds=(0, 1, 2),
     width=4096,
     trainings=tuple(TRAININGS),
+    noise=7.7,  # by eight repeats of one cell, whose standard deviation is 2.8
 )
 SMALL = Scale(
     name="small-",

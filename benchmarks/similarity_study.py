@@ -214,9 +214,9 @@ GAINS = """\
 which the gate refuses in every round, so that each client trains alone, exactly. That is the gate's merit: the wrong
 graph does no harm, where one model for all loses 59 points and Ditto (λ = 1) 34. With directions per class or losses
 the gate is open a third of the time, and clients gain 2 points as they do under rotation. With few classes per client
-local models are nearly perfect, and all forms gain about 0.4; the clients that count as harmed there with the published
-form have each lost a single test image of 45. The official gate is open a little more often and does about the same.
-Few test images, three seeds, one small network: differences below a point mean nothing here."""
+local models are nearly perfect, and all forms are within half a point of them; the clients that count as harmed there
+with the published form have each lost a single test image of 45. The official gate is open a little more often and does
+about the same. Few test images, three seeds, one small network: differences below a point mean nothing here."""
 
 
 def main() -> None:
