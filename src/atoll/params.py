@@ -168,6 +168,10 @@ class _Leaves(Mapping[str, Tensor]):
             )
         return self._like(new)
 
+    def step(self, delta: Self, size: Scalar) -> Self:
+        """Self + size * delta where leaves are trained, self + delta elsewhere: a size scales no statistics."""
+        return self._combine(delta._union(delta.trained * size), torch.add)  # type: ignore[no-any-return]
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """`function` of every leaf."""
         return self._like({name: function(leaf) for name, leaf in self._leaves.items()})
@@ -370,6 +374,23 @@ def _flatten(tree: Tree, leaves: list[Tensor]) -> Structure:
         f"A value must be made of numbers, tensors, Params, Stack, dict, list or tuple. Got {type(tree).__name__}.",
         hint="put tensors that belong together into Params.of(name=tensor).",
     )
+
+
+def named_leaves(tree: Tree) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a tree, in order, each with the name of its leaf; one that is in no Params or Stack has none."""
+    leaves, structure = flatten(tree)
+    return zip(_names(structure), leaves, strict=True)
+
+
+def _names(structure: Structure) -> Iterator[str]:
+    match structure.kind:
+        case "params" | "stack":
+            yield from structure.names
+        case "tensor":
+            yield ""
+        case _:
+            for part in structure.parts:
+                yield from _names(part)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Tensor], *, one_client: bool = False) -> Tree:

@@ -60,7 +60,7 @@ class Scaffold(Algorithm):
         """All replies count alike. A reply changes its c_k by -c - pace; absent clients keep theirs."""
         w, c, share = server["w"], server["c"], replies.total / server["clients"]
         change = -c - replies.mean("pace")
-        return server | {"w": w + replies.mean("delta") * self.server_lr, "c": c + change * share}
+        return server | {"w": w.step(replies.mean("delta"), self.server_lr), "c": c + change * share}
 
     def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:
         """The shared model."""
