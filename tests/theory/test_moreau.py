@@ -4,6 +4,7 @@ Steps are full-batch, so that batches play no part.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,6 +59,27 @@ def test_pfedme_converges_to_the_fixed_point_of_fedprox(eta: float) -> None:
     torch.testing.assert_close(deployed(report), proximal_points(w, lam), **EXACT)
     assert (w - P @ C).norm() > 0.01  # neither the mean of the optima
     assert (w - balance(H, C, P)).norm() > 0.01  # nor the optimum of the mean
+
+
+@pytest.mark.closed_form("pfedme")
+def test_pfedme_carries_momentum_from_batch_to_batch_and_not_from_round_to_round() -> None:
+    # catches: a velocity that begins anew with every batch, or one that outlives a round.
+    lam, eta, momentum = 0.7, 0.5, 0.6
+    task = clients(lr=0.2)
+    task = replace(task, training=replace(task.training, momentum=momentum))
+    w = torch.zeros(SIZE, dtype=torch.float64)
+    for _ in range(2):
+        theta, velocity = w.expand(CLIENTS, SIZE), torch.zeros(CLIENTS, SIZE, dtype=torch.float64)
+        w_k = theta
+        for _ in range(3):  # batches: one in each epoch
+            for _ in range(2):  # inner steps
+                velocity = momentum * velocity + gradients(theta) + lam * (theta - w_k)
+                theta = theta - 0.2 * velocity
+            w_k = w_k - eta * lam * (w_k - theta)
+        w = P @ w_k
+    report = play(task, PFedMe(lam=lam, eta=eta, inner_steps=2, epochs=3), rounds=2)
+    torch.testing.assert_close(deployed(report), theta, **EXACT)
+    torch.testing.assert_close(shared(report), w, **EXACT)
 
 
 @pytest.mark.limit("pfedme")
