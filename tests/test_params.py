@@ -130,6 +130,14 @@ def test_lerp_may_have_a_share_per_client():
     assert values(own.lerp(shared, torch.tensor([0.0, 0.5]))) == {"w": [[0.0, 0.0], [2.0, 4.0]]}
 
 
+def test_each_client_may_choose_between_two():
+    mine, other = stack([model(), model()]), model(w=(0.0, 0.0), seen=9)
+    for theirs in (other, stack([other, other])):
+        chosen = mine.where(torch.tensor([True, False]), theirs)
+        assert values(chosen) == {"w": [[3, 4], [0, 0]], "frozen": [2, 2], "mean": [1, 1], "seen": [5, 9]}
+        assert chosen.layout is LAYOUT
+
+
 def test_union_takes_the_right_leaf_and_stacks_both():
     joined = Stack.of(head=torch.tensor([[1.0], [2.0]])) | Params.of(body=torch.tensor([5.0]), head=torch.tensor([9.0]))
     assert isinstance(joined, Stack)

@@ -300,6 +300,12 @@ class Stack(_Leaves):
         """The clients at these positions."""
         return self.map(lambda leaf: leaf[index])
 
+    def where(self, chosen: Tensor, other: _Leaves) -> Stack:
+        """The own leaves of the clients that are `chosen`, those of `other` for the rest."""
+        mine, theirs = self._beside(other)
+        axes = {name: chosen.reshape(-1, *[1] * (leaf.ndim - 1)) for name, leaf in mine.items()}
+        return self._like({name: torch.where(axes[name], leaf, theirs[name]) for name, leaf in mine.items()})
+
     def client(self, position: int) -> Params:
         """One client's Params."""
         return Params({name: leaf[position] for name, leaf in self.items()}, self.layout)
