@@ -23,7 +23,7 @@ from atoll.clustering import Clusters
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import CohortError, UnknownName
-from atoll.params import Params, Tree, stack
+from atoll.params import Params, Stack, Tree, stack
 from atoll.references import bibtex
 
 Server = dict[str, Any]
@@ -125,6 +125,10 @@ class InClusters(Algorithm):
         largest = torch.bincount(server["cluster"]).argmax()
         cluster = torch.where(same.any(1), same.int().argmax(1), largest)
         return self.method.welcome(_of_clusters(server["inside"], cluster), cohort)
+
+    def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
+        """As the method inside the clusters does it."""
+        return self.method.tune_newcomer(given, model, cohort, epochs=epochs, stream=stream)
 
     def shared(self, server: Server) -> None:
         """There is no model for everybody."""
