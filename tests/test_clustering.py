@@ -8,6 +8,7 @@ import torch
 
 from atoll.clustering import (
     Clusters,
+    Linkage,
     Metric,
     among,
     apart,
@@ -71,6 +72,13 @@ def test_a_tree_is_cut_into_so_many_clusters_or_at_a_height_or_below_its_largest
     three = np.array([0, 0, 1, 1, 2])
     table = np.where(np.equal.outer(three, three), 1.0, 100.0) * (1 - np.eye(5))
     assert cut(merges(table, "average")).tolist() == three.tolist()
+
+
+@pytest.mark.parametrize("linkage", ["complete", "single", "average"])
+@pytest.mark.parametrize("clusters", [1, 2, 3, 4])
+def test_a_tree_with_equal_heights_is_cut_into_as_many_clusters_as_asked(linkage: Linkage, clusters: int) -> None:
+    tree = merges(np.ones((4, 4)) - np.eye(4), linkage)
+    assert len(np.unique(cut(tree, clusters=clusters))) == clusters
 
 
 @pytest.mark.parametrize("clients", [1, 2])

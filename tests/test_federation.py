@@ -19,7 +19,7 @@ from atoll.algorithms.pfedme import PFedMe
 from atoll.data.statistics import Statistics
 from atoll.engines.local import FORCED
 from atoll.engines.programs import Plan
-from atoll.errors import CohortError, OneShotError
+from atoll.errors import CohortError, DivergedError, OneShotError
 from atoll.federation import choose, say_overshooting
 from atoll.local import sgd
 from atoll.params import Params, Stack
@@ -41,6 +41,26 @@ def test_a_round_is_the_weighted_mean_of_what_clients_send(make_task, make_cohor
     engine = LocalEngine(dtype=torch.float64)
     found = federate(task, FedAvg(), rounds=1, engine=engine, evaluation="none").server
     assert torch.allclose(found["head.bias"], expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_negative_variance_in_the_servers_state_ends_the_run_and_is_named(make_task, inside):
+    @dataclass(frozen=True, kw_only=True)
+    class Careless(FedAvg):
+        def start(self, task):
+            return {"models": [task.network.initial]} if inside else task.network.initial
+
+        def broadcast(self, server):
+            return server["models"][0] if inside else server
+
+        def aggregate(self, server, replies):
+            w = self.broadcast(server) + replies.mean("delta") * 30.0  # also what is not trained
+            return {"models": [w]} if inside else w
+
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
+    with pytest.raises(DivergedError, match=r"negative.*round 0.*'1\.running_var' is -\d.*\nhint: ") as raised:
+        federate(make_task(lambda: layers), Careless(), rounds=1, evaluation="none")
+    assert raised.value.round == 0
 
 
 @pytest.mark.parametrize(

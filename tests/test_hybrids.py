@@ -166,6 +166,19 @@ def test_a_cluster_that_is_empty_is_not_joined(make_cohort) -> None:
     assert found["w"].flatten().tolist() == pytest.approx([4.75, 0.75, 0.75, 4.75])
 
 
+def test_a_new_client_is_tuned_as_the_method_does_it(make_cohort) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Stubborn(FedAvg):
+        def tune_newcomer(self, given, model, cohort, *, epochs, stream):  # type: ignore[no-untyped-def]
+            return given
+
+    cohort = make_cohort(clients(1.0, 2.0))
+    given, model = cohort.stacked(cohort.initial), cohort.stacked(cohort.initial + cohort.initial)
+    hybrid, plain = within_clusters(Stubborn, IFCA)(), within_clusters(FedAvg, IFCA)()
+    assert hybrid.tune_newcomer(given, model, cohort, epochs=1, stream="tune") is given
+    assert plain.tune_newcomer(given, model, cohort, epochs=1, stream="tune") is None
+
+
 def test_before_the_clusters_are_fixed_the_clustering_welcomes(make_cohort) -> None:
     hybrid = within_clusters(FedAvg, From)(cluster_rounds=9)
     server = hybrid.start(clients(1.0, 5.0, 1.0))

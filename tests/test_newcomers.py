@@ -1,11 +1,14 @@
 """Clients that were never seen."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
 from atoll import Recipe, Settings, Training, federate
 from atoll.algorithms import create
+from atoll.algorithms.fedavg import FedAvg
 from atoll.errors import LabelsNeeded, TaskError
 from atoll.newcomers import EPOCHS
 from atoll.results import Comparison, Outcome
@@ -72,6 +75,22 @@ def test_the_shared_model_serves_those_without_labels(found: dict[str, dict]) ->
 
 def test_a_method_that_needs_labels_says_so(found: dict[str, dict]) -> None:
     assert found["fedamp"]["unlabelled"] == {"way": "none"}
+
+
+def test_a_method_may_tune_in_its_own_way() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Stubborn(FedAvg):
+        """Its new clients stay where they are."""
+
+        def tune_newcomer(self, given, model, cohort, *, epochs, stream):  # type: ignore[no-untyped-def]
+            assert cohort.splits == {"train", "val"}
+            asked.append((epochs, stream))
+            return given
+
+    asked: list[tuple[int, str]] = []
+    one = federate(RECIPE.build(), Stubborn(), rounds=2).evaluations[-1]["evaluation"]["newcomers"]["labelled"]
+    assert {*asked} == {(1, "tune 1"), (4, "tune 5"), (5, "tune 10")}
+    assert one["0"]["macro"] == one["1"]["macro"] == one["10"]["macro"]
 
 
 def test_labels_cannot_be_read_where_there_are_none() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from atoll.errors import CohortError
-from atoll.params import Layout, Params, Stack, flatten, spread, stack, stacked_leaves, unflatten
+from atoll.params import Layout, Params, Stack, flatten, named_leaves, spread, stack, stacked_leaves, unflatten
 
 LAYOUT = Layout({"w": "trained", "frozen": "frozen", "mean": "buffer", "seen": "buffer"}, head=frozenset({"w"}))
 
@@ -110,6 +110,12 @@ def test_a_step_moves_the_named_leaves(size):
     assert values(moved) == {"w": [2.0, 2.0], "frozen": 2.0, "mean": 1.0, "seen": 5}
 
 
+def test_a_step_has_a_size_for_what_is_trained_and_takes_the_rest_as_it_is():
+    delta = model(w=(1.0, 2.0), frozen=0.0, mean=0.5, seen=2)
+    assert values(model().step(delta, 3.0)) == {"w": [6.0, 10.0], "frozen": 2.0, "mean": 1.5, "seen": 7}
+    assert values(model().step(delta.only(["w"]), 3.0)) == {"w": [6.0, 10.0], "frozen": 2.0, "mean": 1.0, "seen": 5}
+
+
 def test_lerp_mixes_floating_point_leaves_and_leaves_counters_alone():
     mixed = model().lerp(model(w=(7.0, 8.0), mean=3.0, seen=9), 0.25)
     assert values(mixed) == {"w": [0.75 * 3 + 0.25 * 7, 0.75 * 4 + 0.25 * 8], "frozen": 2.0, "mean": 1.5, "seen": 5}
@@ -122,6 +128,14 @@ def test_lerp_leaves_alone_what_the_other_does_not_name():
 def test_lerp_may_have_a_share_per_client():
     own, shared = Stack.of(w=torch.zeros(2, 2)), Params.of(w=torch.tensor([4.0, 8.0]))
     assert values(own.lerp(shared, torch.tensor([0.0, 0.5]))) == {"w": [[0.0, 0.0], [2.0, 4.0]]}
+
+
+def test_each_client_may_choose_between_two():
+    mine, other = stack([model(), model()]), model(w=(0.0, 0.0), seen=9)
+    for theirs in (other, stack([other, other])):
+        chosen = mine.where(torch.tensor([True, False]), theirs)
+        assert values(chosen) == {"w": [[3, 4], [0, 0]], "frozen": [2, 2], "mean": [1, 1], "seen": [5, 9]}
+        assert chosen.layout is LAYOUT
 
 
 def test_union_takes_the_right_leaf_and_stacks_both():
@@ -169,6 +183,13 @@ def test_a_tree_survives_flattening():
     assert stacked_leaves(structure) == [False] * 4 + [True, False]
     assert flatten(again)[1] == structure
     assert hash(flatten(again)[1]) == hash(structure)
+
+
+def test_the_tensors_of_a_tree_have_the_names_of_their_leaves():
+    tree = {"w": Params.of(a=1.0, b=2.0), "rest": [torch.tensor(3.0), Stack.of(c=torch.tensor([4.0]))], "n": 5}
+    assert [(name, leaf.tolist()) for name, leaf in named_leaves(tree)] == [
+        ("a", 1.0), ("b", 2.0), ("", 3.0), ("c", [4.0]),
+    ]  # fmt: skip
 
 
 def test_structures_differ_by_numbers_names_and_nesting():

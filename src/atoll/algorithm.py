@@ -172,6 +172,13 @@ class Algorithm:
         """The model of clients that were never seen before."""
         return self.personalize(server, cohort)
 
+    def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
+        """What more epochs on their own samples make of new clients' `model`; `given` is the one they were welcomed by.
+
+        None: plain SGD, on the batches of `stream`.
+        """
+        return None
+
 
 class Arrival(NamedTuple):
     """Replies that arrived together: one row per client, with what these clients had been sent.

@@ -117,7 +117,10 @@ def undone(cluster: Numbers, splits: Sequence[int]) -> Table:
 
 
 def cut(tree: Table, *, clusters: int | None = None, threshold: float | None = None) -> Numbers:
-    """The cluster of each client: so many of them, or those that merge below a height, or below the largest jump."""
+    """The cluster of each client: so many of them, or those that merge below a height, or below the largest jump.
+
+    So many clusters are what is left when the last merges are undone; of equal heights the later row is the later one.
+    """
     from scipy.cluster.hierarchy import fcluster
 
     heights = tree[:, 2]
@@ -126,7 +129,11 @@ def cut(tree: Table, *, clusters: int | None = None, threshold: float | None = N
     if clusters is None and threshold is None:
         jump = int(np.diff(heights).argmax()) if len(heights) > 1 else 0
         threshold = float(heights[jump : jump + 2].mean())
-    found = fcluster(tree, clusters, "maxclust") if clusters is not None else fcluster(tree, threshold, "distance")
+    if clusters is not None:  # by rank: heights alone do not say which of two equal merges to undo
+        ranked = np.column_stack([tree[:, :2], np.arange(1.0, len(tree) + 1), tree[:, 3]])
+        found = fcluster(ranked, clusters, "maxclust")
+    else:
+        found = fcluster(tree, threshold, "distance")
     _, first, number = np.unique(found, return_index=True, return_inverse=True)
     ranks: Numbers = first.argsort().argsort()  # numbered in the order of their first client
     return ranks[number]

@@ -181,6 +181,13 @@ class Cohort:
         """What the clients kept last time, stacked; `default` for clients that have kept nothing yet."""
         return self.population.memory.recall(self.clients, self.stacked(default), before=self.round)
 
+    @property
+    def has_kept(self) -> Tensor:
+        """Whether each client has kept anything yet, in an earlier round."""
+        return torch.from_numpy(self.population.memory.holds(self.clients, before=self.round)).to(
+            self.population.device
+        )
+
     def beside(self, name: str) -> Cohort:
         """The same clients with another memory, for what a piece returns in `Update(beside={name: ...})`."""
         memory = self.population.memory.beside(name)

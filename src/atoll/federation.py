@@ -41,7 +41,7 @@ from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
 from atoll.metrics.evaluation import Notes, observed
 from atoll.newcomers import evaluate_newcomers
-from atoll.params import Tree, flatten, rows_of, stacked_leaves
+from atoll.params import Tree, flatten, named_leaves, rows_of, stacked_leaves
 from atoll.participation import Late, Moment, Schedule
 from atoll.predictor import predictor_of
 from atoll.randomness import generator
@@ -231,6 +231,7 @@ def federate(
                 for _ in arrivals:  # a method that asks nothing of its replies still trains its clients
                     pass
                 _require_finite(server, round, task)
+                _require_variances(server, round, task)
             if traffic.lost:
                 log.info("round %d: lost %d of %d clients", round, traffic.lost.total(), traffic.asked)
             took = time.perf_counter() - began
@@ -544,6 +545,19 @@ def _require_finite(server: Tree, round: int, task: Task) -> None:
             f"Training must stay finite. The server's state after round {round} of {task.name} is not.",
             round=round,
             hint="lower --lr or set --clip; the run can be resumed from its last checkpoint.",
+        )
+
+
+def _require_variances(server: Tree, round: int, task: Task) -> None:
+    variances = [(name, leaf) for name, leaf in named_leaves(server) if name.endswith("running_var") and leaf.numel()]
+    lowest = [(name, leaf.min()) for name, leaf in variances]
+    if lowest and bool((torch.stack([value for _, value in lowest]) < 0).any()):
+        name, value = min(lowest, key=lambda one: float(one[1]))
+        raise DivergedError(
+            f"A variance must not be negative. In the server's state after round {round} of {task.name}, {name!r} is "
+            f"{float(value):.3g}.",
+            round=round,
+            hint="scale only what is trained, `w.step(delta, size)`, or take a model without BatchNorm.",
         )
 
 

@@ -189,6 +189,10 @@ class InClusters(Algorithm):
         model, beside = (_concatenated([getattr(one, part) for one in offers], place) for part in ("model", "beside"))
         return replace(offers[0], model=model, beside=beside)
 
+    def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
+        """As the method inside the clusters does it."""
+        return self.method.tune_newcomer(given, model, cohort, epochs=epochs, stream=stream)
+
     def shared(self, server: Server) -> None:
         """There is no model for everybody."""
 

@@ -68,6 +68,14 @@ def heard(seen: Tensor, clients: NDArray[np.int64]) -> Tensor:
     return seen.index_fill(0, torch.from_numpy(clients).to(seen.device), True)
 
 
+def mean_for_unseen(matrix: Tensor, seen: Tensor) -> Tensor:
+    """The same matrix, in which a client that was never heard of has the mean of those who were.
+
+    It has no model to compare with theirs, so that all count alike.
+    """
+    return torch.where(seen[:, None], matrix, seen.to(matrix.dtype) / seen.sum().clamp(min=1))
+
+
 def with_replies(models: Stack, clients: NDArray[np.int64], delta: Stack) -> Stack:
     """The models of all clients, those of `clients` moved by `delta`."""
     rows = torch.from_numpy(clients)

@@ -47,12 +47,15 @@ def evaluate_newcomers(
         learner = replace(cohort, splits=cohort.splits - {"test"})
         deployed = algorithm.welcome(server, learner)
         found = {"0": sums["0"].scan(cohort, deployed)}
-        model = predictor_of(deployed).model  # whatever stands beside the model is not tuned, and is left out then
+        # Whatever stands beside the model is not tuned, and is left out then.
+        model = given = learner.stacked(predictor_of(deployed).model)
         for before, after in pairwise(EPOCHS):
             if not model:  # an ensemble, for example: there is no single model to tune
                 found[str(after)] = found["0"]
                 continue
-            model = sgd(learner, start=model, epochs=after - before, stream=f"tune {after}")
+            epochs, stream = after - before, f"tune {after}"
+            own_way = algorithm.tune_newcomer(given, model, learner, epochs=epochs, stream=stream)
+            model = sgd(learner, start=model, epochs=epochs, stream=stream) if own_way is None else own_way
             found[str(after)] = sums[str(after)].scan(cohort, model)
         return found
 

@@ -168,6 +168,10 @@ class _Leaves(Mapping[str, Tensor]):
             )
         return self._like(new)
 
+    def step(self, delta: Self, size: Scalar) -> Self:
+        """Self + size * delta where leaves are trained, self + delta elsewhere: a size scales no statistics."""
+        return self._combine(delta._union(delta.trained * size), torch.add)  # type: ignore[no-any-return]
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """`function` of every leaf."""
         return self._like({name: function(leaf) for name, leaf in self._leaves.items()})
@@ -296,6 +300,12 @@ class Stack(_Leaves):
         """The clients at these positions."""
         return self.map(lambda leaf: leaf[index])
 
+    def where(self, chosen: Tensor, other: _Leaves) -> Stack:
+        """The own leaves of the clients that are `chosen`, those of `other` for the rest."""
+        mine, theirs = self._beside(other)
+        axes = {name: chosen.reshape(-1, *[1] * (leaf.ndim - 1)) for name, leaf in mine.items()}
+        return self._like({name: torch.where(axes[name], leaf, theirs[name]) for name, leaf in mine.items()})
+
     def client(self, position: int) -> Params:
         """One client's Params."""
         return Params({name: leaf[position] for name, leaf in self.items()}, self.layout)
@@ -370,6 +380,23 @@ def _flatten(tree: Tree, leaves: list[Tensor]) -> Structure:
         f"A value must be made of numbers, tensors, Params, Stack, dict, list or tuple. Got {type(tree).__name__}.",
         hint="put tensors that belong together into Params.of(name=tensor).",
     )
+
+
+def named_leaves(tree: Tree) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a tree, in order, each with the name of its leaf; one that is in no Params or Stack has none."""
+    leaves, structure = flatten(tree)
+    return zip(_names(structure), leaves, strict=True)
+
+
+def _names(structure: Structure) -> Iterator[str]:
+    match structure.kind:
+        case "params" | "stack":
+            yield from structure.names
+        case "tensor":
+            yield ""
+        case _:
+            for part in structure.parts:
+                yield from _names(part)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Tensor], *, one_client: bool = False) -> Tree:

@@ -226,9 +226,7 @@ def _either(alone: Tensor, own: Stack, offered: Deployed, cohort: Cohort) -> Dep
         assert isinstance(model, Stack)
         beside = cohort.stacked(offered.beside) | Stack.of(alone=alone)
         return Predictor(model, beside, functools.partial(_answer, offered.answer))
-    other = cohort.stacked(offered)
-    rows = {name: torch.where(alone.reshape(-1, *[1] * (v.ndim - 1)), v, other[name]) for name, v in own.items()}
-    return Stack(rows, own.layout)
+    return own.where(alone, offered)
 
 
 def _answer(offered: Answer, model: Params, beside: Params, batch: Batch) -> Tensor:

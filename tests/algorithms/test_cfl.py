@@ -54,6 +54,26 @@ def test_two_clients_are_not_split() -> None:
     assert play(task, AT_ONCE).server["models"].clients == 1
 
 
+def test_clients_that_are_equally_far_apart_are_split_into_two_halves() -> None:
+    # Optima on the corners of a triangle around 0: all cosines are -1/2. catches: a cut by height, which cannot tell
+    # two merges of one height apart and leaves a half empty.
+    corners = torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0], [-1.0, 0.0, 1.0]], dtype=torch.float64)
+    report = play(quadratics(corners, lr=0.5), AT_ONCE)
+    assert sorted(report.server["cluster"].tolist()) in ([0, 0, 1], [0, 1, 1])
+    assert report.server["models"].clients == 2
+    assert torch.isfinite(report.server["models"]["w"]).all()
+
+
+def test_clients_that_want_the_same_are_not_split(caplog: pytest.LogCaptureFixture) -> None:
+    # eps1 above eps2: the mean update 0.5 counts as rest, though all four clients go there together.
+    task = quadratics(torch.ones(4, 1, dtype=torch.float64), lr=0.5)
+    with caplog.at_level(logging.INFO, "atoll"):
+        report = play(task, CFL(eps1=0.6, eps2=0.4, rounds_before=0))
+    assert report.server["models"].clients == 1
+    assert report.server["models"]["w"].item() == pytest.approx(0.5)
+    assert "cluster 0 is not split, because all of its updates point the same way" in caplog.text
+
+
 def test_splits_of_splits_move_the_right_clients() -> None:
     # Optima on the corners of a rectangle, in an order in which positions inside a cluster are no client numbers.
     # The first split is by the sign of the long side; each half stops at its middle, where the short side splits it.

@@ -97,9 +97,25 @@ def test_heur_attends_by_angle() -> None:
 def test_only_clients_that_were_heard_of_are_attended_to() -> None:
     for variant in ("amp", "heur"):
         xi = attention(quadratics(THREE, lr=0.5), FedAMP(variant=variant), faults=lambda round, clients: clients == 1)  # type: ignore[arg-type]
-        assert xi[1].tolist() == [0, 1, 0]
-        assert xi[:, 1].tolist() == [0, 1, 0]
+        assert xi[:, 1].tolist() == [0, 0, 0]
         assert xi[0, 2] > 0
+        assert xi[1].tolist() == [0.5, 0, 0.5]  # it has no model to compare, so that all others count alike
+
+
+def test_a_client_that_never_trained_has_the_mean_of_the_others() -> None:
+    # c = 0, 2, 10 and the second one is never heard of: the others have 0, 5 and are not drawn to each other.
+    report = play(quadratics(THREE, lr=0.5), FedAMP(sigma=1e-9), faults=lambda round, clients: clients == 1)
+    assert deployed(report) == pytest.approx([0, 2.5, 5])
+
+
+@pytest.mark.parametrize("begin", ["own", "received"])
+def test_a_client_that_trains_for_the_first_time_begins_at_what_it_receives(begin: str) -> None:
+    # u = 2.5, where there is no pull: 2.5 - 0.5 (2.5 - 2).
+    algorithm = FedAMP(sigma=1e-9, begin=begin)  # type: ignore[arg-type]
+    faults = lambda round, clients: (clients == 1) & (round == 0)  # noqa: E731
+    report = play(quadratics(THREE, lr=0.5), algorithm, rounds=2, faults=faults)
+    assert deployed(report)[1] == pytest.approx(2.25)
+    assert report.server["w"]["w"][1].item() == pytest.approx(2.25)
 
 
 def test_the_last_model_of_an_absent_client_still_counts(two_clients: Task) -> None:

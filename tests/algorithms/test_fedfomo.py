@@ -95,6 +95,27 @@ def test_nobody_is_sent_the_model_of_one_that_was_never_heard_of(three_clients: 
     assert report.algorithm.mixing(report.server)[1].tolist() == [0, 1, 0]
 
 
+def test_a_client_that_never_trained_makes_a_model_of_those_that_it_would_be_sent() -> None:
+    # The second client, c = 2, compares 0.5, -2 and 1.5 with 0; it would be sent two of them.
+    four = validated(quadratics(torch.tensor([[1.0], [2.0], [-4.0], [3.0]], dtype=torch.float64), lr=0.5))
+    report = play(four, FedFomo(), faults=lambda round, clients: clients == 1)
+    v = {0: 0.5, 2: -2.0, 3: 1.5}
+    gains = {k: max(0.0, (2 - 0.5 * (value - 2) ** 2) / abs(value)) for k, value in v.items()}
+    chosen = report.server["chosen"][1].tolist()
+    expected = sum(gains[k] * v[k] for k in chosen) / sum(gains[k] for k in chosen)
+    assert deployed(report) == pytest.approx([0.5, expected, -2, 1.5])
+
+
+def test_without_validation_data_that_model_is_their_mean() -> None:
+    task = quadratics(torch.tensor([[1.0], [2.0], [-4.0], [3.0]], dtype=torch.float64), lr=0.5)
+    report = play(task, FedFomo(), faults=lambda round, clients: clients == 1)
+    v = {0: 0.5, 2: -2.0, 3: 1.5}
+    mean = sum(v[k] for k in report.server["chosen"][1].tolist()) / 2
+    assert deployed(report)[1] == pytest.approx(mean)
+    late = play(task, FedFomo(), rounds=2, faults=lambda round, clients: (clients == 1) & (round == 0))
+    assert deployed(late)[1] == pytest.approx((mean + 2) / 2)  # and it trains from there
+
+
 def test_the_last_model_of_an_absent_client_can_still_be_sent(three_clients: Task) -> None:
     report = play(three_clients, FedFomo(), rounds=2, faults=lambda round, clients: (clients == 1) & (round == 1))
     assert deployed(report) == pytest.approx([1, 1, -3])

@@ -135,7 +135,29 @@ def test_who_was_never_heard_of_is_left_out_and_rows_sum_to_one(two_clients: Tas
 
     report = play(validated(two_clients), Fedora(), rounds=2, faults=second_is_lost)
     assert report.algorithm.mixing(report.server).tolist() == [[1, 0], [1, 0]]
-    assert deployed(report) == pytest.approx([0.75, 0.0])  # G = v: the gate is shut
+    # The first one's gate is shut, because G = v. The second never trained: it has what it would be sent.
+    assert deployed(report) == pytest.approx([0.75, 0.75])
+
+
+def test_a_client_that_trains_for_the_first_time_begins_at_what_it_receives(two_clients: Task) -> None:
+    # Round 0 leaves v = 0.5 with the first client. The second one begins there: 0.5 - 0.5 (0.5 - 3); its gate is shut.
+    task = validated(two_clients)
+    report = play(task, Fedora(), rounds=2, faults=lambda round, clients: (clients == 1) & (round == 0))
+    assert deployed(report) == pytest.approx([0.75, 1.75])
+    assert report.server["v"]["w"].flatten().tolist() == pytest.approx([0.75, 1.75])
+
+
+def test_a_client_that_never_trained_has_statistics_of_its_own_samples(make_task) -> None:
+    body = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
+    task = make_task(lambda: body, dtype=torch.float64)
+    report = play(task, Fedora(), rounds=2, faults=lambda round, clients: clients > 1)
+    third, fourth = personal_models(report)[2:]
+    assert not torch.equal(third["1.running_mean"], fourth["1.running_mean"])
+    for client, model in ((2, third), (3, fourth)):
+        x = task.x[task.splits["train"].order[slice(*task.splits["train"].offsets[client : client + 2])]]
+        mean = (x @ model["0.weight"].T + model["0.bias"]).mean(0)
+        torch.testing.assert_close(model["1.running_mean"], mean, rtol=0.0, atol=0.2)
+        assert (model["1.running_mean"] - mean).norm() < 0.3 * mean.norm()
 
 
 def test_the_last_model_of_an_absent_client_still_counts(two_clients: Task) -> None:
@@ -264,6 +286,21 @@ def test_by_loss_a_labelled_new_client_tries_everybodys_model(make_cohort) -> No
     server = play(quadratics(torch.tensor([[1.0], [-1.0]], dtype=torch.float64), lr=0.5), algorithm).server
     model = algorithm.welcome(server, make_cohort(quadratics(torch.tensor([[-0.9]], dtype=torch.float64))))
     assert model["w"].item() == pytest.approx(-0.5)
+
+
+def test_a_new_client_is_tuned_under_the_gate(two_clients: Task, make_cohort) -> None:
+    # Its G is what it was given. v = 0, 2.8 with c = 1, 3: G = 0.4 is better for the first client, not for the second.
+    task, values = validated(two_clients), torch.tensor([[0.0], [2.8]], dtype=torch.float64)
+    given, v = Stack.of(w=torch.full_like(values, 0.4)), Stack.of(w=values)
+    given, v = (Stack(one, task.network.layout) for one in (given, v))
+    found = Fedora().tune_newcomer(given, v, make_cohort(task), epochs=2, stream="tune")
+    lam = math.exp((0.5 - 0.5 * 0.6**2) / 2)
+    first, second = 0.0, 2.8
+    for _ in range(2):
+        first, second = first - 0.5 * (first - 1) - 0.5 * lam * (first - 0.4), second - 0.5 * (second - 3)
+    assert found["w"].flatten().tolist() == pytest.approx([first, second])
+    alone = Fedora(lam_max=0.0).tune_newcomer(given, v, make_cohort(task), epochs=2, stream="tune")
+    assert alone["w"].flatten().tolist() == pytest.approx([0.75, 2.95])
 
 
 def test_a_new_client_with_samples_of_another_shape_is_refused(two_clients: Task, make_cohort) -> None:

@@ -157,6 +157,23 @@ def test_a_new_client_fits_the_mean_head(make_task, make_cohort) -> None:
     assert torch.equal(fitted["body.1.weight"], model["body.1.weight"])
 
 
+@pytest.mark.parametrize("new", [True, False])
+def test_who_never_trained_gets_the_mean_head_of_those_heard_of(make_task, make_cohort, new: bool) -> None:
+    # catches: a mean with the initial heads of clients that never trained in it.
+    task = small(make_task)
+    report = play(task, FedPAC(), rounds=2, faults=lambda round, clients: (clients == 2) | (clients == 1))
+    algorithm, cohort = FedPAC(head_epochs=0), make_cohort(task, clients=[2])
+    model = algorithm.welcome(report.server, cohort) if new else algorithm.personalize(report.server, cohort)
+    torch.testing.assert_close(model["head.weight"][0], heads(report)[[0, 3]].mean(0))
+    assert torch.equal(model["body.1.weight"][0], report.server["w"]["body.1.weight"])
+
+
+def test_nobody_was_heard_of_at_first(make_task, make_cohort) -> None:
+    task = small(make_task)
+    model = FedPAC(head_epochs=0).welcome(FedPAC().start(task), make_cohort(task))
+    torch.testing.assert_close(model["head.weight"][0], task.network.initial["head.weight"])
+
+
 def test_what_travels(make_task) -> None:
     task = small(make_task)
     report = play(task, FedPAC(), rounds=1)

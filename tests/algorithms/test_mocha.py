@@ -44,12 +44,21 @@ def test_lam_zero_is_training_alone(two_clients: Task) -> None:
     assert all(torch.equal(a["w"], b["w"]) for a, b in zip(mine, theirs, strict=True))
 
 
-def test_who_was_never_heard_of_is_unrelated(two_clients: Task) -> None:
+def test_who_was_never_heard_of_draws_nobody_and_is_drawn_to_the_mean(two_clients: Task) -> None:
     report = play(two_clients, Mocha(floor=0.1), rounds=2, faults=lambda round, clients: clients == 1)
     # One client heard of: its covariance is 1 by itself; the other's is 1 by definition.
-    torch.testing.assert_close(report.server["omega"], torch.eye(2, dtype=torch.float64) / 1.1)
-    assert report.algorithm.mixing(report.server).tolist() == [[0, 0], [0, 0]]
-    assert deployed(report)[1] == 0
+    expected = torch.tensor([[1.0, 0.0], [-1.0, 1.0]], dtype=torch.float64) / 1.1
+    torch.testing.assert_close(report.server["omega"], expected)
+    assert report.algorithm.mixing(report.server).tolist() == [[0, 0], [1, 0]]
+    assert deployed(report)[1] == pytest.approx(deployed(report)[0])
+
+
+def test_a_client_that_trains_for_the_first_time_begins_where_it_is_drawn() -> None:
+    # c = 1, 2, 5: the second is lost in round 0, which leaves w = 0.5, 2.5. It begins at 1.5, where there is no pull.
+    task = quadratics(torch.tensor([[1.0], [2.0], [5.0]], dtype=torch.float64), lr=0.5)
+    report = play(task, Mocha(), rounds=2, faults=lambda round, clients: (clients == 1) & (round == 0))
+    assert deployed(report)[1] == pytest.approx(1.75)
+    assert report.server["w"]["w"][1].item() == pytest.approx(1.75)
 
 
 def test_the_last_model_of_an_absent_client_still_counts(two_clients: Task) -> None:

@@ -44,6 +44,12 @@ def test_clients_get_their_own_in_any_order_and_company(memory):
     assert recalled(memory, [2]) == [20.0]
 
 
+def test_it_says_who_has_kept_something(memory):
+    assert memory.holds(np.array([2, 4]), before=9).tolist() == [False, False]
+    keep(memory, [5, 2], 50.0, 20.0, round=3)
+    assert memory.holds(np.array([2, 4, 5]), before=9).tolist() == [True, False, True]
+
+
 def test_the_newest_counts(memory):
     for round in range(5):
         keep(memory, [1, 2], float(round), 10.0 + round, round=round)

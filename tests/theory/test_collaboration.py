@@ -1,20 +1,24 @@
 """Methods that choose how much to take from whom: FedALA, FedPHP, FedFomo and FedPAC on tasks with known answers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from theory.tools import ALIKE, SIZE, deployed, each, kept, optima_and_curvatures
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll import Algorithm, Task, Training
 from atoll.algorithms.fedala import FedALA
+from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedfomo import FedFomo
+from atoll.algorithms.fedora import Fedora
 from atoll.algorithms.fedpac import FedPAC
 from atoll.algorithms.fedphp import FedPHP
 from atoll.algorithms.fedrep import FedRep
 from atoll.algorithms.local import Local
+from atoll.algorithms.mocha import Mocha
 from atoll.conformance import personal_models, play, quadratics
 from atoll.models import MLP
 from atoll.randomness import default_generator, generator
@@ -46,6 +50,29 @@ def models_of(task: Task, algorithm: Algorithm, rounds: int = 3) -> list[dict[st
 def require_equal(mine: list[dict[str, Tensor]], theirs: list[dict[str, Tensor]]) -> None:
     for a, b in zip(mine, theirs, strict=True):
         assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+# -- clients that come late, or never ----------------------------------------------------------------------------------
+
+
+@pytest.mark.limit("fedamp", "fedfomo", "fedora", "mocha")
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAMP(lam=0.0), FedFomo(models=0), Fedora(lam_max=0.0), Mocha(lam=0.0)],
+    ids=lambda one: type(one).__name__,
+)
+@pytest.mark.parametrize("normed", [False, True])
+def test_who_takes_nothing_from_others_trains_alone_however_late(
+    make_task: Callable[..., Task], algorithm: Algorithm, normed: bool
+) -> None:
+    # One client comes in the second round, one in the third, one never.
+    layers = [nn.Linear(4, 3), *([nn.BatchNorm1d(3)] if normed else []), nn.Linear(3, 3)]
+    task = make_task(lambda: nn.Sequential(*layers), dtype=torch.float64, shares=(0.6, 0.4, 0.0), sizes=(9, 12, 8, 10))
+    mine, theirs = (
+        personal_models(play(task, one, rounds=3, faults=lambda round, clients: clients > round))
+        for one in (algorithm, Local())
+    )
+    require_equal([dict(one) for one in mine], [dict(one) for one in theirs])
 
 
 # -- FedALA --------------------------------------------------------------------------------------------------------

@@ -1,13 +1,17 @@
 """Closed forms of APFL, FedAMP and interpolation on f_k(w) = 1/2 (w - c_k)^T H_k (w - c_k) with full-batch steps."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from scipy.optimize import brentq
 from theory.tools import ALIKE, CLIENTS, EYE, SIZE, balance, each, kept, optima_and_curvatures, personal
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from atoll import Algorithm, Task
 from atoll.algorithms.apfl import APFL
@@ -15,7 +19,7 @@ from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.interp import Interp
 from atoll.algorithms.local import Local
-from atoll.conformance import play, quadratics
+from atoll.conformance import personal_models, play, quadratics
 from atoll.randomness import default_generator
 
 ETA = 0.4
@@ -82,6 +86,64 @@ def test_the_survey_apfl_with_the_shared_part_only_deploys_what_fedavg_sends() -
     v = personal(clients(start=OPTIMUM), APFL(form="survey", alpha=1.0, epochs=2))
     w = OPTIMUM - ETA * slope(OPTIMUM.expand(CLIENTS, SIZE))
     torch.testing.assert_close(v, w - ETA * slope(w), **EXACT)
+
+
+def simulate(
+    task: Task, module: nn.Module, alpha: float, rounds: int
+) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    """What clients with one batch deploy after rounds of APFL, and w: written out in plain torch."""
+    x, y, split, lr = task.x, task.y, task.splits["train"], task.training.lr
+    own = [split.order[start:end] for start, end in pairwise(split.offsets)]
+    trained = {name for name, _ in module.named_parameters()}
+
+    def descend(at: dict[str, Tensor], k: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The gradient at a model, and the statistics after the pass."""
+        at = {name: leaf.clone().requires_grad_(name in trained) for name, leaf in at.items()}
+        loss = cross_entropy(functional_call(module, at, (x[own[k]],)), y[own[k]])
+        slopes = torch.autograd.grad(loss, [at[name] for name in sorted(trained)])
+        statistics = {name: leaf.detach() for name, leaf in at.items() if name not in trained}
+        return dict(zip(sorted(trained), slopes, strict=True)), statistics
+
+    def mix(w: dict[str, Tensor], v: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The mixture, with the statistics that it has found itself."""
+        return v | {name: alpha * v[name] + (1 - alpha) * w[name] for name in trained}
+
+    w = dict(task.network.initial)
+    vs = [w for _ in own]
+    for _ in range(rounds):
+        ws = []
+        for k, v in enumerate(vs):
+            g, after = descend(w, k)
+            ws.append(w | {name: w[name] - lr * g[name] for name in trained} | after)
+            g, after = descend(mix(w, v), k)
+            vs[k] = v | {name: v[name] - lr * alpha * g[name] for name in trained} | after
+        shares = [len(rows) / sum(map(len, own)) for rows in own]
+        w = {name: sum(share * one[name] for share, one in zip(shares, ws, strict=True)) for name in w}
+    return [mix(w, v) for v in vs], w
+
+
+@pytest.mark.closed_form("apfl")
+def test_apfl_deploys_the_mixture_with_statistics_of_its_own(make_task: Callable[..., Task]) -> None:
+    # catches: statistics of the mixture's passes that are dropped, or averaged with those of w.
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 3)).double()
+    task = make_task(lambda: module, sizes=(5, 8, 12), dtype=torch.float64, lr=0.5, batch_size=12)
+    expected, w = simulate(task, module.train(), alpha=0.3, rounds=3)
+    found = personal_models(play(task, APFL(alpha=0.3), rounds=3))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (theirs["1.running_var"] - w["1.running_var"]).abs().max() > 1e-3
+        for name, leaf in mine.floating.items():
+            torch.testing.assert_close(leaf, theirs[name], **EXACT)
+
+
+@pytest.mark.limit("apfl")
+@pytest.mark.parametrize(("alpha", "other"), [(0.0, FedAvg()), (1.0, Local())])
+def test_apfl_ends_in_fedavg_and_local_with_batchnorm_too(
+    make_task: Callable[..., Task], alpha: float, other: Algorithm
+) -> None:
+    layers = lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))  # noqa: E731
+    task = make_task(layers, dtype=torch.float64)
+    mine, theirs = (personal_models(play(task, one, rounds=3)) for one in (APFL(alpha=alpha), other))
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(mine, theirs, strict=True) for name in b)
 
 
 # -- interpolation -------------------------------------------------------------------------------------------------

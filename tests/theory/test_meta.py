@@ -4,19 +4,22 @@ A client's own step leads to c_k + A_k (w - c_k) with A_k = I - alpha H_k. What 
 curvature A_k H_k A_k; first-order methods follow H_k A_k instead.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 import torch
-from theory.tools import ALIKE, EYE, SAMPLES, SIZE, balance, deployed, each, optima_and_curvatures
+from theory.tools import ALIKE, EYE, SAMPLES, SIZE, balance, deployed, each, losses_as_outputs, optima_and_curvatures
 from torch import Tensor
 
-from atoll import Algorithm, Task
+from atoll import Algorithm, Batch, Cohort, Params, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.maml import MAML
 from atoll.algorithms.perfedavg import PerFedAvg
 from atoll.algorithms.reptile import Reptile
-from atoll.conformance import play, quadratics
+from atoll.conformance import Quadratic, play, quadratics
+from atoll.randomness import generator
 
 Order = Literal["fo", "hf", "full"]
 BETA, ALPHA = 0.4, 0.2
@@ -75,6 +78,27 @@ def test_hessian_free_is_second_order_on_quadratics_for_any_delta(delta: float) 
     exact = shared(PerFedAvg(alpha=ALPHA, order="full", epochs=3), rounds=2)
     free = shared(PerFedAvg(alpha=ALPHA, order="hf", delta=delta, epochs=3), rounds=2)
     torch.testing.assert_close(free, exact, rtol=0, atol=1e-10)
+
+
+@pytest.mark.closed_form("perfedavg")
+def test_hessian_free_takes_each_factor_from_a_batch_of_its_own(make_cohort: Callable[..., Cohort]) -> None:
+    # One sample per batch, each a quadratic h / 2 (w - c)^2 of its own: w <- w - beta (1 - alpha h'') h' (u - c') with
+    # u = w - alpha h (w - c). catches: curvature on the batch of the step, or on that of the loss after it.
+    draw = generator(0, "samples")
+    h, c = (torch.from_numpy(draw.uniform(0.5, 2.0, size=(6, 1))), torch.from_numpy(draw.normal(size=(6, 1))))
+    data = {"one": (torch.cat([c, h], 1), torch.zeros(6, dtype=torch.float64))}
+    task = losses_as_outputs(data, Quadratic(START[:1]), lr=BETA)
+    task = replace(task, training=replace(task.training, batch_size=1))
+
+    def step(w: Params, batches: tuple[Batch, ...], given: None) -> Params:
+        (c_main, h_main), (c_step, h_step), (_, h_curve) = (batch.x[0].unbind() for batch in batches)
+        u = w["w"] - ALPHA * h_step * (w["w"] - c_step)
+        return Params.of(w=w["w"] - BETA * (1 - ALPHA * h_curve) * h_main * (u - c_main))
+
+    start = Params.of(w=START[0])
+    expected = make_cohort(task).scan(step, start, epochs=2, stream=("main", "step", "curvature"))
+    found = play(task, PerFedAvg(alpha=ALPHA, order="hf", epochs=2)).server["w"]
+    torch.testing.assert_close(found, expected["w"], **EXACT)
 
 
 @pytest.mark.limit("perfedavg")

@@ -3,16 +3,20 @@
 Steps are full-batch, so that batches play no part.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from theory.tools import ALIKE, CLIENTS, EYE, SAMPLES, SIZE, P, balance, deployed, each, kept, optima_and_curvatures
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll import Algorithm, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddyn import FedDyn
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.pfedme import PFedMe
+from atoll.algorithms.reptile import Reptile
 from atoll.algorithms.scaffold import Scaffold
 from atoll.conformance import play, quadratics
 from atoll.report.report import Report
@@ -55,6 +59,27 @@ def test_pfedme_converges_to_the_fixed_point_of_fedprox(eta: float) -> None:
     torch.testing.assert_close(deployed(report), proximal_points(w, lam), **EXACT)
     assert (w - P @ C).norm() > 0.01  # neither the mean of the optima
     assert (w - balance(H, C, P)).norm() > 0.01  # nor the optimum of the mean
+
+
+@pytest.mark.closed_form("pfedme")
+def test_pfedme_carries_momentum_from_batch_to_batch_and_not_from_round_to_round() -> None:
+    # catches: a velocity that begins anew with every batch, or one that outlives a round.
+    lam, eta, momentum = 0.7, 0.5, 0.6
+    task = clients(lr=0.2)
+    task = replace(task, training=replace(task.training, momentum=momentum))
+    w = torch.zeros(SIZE, dtype=torch.float64)
+    for _ in range(2):
+        theta, velocity = w.expand(CLIENTS, SIZE), torch.zeros(CLIENTS, SIZE, dtype=torch.float64)
+        w_k = theta
+        for _ in range(3):  # batches: one in each epoch
+            for _ in range(2):  # inner steps
+                velocity = momentum * velocity + gradients(theta) + lam * (theta - w_k)
+                theta = theta - 0.2 * velocity
+            w_k = w_k - eta * lam * (w_k - theta)
+        w = P @ w_k
+    report = play(task, PFedMe(lam=lam, eta=eta, inner_steps=2, epochs=3), rounds=2)
+    torch.testing.assert_close(deployed(report), theta, **EXACT)
+    torch.testing.assert_close(shared(report), w, **EXACT)
 
 
 @pytest.mark.limit("pfedme")
@@ -174,6 +199,35 @@ def test_the_servers_state_is_the_mean_of_the_clients(faults) -> None:  # type: 
     for rounds in (1, 2, 5):
         report = play(clients(), FedDyn(alpha=0.5, epochs=2), rounds=rounds, faults=faults)
         torch.testing.assert_close(report.server["h"]["w"], kept(report)["w"].mean(0), **EXACT)
+
+
+# -- statistics of BatchNorm ---------------------------------------------------------------------------------------
+
+
+def normed(make_task: Callable[..., Task]) -> Task:
+    """Clients with a BatchNorm layer in their network."""
+    layers = lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))  # noqa: E731
+    return make_task(layers, sizes=(5, 8, 12), dtype=torch.float64)
+
+
+@pytest.mark.closed_form("pfedme", "reptile", "scaffold")
+@pytest.mark.parametrize(
+    ("once", "thrice"),
+    [(PFedMe(), PFedMe(beta=3.0)), (Reptile(), Reptile(beta=3.0)), (Scaffold(), Scaffold(server_lr=3.0))],
+    ids=["pfedme", "reptile", "scaffold"],
+)
+def test_a_longer_step_of_the_server_is_of_what_is_trained(
+    make_task: Callable[..., Task], once: Algorithm, thrice: Algorithm
+) -> None:
+    # From the same start clients do the same: statistics are their mean with any step. catches: statistics that are
+    # scaled, too, with which 1 + 3 (0.1 - 1) = -1.7 is a variance.
+    task = normed(make_task)
+    start = task.network.initial
+    near, far = (one.algorithm.shared(one.server) for one in (play(task, once), play(task, thrice)))
+    for name, leaf in near.buffers.items():
+        assert torch.equal(far[name], leaf)
+    for name, leaf in near.trained.items():
+        torch.testing.assert_close(far[name] - start[name], 3 * (leaf - start[name]), **EXACT)
 
 
 # -- symmetries ----------------------------------------------------------------------------------------------------

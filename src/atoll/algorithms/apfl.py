@@ -62,10 +62,14 @@ class APFL(Algorithm):
         return Update(send={"delta": end["w"] - w}, weight=cohort.weights(self.weighting), keep=keep)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The mixture with the newest w; a client that never took part uses w."""
+        """The mixture with the newest w, under the statistics of its own passes; who never took part uses w."""
         kept = self._kept(w, cohort)
         v: Stack = kept["v"]
-        return v if self.form == "survey" else cohort.stacked(w).lerp(v, kept["alpha"]["alpha"])
+        if self.form == "survey":
+            return v
+        if self.alpha == 0 and not self.adaptive:  # nothing is mixed: w has its own statistics
+            return cohort.stacked(w)
+        return cohort.stacked(w).lerp(v.trained, kept["alpha"]["alpha"]) | v.buffers
 
     def _kept(self, w: Params, cohort: Cohort) -> dict[str, Any]:
         alpha = cohort.lr.new_tensor(self.alpha)  # in the model's precision
@@ -79,7 +83,7 @@ class APFL(Algorithm):
         if self.form == "survey":
             g_v, v_k, personal = batch.gradient(v)
             v_k, velocity_v = descend(rule, v_k, g_v, velocity["v"], lr)
-            v_k = v_k.lerp(w_k, alpha)
+            v_k = v_k.lerp(w_k.trained, alpha)  # v_k keeps the statistics of its own passes
         else:
             g, vbar, personal = batch.gradient(v | w.trained.lerp(v.trained, alpha))
             # BatchNorm's statistics of the mixture are kept with v.

@@ -28,6 +28,7 @@ from atoll.params import Stack, spread
 
 log = logging.getLogger("atoll.cfl")
 Server = dict[str, Any]
+NO_ANGLE = 1e-6  # 1 - cos of updates that differ by rounding in single precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,11 @@ class CFL(Algorithm):
             if len(members) < int((cluster == c).sum()):
                 log.info("cluster %d is not split, because not all of its clients have replied", c)
                 continue
-            halves = torch.from_numpy(cut(merges(distances(updates, "cosine"), self.linkage), clusters=2))
+            angles = distances(updates, "cosine")
+            if angles.max() < NO_ANGLE:
+                log.info("cluster %d is not split, because all of its updates point the same way", c)
+                continue
+            halves = torch.from_numpy(cut(merges(angles, self.linkage), clusters=2))
             stay, leave = ((halves == half).nonzero()[:, 0].to(cluster.device) for half in (0, 1))
             splits.append(
                 {

@@ -6,7 +6,8 @@
     client:  w_i <- min_w F_i(w) + (lam / (2 alpha)) ||w - u_i||^2
 
 HeurFedAMP (``variant = "heur"``) has xi_ij proportional to exp(sharpness cos(w_i, w_j)) and a constant xi_ii instead.
-With ``lam = 0`` every client trains alone. The server holds the last model of every client.
+With ``lam = 0`` every client trains alone. The server holds the last model of every client; one that it never heard of
+has the mean of the others as u_i, and begins there.
 
 Reference: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. "Personalized Cross-Silo Federated Learning on Non-IID Data."
 AAAI 2021, Algorithm 1. https://arxiv.org/abs/2007.03797
@@ -26,7 +27,18 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import HyperparameterError
 from atoll.local import proximal, sgd
-from atoll.mixing import alone, cosines, everybody, heard, mixed, nobody, squared_distances, with_replies
+from atoll.local.own import own_or_sent
+from atoll.mixing import (
+    alone,
+    cosines,
+    everybody,
+    heard,
+    mean_for_unseen,
+    mixed,
+    nobody,
+    squared_distances,
+    with_replies,
+)
 from atoll.params import Stack
 
 log = logging.getLogger("atoll.algorithms")
@@ -74,9 +86,11 @@ class FedAMP(Algorithm):
         return mixed(server["xi"][torch.from_numpy(ids)], server["w"])
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
-        """Train the own model, drawn to the received mixture."""
-        w, u = self.personalize(nothing, cohort), cohort.received
-        start = w | u if self.begin == "received" else w
+        """Train the own model, drawn to the received mixture; who has none yet begins there."""
+        w, u = cohort.recall(default=cohort.initial), cohort.received
+        start = w if self.begin == "own" else w | u
+        if not self.takes_nothing:
+            start = start.where(cohort.has_kept, w | u)
         w_i = sgd(cohort, start=start, epochs=self.epochs, penalty=proximal(self.lam / self.alpha, center=u))
         return Update(send={"delta": w_i.trained - w.trained}, keep=w_i)
 
@@ -86,11 +100,18 @@ class FedAMP(Algorithm):
         seen = heard(server["seen"], replies.clients)
         pairs = (seen & seen[:, None]).fill_diagonal_(False)
         xi = self._amp(w, pairs) if self.variant == "amp" else self._heur(w, pairs)
-        return {"w": w, "xi": xi + torch.diag(1 - xi.sum(1)), "seen": seen}
+        return {"w": w, "xi": mean_for_unseen(xi + torch.diag(1 - xi.sum(1)), seen), "seen": seen}
 
-    def personalize(self, server: Any, cohort: Cohort) -> Stack:
-        """The client's own model; a client that never took part has the initial one."""
-        return cohort.recall(default=cohort.initial)
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether clients take nothing from others."""
+        return self.lam == 0 and self.begin == "own"
+
+    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Stack:
+        """The client's own model; one that never trained has u_i, or the initial model if it takes nothing."""
+        if self.takes_nothing:
+            return cohort.recall(default=cohort.initial)
+        return own_or_sent(cohort, lambda: self.unicast(server, cohort.clients))
 
     def mixing(self, server: dict[str, Any]) -> Tensor:
         """The attention xi."""

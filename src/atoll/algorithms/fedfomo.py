@@ -4,7 +4,8 @@
     v_k     <- v_k + sum_j (omega_kj / sum_i omega_ki) (v_j - v_k), then SGD on F_k
 
 The server has sum_t omega_kj, with negative ones, as k's affinity to j. It sends the M models of most affinity, and now
-and then others, to explore. A client that none of them helps stays where it is. With ``models = 0`` each trains alone.
+and then others, to explore. A client that none of them helps stays where it is; one without a model of its own is at
+the initial one. With ``models = 0`` each trains alone.
 
 Reference: Zhang, Sapra, Fidler, Yeung, Alvarez. "Personalized Federated Learning with First Order Model Optimization."
 ICLR 2021, Section 3. https://arxiv.org/abs/2012.08565
@@ -23,6 +24,7 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.local import sgd
 from atoll.local.losses import losses_of
+from atoll.local.own import own_or_sent
 from atoll.mixing import alone, everybody, heard, nobody, with_replies
 from atoll.params import Params, Stack
 
@@ -63,20 +65,29 @@ class FedFomo(Algorithm):
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Move to the models that help, and train."""
-        v = self.personalize(nothing, cohort)
+        v = cohort.recall(default=cohort.initial)
         start, omega = v, cohort.lr.new_zeros(len(cohort), self.models)
         others = cohort.ids[:, None].expand(-1, self.models)  # of less than M models, oneself at worth 0
         if cohort.received is not None:
             received = cohort.received["models"]
-            loss = losses_of([v, *(v | other for other in received)], cohort, split="val")
-            apart = torch.stack([self._distance(v.trained, other) for other in received], 1)
-            worth = torch.where(apart > 0, (loss[:, :1] - loss[:, 1:]) / apart.where(apart > 0, 1), 0)
-            start = cohort.map(moved, v, received, Stack.of(share=shares(worth)))
+            start, worth = self.combine(v, received, cohort)
             omega = torch.cat([worth, omega[:, len(received) :]], 1)
             others = torch.cat([cohort.received["others"]["others"], others[:, len(received) :]], 1)
         v_k = sgd(cohort, start=start, epochs=self.epochs)
         send = {"delta": v_k.trained - v.trained, "omega": Stack.of(omega=omega), "others": Stack.of(others=others)}
         return Update(send=send, keep=v_k)
+
+    def combine(self, v: Stack, others: list[Stack], cohort: Cohort) -> tuple[Stack, Tensor]:
+        """Move v to the models that help; return it with omega.
+
+        A client without a model of its own that cannot judge, for want of validation samples, takes their mean.
+        """
+        loss = losses_of([v, *(v | other for other in others)], cohort, split="val")
+        apart = torch.stack([self._distance(v.trained, other) for other in others], 1)
+        omega = torch.where(apart > 0, (loss[:, :1] - loss[:, 1:]) / apart.where(apart > 0, 1), 0)
+        blind = ~cohort.has_kept & (omega == 0).all(1)
+        share = torch.where(blind[:, None], 1 / len(others), shares(omega))
+        return cohort.map(moved, v, others, Stack.of(share=share)), omega
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Store the models and what others' were worth to them, and choose whom to send next."""
@@ -95,9 +106,17 @@ class FedFomo(Algorithm):
         w = with_replies(server["w"], replies.clients, replies.stack("delta"))
         return {"w": w, "seen": seen, "rounds": rounds, "chosen": chosen, "mixing": mixing, "affinity": affinity}
 
-    def personalize(self, server: Any, cohort: Cohort) -> Stack:
-        """The client's own model; a client that never took part has the initial one."""
-        return cohort.recall(default=cohort.initial)
+    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+        """The client's own model; one that never trained makes its first of those that it would be sent."""
+        if not server["chosen"].shape[1]:
+            return cohort.recall(default=cohort.initial)
+
+        def first() -> Stack:
+            sent = self.unicast(server, cohort.clients)
+            assert sent is not None
+            return self.combine(cohort.stacked(cohort.initial), sent["models"], cohort)[0].trained
+
+        return own_or_sent(cohort, first)
 
     def mixing(self, server: Server) -> Tensor:
         """What each client made its model of, the last time it took part."""

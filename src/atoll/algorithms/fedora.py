@@ -6,9 +6,10 @@
     client:  lam_k = exp((l_k(v_k) - l_k(G_k)) / 2) if l_k(G_k) < l_k(v_k) else 0,   l_k on validation data
              v_k <- v_k - eta grad F_k(v_k) - eta lam_k (v_k - G_k)
 
-With ``lam_max = 0`` or ``alpha = 0`` every client trains alone. ``gate = "official"`` is the released code's: it opens
-at equality, too. Similarity may also be that of directions per class (``similarity = "labels"``), or be measured by how
-well each client's briefly trained model does on the others' data (``similarity = "loss"``).
+A client that has not trained yet has G_k and begins there, as does a new one. With ``lam_max = 0`` or ``alpha = 0``
+every client trains alone. ``gate = "official"`` is the released code's: it opens at equality, too. Similarity may also
+be that of directions per class (``similarity = "labels"``), or be measured by how well each client's briefly trained
+model does on the others' data (``similarity = "loss"``).
 
 Reference: Wu, Bao, Ainsworth, He. "Personalized Federated Learning with Parameter Propagation." KDD 2023;
 the authors' released code. https://doi.org/10.1145/3580305.3599464
@@ -29,6 +30,7 @@ from atoll.data.task import Task
 from atoll.errors import HyperparameterError, TaskError
 from atoll.local import sgd
 from atoll.local.losses import losses_of
+from atoll.local.own import own_or_sent
 from atoll.local.samples import rows_of
 from atoll.local.statistics import settled
 from atoll.mixing import alone, everybody, heard, mixed, nobody, with_replies
@@ -140,12 +142,18 @@ class Fedora(Algorithm):
         return Update(send={"bases": told.only(["plain"]), "probe": probe})
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
-        """Train the own model, drawn to G_k as much as the gate allows."""
-        v, G = self.personalize(nothing, cohort), cohort.received
-        lam = self.strength(v, G, cohort)
+        """Train the own model, drawn to G_k as much as the gate allows; who has none yet begins at G_k."""
+        before, G = cohort.recall(default=cohort.initial), cohort.received
+        v = before if self.lam_max == 0 else before.where(cohort.has_kept, before | G)
+        v_k, lam = self.train(v, G, cohort, epochs=self.epochs)
         cohort.observe(lam=lam)
-        v_k = sgd(cohort, start=v, epochs=self.epochs, pull={"lam": Stack.of(lam=lam), "center": G})
-        return Update(send={"delta": v_k.trained - v.trained}, keep=v_k)
+        return Update(send={"delta": v_k.trained - before.trained}, keep=v_k)
+
+    def train(self, v: Stack, G: Stack, cohort: Cohort, *, epochs: int, stream: str = "main") -> tuple[Stack, Tensor]:
+        """Return v after some epochs, drawn to G as much as the gate allows, and lam_k."""
+        lam = self.strength(v, G, cohort)
+        pull = {"lam": Stack.of(lam=lam), "center": G}
+        return sgd(cohort, start=v, epochs=epochs, stream=stream, pull=pull), lam
 
     def strength(self, v: Stack, G: Stack, cohort: Cohort) -> Tensor:
         """lam_k: 0 where G_k does not lower the validation loss."""
@@ -155,11 +163,15 @@ class Fedora(Algorithm):
         return torch.where(opens, torch.minimum(torch.exp((own - received) / 2), most), 0)
 
     def personalize(self, server: Any, cohort: Cohort) -> Stack:
-        """The client's own model; a client that never took part has the initial one."""
-        return cohort.recall(default=cohort.initial)
+        """The client's own model; one that never trained has G_k, or the initial model if it takes nothing."""
+        if self.lam_max == 0:
+            return cohort.recall(default=cohort.initial)
+        return own_or_sent(cohort, lambda: self.unicast(server, cohort.clients))
 
     def welcome(self, server: Server, cohort: Cohort) -> Stack:
         """What would reach a new client: G = r P V, with r its links. Without labels, r is from samples alone."""
+        if not bool(server["known"].any()):  # nobody to be like
+            return cohort.stacked(cohort.initial)
         if cohort.labelled and self.similarity == "loss":
             v = server["v"]
             scores = torch.exp(-_losses([cohort.initial | v.client(row) for row in range(v.clients)], cohort).double())
@@ -170,6 +182,10 @@ class Fedora(Algorithm):
         matrix = self.mixing(server)
         w = cohort.stacked(cohort.initial) | mixed(r.to(matrix.dtype) @ matrix, server["v"])
         return settled(cohort, w)
+
+    def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack:
+        """As in a round, with what reached the new client as its G."""
+        return self.train(model, given.trained, cohort, epochs=epochs, stream=stream)[0]
 
     # -- parts -------------------------------------------------------------------------------------------------------
     def _bases(self, cohort: Cohort) -> Stack:

@@ -28,7 +28,7 @@ from atoll.data.task import Task
 from atoll.local import sgd
 from atoll.local.descent import Found
 from atoll.local.features import class_sums, feature_size, membership
-from atoll.mixing import alone, mixed
+from atoll.mixing import alone, heard, mixed, nobody
 from atoll.params import Params, Stack, spread
 from atoll.simplex import minimise
 
@@ -60,16 +60,17 @@ class FedPAC(Algorithm):
         zeros = next(iter(heads.values())).new_zeros(task.classes, size)
         centroids = Params.of(mean=zeros, known=zeros[:, 0])
         body = task.network.initial.without(heads)
-        return {"w": body, "prototypes": centroids, "heads": heads, "mixing": alone(heads)}
+        return {"w": body, "prototypes": centroids, "heads": heads, "mixing": alone(heads), "seen": nobody(heads)}
 
     def broadcast(self, server: Server) -> Server:
         """The body and the centroids."""
         return {"w": server["w"], "prototypes": server["prototypes"]}
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
-        """Every client's own mixture of heads."""
-        heads: Stack = server["heads"]
-        return heads.rows(torch.from_numpy(ids).to(server["mixing"].device))
+        """Every client's own mixture of heads; one that was never heard of gets the mean head of those who were."""
+        rows = torch.from_numpy(ids).to(server["mixing"].device)
+        heads: Stack = server["heads"].rows(rows)
+        return heads.where(server["seen"][rows], self._mean(server))
 
     def local(self, server: Server, cohort: Cohort) -> Update:
         """Describe the data by the received body; train the head, then the body under it; describe them again."""
@@ -96,10 +97,11 @@ class FedPAC(Algorithm):
             "prototypes": centroids(server["prototypes"], replies.stack("classes")),
             "heads": Stack(new, heads.layout),
             "mixing": server["mixing"].index_copy(0, rows, matrix),
+            "seen": heard(server["seen"], replies.clients),
         }
 
     def personalize(self, server: Server, cohort: Cohort) -> Stack:
-        """The newest body under the client's own mixture; whoever never took part has the initial head."""
+        """The newest body under the client's own mixture; for one that was never heard of, under the mean head."""
         return cohort.stacked(server["w"]) | self.unicast(server, cohort.clients)
 
     def mixing(self, server: Server) -> Tensor:
@@ -108,9 +110,14 @@ class FedPAC(Algorithm):
         return matrix
 
     def welcome(self, server: Server, cohort: Cohort) -> Stack:
-        """A new client fits the mean of all heads to the newest body."""
-        mean = Params({name: leaf.mean(0) for name, leaf in server["heads"].items()}, server["heads"].layout)
-        return self._tuned(cohort.stacked(server["w"] | mean), cohort)
+        """A new client fits the mean head to the newest body."""
+        return self._tuned(cohort.stacked(server["w"] | self._mean(server)), cohort)
+
+    def _mean(self, server: Server) -> Params:
+        """The mean head of those who were heard of; of all, while that is nobody: they are the initial one."""
+        seen = server["seen"] if server["seen"].any() else ~server["seen"]
+        heads: Stack = server["heads"]
+        return Params({name: leaf[seen].mean(0) for name, leaf in heads.items()}, heads.layout)
 
     def _tuned(self, start: Stack, cohort: Cohort) -> Stack:
         lr = None if self.head_lr is None else torch.full_like(cohort.lr, self.head_lr)

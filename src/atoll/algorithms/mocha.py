@@ -7,8 +7,9 @@
     client:  w_k <- w_k - eta [ grad F_k(w_k) + lam (Omega_kk w_k + u_k) ]
 
 The columns w_k of W are measured from the initial model. Unrelated clients have Omega near I: each is held to the
-initial model; clients that move alike are held together. With ``lam = 0`` every client trains alone. The paper solves
-the dual of convex problems; this is the same objective by gradient steps, for networks and small federations.
+initial model; clients that move alike are held together. One that was never heard of is held to the mean of the others,
+and begins there. With ``lam = 0`` every client trains alone. The paper solves the dual of convex problems; this is the
+same objective by gradient steps, for networks and small federations.
 
 Reference: Smith, Chiang, Sanjabi, Talwalkar. "Federated Multi-Task Learning." NeurIPS 2017,
 Algorithm 1. https://arxiv.org/abs/1705.10467
@@ -26,7 +27,8 @@ from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Re
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.local import Penalty, sgd
-from atoll.mixing import alone, everybody, heard, mixed, nobody, products, with_replies
+from atoll.local.own import own_or_sent
+from atoll.mixing import alone, everybody, heard, mean_for_unseen, mixed, nobody, products, with_replies
 from atoll.params import Params, Stack
 
 
@@ -61,14 +63,15 @@ class Mocha(Algorithm):
         return {"u": mixed(others, server["w"]), "omega": Stack.of(kk=own)}
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
-        """Train the own model under its relationship to the others' last ones."""
-        w = self.personalize(nothing, cohort)
+        """Train the own model under its relationship to the others; who has none yet begins where that leads."""
+        w = cohort.recall(default=cohort.initial)
+        start = w if self.lam == 0 else w.where(cohort.has_kept, w | drawn_to(cohort.received, cohort))
         penalty = Penalty(_relation, {"lam": self.lam, "start": cohort.initial.trained, **cohort.received})
-        w_k = sgd(cohort, start=w, epochs=self.epochs, penalty=penalty)
+        w_k = sgd(cohort, start=start, epochs=self.epochs, penalty=penalty)
         return Update(send={"delta": w_k.trained - w.trained}, keep=w_k)
 
     def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
-        """The relationship between all clients that were ever heard of; the others count as unrelated."""
+        """The relationship between all clients that were ever heard of; the others draw nobody and go to the mean."""
         w = with_replies(server["w"], replies.clients, replies.stack("delta"))
         seen = heard(server["seen"], replies.clients)
         values, vectors = torch.linalg.eigh(products(w))
@@ -76,11 +79,15 @@ class Mocha(Algorithm):
         root = (vectors * values.where(values > noise, 0).sqrt()) @ vectors.mT
         covariance = seen.sum() * root / root.trace().clamp(min=torch.finfo(root.dtype).tiny)
         covariance = torch.where(seen & seen[:, None], covariance, alone(w))
-        return {"w": w, "omega": torch.linalg.inv(covariance + self.floor * alone(w)), "seen": seen}
+        omega = torch.linalg.inv(covariance + self.floor * alone(w))
+        to_mean = omega.diagonal()[:, None] * (alone(w) - mean_for_unseen(alone(w), seen))
+        return {"w": w, "omega": torch.where(seen[:, None], omega, to_mean), "seen": seen}
 
-    def personalize(self, server: Any, cohort: Cohort) -> Stack:
-        """The client's own model; a client that never took part has the initial one."""
-        return cohort.recall(default=cohort.initial)
+    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Stack:
+        """The client's own model; one that never trained has what it is drawn to, or the initial one if lam = 0."""
+        if self.lam == 0:
+            return cohort.recall(default=cohort.initial)
+        return own_or_sent(cohort, lambda: drawn_to(self.unicast(server, cohort.clients), cohort))
 
     def mixing(self, server: dict[str, Any]) -> Tensor:
         """Where clients are drawn: w_k to the sum of -Omega_kj / Omega_kk w_j."""
@@ -90,6 +97,11 @@ class Mocha(Algorithm):
     def welcome(self, server: dict[str, Any], cohort: Cohort) -> Stack:
         """A new client trains alone once: relationships need a model to compare."""
         return sgd(cohort, start=cohort.initial, epochs=self.epochs)
+
+
+def drawn_to(received: dict[str, Stack], cohort: Cohort) -> Stack:
+    """The trained leaves at which a client's relationship leaves it in peace: w_k = -u_k / Omega_kk."""
+    return cohort.initial.trained - received["u"] / received["omega"]["kk"]
 
 
 def _relation(g: Params, w: Params, given: dict[str, Any]) -> Params:

@@ -49,8 +49,8 @@ class PFedMe(Algorithm):
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting), keep=theta)
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
-        """Go the share β of the way to the mean; further than it, if β is above 1."""
-        return w + replies.mean("delta") * (self.beta if self.form == "published" else 1.0)
+        """Go the share β of the way to the mean, further than it if β is above 1; statistics are averaged."""
+        return w.step(replies.mean("delta"), self.beta if self.form == "published" else 1.0)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """The client's theta; a client that never took part uses w."""

@@ -39,8 +39,8 @@ class Reptile(Algorithm):
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
-        """Go the share β of the way to the mean."""
-        return w + replies.mean("delta") * self.beta
+        """Go the share β of the way to the mean; statistics are averaged."""
+        return w.step(replies.mean("delta"), self.beta)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """Train from w on the client's training data, never on its test data; a new client does the same."""

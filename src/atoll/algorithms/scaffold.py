@@ -60,7 +60,7 @@ class Scaffold(Algorithm):
         """All replies count alike. A change of c_k counts whole, however late, so c stays the mean of all c_k."""
         w, c = server["w"], server["c"]
         c = c + replies.sum("change") / server["clients"]
-        return server | {"w": w + replies.mean("delta") * self.server_lr, "c": c}
+        return server | {"w": w.step(replies.mean("delta"), self.server_lr), "c": c}
 
     def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:
         """The shared model."""

@@ -29,6 +29,10 @@ class Memory(Protocol):
         """What these clients kept before a round, stacked; rows of `default` for those that kept nothing."""
         ...
 
+    def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
+        """Whether each of these clients kept anything before a round."""
+        ...
+
     def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
         """Remember the rows of a stacked tree, one per client."""
         ...

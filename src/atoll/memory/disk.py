@@ -10,6 +10,7 @@ import copy
 import sqlite3
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,14 +37,8 @@ class DiskMemory:
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
         """See `Memory.recall`."""
         leaves, structure = flatten(default)
-        found: dict[int, bytes] = {}
-        for position, client in enumerate(clients):
-            row = self._connection.execute(
-                "SELECT tree FROM kept WHERE piece = ? AND client = ? AND round < ? ORDER BY round DESC LIMIT 1",
-                (self._piece, int(client), before),
-            ).fetchone()
-            if row is not None:
-                found[position] = row[0]
+        newest = [self._newest("tree", client, before) for client in clients]
+        found: dict[int, bytes] = {position: row[0] for position, row in enumerate(newest) if row is not None}
         if not found:
             return default
         mixed = [leaf.clone() for leaf in leaves]
@@ -54,6 +49,18 @@ class DiskMemory:
             for leaf, row_of_leaf in zip(mixed, kept, strict=True):
                 leaf[position] = row_of_leaf.to(leaf.device)
         return unflatten(structure, mixed)
+
+    def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
+        """See `Memory.holds`."""
+        return np.array([self._newest("round", client, before) is not None for client in clients], dtype=np.bool_)
+
+    def _newest(self, column: str, client: np.int64, before: int) -> tuple[Any, ...] | None:
+        """A column of what a client kept last, before a round."""
+        row: tuple[Any, ...] | None = self._connection.execute(
+            f"SELECT {column} FROM kept WHERE piece = ? AND client = ? AND round < ? ORDER BY round DESC LIMIT 1",
+            (self._piece, int(client), before),
+        ).fetchone()
+        return row
 
     def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
         """See `Memory.keep`."""

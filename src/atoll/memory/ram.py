@@ -44,6 +44,10 @@ class RamMemory:
             recalled.append(mixed)
         return unflatten(structure, recalled)
 
+    def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
+        """See `Memory.holds`."""
+        return self._row[clients] >= 0
+
     def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
         """See `Memory.keep`."""
         leaves, structure = flatten(tree)
