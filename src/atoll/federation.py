@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll import participation
-from atoll.algorithm import Algorithm, Arrival, Replies, Update
+from atoll.algorithm import Algorithm, Arrival, Replies, Update, describe_values
 from atoll.algorithms import file_of, name_of
 from atoll.architectures import check_mixes, within_architectures
 from atoll.channel import Channel, Ledger, Stage
@@ -483,8 +483,7 @@ def say_limits(algorithm: Algorithm) -> None:
     """Say aloud when hyperparameters make a method equal to a simpler one."""
     for other, values in algorithm.limits.items():
         if all(getattr(algorithm, name) == value for name, value in values.items()):
-            given = ", ".join(f"{name}={value!r}" for name, value in values.items())
-            log.warning("%s with %s does the same as %s", type(algorithm).__name__, given, other)
+            log.warning("%s with %s does the same as %s", type(algorithm).__name__, describe_values(values), other)
 
 
 def say_overshooting(algorithm: Algorithm, lr: float) -> None:
