@@ -83,6 +83,16 @@ class Algorithm:
         for hyperparameter in hyperparameters(type(self)):
             hyperparameter.check(type(self).__name__, getattr(self, hyperparameter.name))
 
+    @property
+    def trains_by_sgd(self) -> bool:
+        """Whether clients train by `atoll.local.sgd`, where pieces can change it."""
+        return True
+
+    @property
+    def deploys_a_model(self) -> bool:
+        """Whether what a client deploys is a model of the task's network, and no `Predictor`."""
+        return True
+
     def pulls(self, lr: float) -> dict[str, float]:
         """How far steps go towards what they are pulled to, by name: beyond 2, they end further from it than before."""
         return {}

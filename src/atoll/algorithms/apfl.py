@@ -43,6 +43,7 @@ class APFL(Algorithm):
         "local": WithEverybody(alpha=1.0, adaptive=False, form="published"),
         "fedavg": {"alpha": 0.0, "adaptive": False, "form": "published"},
     }
+    trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "deng2020adaptive"
 
     def local(self, w: Params, cohort: Cohort) -> Update:
