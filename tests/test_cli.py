@@ -52,7 +52,7 @@ def test_run_shows_a_table_and_leaves_a_folder():
     assert result.exit_code == 0, result.output
     assert "all 4 clients" in result.stdout
     config = json.loads(Path("here/config.json").read_text())
-    assert (config["algorithm"]["lam"], config["algorithm"]["epochs"]) == (0.5, 2)
+    assert [config["algorithm"]["values"][name] for name in ("lam", "epochs")] == [0.5, 2]
     assert config["task"]["recipe"]["partition"] == "dirichlet:0.3"
     assert Path("here/report.html").exists()
 
