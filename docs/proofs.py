@@ -5,9 +5,11 @@ Limits are those that methods declare; the rest is read from the marks of tests,
 
 import ast
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from atoll.algorithm import Algorithm
+from atoll.algorithm import Algorithm, WithEverybody
 from atoll.algorithms import found
 
 ROOT = Path(__file__).parents[1]
@@ -61,9 +63,14 @@ def proofs() -> dict[str, dict[str, list[str]]]:
 def declared(method: type[Algorithm]) -> list[str]:
     """The limits that a method declares: `lam=0.0` is local."""
     return [
-        "`" + ", ".join(f"{name}={value}" for name, value in values.items()) + f"` is {other}"
+        "`" + ", ".join(f"{name}={value}" for name, value in values.items()) + f"` is {other}" + when(values)
         for other, values in method.limits.items()
     ]
+
+
+def when(values: Mapping[str, Any]) -> str:
+    """The condition under which a limit holds, if there is one."""
+    return ", with all clients in every round" if isinstance(values, WithEverybody) else ""
 
 
 def page() -> str:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from typer.testing import CliRunner, Result
 
 from atoll import conformance
 from atoll.cli import app
-from atoll.cli.options import cohort_of
+from atoll.cli.options import Options, cohort_of
 from atoll.cli.running import unused
+from atoll.data.task import Training
+from atoll.federation import Settings
 
 TINY = ["--rounds", "2", "--clients", "4"]
 PROGRAM = [sys.executable, "-m", "atoll"]
@@ -49,9 +52,44 @@ def test_run_shows_a_table_and_leaves_a_folder():
     assert result.exit_code == 0, result.output
     assert "all 4 clients" in result.stdout
     config = json.loads(Path("here/config.json").read_text())
-    assert (config["algorithm"]["lam"], config["algorithm"]["epochs"]) == (0.5, 2)
+    assert [config["algorithm"]["values"][name] for name in ("lam", "epochs")] == [0.5, 2]
     assert config["task"]["recipe"]["partition"] == "dirichlet:0.3"
     assert Path("here/report.html").exists()
+
+
+def test_everything_about_training_and_rounds_has_an_option():
+    have = {field.name for field in fields(Options)}
+    assert {field.name for field in (*fields(Training), *fields(Settings))} <= have
+
+
+def test_the_step_size_may_fall_and_evaluation_be_left_out():
+    result = atoll("run", "fedavg", *TINY, "--lr-decay", "0.5", "--evaluation", "none", "--out", "here")
+    assert result.exit_code == 0, result.output
+    config = json.loads(Path("here/config.json").read_text())
+    assert config["training"]["lr_decay"] == 0.5
+    assert config["settings"]["evaluation"] == "none"
+    assert not any("evaluation" in line for line in metrics(Path("here")))
+    shared = ("run", "fedavg", *TINY, "--lr-decay", "0.5", "--central", "0.2", "--evaluation", "central")
+    assert atoll(*shared, "--out", "there").exit_code == 0
+    assert [set(line["evaluation"]) for line in metrics(Path("there"))] == [{"central"}, {"central", "deployed"}]
+    compared = atoll("compare", "fedavg", *TINY, "--seeds", "1", "--lr-decay", "0.5", "--out", "both")
+    assert compared.exit_code == 0, compared.output
+    assert json.loads(Path("both/local-seed0/config.json").read_text())["training"]["lr_decay"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["run", "fedavg", "--lr-decay", "1.5"], "`lr_decay` of Training must be a float in (0, 1]. Got 1.5 instead."),
+        (["run", "fedavg", "--evaluation", "nobody"], "`evaluation` must be 'all', 'central' or 'none'. Got 'nobody'."),
+        (["run", "fedavg", "--evaluation", "central"], "needs a task with a central test set"),
+        (["compare", "fedavg", "--evaluation", "none"], "A comparison needs every client's score"),
+    ],
+)
+def test_a_bad_option_is_refused_with_what_must_hold(command, said):
+    result = atoll(*command, *TINY)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
 
 
 def test_methods_that_upload_once_have_one_round_and_share_their_training():

@@ -280,6 +280,6 @@ def test_what_was_asked_for_is_in_the_folder(tmp_path):
     compare(SMALL, ["local", "fedavg", "ditto:lam=0.5"], seeds=[7], rounds=1, folder=tmp_path)
     asked = json.loads((tmp_path / "comparison.json").read_text())
     assert [method["name"] for method in asked["methods"]] == ["local", "fedavg", "ditto"]
-    assert asked["methods"][2]["lam"] == 0.5
+    assert asked["methods"][2]["values"]["lam"] == 0.5
     assert asked["seeds"] == [7]
     assert runs_in(tmp_path / "ditto-lam=0.5-seed7") == [tmp_path / "ditto-lam=0.5-seed7"]

@@ -197,7 +197,7 @@ def test_a_one_shot_method_has_one_round_and_the_ledger_proves_it(make_task):
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        (Ditto(lam=0.0), "Ditto with lam=0.0 does the same as local"),
+        (Ditto(lam=0.0), "Ditto with lam=0.0 and all clients in every round does the same as local"),
         (FedProx(mu=0.0), "FedProx with mu=0.0 does the same as fedavg"),
         (FedPer(private="none"), "FedPer with private='none' does the same as fedavg"),
     ],

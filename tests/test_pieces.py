@@ -1,16 +1,20 @@
 """A piece changes how a method trains without editing it."""
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from atoll import LocalEngine, federate
-from atoll.algorithms import create, find, name_of
+from atoll import Algorithm, LocalEngine, Update, federate
+from atoll.algorithms import create, find, found, name_of
+from atoll.algorithms.fedavg import FedAvg
+from atoll.cohort import Cohort
 from atoll.conformance import _difference, _task, check, personal_models, play
 from atoll.errors import HyperparameterError, UnknownName
+from atoll.params import Params
+from atoll.pieces import composed
 from atoll.results import Outcome, label
 
 
@@ -64,6 +68,14 @@ def test_what_a_piece_keeps_lies_beside_what_the_method_keeps() -> None:
     assert set(theirs["beside"]) == {"fsa"}
     assert set(theirs["beside"]["fsa"]["kept"]) == {"body.1.weight", "head.weight"}
     assert not mine["beside"]
+
+
+def test_each_piece_keeps_under_its_own_name() -> None:
+    """catches: two pieces that both keep something under the name of the last one."""
+    inside, outside = (play(_task(), create(f"fedavg+{both}"), 3) for both in ("fsa+gate", "gate+fsa"))
+    kept = [report.population.memory.save(round=3)["beside"] for report in (inside, outside)]
+    assert [sorted(one) for one in kept] == [["fsa", "gate"]] * 2
+    assert _difference(*kept) is None
 
 
 @pytest.mark.parametrize(
@@ -137,6 +149,72 @@ def test_a_users_own_method_takes_pieces(tmp_path: Path, make_task, monkeypatch)
     assert Outcome.read(tmp_path / "run").algorithm.mu == 0.5
 
 
+@pytest.mark.parametrize("name", found())
+def test_a_piece_works_in_every_round_or_is_refused_before_the_first(name: str) -> None:
+    """catches: fedgen+fsa, which trains by another gradient from the second round on; fafi+gate, an ensemble."""
+    for piece in ("fsa", "tune", "gate"):
+        try:
+            method = create(f"{name}+{piece}")
+        except HyperparameterError:
+            continue
+        rounds, cohort = (1, None) if method.one_shot else (3, 2)
+        assert len(personal_models(play(_task(), method, rounds, cohort=cohort))) == _task().clients
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("pfedme+prox", "must train by `sgd`. That in pfedme.prox trains in another way"),
+        ("fafi+sam+tune", "must train by `sgd`. That in fafi.sam.tune trains"),
+        ("afl+fsa", "must train by `sgd`"),
+        ("fedgen-local+sam:use=classifier", "or with these values not at all"),
+        ("fedproto+tune", "must be a model. That in fedproto.tune deploys more"),
+        ("ensemble+tune+prox", "must be a model. That in ensemble.tune.prox deploys more"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(name: str, why: str) -> None:
+    with pytest.raises(HyperparameterError, match=why):
+        create(name)
+
+
+def test_refusals_go_by_hyperparameters() -> None:
+    for name in ("pfedme+prox:form=survey", "fedproto+tune:answer=head", "ensemble+tune:tune_epochs=0"):
+        assert create(name)
+
+
+@pytest.mark.parametrize("base", [Algorithm, FedAvg])
+def test_a_method_that_says_nothing_of_how_it_trains_is_found_out(base: type[Algorithm]) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Idle(base):
+        def local(self, w: Params, cohort: Cohort) -> Update:
+            return Update(send={"delta": cohort.stacked(w) - w}, weight=cohort.samples)
+
+    with pytest.raises(HyperparameterError, match="says that it does, and did not"):
+        play(_task(), composed(Idle, "prox")(), 1)
+
+
+def test_pieces_act_on_the_gradient_that_a_method_takes() -> None:
+    """Of MAML with alpha = 0 the gradient is that of the loss; so is FedGen's before there is a generator."""
+    for piece in ("prox:mu=0.7", "sam:rho=0.3", "asam:rho=0.3", "fsa:top_c=1"):
+        one, other = (
+            personal_models(play(_task(), create(text), 3))
+            for text in (f"perfedavg+{piece},alpha=0,order=fo,weighting=samples", f"fedavg+{piece}")
+        )
+        assert _difference(one, other) is None
+        with_generator = [personal_models(play(_task(), create(text), 2)) for text in (f"fedgen+{piece}", "fedgen")]
+        assert _difference(*with_generator) is not None
+
+
+def test_a_pull_that_overshoots_is_said_aloud(make_task, caplog) -> None:
+    for name, said in (("fedavg+prox:mu=100", ["lr * mu"]), ("ditto+prox:mu=100,lam=100", ["lr * lam", "lr * mu"])):
+        caplog.clear()
+        federate(make_task(lr=0.1), create(name), rounds=1, evaluation="none", engine=LocalEngine(device="cpu"))
+        assert [f"{one} must be at most 2" in caplog.text for one in said] == [True] * len(said)
+    caplog.clear()
+    federate(make_task(lr=0.1), create("fedavg+prox:mu=1"), rounds=1, evaluation="none")
+    assert "at most 2" not in caplog.text
+
+
 def test_bad_pieces_are_refused(make_task) -> None:
     with pytest.raises(UnknownName, match="Unknown piece 'proxx'. Did you mean: prox"):
         find("fedper+proxx")
@@ -145,11 +223,6 @@ def test_bad_pieces_are_refused(make_task) -> None:
     with pytest.raises(HyperparameterError, match="mu.*must be a float"):
         create("fedper+prox:mu=-1")
     assert math.isclose(create("fedper+prox:mu=1e+1").mu, 10)
-    with pytest.raises(HyperparameterError, match=r"trains by `sgd`. PFedMeProx did not"):
-        federate(make_task(), create("pfedme+prox"), rounds=1, evaluation="none")
-    for piece in ("prox", "sam"):
-        with pytest.raises(HyperparameterError, match="takes its steps along another"):
-            federate(make_task(), create(f"perfedavg+{piece}"), rounds=1, evaluation="none")
     with pytest.raises(HyperparameterError, match="both have rho"):
         find("fedsam+sam")
     with pytest.raises(HyperparameterError, match=r"`top_c` of FedPerFsa must be at most .* layers, 2. Got 3"):

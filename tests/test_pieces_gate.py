@@ -74,13 +74,47 @@ def test_it_never_steps_in_the_way_of_the_methods_own_work() -> None:
 
 
 def test_the_model_of_its_own_is_that_of_local_whatever_pieces_there_are() -> None:
-    for pieces in ("gate", "gate+sam", "sam+gate+prox"):
+    for pieces in ("gate", "gate+prox", "prox+gate"):
         assert all(map(_same, _models(f"fedavg+{pieces}:margin=always"), _models("local")))
     assert all(map(_same, _models("fedavg+gate+sam"), _models("fedavg+sam+gate")))
 
 
-def test_it_takes_as_many_epochs_alone_as_with_the_others() -> None:
-    assert all(map(_same, _models("fedavg+gate:margin=always,epochs=2"), _models("local:epochs=2")))
+@pytest.mark.parametrize(
+    ("method", "values", "epochs"),
+    [
+        ("fedavg+gate", "epochs=2", 2),
+        ("ditto+gate", "epochs=1,personal_epochs=2", 3),
+        ("fedrep+gate", "head_epochs=3,epochs=1,final_epochs=0", 4),
+        ("pfedme+gate", "inner_steps=4,epochs=2", 8),
+        ("apfl+gate", "epochs=1", 2),
+        ("interp+gate", "epochs=1", 2),
+        ("perfedavg+gate", "order=fo", 2),
+        ("fedavg+sam+gate", "epochs=2", 4),
+        ("fedavg+gate+sam", "epochs=2", 4),
+    ],
+)
+def test_it_takes_as_many_gradients_alone_as_with_the_others(method: str, values: str, epochs: int) -> None:
+    """catches: a model of its own that had half of what Ditto trains, and so looked worse than it is."""
+    assert all(map(_same, _models(f"{method}:{values},margin=always"), _models(f"local:epochs={epochs}")))
+    taken = [
+        play(_task(), create(f"{method}:{values},margin={margin}"), 1).history[0]["gradients"]
+        for margin in ("never", "always")
+    ]
+    assert taken[1] == 2 * taken[0]
+
+
+def test_an_ensemble_stands_beside_the_clients_own_model() -> None:
+    """catches: an ensemble has no single model to choose in place of the client's."""
+    together, alone, gated = (
+        play(_task(), create(name), 1, evaluation="all")
+        for name in ("ensemble", "local:epochs=10", "ensemble+gate:margin=2,judge=score")
+    )
+    deployed, own = personal_models(gated), personal_models(alone)
+    assert [bool(model["beside.alone"]) for model in deployed] == [client == ODD for client in range(CLIENTS)]
+    assert _same(deployed[ODD].only(own[ODD]), own[ODD])
+    offered, mine, scores = (report.scores() for report in (together, alone, gated))
+    assert scores[ODD] == mine[ODD] != offered[ODD]
+    assert (scores == offered).sum() == CLIENTS - 1
 
 
 def test_a_client_falls_back_only_beyond_the_margin() -> None:
@@ -104,7 +138,7 @@ def test_clients_that_were_asked_rarely_have_trained_alone_as_rarely() -> None:
 def test_it_costs_gradients_and_no_bytes() -> None:
     plain, alone, gated = (play(_task(), create(name), 2) for name in ("ditto", "local", "ditto+gate"))
     cost = [sum(line["gradients"] for line in report.history) for report in (plain, alone, gated)]
-    assert cost[2] == cost[0] + cost[1]
+    assert cost[2] == cost[0] + 2 * cost[1]  # alone, a client takes as many as for Ditto's two models
     assert gated.ledger.entries == plain.ledger.entries
     free = play(_task(), create("ditto+gate:margin=never"), 2)
     assert sum(line["gradients"] for line in free.history) == cost[0]

@@ -1,19 +1,21 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from atoll import Recipe, federate
-from atoll.algorithms import create
+from atoll.algorithms import create, from_record, to_record
 from atoll.clustering import Clusters
+from atoll.comparison import compare, runs_in
 from atoll.data.statistics import Statistics, statistics
 from atoll.errors import RunError, UnknownName
 from atoll.federation import Settings, describe
 from atoll.randomness import generator
-from atoll.results import SELECTIONS, Comparison, Outcome, algorithm_of, label
+from atoll.results import SELECTIONS, Comparison, Outcome, label
 
 NAN = float("nan")
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
@@ -520,7 +522,64 @@ def test_labels_are_what_the_command_line_takes(text):
 def test_configuration_gives_the_algorithm_back():
     ditto = create("ditto:lam=0.1")
     config = json.loads(json.dumps(describe(Recipe(clients=4).build(), ditto, Settings())))
-    assert algorithm_of(config) == ditto
+    assert from_record(config["algorithm"]) == ditto
+
+
+AWKWARD = """
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll import Algorithm, Update
+from atoll.local import sgd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awkward(Algorithm):
+    name: Literal["sgd", "ditto"] = "sgd"
+    file: Literal["none", "some"] = "none"
+    values: Literal["few", "many"] = "few"
+    text: Literal["short", "long"] = "short"
+
+    def local(self, w, cohort):
+        return Update(send={"delta": sgd(cohort, start=w, epochs=1) - w}, weight=cohort.samples)
+"""
+
+
+@pytest.mark.parametrize("values", ["", ":name=ditto", ":file=some,values=many", ":text=long"])
+def test_hyperparameters_may_be_called_as_the_parts_of_a_record(make_task, tmp_path, monkeypatch, values):
+    """catches: values beside the name, where `name` and `file` of the method take the place of the record's own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "awkward.py").write_text(AWKWARD)
+    assert create("./awkward.py", text="long").text == "long"
+    method, task = create(f"./awkward.py{values}"), make_task(shares=(0.6, 0.2, 0.2))
+    federate(task, method, rounds=1, folder="run")
+    read = Outcome.read(Path("run")).algorithm
+    assert [getattr(read, one) for one in ("name", "file", "values", "text")] == [
+        getattr(method, one) for one in ("name", "file", "values", "text")
+    ]
+    found = compare(task, [method], seeds=1, rounds=1, folder=tmp_path / "both")
+    assert f"awkward.py{values}" in found.outcomes
+    assert [Outcome.read(folder).label for folder in runs_in(tmp_path / "both")] == [*found.outcomes]
+
+
+@pytest.mark.parametrize("made", ["fedper+prox:mu=0.5", "ditto@ifca:clusters=3"])
+def test_older_records_have_their_values_beside_the_name(made):
+    method = create(made)
+    record = to_record(method)
+    older = {"name": record["name"], "file": None, **record["values"]}
+    assert from_record(older) == from_record(record) == method
+
+
+def test_an_older_run_is_resumed(make_task, tmp_path):
+    task, folder = make_task(shares=(0.6, 0.2, 0.2)), tmp_path / "run"
+    federate(task, create("ditto:lam=0.5"), rounds=1, folder=folder)
+    config = json.loads((folder / "config.json").read_text())
+    record = config["algorithm"]
+    config["algorithm"] = {"name": record["name"], "file": record["file"], **record["values"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert federate(task, create("ditto:lam=0.5"), rounds=1, folder=folder, resume=True)
+    with pytest.raises(RunError, match=r"The algorithm differs in lam\."):
+        federate(task, create("ditto:lam=0.7"), rounds=1, folder=folder, resume=True)
 
 
 # -- from real runs ----------------------------------------------------------------------------------------------------

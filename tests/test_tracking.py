@@ -111,7 +111,7 @@ def test_trackers_say_what_the_folder_says(task, tmp_path):
     run = mlflow_runs(home)["ditto"]
     assert run.info.status == "FINISHED"
     assert run.data.params == {name: str(value) for name, value in flat(Run.open(home).config).items()}
-    assert run.data.params["algorithm/lam"] == "1.0"
+    assert run.data.params["algorithm/values/lam"] == "1.0"
     assert [one.path for one in client(home).list_artifacts(run.info.run_id)] == ["report.html"]
 
 

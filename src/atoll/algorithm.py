@@ -25,10 +25,24 @@ if TYPE_CHECKING:
 # What the file of an algorithm needs can be had from here.
 __all__ = [
     "Algorithm", "Arrival", "Count", "Deployed", "Epochs", "Limits", "NonNegative", "Positive", "Predictor", "Range",
-    "Replies", "Share", "Update", "Weighting", "hyperparameters",
+    "Replies", "Share", "Update", "Weighting", "WithEverybody", "hyperparameters",
 ]  # fmt: skip
 
 Limits = Mapping[str, Mapping[str, Any]]
+
+
+class WithEverybody(dict[str, Any]):
+    """The values of a limit that holds where every client takes part in every round: `WithEverybody(lam=0.0)`.
+
+    Such is a method whose clients begin with the shared model of the round in which they first take part: only in the
+    first round is that the initial one.
+    """
+
+
+def describe_values(values: Mapping[str, Any]) -> str:
+    """Say with which values, and under which condition, a limit holds."""
+    said = ", ".join(f"{name}={value!r}" for name, value in values.items()) or "any values"
+    return f"{said} and all clients in every round" if isinstance(values, WithEverybody) else said
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ class Algorithm:
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
-    limits: ClassVar[Limits] = {}  # {"local": {"lam": 0.0}}: equals that method so
+    limits: ClassVar[Limits] = {}  # {"fedavg": {"mu": 0.0}}: equals that method so
     added: ClassVar[str] = ""  # what it was put together with: "+prox", "@ifca"
     mixes_architectures: ClassVar[bool] = False  # clients may have different networks
     finds_clusters: ClassVar[bool] = False  # its server holds `models`, one per cluster, and each client's `cluster`;
@@ -82,6 +96,16 @@ class Algorithm:
     def least_rounds(self) -> int:
         """How many rounds there must be for every part of the method to run."""
         return 1
+
+    @property
+    def trains_by_sgd(self) -> bool:
+        """Whether clients train by `atoll.local.sgd`, where pieces can change it."""
+        return True
+
+    @property
+    def deploys_a_model(self) -> bool:
+        """Whether what a client deploys is a model of the task's network, and no `Predictor`."""
+        return True
 
     def pulls(self, lr: float) -> dict[str, float]:
         """How far steps go towards what they are pulled to, by name: beyond 2, they end further from it than before."""

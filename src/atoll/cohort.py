@@ -90,6 +90,11 @@ class Cohort:
         return (self.samples / self.training.batch_size).ceil() * epochs
 
     @property
+    def passes(self) -> int:
+        """How often these clients have gone over their training data to train so far, at one gradient per batch."""
+        return self.scanner.tally.passes
+
+    @property
     def initial(self) -> Params:
         """The model's initial parameters, which every client can make itself from the seed."""
         return self.population.task.network.initial if self.begun is None else self.begun

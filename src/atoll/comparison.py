@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atoll.algorithm import Algorithm
-from atoll.algorithms import create, file_of, find, name_of
+from atoll.algorithms import create, file_of, find, from_record, name_of, to_record
 from atoll.architectures import within_architectures
 from atoll.data.task import Task, Training
 from atoll.engines.local import LocalEngine
@@ -21,7 +21,7 @@ from atoll.errors import RunError, unknown
 from atoll.federation import TRAINED, Settings, federate, interruptions
 from atoll.participation import fingerprint
 from atoll.recipe import Recipe
-from atoll.results import REFERENCES, SELECTIONS, Comparison, Outcome, Select, algorithm_of, label
+from atoll.results import REFERENCES, SELECTIONS, Comparison, Outcome, Select, label
 from atoll.runs import quietly, write_json, writing
 from atoll.sources import code_digest
 
@@ -167,7 +167,7 @@ def runs_in(folder: Path) -> list[Path]:
     if not (folder / "comparison.json").exists():
         return [folder]
     asked = json.loads((folder / "comparison.json").read_text())
-    methods = [algorithm_of({"algorithm": method}) for method in asked["methods"]]
+    methods = [from_record(method) for method in asked["methods"]]
     places = [folder / run_name(method, seed) for method in methods for seed in asked["seeds"]]
     return [place for place in places if (place / "config.json").exists()]
 
@@ -183,7 +183,7 @@ def reopen(folder: Path) -> dict[str, Any]:
     recipe = Recipe(**{**asked["recipe"], "training": Training(**asked["recipe"]["training"])})
     return {
         "task": recipe,
-        "methods": [algorithm_of({"algorithm": method}) for method in asked["methods"]],
+        "methods": [from_record(method) for method in asked["methods"]],
         "seeds": asked["seeds"],
         "settings": Settings(**asked["settings"]),
         "folder": folder,
@@ -197,10 +197,7 @@ def _claim(
     """Write what is asked for into the folder; refuse one whose runs answer another question."""
     asked = {
         "recipe": asdict(task) if isinstance(task, Recipe) else None,
-        "methods": [
-            {"name": name_of(type(one)), "file": (file := file_of(type(one))) and str(file), **asdict(one)}
-            for one in methods
-        ],
+        "methods": [to_record(one) for one in methods],
         "seeds": seeds,
         "settings": asdict(settings),
         "schedule": fingerprint(settings.participation),

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll import algorithms
-from atoll.algorithm import Algorithm, Replies, Update, hyperparameters
+from atoll.algorithm import Algorithm, Replies, Update, WithEverybody, describe_values, hyperparameters
 from atoll.channel import Channel
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task, Training
@@ -59,6 +59,7 @@ Watch = Callable[[Cohort, Update, Callable[[Cohort], Update]], None]
 SIZES = (17, 1, 12, 5, 9, 2)  # samples of each client; the fourth has one class only
 NEWCOMERS = (9, 3, 1, 4, 6, 2, 8, 5)  # samples of clients that are never seen: there are more of them
 FEATURES, CLASSES = 5, 3
+FEW = 2  # clients of a round in which not all are asked
 PUBLIC = 11  # samples that everybody may see
 STRATEGIES = ("chunk:2", "chunk:4", "loop", "threads", "traced")  # each is compared with "whole"
 HOOKS = (
@@ -463,15 +464,22 @@ def _bad_hyperparameters_are_refused(method: Method) -> str | None:
 
 @_check
 def _declared_limits_hold(method: Method) -> str | None:
-    """With the hyperparameters of a declared limit, personal models equal those of the simpler method."""
+    """With the hyperparameters of a declared limit, personal models equal those of the simpler method.
+
+    So they must where few clients are asked in a round, unless the limit is declared for everybody only.
+    """
+    everybody = {None: "the same stream name and number of steps give the same batches."}
+    some = {FEW: "begin with `cohort.initial`, or declare it `WithEverybody(...)`."}
     for other, values in method.limits.items():
         limit, simple = method(**values), algorithms.find(other)()
-        _require_same(
-            personal_models(_train(limit)),
-            personal_models(_train(simple)),
-            f"{method.__name__} with {dict(values)} must equal {other}, as it declares.",
-            "the same stream name and number of steps give the same batches.",
-        )
+        for asked, hint in (everybody if isinstance(values, WithEverybody) else everybody | some).items():
+            _require_same(
+                personal_models(_train(limit, cohort=asked)),
+                personal_models(_train(simple, cohort=asked)),
+                f"{method.__name__} with {describe_values(values)} must equal {other}, as it declares"
+                f"{'' if asked is None else f', also with {asked} clients a round'}.",
+                hint,
+            )
     return None if method.limits else "this method declares no limits"
 
 

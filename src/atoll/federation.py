@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -28,8 +28,8 @@ import torch
 from numpy.typing import NDArray
 
 from atoll import participation
-from atoll.algorithm import Algorithm, Arrival, Replies, Update
-from atoll.algorithms import file_of, name_of
+from atoll.algorithm import Algorithm, Arrival, Replies, Update, describe_values
+from atoll.algorithms import to_record, upgrade_record
 from atoll.architectures import check_mixes, within_architectures
 from atoll.channel import Channel, Ledger, Stage
 from atoll.cohort import Cohort, Population
@@ -568,8 +568,7 @@ def say_limits(algorithm: Algorithm) -> None:
     """Say aloud when hyperparameters make a method equal to a simpler one."""
     for other, values in algorithm.limits.items():
         if all(getattr(algorithm, name) == value for name, value in values.items()):
-            given = ", ".join(f"{name}={value!r}" for name, value in values.items())
-            log.warning("%s with %s does the same as %s", type(algorithm).__name__, given, other)
+            log.warning("%s with %s does the same as %s", type(algorithm).__name__, describe_values(values), other)
 
 
 def say_overshooting(algorithm: Algorithm, lr: float) -> None:
@@ -584,7 +583,6 @@ def say_overshooting(algorithm: Algorithm, lr: float) -> None:
 
 def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:
     """The resolved configuration of a run."""
-    file = file_of(type(algorithm))
     return {
         "task": {
             "name": task.name,
@@ -595,7 +593,7 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, 
             **task.facts,
         },
         "training": asdict(task.training),
-        "algorithm": {"name": name_of(type(algorithm)), "file": file and str(file), **asdict(algorithm)},
+        "algorithm": to_record(algorithm),
         "settings": asdict(settings),
         "schedule": participation.fingerprint(settings.participation),
         "model": {"parameters": [one.parameters for one in task.networks] or task.network.parameters},
@@ -623,13 +621,25 @@ def _open_run(
     for part in ("task", "training", "algorithm", "settings", "schedule"):
         asked = _plain(config[part])
         before = written.get(part, {})
+        if part == "algorithm":
+            before = upgrade_record(before)
         if before != asked:
-            differs = sorted(name for name in {*asked, *before} if asked.get(name) != before.get(name))
+            differs = sorted(_differing(asked, before))
             raise RunError(
                 f"A run must be resumed with what it was begun with. The {part} differs in {', '.join(differs)}.",
                 hint="begin a new run in another folder.",
             )
     return run, True
+
+
+def _differing(asked: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    """The names whose values differ; where these have names themselves, the inner ones."""
+    for name in {*asked, *before}:
+        mine, theirs = asked.get(name), before.get(name)
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            yield from _differing(mine, theirs)
+        elif mine != theirs:
+            yield name
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Deployed, Epochs, Limits, NonNegative, Predictor, Update
+from atoll.algorithm import Algorithm, Deployed, Epochs, NonNegative, Predictor, Update
 from atoll.algorithms import name_of
 from atoll.algorithms.local import Local
 from atoll.batch import Batch
@@ -46,20 +46,33 @@ class Piece(Algorithm):
 Work = Callable[[Tree, Cohort], Update]
 
 
-def _changed(change: Change, piece: Piece, work: Work, broadcast: Tree, cohort: Cohort) -> Update:
-    """The method's own work, on a cohort whose training has the change in it."""
-    update = work(broadcast, replace(cohort, changes=(*cohort.changes, change)))
-    if not change.measured:
-        raise HyperparameterError(
-            f"A piece works where a method trains by `sgd`. {type(piece).__name__} did not: it trains in another way, "
-            "or with these values nobody trains.",
-            hint="use the method without it.",
-        )
-    return update
+@dataclass(frozen=True, kw_only=True)
+class OfTraining(Piece):
+    """Base of pieces that change every call of `sgd` in a method's `local`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.trains_by_sgd:
+            raise HyperparameterError(
+                f"For a piece that changes training, a method must train by `sgd`. That in {name_of(type(self))} "
+                "trains in another way, or with these values not at all.",
+                hint="use the method without the piece.",
+            )
+
+    def _changed(self, change: Change, work: Work, broadcast: Tree, cohort: Cohort) -> Update:
+        """The method's own work, on a cohort whose training has the change in it."""
+        update = work(broadcast, replace(cohort, changes=(*cohort.changes, change)))
+        if not change.measured:
+            raise HyperparameterError(
+                f"For a piece that changes training, a method must train by `sgd`. That in {name_of(type(self))} says "
+                "that it does, and did not.",
+                hint="use the method without the piece; its author should set `trains_by_sgd = False`.",
+            )
+        return update
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prox(Piece):
+class Prox(OfTraining):
     """(mu / 2) ||w - start||^2: training is pulled back to where it began in this round. FedAvg with it is FedProx."""
 
     mu: NonNegative = 0.1  # μ: pull towards the start of the round
@@ -68,14 +81,18 @@ class Prox(Piece):
     neutral: ClassVar[Mapping[str, Any]] = {"mu": 0.0}
     cites: ClassVar[str] = "li2020federated"
 
+    def pulls(self, lr: float) -> dict[str, float]:
+        """Whatever trains is pulled to its start in every step."""
+        return {**super().pulls(lr), "lr * mu": lr * self.mu}
+
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """As the method, with the proximal term around the start of every training."""
         change = Change(term=lambda start: proximal(self.mu, center=start))
-        return _changed(change, self, super().local, broadcast, cohort)
+        return self._changed(change, super().local, broadcast, cohort)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sam(Piece):
+class Sam(OfTraining):
     """Sharpness-aware gradients, g(w + rho g / ||g||). FedAvg with them is FedSAM."""
 
     rho: NonNegative = 0.05  # ρ: radius of the neighbourhood
@@ -86,11 +103,11 @@ class Sam(Piece):
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """As the method, along other gradients."""
-        return _changed(Change(radius=self.rho), self, super().local, broadcast, cohort)
+        return self._changed(Change(radius=lambda _: self.rho), super().local, broadcast, cohort)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asam(Piece):
+class Asam(OfTraining):
     """Sharpness-aware gradients in a neighbourhood that scales with the weights, g(w + rho w^2 g / || |w| g ||)."""
 
     rho: NonNegative = 0.5  # ρ: radius of the neighbourhood, for weights of size 1
@@ -101,11 +118,12 @@ class Asam(Piece):
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """As the method, along other gradients."""
-        return _changed(Change(radius=self.rho, adaptive=True), self, super().local, broadcast, cohort)
+        change = Change(radius=lambda _: self.rho, adaptive=True)
+        return self._changed(change, super().local, broadcast, cohort)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fsa(Piece):
+class Fsa(OfTraining):
     """Sharpness-aware gradients with a larger radius for the layers that changed most the last time (FedFSA)."""
 
     rho: NonNegative = 0.1  # ρ: radius of most layers
@@ -125,14 +143,15 @@ class Fsa(Piece):
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """Train with the radii that the last sensitivities ask for; then keep the new ones, summed over trainings."""
         w = cohort.initial
-        s = cohort.beside(self.called).recall(default=Params.of(**dict.fromkeys(layers(w), 0.0)))
+        s = cohort.beside(Fsa.called).recall(default=Params.of(**dict.fromkeys(layers(w), 0.0)))
+        chosen = most_sensitive(s, self.top_c)
         change = Change(
-            radius=radii(w, most_sensitive(s, self.top_c), self.rho, self.rho_larger),
+            radius=lambda start: radii(start, chosen, self.rho, self.rho_larger),
             measure=lambda start, end: sensitivities(self.sensitivity, cohort, start, end),
         )
-        update = _changed(change, self, super().local, broadcast, cohort)
+        update = self._changed(change, super().local, broadcast, cohort)
         s = Stack({name: torch.stack([one[name] for one in change.measured]).sum(0) for name in layers(w)})
-        return replace(update, beside={**update.beside, self.called: s})
+        return replace(update, beside={**update.beside, Fsa.called: s})
 
 
 # -- pieces that change what is deployed -------------------------------------------------------------------------------
@@ -149,6 +168,14 @@ class Tune(Piece):
     neutral: ClassVar[Mapping[str, Any]] = {"tune_epochs": 0}
     cites: ClassVar[str] = "wang2019federated"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tune_epochs and not self.deploys_a_model:
+            raise HyperparameterError(
+                f"To be tuned, what a method deploys must be a model. That in {name_of(type(self))} deploys more.",
+                hint="use the method without the piece.",
+            )
+
     def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
         """The method's model, tuned."""
         return self._tuned(super().personalize(server, cohort), cohort)
@@ -163,8 +190,9 @@ class Tune(Piece):
             return offered
         if isinstance(offered, Predictor):
             raise HyperparameterError(
-                f"Only a model can be tuned. {type(self).__name__} deploys more than that.",
-                hint="use the method without the piece.",
+                f"To be tuned, what a method deploys must be a model. That in {name_of(type(self))} says that it is, "
+                "and deploys more.",
+                hint="use the method without the piece; its author should set `deploys_a_model = False`.",
             )
         return sgd(cohort, start=offered, epochs=self.tune_epochs, only=self.tune, stream="tune")
 
@@ -178,25 +206,21 @@ class Gate(Piece):
 
     called: ClassVar[str] = "gate"
     neutral: ClassVar[Mapping[str, Any]] = {"margin": "never"}
-    limits: ClassVar[Limits] = {"local": {"margin": "always"}}
 
     @property
     def ungated(self) -> Self:
         """The method alone: what it calls on itself must not pass the gate."""
         return replace(self, margin="never")
 
-    @property
-    def alone(self) -> Local:
-        """The other way: as many epochs as the method takes, without the others."""
-        return Local(epochs=getattr(self, "epochs", 1))
-
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """The method's own work, and that of `local`, each with its own memory; pieces change the method only."""
+        """The method's own work, and that of `local` with as many gradients; pieces change the method only."""
+        before = cohort.passes
         update = super(Gate, self.ungated).local(broadcast, cohort)
         if self.margin == "never":
             return update
-        own = self.alone.local(None, replace(cohort.beside(self.called), changes=()))
-        return replace(update, beside={**update.beside, self.called: own.keep})
+        alone = Local(epochs=cohort.passes - before)
+        own = alone.local(None, replace(cohort.beside(Gate.called), changes=()))
+        return replace(update, beside={**update.beside, Gate.called: own.keep})
 
     def finish(self, server: Tree, cohort: Cohort) -> Tree:
         """The method's last step."""
@@ -206,7 +230,7 @@ class Gate(Piece):
         """The method's model, or the client's own where that is better by more than the margin."""
         if self.margin == "never":
             return super().personalize(server, cohort)
-        own = self.alone.personalize(None, cohort.beside(self.called))
+        own = Local().personalize(None, cohort.beside(Gate.called))
         if self.margin == "always":
             return own
         offered = super(Gate, self.ungated).personalize(server, cohort)
@@ -222,15 +246,17 @@ class Gate(Piece):
 def _either(alone: Tensor, own: Stack, offered: Deployed, cohort: Cohort) -> Deployed:
     """What each client deploys: its own model, or what it is offered."""
     if isinstance(offered, Predictor):
-        model = _either(alone, own, offered.model, cohort)
+        one = len(offered.model) > 0  # and no ensemble, all of which stands beside
+        model = _either(alone, own, offered.model, cohort) if one else own
         assert isinstance(model, Stack)
         beside = cohort.stacked(offered.beside) | Stack.of(alone=alone)
-        return Predictor(model, beside, functools.partial(_answer, offered.answer))
+        return Predictor(model, beside, functools.partial(_answer, offered.answer, one))
     return own.where(alone, offered)
 
 
-def _answer(offered: Answer, model: Params, beside: Params, batch: Batch) -> Tensor:
-    return torch.where(beside["alone"], batch.outputs(model), offered(model, beside.without(["alone"]), batch))
+def _answer(offered: Answer, one: bool, model: Params, beside: Params, batch: Batch) -> Tensor:
+    theirs = offered(model if one else Params({}, model.layout), beside.without(["alone"]), batch)
+    return torch.where(beside["alone"], batch.outputs(model), theirs)
 
 
 # -- a method with a piece in it ---------------------------------------------------------------------------------------

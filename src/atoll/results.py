@@ -14,7 +14,6 @@ are a (1 - a) and r (1 - r).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.algorithm import Algorithm
-from atoll.algorithms import file_of, find, name_of
+from atoll.algorithms import file_of, from_record, name_of
 from atoll.channel import Ledger
 from atoll.channel.ledger import Direction
 from atoll.clustering import Clusters
@@ -81,7 +80,7 @@ class Outcome:
         run = Run.open(folder)
         config, found = run.config, run.statistics
         return cls(
-            algorithm_of(config), config, run.metrics(), Ledger(run.ledger()).by_kind(),
+            from_record(config["algorithm"]), config, run.metrics(), Ledger(run.ledger()).by_kind(),
             None if found is None else Statistics.of_json(found), run.outcomes(), folder,
         )  # fmt: skip
 
@@ -623,14 +622,6 @@ def _name(algorithm: Algorithm) -> str:
     if file is None:
         return name_of(type(algorithm))
     return f"{file.relative_to(here) if file.is_relative_to(here) else file}{algorithm.added}"
-
-
-def algorithm_of(config: Mapping[str, Any]) -> Algorithm:
-    """The algorithm of a run, from its configuration."""
-    values = dict(config["algorithm"])
-    name, file = values.pop("name"), values.pop("file", None)
-    added = re.search(r"[+@].*$", name)  # what a user's own method was put together with
-    return find(f"{file}{added[0] if added else ''}" if file else name)(**values)
 
 
 # -- small parts -------------------------------------------------------------------------------------------------------

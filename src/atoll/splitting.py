@@ -70,6 +70,11 @@ class Splitting(OneShot):
 
     sends: ClassVar[dict[str, str]] = {"model": "model", "evidence": "statistic"}
 
+    @property
+    def deploys_a_model(self) -> bool:
+        """The client's own with its head, or a student; else prototypes or other models stand beside it."""
+        return self.personal == "head" or (self.personal == "none" and self.student_epochs > 0)
+
     # -- the server --------------------------------------------------------------------------------------------------
     def start(self, task: Task) -> Server:
         """The initial model and the corners of a simplex; nobody shares anything yet."""

@@ -182,7 +182,8 @@ def test_what_travels(make_task) -> None:
     found = {(one.direction, one.field): one.bytes for one in report.ledger.entries}
     assert found["down", "broadcast"] == len(to_bytes({"w": initial.without_part("head"), "prototypes": prototypes}))
     assert found["down", "unicast"] == len(to_bytes(initial.part("head")))
-    assert found["up", "delta"] == len(to_bytes(initial))
+    assert found["up", "delta"] == len(to_bytes(initial.without_part("head")))
+    assert found["up", "head"] == len(to_bytes(initial.part("head")))
     assert {field for direction, field in found if direction == "up"} == {"delta", "moments", "classes", "weight"}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import pytest
 import torch
 
-from atoll.algorithm import Algorithm, NonNegative, Range, Replies, Update
+from atoll.algorithm import Algorithm, Limits, NonNegative, Range, Replies, Update, WithEverybody
 from atoll.algorithms import find
 from atoll.batch import Batch
 from atoll.cohort import Cohort
@@ -234,6 +234,27 @@ class PullsTooHard(Sound):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BeginsLate(Sound):
+    """Claims to be Local: so it is for who comes in the first round, later ones begin with what others trained."""
+
+    limits: ClassVar[Limits] = {"local": {}}
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        update, v = super().local(w, cohort), sgd(cohort, start=cohort.recall(default=w), epochs=1)
+        return Update(send=update.send, weight=update.weight, keep=v)
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        return cohort.recall(default=w)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginsLateAndSaysSo(BeginsLate):
+    """The same, with the condition under which it is true."""
+
+    limits: ClassVar[Limits] = {"local": WithEverybody()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChecksNothing(Sound):
     """Has a range and forgets to check it."""
 
@@ -344,6 +365,7 @@ FAULTS = {
     CountsPositions: {"order-of-clients-does-not-matter"},
     IgnoresTheSeed: {"same-seed-same-bits"},
     PullsTooHard: {"declared-limits-hold"},
+    BeginsLate: {"declared-limits-hold"},
     ChecksNothing: {"bad-hyperparameters-are-refused"},
     NeedsTwoSamples: {"odd-clients-are-served"},
     UploadsTwice: {"one-shot-methods-upload-once"},
@@ -363,6 +385,10 @@ FAULTS = {
 def test_fault_is_found(method: type[Algorithm], name: str) -> None:
     with pytest.raises(ConformanceError):
         the_check(name).run(method)
+
+
+def test_a_limit_may_be_declared_for_everybody_only() -> None:
+    the_check("declared-limits-hold").run(BeginsLateAndSaysSo)
 
 
 def test_the_method_without_a_fault_passes() -> None:
@@ -394,6 +420,7 @@ def test_a_method_with_random_numbers_of_its_own_passes_if_they_are_keyed() -> N
         (DrawsGlobally, "same-seed-same-bits", "draw from `atoll.randomness` only"),
         (KnowsClientsByNumber, "newcomers-are-welcome", r"Only \[0, 1, 2, 3, 4, 5\] of 8 did.*IndexError"),
         (WelcomesWithAPart, "newcomers-are-welcome", "must get a whole model"),
+        (BeginsLate, "declared-limits-hold", "must equal local, .* with 2 clients a round.*WithEverybody"),
     ],
 )
 def test_message_says_what_is_wrong(method: type[Algorithm], name: str, said: str) -> None:

@@ -11,14 +11,17 @@ import inspect
 import pkgutil
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from atoll.algorithm import Algorithm, hyperparameters
 from atoll.errors import UnknownName, unknown
 
-__all__ = ["create", "file_of", "find", "found", "name_of"]
+__all__ = ["create", "file_of", "find", "found", "from_record", "name_of", "to_record", "upgrade_record"]
 
 FROM_FILES = "atoll_methods"  # users' files are modules in here, so that none of them hides another module
 
@@ -53,7 +56,7 @@ def find(name: str) -> type[Algorithm]:
     return method
 
 
-def create(text: str, **more: str) -> Algorithm:
+def create(text: str, /, **more: str) -> Algorithm:
     """A method with hyperparameters, as written on the command line: `ditto` or `ditto:lam=0.1,epochs=2`."""
     name, _, rest = text.partition(":")
     method = find(name)
@@ -77,6 +80,27 @@ def name_of(method: type[Algorithm]) -> str:
 def file_of(method: type[Algorithm]) -> Path | None:
     """The file of a user's own method; None for a method that is found by its name."""
     return Path(inspect.getfile(method)) if method.__module__.startswith(f"{FROM_FILES}.") else None
+
+
+def to_record(algorithm: Algorithm) -> dict[str, Any]:
+    """Write a method down: its name, the file of a user's own, and the values of its hyperparameters."""
+    file = file_of(type(algorithm))
+    return {"name": name_of(type(algorithm)), "file": file and str(file), "values": asdict(algorithm)}
+
+
+def from_record(record: Mapping[str, Any]) -> Algorithm:
+    """Make the method that was written down."""
+    name, file, values = (upgrade_record(record)[part] for part in ("name", "file", "values"))
+    added = re.search(r"[+@].*$", name)  # what a user's own method was put together with
+    return find(f"{file}{added[0] if added else ''}" if file else name)(**values)
+
+
+def upgrade_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Give an older record, whose values stand beside the name, the form that `to_record` writes."""
+    if isinstance(record.get("values"), Mapping):
+        return dict(record)
+    values = {name: value for name, value in record.items() if name not in ("name", "file")}
+    return {"name": record["name"], "file": record.get("file"), "values": values}
 
 
 def _methods(module: ModuleType) -> list[type[Algorithm]]:

@@ -6,8 +6,9 @@
     v_k     <- v_k - eta alpha_k grad F_k(vbar_k),        vbar_k = alpha_k v_k + (1 - alpha_k) w_k
     alpha_k <- alpha_k - eta <v_k - w_k, grad F_k(vbar_k)>, cut to [0, 1]       (only if `adaptive`)
 
-With ``alpha = 1`` each client trains alone, with ``alpha = 0`` this is FedAvg. ``form = "survey"`` is another method
-that a survey describes under this name: alpha weighs the shared part, and the models themselves are mixed,
+v_k begins with the w of the round in which client k first takes part. With ``alpha = 1`` each client trains alone from
+there, as `local` if all take part from the first round on; with ``alpha = 0`` this is FedAvg. ``form = "survey"`` is
+another method that a survey describes under this name: alpha weighs the shared part, and the models are mixed,
 v_k <- alpha_k (w_k - eta grad F_k(w_k)) + (1 - alpha_k) (v_k - eta grad F_k(v_k)); deployed is v_k.
 
 Reference: Deng, Kamani, Mahdavi. "Adaptive Personalized Federated Learning." 2020, Algorithm 1.
@@ -20,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from atoll.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting, WithEverybody
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Training
@@ -39,9 +40,10 @@ class APFL(Algorithm):
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
     limits: ClassVar[Limits] = {
-        "local": {"alpha": 1.0, "adaptive": False, "form": "published"},
+        "local": WithEverybody(alpha=1.0, adaptive=False, form="published"),
         "fedavg": {"alpha": 0.0, "adaptive": False, "form": "published"},
     }
+    trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "deng2020adaptive"
 
     def local(self, w: Params, cohort: Cohort) -> Update:

@@ -2,7 +2,8 @@
 
     min_v  F_k(v) + (lam / 2) ||v - w||^2,        w by federated averaging
 
-With ``lam = 0`` each client trains alone; as ``lam`` grows, v_k is held to w.
+v_k begins with the w of the round in which client k first takes part. With ``lam = 0`` each client trains alone from
+there, and does what `local` does if all take part from the first round on; as ``lam`` grows, v_k is held to w.
 
 Reference: Li, Hu, Beirami, Smith. "Ditto: Fair and Robust Federated Learning Through Personalization."
 ICML 2021, Algorithm 1. https://arxiv.org/abs/2012.04221
@@ -11,7 +12,7 @@ ICML 2021, Algorithm 1. https://arxiv.org/abs/2012.04221
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting, WithEverybody
 from atoll.cohort import Cohort
 from atoll.local import proximal, sgd
 from atoll.params import Params, Stack
@@ -26,7 +27,7 @@ class Ditto(Algorithm):
     personal_epochs: Epochs = 1  # local epochs on v_k
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    limits: ClassVar[Limits] = {"local": {"lam": 0.0}}
+    limits: ClassVar[Limits] = {"local": WithEverybody(lam=0.0)}
     cites: ClassVar[str] = "li2021ditto"
 
     def pulls(self, lr: float) -> dict[str, float]:

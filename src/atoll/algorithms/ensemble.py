@@ -32,6 +32,7 @@ class Ensemble(OneShot):
     of: Of = "logits"  # what is averaged
     weighting: ClassVotes = "uniform"  # a_kc: alike, by samples, by their square root, or by samples of the class
 
+    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "guha2019one"
 
     def fused(self, server: Server) -> Predictor:

@@ -72,6 +72,8 @@ class FAFI(OneShot):
     noise: Count = 8  # noise images, whose mean feature iffi compares with
 
     minimises: ClassVar[type[Objective]] = Objective  # methods that add to it have another
+    trains_by_sgd: ClassVar[bool] = False
+    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "zeng2025does"
 
     def says(self, option: str) -> Any:

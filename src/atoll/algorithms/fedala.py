@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Share, Update, Weighting
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Share, Update, Weighting, WithEverybody
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.local import sgd
@@ -38,7 +38,7 @@ class FedALA(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    limits: ClassVar[Limits] = {"local": {"layers": "all", "initial_weight": 0.0, "weights_lr": 0.0}}
+    limits: ClassVar[Limits] = {"local": WithEverybody(layers="all", initial_weight=0.0, weights_lr=0.0)}
     cites: ClassVar[str] = "zhang2023fedala"
 
     def local(self, w: Params, cohort: Cohort) -> Update:

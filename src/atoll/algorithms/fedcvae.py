@@ -52,6 +52,7 @@ class FedCVAE(OneShot):
     decoder_epochs: Epochs = 5  # passes of the decoder of "kd"
 
     sends: ClassVar[dict[str, str]] = {"decoder": "model", "labels": "statistic"}
+    trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "heinbaugh2023data"
 
     def start(self, task: Task) -> Server:

@@ -42,6 +42,7 @@ class FedETF(OneShot):
     answer: Literal["ensemble", "average"] = "ensemble"  # all models together, or one of averaged weights
     weighting: ClassVotes = "uniform"  # in the ensemble: alike, by samples, their square root, or samples of the class
 
+    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "li2023no"
 
     def trained(self, w: Params, cohort: Cohort) -> Stack:

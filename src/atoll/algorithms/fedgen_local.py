@@ -57,6 +57,11 @@ class FedGenLocal(Algorithm):
     limits: ClassVar[Limits] = {"local": {"share": 0.0}}
     cites: ClassVar[str] = "heinbaugh2023data"
 
+    @property
+    def trains_by_sgd(self) -> bool:
+        """Clients that only make samples for the server's classifier train a generator, and no model."""
+        return self.use == "augment"
+
     def start(self, task: Task) -> Server:
         """Nothing, or the model that is to become a classifier."""
         if task.classes is None or task.y.ndim != 1 or not task.x.is_floating_point():

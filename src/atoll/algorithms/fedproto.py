@@ -42,6 +42,11 @@ class FedProto(Algorithm):
     limits: ClassVar[Limits] = {"local": {"lam": 0.0, "answer": "head"}}
     cites: ClassVar[str] = "tan2022fedproto"
 
+    @property
+    def deploys_a_model(self) -> bool:
+        """Prototypes stand beside it, if they answer."""
+        return self.answer == "head"
+
     def start(self, task: Task) -> Server:
         """No class has a prototype yet."""
         size, like = feature_size(self, task), next(iter(task.network.initial.floating.values()))

@@ -38,6 +38,8 @@ class FedRoD(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round, on everything together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
+    trains_by_sgd: ClassVar[bool] = False
+    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "chen2022bridging"
 
     def start(self, task: Task) -> Params:

@@ -35,6 +35,7 @@ class FedSMOO(FedDyn):
 
     sends: ClassVar[Mapping[str, str]] = {"delta": "model", "dual": "model"}
     limits: ClassVar[Limits] = {"feddyn": {"rho": 0.0}}
+    trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "sun2023dynamic"
 
     def start(self, task: Task) -> dict[str, Any]:

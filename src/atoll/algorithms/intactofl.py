@@ -42,6 +42,7 @@ class IntactOFL(Dense):
     balance: NonNegative = 0.01  # weight of how unevenly experts are used
     diversity: NonNegative = 8 / 255  # how far generated samples are moved before the gate sees them
 
+    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "zeng2024one"
 
     def aggregate(self, server: Server, replies: Replies) -> Server:

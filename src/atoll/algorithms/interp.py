@@ -3,8 +3,8 @@
     P_k = a_k v_k + (1 - a_k) w,        v_k trained alone, w by federated averaging
 
 a_k is given, or the best of 0, 0.1, ..., 1 on the client's validation data, chosen anew whenever the client needs its
-model. With ``share = 0`` this is FedAvg, with ``share = 1`` every client trains alone. A survey describes it under the
-name FedAMP, "adaptive model personalization"; the published FedAMP is another method, `fedamp`.
+model. With ``share = 0`` this is FedAvg, with ``share = 1`` every client that ever takes part trains alone. A survey
+describes it under the name FedAMP, "adaptive model personalization"; the published FedAMP is another method, `fedamp`.
 
 Reference: interpolation is one of three approaches in Mansour, Mohri, Ro, Suresh. "Three Approaches for Personalization
 with Applications to Federated Learning." 2020, Section 5. https://arxiv.org/abs/2002.10619
@@ -13,7 +13,7 @@ with Applications to Federated Learning." 2020, Section 5. https://arxiv.org/abs
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting, WithEverybody
 from atoll.cohort import Cohort
 from atoll.local import best_share, sgd
 from atoll.params import Params, Stack
@@ -27,7 +27,7 @@ class Interp(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round, on each of the two models
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    limits: ClassVar[Limits] = {"fedavg": {"share": 0.0}, "local": {"share": 1.0}}
+    limits: ClassVar[Limits] = {"fedavg": {"share": 0.0}, "local": WithEverybody(share=1.0)}
     cites: ClassVar[str] = "mansour2020three"
 
     def local(self, w: Params, cohort: Cohort) -> Update:

@@ -43,6 +43,11 @@ class KNNPer(FedAvg):
     limits: ClassVar[Limits] = {"fedavg": {"lam": 0.0}}
     cites: ClassVar[str] = "marfoq2022personalized"
 
+    @property
+    def deploys_a_model(self) -> bool:
+        """Stored samples stand beside it, if neighbours have a share."""
+        return self.lam == 0
+
     def start(self, task: Task) -> Params:
         """The shared model."""
         feature_size(self, task)

@@ -34,6 +34,7 @@ class MAML(Algorithm):
     weighting: Weighting = "uniform"  # p_k: by training samples, or the same for all
 
     sends: ClassVar[Mapping[str, str]] = {"gradient": "model"}
+    trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "finn2017model"
 
     def local(self, w: Params, cohort: Cohort) -> Update:

@@ -2,8 +2,9 @@
 
     min_{r, q, q_1..q_N}  sum_k p_k [ F_k(r, q_k) + lam ||q_k - q||^2 ],        q by federated averaging of F_k(r, q)
 
-r are the leaves that all clients share, q_k the private ones, q their shared copy. The penalty has no factor 1/2. With
-``lam = 0`` this is FedPer; with everything private it is Ditto with twice this lam; with nothing private, FedAvg.
+r are the leaves that all clients share, q_k the private ones, q their shared copy, with which q_k begins. The penalty
+has no factor 1/2. With ``lam = 0`` this is FedPer, if all clients take part from the first round on: there q_k begins
+with the initial model. With everything private it is Ditto with twice this lam; with nothing private, FedAvg.
 
 Reference: a survey describes it as multi-task federated learning (MTFL), "shared and private parameters with a
 regulariser"; the idea goes back to Evgeniou, Pontil. "Regularized Multi-Task Learning." KDD 2004.
@@ -12,7 +13,7 @@ regulariser"; the idea goes back to Evgeniou, Pontil. "Regularized Multi-Task Le
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting, WithEverybody
 from atoll.cohort import Cohort
 from atoll.local import proximal, sgd
 from atoll.params import Params, Part, Stack
@@ -28,9 +29,9 @@ class MTLReg(Algorithm):
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
     limits: ClassVar[Limits] = {
-        "fedper": {"lam": 0.0, "private": "head"},
+        "fedper": WithEverybody(lam=0.0, private="head"),
         "ditto": {"lam": 0.5, "private": "all"},  # Ditto's own default is 1
-        "local": {"lam": 0.0, "private": "all"},
+        "local": WithEverybody(lam=0.0, private="all"),
         "fedavg": {"private": "none"},
     }
     cites: ClassVar[str] = "evgeniou2004regularized"

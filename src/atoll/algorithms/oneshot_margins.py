@@ -35,6 +35,7 @@ class OneShotMargins(OneShot):
     scale: Positive = SCALE  # s: a margin of 1 as logits
 
     sends: ClassVar[dict[str, str]] = {**OneShot.sends, "moments": "statistic"}
+    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "guha2019one"
 
     def start(self, task: Task) -> Server:

@@ -36,6 +36,7 @@ class OneShotProto(OneShot):
     prototypes: Weighting = "uniform"  # P_c: owners count the same, or by their samples of class c
 
     sends: ClassVar[dict[str, str]] = {**OneShot.sends, "prototypes": "statistic"}
+    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "tan2022fedproto"
 
     def start(self, task: Task) -> Server:

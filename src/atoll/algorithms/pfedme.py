@@ -38,6 +38,11 @@ class PFedMe(Algorithm):
 
     cites: ClassVar[str] = "dinh2020personalized"
 
+    @property
+    def trains_by_sgd(self) -> bool:
+        """In the published form two models take their steps together."""
+        return self.form == "survey"
+
     def pulls(self, lr: float) -> dict[str, float]:
         """In the published form w_k is pulled to theta, too."""
         outer = {"eta * lam": self.eta * self.lam} if self.form == "published" else {}

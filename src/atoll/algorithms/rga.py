@@ -48,6 +48,7 @@ class RGA(OneShot):
     weighting: Votes = "sqrt"  # of clients in F: by the square root of their samples, by samples, or the same for all
 
     sends: ClassVar[dict[str, str]] = {**OneShot.sends, "features": "statistic"}
+    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "fedsra2026"
 
     def start(self, task: Task) -> Server:

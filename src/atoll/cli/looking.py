@@ -108,7 +108,7 @@ def partition(
 @app.command()
 def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.")]) -> None:
     """Explain a method: its objective, hyperparameters, what it sends, and what to cite."""
-    from atoll.algorithm import hyperparameters
+    from atoll.algorithm import describe_values, hyperparameters
     from atoll.algorithms import find
 
     method = find(name)
@@ -126,9 +126,7 @@ def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method
     )
     console.print(Text(f"Secure    {sums}"))
     for other, values in method.limits.items():
-        console.print(
-            Text(f"Limit     with {', '.join(f'{key}={value!r}' for key, value in values.items())} it is {other}")
-        )
+        console.print(Text(f"Limit     with {describe_values(values)} it is {other}"))
     if method.cites:
         write("")
         console.print(Text(bibtex(method.cites)), soft_wrap=True)

@@ -45,6 +45,7 @@ class Options:
     batch_size: Annotated[int, option("Samples per step.", **STEPS)] = 10
     momentum: Annotated[float, option("Of a client's steps.", **STEPS)] = 0.0
     weight_decay: Annotated[float, option("Pull of all parameters to 0.", **STEPS)] = 0.0
+    lr_decay: Annotated[float, option("Factor on the step size per round, at most 1.", **STEPS)] = 1.0
     clip: Annotated[float | None, option("Largest norm of a gradient.", **STEPS)] = None
     set_: Annotated[list[str] | None, option("A hyperparameter, name=value; repeatable.", "--set", **STEPS)] = None
     rounds: Annotated[
@@ -59,6 +60,9 @@ class Options:
     late: Annotated[float, option("Probability that a reply arrives in a later round.", **ROUNDS)] = 0.0
     delay: Annotated[int, option("The most rounds that a late reply needs.", min=1, **ROUNDS)] = 1
     eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
+    evaluation: Annotated[
+        str, option("What is scored: all clients and the server's test set, central (that alone), or none.", **ROUNDS)
+    ] = "all"
     memory: Annotated[str, option("Where clients keep their state: ram or disk.", **ROUNDS)] = "ram"
     engine: Annotated[
         str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)
@@ -80,7 +84,7 @@ class Options:
         from atoll.data.task import Training
         from atoll.recipe import Recipe
 
-        names = ("lr", "batch_size", "momentum", "weight_decay", "clip")
+        names = ("lr", "batch_size", "momentum", "weight_decay", "lr_decay", "clip")
         training = Training(**{name: getattr(self, name) for name in names})
         data = None if self.data is None else str(self.data.resolve())
         named = (
@@ -94,7 +98,7 @@ class Options:
         from atoll.federation import Settings
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
-        names = ("seed", "participation", "drop", "late", "delay", "eval_every", "memory")
+        names = ("seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "memory")
         return Settings(rounds=rounds, cohort=cohort_of(self.cohort), **{name: getattr(self, name) for name in names})
 
     def local_engine(self) -> "LocalEngine":

@@ -40,6 +40,7 @@ class Tally:
     seconds: float = 0.0
     planned: int = 0  # client-steps, had no limit cut them short
     gradients: int = 0  # of one batch of one client each
+    passes: int = 0  # over each client's training data, to train: epochs times the gradients of a step
 
 
 class Scanner:
@@ -136,17 +137,23 @@ class Scanner:
             leaves = self._fold(work, inputs.permuted(there, order, stacked_leaves(given_structure)), ahead)
             return [leaf[back] for leaf in leaves]
 
+        def after(leaves: Leaves) -> Tree:
+            """The carry at the end."""
+            if train and split == "train":
+                self.tally.passes += epochs * work.gradients[0]
+            return unflatten(carry_structure, leaves)
+
         if self.trainings is None or not train or split != "train" or task.network.draws_globally:
-            return unflatten(carry_structure, run(carry_leaves, 0, epochs))
+            return after(run(carry_leaves, 0, epochs))
         facts = (streams, batch_size, shuffle)
         try:
             names = digests(cohort, work, carry_leaves, given_leaves, facts)
         except Unstable as reason:
             log.info("local training is not kept: %s", reason)
-            return unflatten(carry_structure, run(carry_leaves, 0, epochs))
+            return after(run(carry_leaves, 0, epochs))
         leaves, found = self.trainings.carry_on(names, carry_leaves, epochs, run, work)
         self.tally.gradients += work.gradients[0] * int(steps_each.sum()) * found
-        return unflatten(carry_structure, leaves)
+        return after(leaves)
 
     def _fold(self, work: Work, inputs: _Inputs, calls: int) -> Leaves:
         steps, index, mask = inputs.steps, inputs.index, inputs.mask

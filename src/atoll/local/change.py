@@ -20,7 +20,8 @@ class Change:
     """One change of every call of `sgd` on a cohort that has it in `changes`."""
 
     term: Callable[[Params | Stack], Penalty] | None = None  # added to the loss, made from the call's start
-    radius: Radius | None = None  # of a sharpness-aware gradient, in place of the method's own
+    radius: Callable[[Params | Stack], Radius] | None = None  # of a sharpness-aware gradient, in place of the method's
+    # own, made from the call's start
     adaptive: bool = False  # the same for that radius
     measure: Callable[[Params | Stack, Stack], Any] = _nothing  # of a call's start and end
     measured: list[Any] = field(default_factory=list)  # by every call so far

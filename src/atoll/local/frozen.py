@@ -42,6 +42,12 @@ class FrozenFeatures(Algorithm):
     width: Count | None = None  # so many random features of these; None: these themselves
 
     one_shot: ClassVar[bool] = True
+    trains_by_sgd: ClassVar[bool] = False
+
+    @property
+    def deploys_a_model(self) -> bool:
+        """With random features the head stands beside the network."""
+        return self.width is None
 
     def start(self, task: Task) -> Server:
         """The initial network; raises unless its head is a linear layer, if that is to be replaced."""

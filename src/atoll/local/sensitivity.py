@@ -64,10 +64,11 @@ def most_sensitive(found: Stack, count: int) -> Stack:
     return Stack(dict(zip(found, chosen.unbind(1), strict=True)), found.layout)
 
 
-def radii(w: Params, chosen: Stack, radius: float, larger: float) -> Stack:
+def radii(w: Params | Stack, chosen: Stack, radius: float, larger: float) -> Stack:
     """A radius for every trained leaf: `larger` where a layer is chosen, `radius` for all others."""
     base = {name: next(iter(chosen.values())).new_full((chosen.clients,), radius) for name in w.trained}
-    return Stack(base | {name: torch.where(one > 0, larger, base[name]) for name, one in chosen.items()}, w.layout)
+    flexible = {name: torch.where(one > 0, larger, base[name]) for name, one in chosen.items() if name in base}
+    return Stack(base | flexible, w.layout)
 
 
 def minmax(before: Tensor, after: Tensor) -> Tensor:

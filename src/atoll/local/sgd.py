@@ -7,12 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from atoll.batch import Batch
 from atoll.cohort import Cohort
-from atoll.errors import HyperparameterError
 from atoll.local.descent import Found, at_rest, descend
 from atoll.local.penalties import Penalty
-from atoll.local.sharpness import Radius, sharp_gradient
+from atoll.local.sharpness import Radius, sharp_gradient, sharpen
 from atoll.params import Params, Part, Stack, Tree
 
 Gradient = Callable[..., Found]  # of a model, a batch (a tuple of them where there are several streams), and `given`
@@ -39,33 +37,30 @@ def sgd(
     Step size, batch size, momentum, weight decay and clipping are the task's (`cohort.training`); momentum starts
     at zero. `only` restricts training to a part of the model, or to the leaves it names. Two calls with the same
     `stream` see the same batches. With `gradient`, steps go along gradient(w, batch) and not along that of the loss;
-    with `given`, along gradient(w, batch, given). It may draw if `draws` says so. With a `radius`, the gradient of the
-    loss is sharpness-aware (`atoll.local.sharpness`). With a `pull`, {"lam": ..., "center": ...}, each step of w ends
-    with - lr lam (w - center), w before the step, outside of momentum, weight decay and clipping.
+    with `given`, along gradient(w, batch, given). It may draw if `draws` says so. With a `radius`, the gradient is
+    sharpness-aware (`atoll.local.sharpness`); a `penalty` is added to it. With a `pull`, {"lam": ..., "center": ...},
+    each step of w ends with - lr lam (w - center), w before the step, outside of momentum, weight decay and clipping.
     """
     rule = cohort.training
     layout = cohort.population.task.network.layout
     names = layout.part(only) if isinstance(only, str) else frozenset(only)
-    if cohort.changes and gradient is not None:
-        raise HyperparameterError(
-            "A piece changes the loss, so a method must take its gradient. This one takes its steps along another.",
-            hint="use the method without the piece.",
-        )
     for change in cohort.changes:
         if change.term is not None:
             penalty = change.term(start) if penalty is None else penalty + change.term(start)
         if change.radius is not None:
-            radius, adaptive = change.radius, change.adaptive
+            radius, adaptive = change.radius(start), change.adaptive
     onto = None if penalty is None else penalty.onto
 
-    def plain(w: Params, batch: Batch, given: Any) -> Found:
-        g, after, loss = sharp_gradient(w, batch, given["radius"], adaptive=adaptive, only=names)
-        return g if onto is None else onto(g, w, given["penalty"]), after, loss
+    def direction(w: Params, batch: Any, given: dict[str, Any]) -> Found:
+        if gradient is None:
+            return sharp_gradient(w, batch, given["radius"], adaptive=adaptive, only=names)
+        return sharpen(lambda v: gradient(v, batch, *given["more"]), w, given["radius"], adaptive=adaptive)
 
     def step(carry: dict[str, Params], batch: Any, given: dict[str, Any]) -> dict[str, Params]:
         before, seen = carry["w"], carry["seen"]
-        found = plain(before, batch, given) if gradient is None else gradient(before, batch, *given["more"])
-        g, w, loss = found
+        g, w, loss = direction(before, batch, given)
+        if onto is not None:
+            g = onto(g, before, given["penalty"])
         w, velocity = descend(rule, w, g, carry["velocity"], given["lr"])
         if given["pull"] is not None:
             lam, center = given["pull"]["lam"]["lam"], given["pull"]["center"]

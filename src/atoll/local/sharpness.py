@@ -2,13 +2,14 @@
 
     eps = radius g(w) / ||g(w)||,        g_s(w) = g(w + eps)        (both on the same batch)
 
-The data's loss alone is perturbed. A penalty is a known function of w, and neither its gradient belongs to eps nor is
-it taken uphill; likewise weight decay. BatchNorm's statistics come from the pass at w, and so does the loss.
+What is perturbed is the data's loss alone, or what a method descends along in its place. A penalty is a known function
+of w, and neither its gradient belongs to eps nor is it taken uphill; likewise weight decay. BatchNorm's statistics come
+from the pass at w, and so does the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from atoll.batch import Batch
 from atoll.local.descent import Found
@@ -27,11 +28,20 @@ def sharp_gradient(
     only: Iterable[str] | None = None,
 ) -> Found:
     """As `batch.gradient`, with the loss's gradient taken uphill; at radius 0 it is that gradient, and one pass."""
-    if isinstance(radius, int | float) and radius == 0:
+    if _is_zero(radius):
         return batch.gradient(w, only)
     g, after, loss = batch.gradient(w, only)
     eps = ascent(w, g, radius, adaptive=adaptive)
     return gradient_beside(w, batch, eps, only=only), after, loss
+
+
+def sharpen(gradient: Callable[[Params], Found], w: Params, radius: Radius, *, adaptive: bool = False) -> Found:
+    """Take any gradient uphill of w along itself; at radius 0 it is that gradient, and one pass."""
+    g, after, loss = gradient(w)
+    if _is_zero(radius):
+        return g, after, loss
+    uphill, _, _ = gradient(w.moved(ascent(w, g, radius, adaptive=adaptive), 1.0))
+    return uphill, after, loss
 
 
 def gradient_beside(w: Params, batch: Batch, eps: Params, *, only: Iterable[str] | None = None) -> Params:
@@ -51,6 +61,10 @@ def ascent(w: Params, g: Params, radius: Radius, *, adaptive: bool = False) -> P
         g = _scaled(g, size)
         return _scaled(_stretched(g, radius), size)
     return _stretched(g, radius)
+
+
+def _is_zero(radius: Radius) -> bool:
+    return isinstance(radius, int | float) and radius == 0
 
 
 def _stretched(g: Params, radius: Radius) -> Params:
