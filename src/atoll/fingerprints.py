@@ -256,18 +256,21 @@ def _file_of(kind: type) -> str | None:
 # -- in every process --------------------------------------------------------------------------------------------------
 
 
-def portable(value: Any) -> object:
-    """Write a fingerprint down as it reads in every process: without addresses, line numbers and the order of sets."""
+def portable(value: Any, *, code: bool = True) -> object:
+    """Write a fingerprint down as it reads in every process: without addresses, line numbers and the order of sets.
+
+    Without `code`, functions count by their names alone.
+    """
     match value:
+        case CodeType() if not code:
+            return value.co_name
         case CodeType():
-            return (
-                value.co_code, value.co_names, value.co_varnames, value.co_exceptiontable,
-                tuple(map(portable, value.co_consts)),
-            )  # fmt: skip
+            constants = tuple(map(portable, value.co_consts))
+            return value.co_code, value.co_names, value.co_varnames, value.co_exceptiontable, constants
         case tuple():
-            return tuple(map(portable, value))
+            return tuple(portable(part, code=code) for part in value)
         case frozenset():
-            return sorted(map(repr, map(portable, value)))
+            return sorted(repr(portable(part, code=code)) for part in value)
         case type():
             return f"{value.__module__}.{value.__qualname__}"
     if type(value) is object:  # only tells things apart in one process
