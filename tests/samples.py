@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll import Batch, Task
 from atoll.models.network import Variant
@@ -30,3 +30,16 @@ def answers(task: Task, deployed: Deployed, x: Tensor) -> Tensor:
     """What is deployed answers to samples: a model, or one with a rule of its own."""
     asked, batch = predictor_of(deployed), Batch(x, x[:, :0], None, None, task.network, Variant(train=False))
     return asked.answer(asked.model, asked.beside, batch)  # type: ignore[arg-type]
+
+
+class Sloped(nn.Linear):
+    """A linear layer with a slope that it does not show."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__(4, 3)
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's answer, times the slope."""
+        answer: Tensor = self.slope * super().forward(x)
+        return answer

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples import Sloped
 
 from atoll import Recipe, Settings, Task, compare
 from atoll.algorithms import create
@@ -89,6 +90,26 @@ def test_the_folder_of_a_users_method_changes_with_its_text(tmp_path, monkeypatc
     name = run_name(first, 0)
     Path("mine.py").write_text(source + "\n# changed\n")
     assert run_name(create("mine.py"), 0) != name
+
+
+def test_the_folder_of_a_users_method_changes_with_what_it_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = (files("atoll") / "templates" / "example.py").read_text()
+    (tmp_path / "mine.py").write_text(f"import beside_mine  # noqa\n{source}")
+    (tmp_path / "beside_mine.py").write_text("X = 1\n")
+    name = run_name(create(str(tmp_path / "mine.py")), 0)
+    (tmp_path / "beside_mine.py").write_text("X = 2\n")
+    assert run_name(create(str(tmp_path / "mine.py")), 0) != name
+
+
+def test_finished_runs_of_a_model_with_another_attribute_are_not_reused(tmp_path, make_task):
+    def task(slope):
+        return make_task(lambda: Sloped(slope), sizes=(9, 9), shares=(0.5, 0.0, 0.5))
+
+    compare(task(1.0), ["local", "fedavg"], seeds=1, rounds=1, folder=tmp_path)
+    compare(task(1.0), ["local", "fedavg"], seeds=1, rounds=1, folder=tmp_path)
+    with pytest.raises(RunError, match="Runs are reused for the same model only"):
+        compare(task(2.0), ["local", "fedavg"], seeds=1, rounds=1, folder=tmp_path)
 
 
 def test_one_shot_methods_have_one_round_among_others(tmp_path):

@@ -17,7 +17,7 @@ from atoll.recipe import shares_of
 
 def write_mnist(folder: Path, train: int = 60, test: int = 20, first: int = 0) -> Path:
     """Files as MNIST's, with images of 16 x 16 that are all of one brightness; returns the data folder."""
-    (folder / "mnist").mkdir(parents=True)
+    (folder / "mnist").mkdir(parents=True, exist_ok=True)
     for kind, count, start in (("train", train, first), ("t10k", test, first + train)):
         levels = np.arange(start, start + count, dtype=np.uint8)
         images = np.broadcast_to(levels[:, None, None], (count, 16, 16))
@@ -114,6 +114,14 @@ def test_another_data_folder_gives_other_data(tmp_path, monkeypatch):
         monkeypatch.setenv("ATOLL_DATA", str(write_mnist(tmp_path / str(first), first=first)))
         found.append(recipe.build().fingerprint)
     assert found[0] != found[1]
+
+
+def test_files_that_have_changed_are_read_again(tmp_path):
+    recipe = Recipe("mnist", data=str(write_mnist(tmp_path)), partition="iid", clients=2, model="mlp")
+    before = recipe.build().fingerprint
+    assert recipe.build().fingerprint == before
+    write_mnist(tmp_path, first=100)
+    assert recipe.build().fingerprint != before
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from samples import Sloped, with_public
 
 from atoll import federate
 from atoll.algorithm import Update
@@ -302,6 +303,22 @@ def test_a_run_must_be_resumed_with_what_it_was_begun_with(reference, algorithm,
     task, whole = reference
     with pytest.raises(RunError, match=f"A run must be resumed with what it was begun with. {text}"):
         federate(task, algorithm, folder=whole, resume=True, **{**OPTIONS, **changed})
+
+
+@pytest.mark.parametrize("changed", ["public", "central", "x"])
+def test_a_run_must_be_resumed_with_all_the_data_that_it_was_begun_with(make_task, tmp_path, changed):
+    task = replace(with_public(make_task()), central=(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)))
+    federate(task, FedAvg(), rounds=1, folder=tmp_path / "run")
+    other = task.x + 1 if changed == "x" else (getattr(task, changed)[0] + 1, getattr(task, changed)[1])
+    with pytest.raises(RunError, match="The task differs in data"):
+        federate(replace(task, **{changed: other}), FedAvg(), rounds=1, folder=tmp_path / "run", resume=True)
+
+
+def test_a_run_must_be_resumed_with_the_model_that_it_was_begun_with(make_task, tmp_path):
+    federate(make_task(lambda: Sloped(1.0)), FedAvg(), rounds=1, folder=tmp_path / "run")
+    federate(make_task(lambda: Sloped(1.0)), FedAvg(), rounds=1, folder=tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match="The model computes something else: one of its attributes differs"):
+        federate(make_task(lambda: Sloped(2.0)), FedAvg(), rounds=1, folder=tmp_path / "run", resume=True)
 
 
 def test_a_run_is_not_overwritten_and_nothing_is_resumed_from_nowhere(reference, tmp_path):

@@ -18,12 +18,12 @@ from atoll.data.task import Task, Training
 from atoll.engines.local import LocalEngine
 from atoll.engines.trainings import OnEpoch
 from atoll.errors import RunError, unknown
-from atoll.federation import TRAINED, Settings, federate, interruptions
+from atoll.federation import TRAINED, Settings, federate, interruptions, is_another_model
 from atoll.participation import fingerprint
 from atoll.recipe import Recipe
 from atoll.results import REFERENCES, SELECTIONS, Comparison, Outcome, Select, label
 from atoll.runs import quietly, write_json, writing
-from atoll.sources import code_digest
+from atoll.sources import code_digest, file_digest
 
 log = logging.getLogger("atoll.comparison")
 
@@ -132,6 +132,11 @@ def _require_same_data(done: Outcome, task: Task) -> None:
             f"{task.fingerprint}.",
             hint="the data or their split have changed: choose another folder.",
         )
+    if is_another_model(done.config, task):
+        raise RunError(
+            f"Runs are reused for the same model only. Those of {done.folder} had one that computes something else.",
+            hint="an attribute of the model has changed: choose another folder.",
+        )
 
 
 def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
@@ -147,9 +152,12 @@ def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
 
 
 def run_name(algorithm: Algorithm, seed: int) -> str:
-    """The folder of a run in a comparison; it changes with the hyperparameters, and with the text of a user's file."""
+    """The folder of a run in a comparison.
+
+    It changes with the hyperparameters, and with the text of a user's file and of what that imports from beside it.
+    """
     file = file_of(type(algorithm))
-    name = None if file is None else f"{file.stem}-{_digest(file.read_bytes())}{algorithm.added}"
+    name = None if file is None else f"{file.stem}-{file_digest(file)}{algorithm.added}"
     return re.sub(r"[^\w.=,+-]+", "-", f"{label(algorithm, name)}-seed{seed}")
 
 

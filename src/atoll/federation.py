@@ -8,6 +8,7 @@ valid.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import logging
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from atoll import participation
 from atoll.algorithm import Algorithm, Arrival, Replies, Update, describe_values
-from atoll.algorithms import to_record, upgrade_record
+from atoll.algorithms import name_of, to_record, upgrade_record
 from atoll.architectures import check_mixes, within_architectures
 from atoll.channel import Channel, Ledger, Stage
 from atoll.cohort import Cohort, Population
@@ -37,6 +38,7 @@ from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine, Lost
 from atoll.engines.trainings import OnEpoch, Trainings
 from atoll.errors import CohortError, DivergedError, OneShotError, RunError, unknown
+from atoll.fingerprints import Unstable, portable
 from atoll.memory import MEMORIES, Memory, open_memory
 from atoll.metrics import evaluate, evaluate_central
 from atoll.metrics.evaluation import Notes, observed
@@ -597,7 +599,27 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, 
         "settings": asdict(settings),
         "schedule": participation.fingerprint(settings.participation),
         "model": {"parameters": [one.parameters for one in task.networks] or task.network.parameters},
+        "computes": computed_by(task),
     }
+
+
+def computed_by(task: Task) -> dict[str, str] | None:
+    """What the models of a task compute, by all their attributes; None where that cannot be told.
+
+    Of code only names count: a script may be edited before it is run again.
+    """
+    try:
+        functions = [portable(network.function, code=False) for network in task.networks or (task.network,)]
+    except Unstable:
+        return None
+    digest = hashlib.sha256(repr(functions).encode()).hexdigest()[:16]
+    return {"torch": torch.__version__, "digest": digest}  # layers of another version may have other attributes
+
+
+def is_another_model(config: Mapping[str, Any], task: Task) -> bool:
+    """Whether the models of a run were others than those of a task, as far as that can be told."""
+    before, now = config.get("computes"), computed_by(task)
+    return bool(before and now and before["torch"] == now["torch"] and before["digest"] != now["digest"])
 
 
 def _open_run(
@@ -629,6 +651,12 @@ def _open_run(
                 f"A run must be resumed with what it was begun with. The {part} differs in {', '.join(differs)}.",
                 hint="begin a new run in another folder.",
             )
+    if is_another_model(written, task):
+        raise RunError(
+            "A run must be resumed with what it was begun with. The model computes something else: one of its "
+            "attributes differs.",
+            hint="begin a new run in another folder.",
+        )
     return run, True
 
 

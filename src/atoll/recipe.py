@@ -109,6 +109,11 @@ def _share(central: str, dataset: Dataset) -> float:
         raise TaskError(f"`central` must be none, official or a share of the samples. Got {central!r}.") from None
 
 
-@lru_cache(maxsize=2)  # a comparison builds one task per seed from the same samples
 def _load(dataset: str, folder: Path | None, merge: bool) -> Dataset:
+    """A data set; the last ones that were read are remembered as long as their files stay as they are."""
+    return _read(dataset, folder, merge, datasets.files(dataset, folder))
+
+
+@lru_cache(maxsize=2)  # a comparison builds one task per seed from the same samples
+def _read(dataset: str, folder: Path | None, merge: bool, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
     return datasets.load(dataset, folder, merge)

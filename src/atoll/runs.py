@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from atoll.channel.ledger import Entry
 from atoll.errors import CheckpointError, RunError
+from atoll.files import write_whole
 from atoll.params import Layout, Tree
 from atoll.serialise import pack, unpack
 
@@ -119,7 +120,7 @@ class Run:
         data = io.BytesIO()
         np.savez_compressed(data, test=outcomes.astype(np.float32))
         with writing(self.folder):
-            _write(self.folder / "outcomes.npz", data.getvalue())
+            write_whole(self.folder / "outcomes.npz", data.getvalue())
 
     def outcomes(self) -> NDArray[np.float64] | None:
         """The score of every test sample after the last round; None before it."""
@@ -138,7 +139,7 @@ class Run:
             # Metrics count rounds from 1, messages from 0; those before the first round are sent again with it.
             for name, last in (("metrics.jsonl", rounds), ("ledger.jsonl", rounds - 1)):
                 kept = [line for line in _lines(self.folder / name) if rounds and line["round"] <= last]
-                _write(self.folder / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
+                write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def save(self, rounds: int, state: Tree, layouts: Sequence[Layout] = ()) -> None:
@@ -154,7 +155,7 @@ class Run:
                 if (self.folder / name).exists():
                     with (self.folder / name).open("rb") as file:
                         os.fsync(file.fileno())
-            _write(self._checkpoint(rounds, "safetensors"), data)
+            write_whole(self._checkpoint(rounds, "safetensors"), data)
             write_json(self._checkpoint(rounds, "json"), facts)
         for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
             for suffix in ("json", "safetensors"):
@@ -246,30 +247,12 @@ def writing(folder: Path) -> Iterator[None]:
 
 def write_json(path: Path, value: Any) -> None:
     """A JSON file, whole or not at all."""
-    _write(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_text(path: Path, text: str) -> None:
     """A text file, whole or not at all."""
-    _write(path, text.encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # some file systems cannot flush a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    write_whole(path, text.encode())
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -3,9 +3,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from samples import Sloped
 
 from atoll.algorithms.ditto import Ditto
-from atoll.engines.programs import WORTHWHILE_CALLS, Plan, Programs, Unstable, fingerprint
+from atoll.algorithms.fedavg import FedAvg
+from atoll.engines.local import LocalEngine
+from atoll.engines.programs import WORTHWHILE_CALLS, Plan, Programs
+from atoll.federation import federate
+from atoll.fingerprints import Unstable, fingerprint
+from atoll.models.network import Network
 from atoll.params import Params, Stack
 
 GLOBAL_NUMBER = 1.0
@@ -113,3 +119,57 @@ def test_a_plan_groups_clients():
 
 def test_compiling_must_pay_more_than_tracing():
     assert 0 == WORTHWHILE_CALLS["eager"] < WORTHWHILE_CALLS["traced"] < WORTHWHILE_CALLS["compiled"]
+
+
+# -- what programs are shared by ---------------------------------------------------------------------------------------
+
+
+def traced(task, engine):
+    report = federate(task, FedAvg(epochs=2), rounds=2, engine=engine, evaluation="none")
+    return report.server
+
+
+def engine():
+    return LocalEngine(device="cpu", dtype=torch.float64, strategy="whole traced")
+
+
+def test_a_model_that_was_changed_gets_programs_of_its_own(make_task):
+    task, shared = make_task(lambda: Sloped(1.0)), engine()
+    before = traced(task, shared)
+    made = len(shared.programs._made)
+    assert torch.equal(traced(task, shared)["weight"], before["weight"])
+    assert len(shared.programs._made) == made  # the same model: nothing is made anew
+    next(iter(task.network.submodules())).slope = 3.0
+    truth = traced(task, engine())
+    assert not torch.equal(truth["weight"], before["weight"])
+    assert torch.equal(traced(task, shared)["weight"], truth["weight"])
+
+
+def test_networks_that_are_called_the_same_share_nothing_if_they_compute_something_else():
+    one, other = (Network(Sloped(slope), signature="mine") for slope in (1.0, 2.0))
+    assert one.signature != other.signature
+    assert one.signature == Network(Sloped(1.0), signature="mine").signature
+
+
+def helper(w):
+    return 1.0 * w
+
+
+def test_a_helper_that_is_defined_again_counts(monkeypatch):
+    def step(carry, batch, given):
+        return helper(carry)
+
+    before = fingerprint(step)
+    assert fingerprint(step) == before
+    monkeypatch.setitem(globals(), "helper", lambda w: 2.0 * w)
+    assert fingerprint(step) != before
+
+
+def test_functions_that_call_each_other_have_a_fingerprint():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n > 0 and even(n - 1)
+
+    assert fingerprint(even) == fingerprint(even) != fingerprint(odd)

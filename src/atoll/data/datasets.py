@@ -163,6 +163,14 @@ def load(name: str, root: Path | None = None, merge: bool = True) -> Dataset:
     return entry.read(folder, paths, merge)
 
 
+def files(name: str, root: Path | None) -> tuple[tuple[Path, int, int], ...]:
+    """The files that a data set is read from: where they are, how large, and when they were written."""
+    name, entry = entry_of(name)
+    paths = find(name, data_folder(root))[1] if entry.layouts else []
+    facts = [(path, path.stat()) for path in paths]
+    return tuple((path, one.st_size, one.st_mtime_ns) for path, one in facts)
+
+
 def find(name: str, root: Path | None) -> tuple[str, list[Path]]:
     """The first layout that is complete: its folder, and its files in order."""
     if root is None:

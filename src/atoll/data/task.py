@@ -22,12 +22,12 @@ from atoll.data.partition import Indices, Natural, Partition, Shifted
 from atoll.data.splits import SHARES, Shares, splits_of, splits_once
 from atoll.data.statistics import Statistics, statistics
 from atoll.errors import ModelError, TaskError, first_line
+from atoll.fingerprints import content
 from atoll.models.network import Network
 from atoll.models.objective import PerSample, accuracy, cross_entropy
 from atoll.params import Layout, Params
 from atoll.randomness import default_generator, generator, moves_default_generator, number
 
-SAMPLES_OF_A_FINGERPRINT = 4096
 Model = str | nn.Module | Callable[[], nn.Module]
 
 
@@ -217,17 +217,20 @@ class Task:
         public = f"{len(samples)} samples, {digest}"
         return replace(self, public=(samples, targets), facts={**self.facts, "public": public})
 
-    @cached_property
+    @property
+    def samples(self) -> str:
+        """A digest of all samples and targets of the clients, of who has them, and of how they are split."""
+        splits = [
+            (name, content(split.order), content(torch.from_numpy(split.offsets)))
+            for name, split in self.splits.items()
+        ]
+        return _digest(content(self.x), content(self.y), splits)
+
+    @property
     def fingerprint(self) -> str:
-        """Changes with the samples, the targets, who has them, and how they are split."""
-        digest = hashlib.blake2b(digest_size=8)
-        some = self.x[:: max(1, len(self.x) // SAMPLES_OF_A_FINGERPRINT)]
-        orders = [split.order for split in self.splits.values()]
-        arrays = [values.cpu().contiguous().numpy() for values in (some, self.y, *orders)]
-        for array in [*arrays, *(split.offsets for split in self.splits.values())]:
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(array.tobytes())
-        return digest.hexdigest()
+        """Changes with all samples and targets, those of the server included, who has them, and how they are split."""
+        of_the_server = [None if pair is None else [*map(content, pair)] for pair in (self.central, self.public)]
+        return _digest(self.samples, of_the_server, None if self.unseen is None else self.unseen.samples)[:16]
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -408,6 +411,10 @@ class Task:
                 f"for {len(few)} samples.",
                 hint="set the width of its last layer to the number of classes.",
             )
+
+
+def _digest(*facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _check_samples(what: str, x: Tensor, y: Tensor, shape: tuple[int, ...], classes: int | None) -> None:

@@ -13,8 +13,8 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from types import CodeType, FunctionType, MethodType
+from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,8 +25,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from atoll.batch import Batch, gradients_taken
 from atoll.errors import AtollError, CohortError, first_line
+from atoll.fingerprints import Unstable, fingerprint
 from atoll.models.network import Network, Precision, Variant
-from atoll.params import Params, Stack, Structure, flatten, stacked_leaves, unflatten
+from atoll.params import Stack, Structure, flatten, stacked_leaves, unflatten
 from atoll.randomness import Keys, default_generator
 
 if TYPE_CHECKING:
@@ -469,54 +470,6 @@ class Programs:
 def _stays_eager(error: Exception, wanted: str) -> EagerProgram:
     log.warning("step stays eager: it cannot be %s (%s)", wanted, first_line(error))
     return EagerProgram()
-
-
-class Unstable(Exception):
-    """A step captures something that may change from call to call."""
-
-
-def fingerprint(value: Any) -> Hashable:
-    """Two steps with the same fingerprint do the same; raises Unstable for what cannot be told."""
-    match value:
-        case None | bool() | int() | float() | str() | bytes() | torch.dtype() | torch.device():
-            return (type(value), value)
-        case Tensor() | Params() | Stack():
-            raise Unstable(f"it captures a {type(value).__name__}; pass it in `given`")
-        case FunctionType():
-            captured = [cell.cell_contents for cell in value.__closure__ or ()]
-            defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
-            return (value.__code__, *map(fingerprint, [*captured, *defaults, *_global_values(value)]))
-        case MethodType():
-            return (fingerprint(value.__func__), fingerprint(value.__self__))
-        case functools.partial():
-            return (fingerprint(value.func), fingerprint(value.args), fingerprint(value.keywords))
-        case tuple() | list():
-            return (type(value), *map(fingerprint, value))
-        case dict():
-            return (dict, *((name, fingerprint(part)) for name, part in value.items()))
-        case frozenset() | type():
-            return value
-        case Network():
-            return value.signature
-    if is_dataclass(value) and not isinstance(value, type) and type(value).__hash__ is not None:  # frozen
-        return (type(value), *(fingerprint(getattr(value, field.name)) for field in fields(value)))
-    if callable(value) and isinstance(value, Hashable) and hasattr(value, "__qualname__"):  # builtins
-        return value
-    raise Unstable(f"it captures a {type(value).__name__}")
-
-
-def _global_values(function: FunctionType) -> list[Any]:
-    """The numbers and tensors that a function reads from its module, which someone may have changed since."""
-
-    def names(code: CodeType) -> Iterator[str]:
-        yield from code.co_names
-        for inner in code.co_consts:
-            if isinstance(inner, CodeType):
-                yield from names(inner)
-
-    space = function.__globals__
-    used = (space[name] for name in names(function.__code__) if name in space)
-    return [value for value in used if isinstance(value, int | float | Tensor | Params | Stack)]
 
 
 def forbid_captured_stacks(step: Callable[..., Any]) -> None:

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from atoll.data.batches import BatchTable, batch_table
-from atoll.engines.programs import Leaves, Plan, Programs, Timed, Unstable, Work, forbid_captured_stacks, vectorising
+from atoll.engines.programs import Leaves, Plan, Programs, Timed, Work, forbid_captured_stacks, vectorising
 from atoll.engines.trainings import Trainings, digests
+from atoll.fingerprints import Unstable
 from atoll.models.network import Variant
 from atoll.params import Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.randomness import Keys, number
@@ -145,7 +146,7 @@ class Scanner:
 
         if self.trainings is None or not train or split != "train" or task.network.draws_globally:
             return after(run(carry_leaves, 0, epochs))
-        facts = (streams, batch_size, shuffle)
+        facts = (streams, batch_size, shuffle, draws)
         try:
             names = digests(cohort, work, carry_leaves, given_leaves, facts)
         except Unstable as reason:

@@ -3,28 +3,32 @@
 A scan is a pure function of its step, its values, the client's data and the seed. So where a client was after some
 epochs can be found again by a digest of these: by another method whose clients train the same way and whose server
 differs, by a run with more epochs, which goes on from there, and by a run that was interrupted.
+
+An entry holds a checksum of itself. One that is damaged is said, and its client is trained again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from atoll.engines.programs import Leaves, Work, fingerprint
-from atoll.models.network import Network
+from atoll.engines.programs import Leaves, Work
+from atoll.files import flush_folder, write_whole
+from atoll.fingerprints import content, files_of, fingerprint, portable
 from atoll.params import Structure, stacked_leaves
-from atoll.sources import code_digest
+from atoll.sources import training_digest
 
 if TYPE_CHECKING:
     from atoll.cohort import Cohort
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("atoll.engine")
 
 SAVED_EVERY = 30.0  # seconds
+ENTRY = re.compile(r"(\d+)(\.way)?\.safetensors")  # after so many epochs, which may be on the way to more
 OnEpoch = Callable[[int, int, int], None]  # so many clients have done so many epochs of so many
 Run = Callable[[Leaves, int, int], Leaves]  # the carry after the epochs from one to before another
 
@@ -51,10 +56,9 @@ class Trainings:
 
     def carry_on(self, names: Sequence[str], carry: Leaves, epochs: int, run: Run, work: Work) -> tuple[Leaves, int]:
         """The carry after all epochs, and how many of these were found; `names` are the clients' digests."""
-        found, before = max((done for done in self._points(names) if done <= epochs), default=0), 0.0
+        carry, found, before = self._find(names, carry, epochs, work)
         if found:
             log.info("%d of %d epochs of local training were done before", found, epochs)
-            carry, before = self._load(names, found, carry, work)
             self.found.append(before)
         saved_at = began = time.monotonic()
         for done in range(found + 1, epochs + 1):
@@ -62,103 +66,115 @@ class Trainings:
             if self.on_epoch:
                 self.on_epoch(len(names), done, epochs)
             stopping = self.stop.is_set() and done < epochs
+            kept = False
             if done == epochs or stopping or time.monotonic() - saved_at > SAVED_EVERY:
-                self._save(names, done, carry, work, began - before, last=done == epochs)
+                kept = self._keep(names, done, carry, work, began - before, last=done == epochs)
                 saved_at = time.monotonic()
             if stopping:
-                raise KeyboardInterrupt(f"stopped after epoch {done} of {epochs} of local training, which is kept")
+                which = "which is kept" if kept else "which could not be kept"
+                raise KeyboardInterrupt(f"stopped after epoch {done} of {epochs} of local training, {which}")
         return carry, found
 
-    def _points(self, names: Sequence[str]) -> set[int]:
-        """How many epochs can be found for all of these clients."""
-        there = [{int(file.name.partition(".")[0]) for file in self._files(name)} for name in names]
-        return set.intersection(*there)
+    # -- reading ---------------------------------------------------------------------------------------------------
+    def _find(self, names: Sequence[str], carry: Leaves, epochs: int, work: Work) -> tuple[Leaves, int, float]:
+        """The carry after as many epochs as can be found for all clients, how many, and the seconds these took."""
+        there = [self._points(name) for name in names]
+        for done in sorted(set.intersection(*map(set, there)), reverse=True):
+            if done > epochs:
+                continue
+            try:
+                entries = [_read(points[done], name, done) for name, points in zip(names, there, strict=True)]
+            except FileNotFoundError:  # another process has gone on and tidied up
+                continue
+            except _Damaged as damaged:
+                log.warning("%s; this training is done again", damaged)
+                continue
+            rows = [[leaves[f"{number}"] for number in range(len(carry))] for leaves, _ in entries]
+            work.gradients[0] = int(entries[0][1]["gradients"])
+            seconds = sum(float(facts["seconds"]) for _, facts in entries)
+            stacked = [torch.stack(parts).to(leaf.device) for leaf, *parts in zip(carry, *rows, strict=True)]
+            return stacked, done, seconds
+        return carry, 0, 0.0
 
-    def _files(self, name: str) -> list[Path]:
-        return [*(self.folder / name).glob("*.safetensors")]
+    def _points(self, name: str) -> dict[int, Path]:
+        """The entries of a client by how many epochs they are after; files that are no entries are left alone."""
+        files = {file: ENTRY.fullmatch(file.name) for file in sorted((self.folder / name).glob("*.safetensors"))}
+        return {int(named[1]): file for file, named in files.items() if named and file.is_file()}
 
-    def _load(self, names: Sequence[str], done: int, like: Leaves, work: Work) -> tuple[Leaves, float]:
-        """The carry after so many epochs, and the seconds that all these clients took to get there."""
-        rows, seconds = list[list[Tensor]](), 0.0
-        for name in names:
-            file = next((self.folder / name).glob(f"{done}.*"))
-            with safetensors.safe_open(file, framework="pt") as opened:
-                work.gradients[0] = int(opened.metadata()["gradients"])
-                seconds += float(opened.metadata()["seconds"])
-                rows.append([opened.get_tensor(f"{number}") for number in range(len(like))])
-        return [torch.stack(parts).to(leaf.device) for leaf, *parts in zip(like, *rows, strict=True)], seconds
+    # -- writing ---------------------------------------------------------------------------------------------------
+    def _keep(self, names: Sequence[str], done: int, carry: Leaves, work: Work, began: float, *, last: bool) -> bool:
+        """Write a point of every client, unless the disk is full or the like: what was trained is not lost by that."""
+        try:
+            self._save(names, done, carry, work, began, last=last)
+        except OSError as error:
+            log.warning("local training cannot be kept in %s: %s", self.folder, error)
+            return False
+        return True
 
     def _save(self, names: Sequence[str], done: int, carry: Leaves, work: Work, began: float, *, last: bool) -> None:
         """Write a point of every client; of those on the way to the last one, only the newest is kept."""
         kind = "safetensors" if last else "way.safetensors"
         for row, name in enumerate(names):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-            earlier = [file for file in self._files(name) if file.name.endswith("way.safetensors")]
+            place = self.folder / name
+            place.mkdir(parents=True, exist_ok=True)
+            flush_folder(self.folder)
+            earlier = [file for file in self._points(name).values() if file.name.endswith("way.safetensors")]
             leaves = {f"{number}": leaf[row].cpu().clone() for number, leaf in enumerate(carry)}
-            begun = self.folder / name / f"{done}.begun"  # renamed when whole, so that nobody reads half of it
             each = (time.monotonic() - began) / len(names)  # now that the values are here, all steps are done
-            safetensors.torch.save_file(leaves, begun, {"gradients": f"{work.gradients[0]}", "seconds": f"{each}"})
-            begun.rename(begun.with_name(f"{done}.{kind}"))
+            facts = {"of": name, "epochs": f"{done}", "gradients": f"{work.gradients[0]}", "seconds": f"{each}"}
+            sealed = {**facts, "checksum": _checksum(leaves, facts)}
+            write_whole(place / f"{done}.{kind}", safetensors.torch.save(leaves, sealed))
             for file in earlier:
                 if file.name != f"{done}.{kind}":
                     file.unlink(missing_ok=True)
 
 
+class _Damaged(Exception):
+    """An entry is not as it was written."""
+
+
+def _read(file: Path, name: str, done: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The leaves and facts of an entry; raises _Damaged unless they are those of this client after these epochs."""
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            facts: dict[str, str] = dict(opened.metadata() or {})
+            leaves = {number: opened.get_tensor(number) for number in opened.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged file may fail in any way
+        raise _Damaged(f"{file} cannot be read ({error})") from error
+    checksum = facts.pop("checksum", None)
+    if checksum != _checksum(leaves, facts) or (facts["of"], facts["epochs"]) != (name, f"{done}"):
+        raise _Damaged(f"{file} is damaged: its checksum does not hold")
+    return leaves, facts
+
+
+def _checksum(leaves: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
+    parts = [*sorted((name, content(leaf)) for name, leaf in leaves.items()), *sorted(facts.items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def digests(cohort: Cohort, work: Work, carry: Leaves, given: Leaves, facts: Sequence[object]) -> list[str]:
     """One for each client of a cohort: of everything that decides its training; raises Unstable if that is not known.
 
-    `facts` are what the scan was asked for. The package's own sources belong to it: a training made by other code is
-    not found.
+    `facts` are what the scan was asked for. The code belongs to it, as far as training can reach: the step's, the
+    model's and the loss's, whole files of users with what they import, and the parts of Atoll behind them.
     """
-    task = cohort.population.task
-    common = hashlib.blake2b(digest_size=16)
+    task, network = cohort.population.task, work.network
+    functions = (fingerprint(work.step), network.function, fingerprint(task.augment), fingerprint(task.training))
     known = (
-        code_digest(), torch.__version__, cohort.population.seed, cohort.round, task.fingerprint, str(task.augment),
-        task.training, _architecture(work.network), work.variant.precision, _plain(fingerprint(work.step)),
-        _shape(work.carry), _shape(work.given), facts,
+        training_digest(files_of(functions)), portable(functions), torch.__version__, cohort.population.seed,
+        cohort.round, task.samples, network.values, work.variant.precision, _shape(work.carry), _shape(work.given),
+        facts, [content(leaf) for leaf, row in zip(given, stacked_leaves(work.given), strict=True) if not row],
     )  # fmt: skip
-    common.update(repr(known).encode())
-    rows = stacked_leaves(work.given)
-    for leaf, row in zip(given, rows, strict=True):
-        if not row:
-            common.update(_bytes(leaf))
-    mine = [*carry, *(leaf for leaf, row in zip(given, rows, strict=True) if row)]
-    found = []
-    for place, client in enumerate(cohort.clients):
-        own = common.copy()
-        own.update(str(client).encode())
-        for leaf in mine:
-            own.update(_bytes(leaf[place]))
-        found.append(own.hexdigest())
-    return found
-
-
-def _bytes(leaf: Tensor) -> bytes:
-    plain = leaf.detach().cpu().contiguous()
-    return f"{plain.dtype}{tuple(plain.shape)}".encode() + plain.flatten().view(torch.uint8).numpy().tobytes()
+    common = hashlib.sha256(repr(known).encode()).hexdigest()
+    mine = [*carry, *(leaf for leaf, row in zip(given, stacked_leaves(work.given), strict=True) if row)]
+    return [
+        hashlib.sha256(repr((common, int(client), [content(leaf[place]) for leaf in mine])).encode()).hexdigest()[:32]
+        for place, client in enumerate(cohort.clients)
+    ]
 
 
 def _shape(structure: Structure) -> tuple[object, ...]:
     """What a structure says about values; the layout of a model follows from its network."""
     return structure.kind, structure.names, structure.value, *map(_shape, structure.parts)
-
-
-def _architecture(network: Network) -> object:
-    """What a network computes: its modules as they print themselves, and the code of their passes."""
-    passes = {type(part).forward for part in network.submodules()}
-    codes = sorted(repr(_plain(getattr(one, "__code__", one.__qualname__))) for one in passes)
-    return str(next(iter(network.submodules()))), codes, _plain(fingerprint(network.loss))
-
-
-def _plain(value: Any) -> object:
-    """A fingerprint as it reads in every process: without addresses, line numbers and the order of sets."""
-    match value:
-        case CodeType():
-            return value.co_code, value.co_names, tuple(map(_plain, value.co_consts))
-        case tuple():
-            return tuple(map(_plain, value))
-        case frozenset():
-            return sorted(map(repr, map(_plain, value)))
-        case type():
-            return value.__qualname__
-    return getattr(value, "__qualname__", None) or repr(value)

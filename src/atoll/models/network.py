@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from copy import copy, deepcopy
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from atoll.errors import ModelError
+from atoll.fingerprints import Unstable, content, function_of
 from atoll.models.objective import PerSample, accuracy, cross_entropy, metric_of
 from atoll.models.portable import KEY_HIGH, KEY_LOW, MASK, KeyedDropout, MaskedBatchNorm, portable
 from atoll.params import Kind, Layout, Params
@@ -46,8 +48,7 @@ class Network:
         signature: Hashable = None,
     ) -> None:
         self.loss, self.score = loss, metric_of(score)
-        # Networks with the same signature compute the same function, so that they share compiled programs.
-        self.signature = signature or object()
+        self._known_as = signature or object()
         self.draws_globally = False  # whether a forward pass draws from torch's own generator; a task finds out
         self._original = module
         self.layout = layout_of(module)
@@ -59,7 +60,7 @@ class Network:
     def to(self, device: torch.device, dtype: torch.dtype) -> Network:
         """The same network with its values on `device`, floating point ones in `dtype`."""
         module = deepcopy(self._original).to(device=device, dtype=dtype)
-        moved = Network(module, loss=self.loss, score=self.score, signature=self.signature)
+        moved = Network(module, loss=self.loss, score=self.score, signature=self._known_as)
         moved.draws_globally = self.draws_globally
         return moved
 
@@ -71,7 +72,7 @@ class Network:
 
     def with_loss(self, loss: PerSample) -> Network:
         """The same network, trained for something else."""
-        other = Network(self._original, loss=loss, score=self.score, signature=(self.signature, loss))
+        other = Network(self._original, loss=loss, score=self.score, signature=(self._known_as, loss))
         other.draws_globally = self.draws_globally
         return other
 
@@ -79,10 +80,40 @@ class Network:
         """The same leaves in another module, made(module, *arguments), which computes something else of them."""
         other = Network(
             made(self._original, *arguments),
-            loss=self.loss, score=self.score, signature=(self.signature, made, *arguments),
+            loss=self.loss, score=self.score, signature=(self._known_as, made, *arguments),
         )  # fmt: skip
         other.draws_globally = self.draws_globally
         return other.beginning_at(self.initial)
+
+    @cached_property
+    def signature(self) -> Hashable:
+        """What programs are shared by: networks with the same signature compute the same function.
+
+        Whatever a network is known as, one whose module was changed since is another one.
+        """
+        try:
+            return self._known_as, self.function
+        except Unstable as reason:
+            return self._known_as, str(reason)
+
+    def __fingerprint__(self) -> Hashable:
+        """Its signature: a step that captures a network does the same for networks that compute the same."""
+        return self.signature
+
+    @cached_property
+    def function(self) -> Hashable:
+        """What it computes of its leaves, and which of these are what; raises Unstable for what cannot be told."""
+        layout = self.layout
+        leaves = (tuple(layout.kinds.items()), layout.head, layout.norm, layout.batchnorm, layout.layers)
+        given = [*self._original.parameters(), *self._original.buffers()]
+        return function_of(self._original, given), leaves, function_of(self.loss), function_of(self.score)
+
+    @property
+    def values(self) -> str:
+        """A digest of all numbers that it begins with, and of those that the module itself holds."""
+        held = [*self._original.named_parameters(), *self._original.named_buffers()]
+        every = [(name, content(leaf)) for name, leaf in [*self.initial.items(), *held]]
+        return hashlib.sha256(repr(every).encode()).hexdigest()
 
     @property
     def parameters(self) -> int:
