@@ -8,7 +8,7 @@ from torch import Tensor
 from atoll import Batch, Task
 from atoll.models.network import Variant
 from atoll.predictor import Deployed, predictor_of
-from atoll.randomness import generator
+from atoll.randomness import Keys, generator
 
 
 def own(task: Task, client: int, split: str = "train") -> tuple[Tensor, Tensor]:
@@ -30,3 +30,14 @@ def answers(task: Task, deployed: Deployed, x: Tensor) -> Tensor:
     """What is deployed answers to samples: a model, or one with a rule of its own."""
     asked, batch = predictor_of(deployed), Batch(x, x[:, :0], None, None, task.network, Variant(train=False))
     return asked.answer(asked.model, asked.beside, batch)  # type: ignore[arg-type]
+
+
+class Shaken:
+    """Samples with a little noise, another for each view."""
+
+    def __call__(self, x: Tensor, keys: Keys) -> Tensor:
+        counter = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+        return x + (keys.bits(counter) >> 8).to(x.dtype) / 2**24
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        pass

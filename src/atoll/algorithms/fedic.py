@@ -4,8 +4,9 @@
     l*(x) = g (s l(x) + t) + (1 - g) l_0(x),    g = sigmoid(v . mean_k f_k(x) + b')                    (class by class)
 
 l_k and f_k are logits and features of client k's model, l_0 the logits of the average after it was trained on the
-labelled public samples; u, b, s, t, v, b' are fitted there by cross-entropy, from u, v = 0, s = 1: where the teacher l*
-is the mean of l_k and l_0. On the other public samples, without labels, a student learns its answers,
+labelled public samples, which are as many of every class; u, b, s, t, v, b' are fitted there by cross-entropy, from
+u, v = 0, s = 1: where the teacher l* is the mean of l_k and l_0. On the other public samples, without labels, a student
+learns its answers,
 
     min_w  1/2 E KL( softmax(l* / T) || softmax(l(x; w) / T) )  +  1/2 E_labelled CE(l(x; w), y).
 
@@ -26,7 +27,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Step
 from atoll.errors import TaskError
 from atoll.local.adam import adam, annealed, unmoved
-from atoll.local.distillation import divergence
+from atoll.local.distillation import Lessons, divergence, last_of, students
 from atoll.oneshot import OneShot, Server, averaged, shares, uploads
 from atoll.params import Params, Stack, Tree
 from atoll.randomness import generator
@@ -58,9 +59,12 @@ class FEDIC(OneShot):
         others, known = divided(bench, self.labelled)
         tuned = self.tuned(bench, average, known)
         calibration = self.fitted(bench, heard(bench, models, tuned, known[0]), known[1])
-        wanted = (teacher(calibration, heard(bench, models, tuned, others)) / self.temperature).softmax(1)
+
+        def wanted(x: Tensor) -> Tensor:
+            return (teacher(calibration, heard(bench, models, tuned, x)) / self.temperature).softmax(1)
+
         start = average if self.student == "average" else server["model"]
-        return {"model": self.taught(bench, start, (others, wanted), known)}
+        return {"model": self.taught(bench, start, Lessons(others, wanted), known)}
 
     def tuned(self, bench: Workbench, w: Params, known: Samples) -> Params:
         """A model after it was trained on the labelled samples."""
@@ -74,16 +78,18 @@ class FEDIC(OneShot):
         given = {"sizes": (clients, classes)}
         return self.descended(cohort, calibrate, uncalibrated(said), given, epochs=self.fit_epochs)
 
-    def taught(self, bench: Workbench, w: Params, unlabelled: Samples, known: Samples) -> Params:
-        """The student of the wanted answers to some samples, and of the labels of others."""
+    def taught(self, bench: Workbench, w: Params, lessons: Lessons, known: Samples) -> Params:
+        """The student of the teacher's answers to some samples, and of the labels of others."""
         given = {
-            "steps": self.server_epochs * -(-len(unlabelled[0]) // self.server_batch),
             "known": Params.of(x=known[0], y=known[1]),
             "size": min(self.fit_batch, len(known[0])),
             "temperature": self.temperature,
         }
-        cohort = bench.cohort(*unlabelled, batch_size=self.server_batch)
-        return self.descended(cohort, learn, w, given, epochs=self.server_epochs)
+        taught = students(
+            bench, w, lessons, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr, step=learn,
+            given=given,
+        )  # fmt: skip
+        return last_of(taught, w)
 
     def descended(self, cohort: Cohort, step: Step, w: Params, given: Tree = None, *, epochs: int) -> Params:
         """What a step of Adam makes of w, again and again."""
@@ -95,7 +101,7 @@ class FEDIC(OneShot):
 
 
 def divided(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
-    """The public samples without labels, and the share of them whose labels are read."""
+    """The public samples without labels, and a share with labels: as many of every class as there are, drawn."""
     x, y = bench.public
     size = math.ceil(share * len(x))
     if size == len(x):
@@ -103,7 +109,15 @@ def divided(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
             f"FEDIC must have samples to distil on without labels. `labelled` takes all {size} public ones."
         )
     order = torch.from_numpy(generator(bench.population.seed, "server labels").permutation(len(x))).to(x.device)
+    order = order[turns(y[order]).argsort(stable=True)]
     return x[order[size:]], (x[order[:size]], y[order[:size]])
+
+
+def turns(y: Tensor) -> Tensor:
+    """How many samples of its class come before each: 0 for the first of every class, then 1 for the second of each."""
+    by_class, size = y.argsort(stable=True), y.bincount()
+    place = torch.arange(len(y), device=y.device)
+    return torch.empty_like(y).scatter(0, by_class, place - (size.cumsum(0) - size)[y[by_class]])
 
 
 def heard(bench: Workbench, models: Stack, tuned: Params, x: Tensor) -> Params:
