@@ -229,7 +229,7 @@ def federate(
             took = time.perf_counter() - began
             done = round + 1
             if done == settings.rounds:
-                traffic.gradients += _finish(algorithm, server, engine, population, done)
+                traffic.gradients += _finish(algorithm, server, engine, population, channel, done)
             line = _line(done, traffic, channel.ledger, round)
             if settings.evaluates_after(done):
                 line["evaluation"], outcomes = _evaluate(algorithm, server, engine, population, settings, done)
@@ -376,16 +376,19 @@ def _exchange(
     return algorithm.absorb(server, Replies(arrivals(), keep=True, workbench=Workbench(population, engine, round)))
 
 
-def _finish(algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, round: int) -> int:
+def _finish(
+    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, channel: Channel, round: int
+) -> int:
     """The last local step of all clients, if the method has one; returns the gradients it took."""
     if type(algorithm).finish is Algorithm.finish:
         return 0
     gradients = 0
-    everybody = np.arange(population.task.clients)
+    everybody, broadcast = np.arange(population.task.clients), algorithm.last_broadcast(server)
     job = Job(population, everybody, round, lambda cohort: algorithm.finish(server, cohort), ("finish", algorithm))
     for outcome in engine.run(job):
         if isinstance(outcome, Done) and outcome.result is not None:
             gradients += outcome.cohort.scanner.tally.gradients
+            channel.last_broadcast(broadcast, outcome.cohort.clients, round - 1)
             outcome.cohort.population.memory.keep(outcome.cohort.clients, outcome.result, round=round - 1)
     return gradients
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -29,18 +30,21 @@ from atoll.algorithm import Deployed, Epochs, NonNegative, Positive, Predictor, 
 from atoll.algorithms.ensemble import of_logits
 from atoll.batch import Batch
 from atoll.cohort import Cohort
-from atoll.data.task import Task
+from atoll.data.task import Task, Training
 from atoll.local import sgd
 from atoll.local.blocks import Blocks, above, blocks_of, talking_bench
-from atoll.local.descent import Found
+from atoll.local.descent import Found, at_rest, descend
+from atoll.local.distillation import Lessons
 from atoll.local.etf import simplex_etf
+from atoll.local.evidence import evidence
 from atoll.local.features import class_sums, feature_size, features_and_outputs
 from atoll.local.fusion import fused, together
+from atoll.local.margins import margins, own_moments
+from atoll.local.margins import said as margin_logits
 from atoll.oneshot import OneShot, Server, require_public, uploads
-from atoll.params import Params, Stack
+from atoll.params import Params, Stack, spread
 from atoll.predictor import ensemble, members_of
 from atoll.randomness import generator
-from atoll.workbench import Workbench
 
 log = logging.getLogger("atoll.splitting")
 
@@ -60,6 +64,8 @@ class Splitting(OneShot):
     shrinkage: NonNegative = 20.0  # m: samples that the anchor of a class counts as
     robust: bool = False  # the geometric median of prototypes, not their mean
     student_epochs: Epochs = 0  # of the server on public samples, to make one model of all; 0: all are kept
+    student_of: Literal["margins", "logits"] = "margins"  # what it is taught: what clients can tell apart, or
+    # their logits weighted by class
     student_lr: Positive = 0.01  # step size of the student
     align: NonNegative = 1.0  # lf: pull of what the student's base says
     labels: NonNegative = 0.0  # lc: of the labels of public samples
@@ -68,7 +74,14 @@ class Splitting(OneShot):
     personal_epochs: Epochs = 5  # of clients, above the base, after the single download
     beta: NonNegative = 0.1  # pull of own features to those that came back
 
-    sends: ClassVar[dict[str, str]] = {"model": "model", "evidence": "statistic"}
+    sends: ClassVar[dict[str, str]] = {"model": "model", "evidence": "statistic", "moments": "statistic"}
+
+    # -- the clients -------------------------------------------------------------------------------------------------
+    def findings(self, cohort: Cohort, w: Stack) -> dict[str, Stack]:
+        """What clients send of their trained models beside these: about classes, and the moments that margins need."""
+        found = {"evidence": evidence(cohort, w, feature_size(self, cohort.population.task))}
+        taught = self.student_epochs > 0 and self.student_of == "margins"
+        return found | ({"moments": own_moments(cohort, w)} if taught else {})
 
     # -- the server --------------------------------------------------------------------------------------------------
     def start(self, task: Task) -> Server:
@@ -96,7 +109,7 @@ class Splitting(OneShot):
         if split == len(blocks_of(replies.workbench.population.task)):
             server["one"] = models.client(0)
         elif self.student_epochs:
-            server["one"] = self.distilled(server, replies.workbench, split)
+            server["one"] = self.distilled(server, replies, split)
         return server
 
     def directions(self, server: Server) -> Tensor:
@@ -111,19 +124,37 @@ class Splitting(OneShot):
         mean = prototypes.fused(told["sum"], omega, robust=self.robust)
         return prototypes.shrunk(mean, anchors, told["count"].sum(0), strength=self.shrinkage)
 
-    def distilled(self, server: Server, bench: Workbench, split: int) -> Params:
+    def distilled(self, server: Server, replies: Replies, split: int) -> Params:
         """One model that says below the split what all say, and answers what all answer."""
+        bench, start = replies.workbench, server["model"]
         (x, y), task = bench.public, bench.population.task
         blocks, talkative = blocks_of(task), talking_bench(bench)
-        said = talkative.answers(server["models"], x, features=True)
-        base = torch.einsum("k,ksd->sd", sizes(server), said)
-        logits = torch.einsum("kc,ksc->sc", votes(server), blocks.parted(said)[-1])
-        classes = F.one_hot(y, task.classes or 0).to(said.dtype)
-        wanted = torch.cat([base, (logits / TEMPERATURE).softmax(1), classes], 1)
-        cohort = bench.cohort(x, wanted, network=talkative.network)
-        step = functools.partial(taught, blocks, split, self.align, self.labels)
-        lr = torch.full_like(cohort.lr, self.student_lr)
-        return sgd(cohort, server["model"], epochs=self.student_epochs, lr=lr, gradient=step).client(0)
+        logits = self.teacher(server, replies)
+
+        def wanted(x: Tensor) -> Tensor:
+            base = torch.einsum("k,ksd->sd", sizes(server), talkative.answers(server["models"], x, features=True))
+            classes = F.one_hot(y, task.classes or 0).to(base.dtype)
+            return torch.cat([base, (logits(x) / TEMPERATURE).softmax(1), classes], 1)
+
+        rule, lessons = task.training, Lessons(x, wanted)
+        step = functools.partial(step_of_student, rule, blocks, split, self.align, self.labels)
+        state: Any = {"w": start, "velocity": at_rest(rule, start)}
+        for number in range(self.student_epochs):
+            cohort = lessons.cohort(talkative, number)
+            lr = torch.full_like(cohort.lr, self.student_lr)
+            state = cohort.scan(step, state, given={"lr": lr}, stream=f"student {number}")
+        one: Params = state["w"].client(0)
+        return one
+
+    def teacher(self, server: Server, replies: Replies) -> Callable[[Tensor], Tensor]:
+        """Return what gives the logits with which all models together answer to samples."""
+        bench, models = replies.workbench, server["models"]
+        if self.student_of == "margins":
+            trained = spread(server["model"], models.clients) | uploads(replies, "model")  # whose moments were sent
+            told = margins(uploads(replies, "moments")) * SCALE
+            return lambda x: margin_logits(bench.answers(trained, x, features=True), told)
+        share = votes(server)
+        return lambda x: torch.einsum("kc,ksc->sc", share, bench.answers(models, x))
 
     # -- what comes out ----------------------------------------------------------------------------------------------
     def fused(self, server: Server) -> Params | Predictor:
@@ -136,13 +167,24 @@ class Splitting(OneShot):
         beside = Params.of(shares=sizes(server), prototypes=server["prototypes"]["prototypes"])
         return ensemble(server["models"], beside, by_directions)
 
-    def finish(self, server: Server, cohort: Cohort) -> Stack | None:
-        """Every client trains what lies above the base of its own model, held to what all others found."""
+    def last_broadcast(self, server: Server) -> Server | None:
+        """What all others found, on which clients train on: the one model or all, and prototypes to be near to."""
         if self.personal == "none" or "models" not in server:
             return None
-        w, models = self.own(server, cohort), server["models"]
-        many = [server["one"]] if "one" in server else [models.client(k) for k in range(models.clients)]
-        shares = sizes(server) if len(many) > 1 else torch.ones_like(sizes(server)[:1])
+        found = {"one": server["one"]} if "one" in server else {"models": server["models"], "shares": sizes(server)}
+        return found | ({"prototypes": server["prototypes"]} if self.personal == "prototypes" else {})
+
+    def finish(self, server: Server, cohort: Cohort) -> Stack | None:
+        """Every client trains what lies above the base of its own model, held to what all others found."""
+        received = self.last_broadcast(server)
+        if received is None:
+            return None
+        w = self.own(server, cohort)
+        if "one" in received:
+            many, shares = [received["one"]], torch.ones_like(sizes(server)[:1])
+        else:
+            models, shares = received["models"], received["shares"]
+            many = [models.client(k) for k in range(models.clients)]
         given = {"many": many, "shares": shares, "beta": self.beta}
 
         def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:
@@ -225,6 +267,15 @@ def taught(blocks: Blocks, split: int, align: float, labels: float, w: Params, b
 
     g, (loss, buffers) = batch.differentiate(objective, w.trained)
     return g, w | buffers, loss
+
+
+def step_of_student(
+    rule: Training, blocks: Blocks, split: int, align: float, labels: float, state: Any, batch: Batch, given: Any
+) -> dict[str, Params]:
+    """One step of the student by the task's rule of steps."""
+    g, w, _ = taught(blocks, split, align, labels, state["w"], batch)
+    w, velocity = descend(rule, w, g, state["velocity"], given["lr"])
+    return {"w": w, "velocity": velocity}
 
 
 def relative(here: Tensor, there: Tensor) -> Tensor:

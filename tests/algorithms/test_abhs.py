@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import own
+from samples import Shaken, own
 from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Predictor, Stack, Task
@@ -76,6 +76,25 @@ def test_what_travels(task: Task, base: str, theta: float) -> None:
     else:
         assert found.get(("up", 0, "model"), ("", 0))[1] < 100  # everything is shared: no leaf is sent
     assert found["down", 0, "broadcast"][1] + found["down", 0, "unicast"][1] < 400
+
+
+@pytest.mark.parametrize("student_epochs", [0, 2])
+@pytest.mark.parametrize("personal", ["head", "prototypes", "none"])
+def test_what_comes_back_after_the_upload_is_in_the_ledger(task: Task, personal: str, student_epochs: int) -> None:
+    # catches: clients that train on what they never downloaded.
+    report = play(task, quick(theta=2.0, personal=personal, student_epochs=student_epochs))
+    back = [m for m in report.ledger.messages() if m.field == "last broadcast"]
+    if personal == "none":
+        assert not back
+        return
+    assert sorted(m.client for m in back) == [0, 1, 2, 3]
+    server = report.server
+    sent = {"one": server["one"]} if student_epochs else {"models": server["models"], "shares": sizes(server)}
+    if personal == "prototypes":
+        sent |= {"prototypes": server["prototypes"]}
+    assert {m.bytes for m in back} == {size_of(sent)}
+    assert {m.direction for m in back} == {"down"}
+    assert report.history[-1]["bytes"]["down"] >= sum(m.bytes for m in back)  # of the last round
 
 
 def test_clients_have_their_own_splits(task: Task) -> None:
@@ -190,6 +209,14 @@ def test_a_new_client_gets_what_everybody_has(task: Task, make_cohort: Callable[
     report = play(task, quick())
     found = report.algorithm.welcome(report.server, make_cohort(task))
     assert all(torch.equal(found[name], leaf) for name, leaf in report.server["one"].items())
+
+
+def test_a_student_of_itself_stays_where_samples_are_augmented(task: Task) -> None:
+    # Clients that train nothing are the base that the student begins with.
+    shaken = replace(task, augment=Shaken())
+    report = play(shaken, quick(theta=2.0, epochs=0, student_epochs=5, student_lr=1.0, student_of="logits"))
+    for name, leaf in report.server["model"].items():
+        torch.testing.assert_close(report.server["one"][name], leaf, rtol=0, atol=1e-12)
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
