@@ -22,8 +22,8 @@ ARMS = {  # of the corrected table
     "label-aware queue": "fafi-queue",
 }
 CONTROLS = {  # only at the smallest alpha, after the last epoch
-    "FAFI as released": "fafi:profile=faithful",
-    "V5 on FAFI as released": "fafi-bank:profile=faithful",
+    "FAFI, released settings": "fafi:profile=faithful",  # on these data: dealt once, a view per sample, all normalised
+    "V5 on FAFI, released settings": "fafi-bank:profile=faithful",
     "bank of an untrained network": "fafi-bank:pool_from=untrained",
     "image pool of noise": "fafi-bank:pool=images,pool_from=noise,masked=True,mass=1",
     "public samples as more to classify": "fafi-bank:pool=labelled",
@@ -66,7 +66,7 @@ OTHERS = {
     "CE + SupCon, ensemble of logits": "ce-supcon",
     "CE + SupCon, probabilities by class": "ce-supcon:of=probs,weighting=classes",
     "FAFI, clean": "fafi",
-    "FAFI, as released": "fafi:profile=faithful",
+    "FAFI, released settings": "fafi:profile=faithful",
     "a model of the public samples alone": "abhs:theta=0,personal=none",
     "ABHS (A)": "abhs:personal=none",
     "ABHS, local (B)": "abhs-local:personal=none",

@@ -353,9 +353,9 @@ answers at Dirichlet 0.05 with three.
   chosen on validation samples. Prototypes refined with the labels of 5,000 public samples are as good (74.1), and no
   better. The order of answers is that of the small tables: fused 42, half their own 59, their own 60, margins 73. With
   less skew, at 0.3 (seed 0), there is less to gain: fused 75.3, margins and a quarter of fused features 80.6, refined
-  with public labels 78.6. FAFI as released is at 53.3 and 68.7 with seed 0, 12 below margins at both. For comparison:
-  clients that train by cross-entropy alone, in half the time, answer by margins with 64.6 (0.05, seed 0, where FAFI's
-  clients have 65.6).
+  with public labels 78.6. FAFI, released settings, is at 53.3 and 68.7 with seed 0, 12 below margins at both. For
+  comparison: clients that train by cross-entropy alone, in half the time, answer by margins with 64.6 (0.05, seed 0,
+  where FAFI's clients have 65.6).
 - *One partition decides more than any arm*: FAFI itself is at 36, 57 and 34 with three seeds. Whoever compares arms
   on different partitions, or on one, measures the partition. *And the same cell run again is not the same*: sums on a
   GPU have no fixed order, and the learning rate does not fall. FAFI's clients, trained once more for the study of
@@ -387,9 +387,9 @@ answers at Dirichlet 0.05 with three.
   CE + SupCon (68.7) and FedETF (68.1). *One network instead of five*: FedDF taught by margins is at 56 and 63 (by
   logits 29 and 44). FedCGS on a network of the public samples is at 39 and 34, below random features, where AFL is at
   58 on such a network; it was trained anew for each figure.
-- *FAFI as released* is above the clean profile at 0.05 (53.3) and below it at 0.3 (68.7). Its BatchNorm uses the
-  statistics of the test batch, here one of all classes: on clients' own validation samples, of a few classes, it is at
-  25 and 43, where the clean profile has 36 and 76.
+- *FAFI, released settings,* is above the clean profile at 0.05 (53.3) and below it at 0.3 (68.7). Its BatchNorm uses
+  the statistics of the test batch, here one of all classes: on clients' own validation samples, of a few classes, it
+  is at 25 and 43, where the clean profile has 36 and 76.
 - *Fusion* (seed 0): prototypes of owners are 14 to 20 points above those of all at 0.3, and 9 to 21 at 0.05, in every
   row with running statistics. With them, at 0.3, `iffi` (76.3; unit length 76.6) and `size` (75.9) are above `uniform`
   (74.3), and unit length changes about a point or less; at 0.05 `size` is best (43.8), before `iffi` (40.9) and

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -30,11 +29,11 @@ from atoll.algorithm import Deployed, Epochs, NonNegative, Positive, Predictor, 
 from atoll.algorithms.ensemble import of_logits
 from atoll.batch import Batch
 from atoll.cohort import Cohort
-from atoll.data.task import Task, Training
+from atoll.data.task import Task
 from atoll.local import sgd
 from atoll.local.blocks import Blocks, above, blocks_of, talking_bench
-from atoll.local.descent import Found, at_rest, descend
-from atoll.local.distillation import Lessons
+from atoll.local.descent import Found
+from atoll.local.distillation import lessons
 from atoll.local.etf import simplex_etf
 from atoll.local.evidence import evidence
 from atoll.local.features import class_sums, feature_size, features_and_outputs
@@ -126,35 +125,24 @@ class Splitting(OneShot):
 
     def distilled(self, server: Server, replies: Replies, split: int) -> Params:
         """One model that says below the split what all say, and answers what all answer."""
-        bench, start = replies.workbench, server["model"]
-        (x, y), task = bench.public, bench.population.task
-        blocks, talkative = blocks_of(task), talking_bench(bench)
-        logits = self.teacher(server, replies)
+        bench, task = replies.workbench, replies.workbench.population.task
+        (x, y), blocks, talkative = bench.public, blocks_of(task), talking_bench(bench)
+        base = torch.einsum("k,ksd->sd", sizes(server), talkative.answers(server["models"], x, features=True))
+        likely = (self.taught_logits(server, replies, x) / TEMPERATURE).softmax(1)
+        classes = F.one_hot(y, task.classes or 0).to(base.dtype)
+        cohort = lessons(bench, x, torch.cat([base, likely, classes], 1), network=talkative.network)
+        step = functools.partial(taught, blocks, split, self.align, self.labels)
+        lr = torch.full_like(cohort.lr, self.student_lr)
+        return sgd(cohort, server["model"], epochs=self.student_epochs, lr=lr, gradient=step).client(0)
 
-        def wanted(x: Tensor) -> Tensor:
-            base = torch.einsum("k,ksd->sd", sizes(server), talkative.answers(server["models"], x, features=True))
-            classes = F.one_hot(y, task.classes or 0).to(base.dtype)
-            return torch.cat([base, (logits(x) / TEMPERATURE).softmax(1), classes], 1)
-
-        rule, lessons = task.training, Lessons(x, wanted)
-        step = functools.partial(step_of_student, rule, blocks, split, self.align, self.labels)
-        state: Any = {"w": start, "velocity": at_rest(rule, start)}
-        for number in range(self.student_epochs):
-            cohort = lessons.cohort(talkative, number)
-            lr = torch.full_like(cohort.lr, self.student_lr)
-            state = cohort.scan(step, state, given={"lr": lr}, stream=f"student {number}")
-        one: Params = state["w"].client(0)
-        return one
-
-    def teacher(self, server: Server, replies: Replies) -> Callable[[Tensor], Tensor]:
-        """Return what gives the logits with which all models together answer to samples."""
+    def taught_logits(self, server: Server, replies: Replies, x: Tensor) -> Tensor:
+        """What all models together answer to samples, as the student is taught it."""
         bench, models = replies.workbench, server["models"]
-        if self.student_of == "margins":
-            trained = spread(server["model"], models.clients) | uploads(replies, "model")  # whose moments were sent
-            told = margins(uploads(replies, "moments")) * SCALE
-            return lambda x: margin_logits(bench.answers(trained, x, features=True), told)
-        share = votes(server)
-        return lambda x: torch.einsum("kc,ksc->sc", share, bench.answers(models, x))
+        if self.student_of == "logits":
+            return torch.einsum("kc,ksc->sc", votes(server), bench.answers(models, x))
+        trained = spread(server["model"], models.clients) | uploads(replies, "model")  # whose moments were sent
+        told = margins(uploads(replies, "moments")) * SCALE
+        return margin_logits(bench.answers(trained, x, features=True), told)
 
     # -- what comes out ----------------------------------------------------------------------------------------------
     def fused(self, server: Server) -> Params | Predictor:
@@ -267,15 +255,6 @@ def taught(blocks: Blocks, split: int, align: float, labels: float, w: Params, b
 
     g, (loss, buffers) = batch.differentiate(objective, w.trained)
     return g, w | buffers, loss
-
-
-def step_of_student(
-    rule: Training, blocks: Blocks, split: int, align: float, labels: float, state: Any, batch: Batch, given: Any
-) -> dict[str, Params]:
-    """One step of the student by the task's rule of steps."""
-    g, w, _ = taught(blocks, split, align, labels, state["w"], batch)
-    w, velocity = descend(rule, w, g, state["velocity"], given["lr"])
-    return {"w": w, "velocity": velocity}
 
 
 def relative(here: Tensor, there: Tensor) -> Tensor:

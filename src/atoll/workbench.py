@@ -23,7 +23,7 @@ from atoll.engines.trainings import Trainings
 from atoll.memory import RamMemory
 from atoll.models.network import Network, Variant
 from atoll.params import Params, Stack
-from atoll.randomness import Keys, generator, number
+from atoll.randomness import generator, number
 
 ANSWERS_AT_ONCE = 512  # samples
 NO_NETWORK = Network(nn.Identity(), signature="no network")  # for samples that a method's own functions read
@@ -85,16 +85,6 @@ class Workbench:
     def batch(self, x: Tensor) -> Batch:
         """Samples without targets as a batch, for the rule by which a predictor answers."""
         return Batch(x, x[:, :0], None, None, self.network, self.variant)
-
-    def view(self, x: Tensor, number: int) -> Tensor:
-        """Samples as the task augments them, each number drawn anew; as they are where it does not."""
-        task = self.population.task
-        if task.augment is None:
-            return x
-        place = torch.zeros((), dtype=torch.int64, device=x.device)
-        keys = Keys.of(place, self.population.seed, "server, views", self.round, number)
-        pieces = torch.split(x, ANSWERS_AT_ONCE)
-        return torch.cat([task.augment(some, keys.fold(piece)) for piece, some in enumerate(pieces)])
 
     def score(self, model: Params, x: Tensor, y: Tensor) -> float:
         """How good a model is on samples of the server, more being better."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import answers, with_public
+from samples import Shaken, answers, with_public
 from torch import Tensor
 
 from atoll import Batch, LocalEngine, Params, Task
@@ -67,9 +67,9 @@ class Watched(FEDIC):
         self.seen.update(said=said, fitted=super().fitted(bench, said, y))
         return self.seen["fitted"]
 
-    def taught(self, bench, w, lessons, known):  # type: ignore[no-untyped-def]
-        self.seen.update(start=w, lessons=lessons)
-        return super().taught(bench, w, lessons, known)
+    def taught(self, bench, w, unlabelled, known):  # type: ignore[no-untyped-def]
+        self.seen.update(start=w, unlabelled=unlabelled)
+        return super().taught(bench, w, unlabelled, known)
 
 
 def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
@@ -78,7 +78,7 @@ def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
     x, y = seen["known"]
     assert len(y) == PUBLIC / 5
     assert task.public is not None
-    both = torch.cat([x, seen["lessons"].x])
+    both = torch.cat([x, seen["unlabelled"][0]])
     assert np.array_equal(np.sort(both.numpy(), 0), np.sort(task.public[0].numpy(), 0))
     average = play(task, OneShotAvg(epochs=3)).server["model"]
     assert all(torch.equal(seen["average"][name], leaf) for name, leaf in average.items())
@@ -95,7 +95,7 @@ def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
 def test_wanted_answers_are_those_of_the_teacher(task: Task) -> None:
     play(task, Watched(epochs=1, fit_epochs=2, server_epochs=0, temperature=4.0, student="average"))
     seen = Watched.seen
-    x, wanted = seen["lessons"].x, seen["lessons"].answer(seen["lessons"].x)
+    x, wanted = seen["unlabelled"]
     models = play(task, Ensemble(epochs=1)).server["models"]
     expected = teacher(seen["fitted"], heard(seen["bench"], models, seen["tuned"], x))
     torch.testing.assert_close(wanted, (expected / 4).softmax(1), rtol=0, atol=1e-12)
@@ -138,6 +138,15 @@ def test_the_labelled_samples_are_as_many_of_every_class(make_task: Callable[...
 
 def bench_of(task: Task) -> Workbench:
     return Workbench(Population(task, RamMemory(task.clients), seed=0), LocalEngine(dtype=torch.float64), round=0)
+
+
+def test_students_see_what_the_teacher_answered_for(task: Task) -> None:
+    # catches: a student that sees samples augmented, and is taught what the teacher answers to them as they are.
+    found = [
+        play(one, FEDIC(epochs=0, fit_epochs=0, server_epochs=3)) for one in (task, replace(task, augment=Shaken()))
+    ]
+    for name, leaf in found[0].server["model"].items():
+        assert torch.equal(found[1].server["model"][name], leaf)
 
 
 def test_labels_of_the_others_are_read_to_choose_alone(task: Task) -> None:

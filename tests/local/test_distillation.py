@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from samples import Shaken
-from torch import Tensor
 
 from atoll import LocalEngine, Task
 from atoll.cohort import Population
-from atoll.local.distillation import VIEWS, Lessons, best_of, divergence, students
+from atoll.local.distillation import best_of, divergence, lessons, students
 from atoll.memory import RamMemory
 from atoll.params import Params
 from atoll.workbench import Workbench
@@ -65,7 +64,7 @@ def test_the_first_step_is_one_of_adam_and_the_last_students_hardly_move(make_ta
     bench = Workbench(Population(task, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
     start = task.network.initial
     wanted = bench.answers(start * 3.0, task.x).softmax(1)
-    found = list(students(bench, start, Lessons(task.x, lambda _: wanted), epochs=80, batch_size=15, lr=1e-2))
+    found = list(students(bench, start, task.x, wanted, epochs=80, batch_size=15, lr=1e-2))
     assert len(found) == 80
     # Adam's first step has the length lr in every direction that has a gradient.
     first = (found[0]["head.bias"] - start["head.bias"]).abs()
@@ -79,48 +78,16 @@ def test_the_first_step_is_one_of_adam_and_the_last_students_hardly_move(make_ta
     assert apart(found[-1]) < 0.1 * apart(start)
 
 
-# -- augmented samples -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shaken(make_task: Callable[..., Task]) -> Workbench:
+def test_a_student_sees_what_its_teachers_answered_for(make_task: Callable[..., Task]) -> None:
+    # catches: a student that sees samples augmented, and is taught what teachers answer to them as they are.
     task = replace(make_task(sizes=(6, 9), dtype=torch.float64), augment=Shaken())
-    return Workbench(Population(task, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
-
-
-def test_teachers_answer_for_what_the_student_sees(shaken: Workbench) -> None:
-    # catches: teachers that answer for samples as they are while the student sees them augmented, or augmented twice.
-    x, asked = shaken.population.task.x, list[Tensor]()
-
-    def answer(seen: Tensor) -> Tensor:
-        asked.append(seen)
-        return seen.sum(1, keepdim=True)
-
-    lessons = Lessons(x, answer)
-    for number in range(VIEWS + 2):
-        server = lessons.cohort(shaken, number, batch_size=4).population.task
-        assert server.augment is None
-        assert torch.equal(server.y, server.x.sum(1, keepdim=True))
-        assert torch.equal(server.x, asked[number % VIEWS])
-        assert not torch.equal(server.x, x)
-    assert len(asked) == VIEWS  # views come again, and teachers have answered
-    assert not torch.equal(asked[0], asked[1])
-
-
-def test_samples_that_are_not_augmented_are_answered_once(make_task: Callable[..., Task]) -> None:
-    task = make_task(sizes=(6, 9), dtype=torch.float64)
     bench = Workbench(Population(task, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
-    asked = list[Tensor]()
-    lessons = Lessons(task.x, lambda seen: asked.append(seen) or seen)  # type: ignore[func-returns-value]
-    for number in range(3):
-        assert torch.equal(lessons.cohort(bench, number).population.task.x, task.x)
-    assert len(asked) == 1
-
-
-def test_a_student_that_is_its_own_teacher_stays_also_where_samples_are_augmented(shaken: Workbench) -> None:
+    w = task.network.initial
+    wanted = bench.answers(w, task.x).softmax(1)
+    server = lessons(bench, task.x, wanted, batch_size=4).population.task
+    assert server.augment is None
+    assert torch.equal(server.x, task.x)
     # A tiny step of Adam divides rounding errors by 1e-8; one along a gradient that is not 0 has its length.
-    w = shaken.network.initial
-    lessons = Lessons(shaken.population.task.x, lambda seen: shaken.answers(w, seen).softmax(1))
-    for student in students(shaken, w, lessons, epochs=3, batch_size=4, lr=1e-8):
+    for student in students(bench, w, task.x, wanted, epochs=3, batch_size=4, lr=1e-8):
         for name, leaf in student.items():
             torch.testing.assert_close(leaf, w[name], rtol=0, atol=1e-12)

@@ -7,8 +7,10 @@
 f_k(x) is what enters the head of client k's network, z = f / |f| on two augmented views of every sample; the prototypes
 p_kc are the rows of the head's weight, which has no other use. `atoll.local.fusion` has the rules for w_k.
 
-The released code differs from its description. ``profile = "faithful"`` does what it does; every difference is an
-option of its own, filled in by the profile where it is None, so that an ablation can walk from one to the other.
+The released code differs from its description. ``profile = "faithful"`` has its settings; every difference is an option
+of its own, filled in by the profile where it is None, so that an ablation can walk from one to the other. How the code
+deals, augments and normalises samples is the task's business: on other data this is FAFI with the released settings,
+not FAFI as released.
 
 Reference: Zeng, Huang, Zhou, Wu, Wan, Chen, Cai. "Does One-shot Give the Best Shot? Mitigating Model Inconsistency in
 One-shot Federated Learning." ICML 2025. https://openreview.net/forum?id=2XvF67vbCK

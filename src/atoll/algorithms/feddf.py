@@ -31,8 +31,8 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import TaskError
 from atoll.local import sgd
-from atoll.local.distillation import Lessons, best_of, students
-from atoll.params import Params, Stack
+from atoll.local.distillation import best_of, students
+from atoll.params import Params
 from atoll.randomness import generator
 from atoll.workbench import Workbench
 
@@ -74,22 +74,22 @@ class FedDF(Algorithm):
     def fuse(self, models: Sequence[Params], replies: Replies) -> list[Params]:
         """The same with a model per architecture: what all clients answer is distilled into the average of each."""
         x, labelled = self.divided(replies.workbench)
-        averages, teachers = list(models), list[tuple[Workbench, Stack]]()
+        averages, logits = list(models), []
         for number, some in replies.by_architecture():
             averages[number] = models[number] + some.mean("delta")
-            teachers.append((some.workbench, models[number] + some.stack("delta")))
-        lessons = Lessons(x, lambda x: self.wanted(torch.cat([bench.answers(w, x) for bench, w in teachers])))
+            logits.append(some.workbench.answers(models[number] + some.stack("delta"), x))
+        wanted = self.wanted(torch.cat(logits))
         return [
-            self.taught(replies.workbench.of_architecture(number), average, lessons, labelled)
+            self.taught(replies.workbench.of_architecture(number), average, x, wanted, labelled)
             for number, average in enumerate(averages)
         ]
 
     def taught(
-        self, bench: Workbench, average: Params, lessons: Lessons, labelled: tuple[Tensor, Tensor] | None
+        self, bench: Workbench, average: Params, x: Tensor, wanted: Tensor, labelled: tuple[Tensor, Tensor] | None
     ) -> Params:
-        """An average after it was taught what all answer together."""
+        """An average after it was taught the wanted answers to samples x."""
         found = students(
-            bench, average, lessons, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
+            bench, average, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
         )
         if labelled is None:
             return deque(found, maxlen=1).pop() if self.server_epochs else average

@@ -27,7 +27,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Step
 from atoll.errors import TaskError
 from atoll.local.adam import adam, annealed, unmoved
-from atoll.local.distillation import Lessons, divergence, last_of, students
+from atoll.local.distillation import divergence, lessons
 from atoll.oneshot import OneShot, Server, averaged, shares, uploads
 from atoll.params import Params, Stack, Tree
 from atoll.randomness import generator
@@ -59,12 +59,9 @@ class FEDIC(OneShot):
         others, known = divided(bench, self.labelled)
         tuned = self.tuned(bench, average, known)
         calibration = self.fitted(bench, heard(bench, models, tuned, known[0]), known[1])
-
-        def wanted(x: Tensor) -> Tensor:
-            return (teacher(calibration, heard(bench, models, tuned, x)) / self.temperature).softmax(1)
-
+        wanted = (teacher(calibration, heard(bench, models, tuned, others)) / self.temperature).softmax(1)
         start = average if self.student == "average" else server["model"]
-        return {"model": self.taught(bench, start, Lessons(others, wanted), known)}
+        return {"model": self.taught(bench, start, (others, wanted), known)}
 
     def tuned(self, bench: Workbench, w: Params, known: Samples) -> Params:
         """A model after it was trained on the labelled samples."""
@@ -78,18 +75,16 @@ class FEDIC(OneShot):
         given = {"sizes": (clients, classes)}
         return self.descended(cohort, calibrate, uncalibrated(said), given, epochs=self.fit_epochs)
 
-    def taught(self, bench: Workbench, w: Params, lessons: Lessons, known: Samples) -> Params:
-        """The student of the teacher's answers to some samples, and of the labels of others."""
+    def taught(self, bench: Workbench, w: Params, unlabelled: Samples, known: Samples) -> Params:
+        """The student of the wanted answers to some samples, and of the labels of others."""
         given = {
+            "steps": self.server_epochs * -(-len(unlabelled[0]) // self.server_batch),
             "known": Params.of(x=known[0], y=known[1]),
             "size": min(self.fit_batch, len(known[0])),
             "temperature": self.temperature,
         }
-        taught = students(
-            bench, w, lessons, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr, step=learn,
-            given=given,
-        )  # fmt: skip
-        return last_of(taught, w)
+        cohort = lessons(bench, *unlabelled, batch_size=self.server_batch)
+        return self.descended(cohort, learn, w, given, epochs=self.server_epochs)
 
     def descended(self, cohort: Cohort, step: Step, w: Params, given: Tree = None, *, epochs: int) -> Params:
         """What a step of Adam makes of w, again and again."""

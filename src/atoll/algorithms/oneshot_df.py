@@ -3,8 +3,8 @@
     min_w  E_x KL( softmax(z(x)) || softmax(z(x; w)) ),        z(x) = sum_k a_kc z_kc(x)
 
 z is the answer of the ensemble (`ensemble`, with its options, or `oneshot-margins`), x are public samples without
-labels, for teachers and student as the task augments them, and w begins at the average of the models, at the one that
-answers most like the ensemble, or at the initial model. One model is deployed where the ensemble has K.
+labels, and w begins at the average of the models, at the one that answers most like the ensemble, or at the initial
+model. One model is deployed where the ensemble has K.
 
 With ``server_epochs = 0`` this is one-shot FedAvg.
 
@@ -12,7 +12,6 @@ Reference: Lin, Kong, Stich, Jaggi. "Ensemble Distillation for Robust Model Fusi
 NeurIPS 2020, Algorithm 1 with a single round. https://arxiv.org/abs/2006.07242
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,12 +21,11 @@ from atoll.algorithm import Count, Epochs, Limits, Positive, Replies, Update
 from atoll.algorithms.ensemble import together
 from atoll.cohort import Cohort
 from atoll.data.task import Task
-from atoll.local.distillation import Lessons, divergence, last_of, students
+from atoll.local.distillation import divergence, last_of, students
 from atoll.local.features import feature_size
 from atoll.local.margins import SCALE, margins, own_moments, said
 from atoll.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares, uploads
 from atoll.params import Params, Stack
-from atoll.workbench import Workbench
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,24 +61,19 @@ class OneShotDF(OneShot):
         """Distil the clients' models."""
         bench, models, labels = replies.workbench, uploads(replies, "model"), uploads(replies, "labels")
         x, _ = bench.public
-        wanted = self.teacher(bench, models, replies)
+        if self.of == "margins":
+            told = margins(uploads(replies, "moments")) * SCALE
+            wanted = said(bench.answers(models, x, features=True), told).softmax(1)
+        else:
+            wanted = together(bench.answers(models, x), class_shares(labels, self.weighting), self.of).softmax(1)
         if self.student == "average":
             start = averaged(models, shares(labels, "samples"))
         else:
-            start = server["model"] if self.student == "fresh" else nearest(models, bench.answers(models, x), wanted(x))
+            start = server["model"] if self.student == "fresh" else nearest(models, bench.answers(models, x), wanted)
         taught = students(
-            bench, start, Lessons(x, wanted), epochs=self.server_epochs, batch_size=self.server_batch,
-            lr=self.server_lr,
-        )  # fmt: skip
+            bench, start, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
+        )
         return {"model": last_of(taught, start)}
-
-    def teacher(self, bench: Workbench, models: Stack, replies: Replies) -> Callable[[Tensor], Tensor]:
-        """Return what gives the probabilities with which all models together answer to samples."""
-        if self.of == "margins":
-            told = margins(uploads(replies, "moments")) * SCALE
-            return lambda x: said(bench.answers(models, x, features=True), told).softmax(1)
-        of, votes = self.of, class_shares(uploads(replies, "labels"), self.weighting)
-        return lambda x: together(bench.answers(models, x), votes, of).softmax(1)
 
 
 def nearest(models: Stack, outputs: Tensor, wanted: Tensor) -> Params:

@@ -1,16 +1,14 @@
 """Teaching a model what others answer to unlabelled samples.
 
-Teachers answer for what the student sees. Where the task augments samples, each of `VIEWS` passes shows them another
-way, and teachers are asked about that; then the same views come again. Fresh views in every pass would let K teachers
-take more time than the student, whose step is worth three answers.
+Teachers and student see the same: the samples as they are, also where the task augments those of its clients. A student
+that sees an augmented sample is not to be told what teachers answer to another one.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -19,56 +17,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.batch import Batch
-from atoll.cohort import Cohort, Step
+from atoll.cohort import Cohort
 from atoll.local.adam import adam, annealed, unmoved
 from atoll.models.network import Network
 from atoll.params import Params
 from atoll.workbench import Workbench
 
-VIEWS = 8  # ways in which a student sees every sample
 
-
-@dataclass(frozen=True)
-class Lessons:
-    """Unlabelled samples, and what teachers answer to them as the student sees them, pass by pass."""
-
-    x: Tensor
-    answer: Callable[[Tensor], Tensor]  # what a student should say about samples, one row each
-    known: dict[int, Tensor] = field(default_factory=dict)  # answers to the views that were shown
-
-    def cohort(
-        self, bench: Workbench, number: int, *, network: Network | None = None, batch_size: int | None = None
-    ) -> Cohort:
-        """The server in pass `number`: a cohort of one whose targets are the teachers' answers to its samples."""
-        view = 0 if bench.population.task.augment is None else number % VIEWS
-        x = bench.view(self.x, view)
-        if view not in self.known:
-            self.known[view] = self.answer(x)
-        return bench.cohort(x, self.known[view], network=network, batch_size=batch_size, augmented=False)
+def lessons(
+    bench: Workbench, x: Tensor, wanted: Tensor, *, network: Network | None = None, batch_size: int | None = None
+) -> Cohort:
+    """Return the server as a cohort of one that sees samples x as its teachers did; targets are what they answered."""
+    return bench.cohort(x, wanted, network=network, batch_size=batch_size, augmented=False)
 
 
 def students(
-    bench: Workbench,
-    start: Params,
-    lessons: Lessons,
-    *,
-    epochs: int,
-    batch_size: int,
-    lr: float,
-    step: Step | None = None,
-    given: Mapping[str, Any] | None = None,
+    bench: Workbench, start: Params, x: Tensor, wanted: Tensor, *, epochs: int, batch_size: int, lr: float
 ) -> Iterator[Params]:
-    """Yield the student after every pass over the lessons, whose answers are probabilities.
+    """The student after every pass over samples x with the `wanted` probabilities, by Adam, annealed over all of them.
 
-    By Adam, annealed over all passes. The next pass is made when it is asked for. A `step` of the caller's own finds
-    `lr` and `steps`, the number of all, beside what it is `given`, and may draw.
+    The next pass is made when it is asked for.
     """
-    network, steps = bench.network.with_loss(divergence), epochs * -(-len(lessons.x) // batch_size)
+    server = lessons(bench, x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
+    given = {"lr": torch.full_like(server.lr, lr), "steps": epochs * -(-len(x) // batch_size)}
     state = {"w": start, "past": unmoved(start)}
     for epoch in range(epochs):
-        server = lessons.cohort(bench, epoch, network=network, batch_size=batch_size)
-        told = {"lr": torch.full_like(server.lr, lr), "steps": steps, **(given or {})}
-        state = server.scan(step or _step, state, given=told, stream=f"distil {epoch}", draws=step is not None)
+        state = server.scan(_step, state, given=given, stream=f"distil {epoch}")
         yield state["w"].client(0)
 
 
