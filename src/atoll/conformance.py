@@ -293,6 +293,9 @@ def _payload_survives_serialisation(method: Method) -> str | None:
         for client in range(len(SIZES)):
             if tree is not None:
                 measured["down", client, round, "broadcast"] = len(to_bytes(tree))
+    last = report.algorithm.last_broadcast(report.server)
+    if last is not None:
+        measured |= {("down", k, len(sent) - 1, "last broadcast"): len(to_bytes(last)) for k in range(len(SIZES))}
     counted: dict[tuple[str, int, int, str], int] = {
         (message.direction, message.client, message.round, message.field): message.bytes
         for message in report.ledger.messages()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ import torch.nn.functional as F
 from samples import Shaken, own
 from torch import Tensor, nn
 
-from atoll import Batch, Cohort, Params, Predictor, Stack, Task
+from atoll import Batch, Cohort, Params, Predictor, Replies, Stack, Task
 from atoll.algorithms.abhs import ABHS
 from atoll.conformance import personal_models, play, quadratics
 from atoll.errors import ModelError, TaskError
 from atoll.local.blocks import Blocks, Talkative, blocks_of
+from atoll.local.margins import margins, own_moments, said
 from atoll.models import MLP, build
 from atoll.models.network import Variant
 from atoll.prototypes import unit
@@ -211,6 +213,27 @@ def test_a_new_client_gets_what_everybody_has(task: Task, make_cohort: Callable[
     assert all(torch.equal(found[name], leaf) for name, leaf in report.server["one"].items())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched(ABHS):
+    """Remembers what its student is taught."""
+
+    seen: ClassVar[dict[str, Tensor]] = {}
+
+    def taught_logits(self, server: dict[str, Any], replies: Replies, x: Tensor) -> Tensor:
+        self.seen.update(x=x, logits=super().taught_logits(server, replies, x))
+        return self.seen["logits"]
+
+
+def test_a_student_learns_margins(task: Task, make_cohort: Callable[..., Cohort]) -> None:
+    # catches: averaged logits, by which a client with a single class decides everything.
+    report = play(task, Watched(theta=2.0, epochs=2, base_epochs=2, student_epochs=1))
+    models, x = report.server["models"], Watched.seen["x"]
+    told = margins(own_moments(make_cohort(task), models)) * SCALE
+    features = torch.stack([features_of(task, models.client(k), x) for k in range(task.clients)])
+    torch.testing.assert_close(Watched.seen["logits"], said(features, told), rtol=0, atol=1e-9)
+    assert "moments" not in {m.field for m in play(task, quick(student_epochs=0)).ledger.messages()}
+
+
 def test_a_student_of_itself_stays_where_samples_are_augmented(task: Task) -> None:
     # Clients that train nothing are the base that the student begins with.
     shaken = replace(task, augment=Shaken())
@@ -270,10 +293,10 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
 
 def test_public_samples_are_asked_for_before_anything_is_trained(task: Task) -> None:
     private = replace(task, public=None)
-    for method in (ABHS(), ABHS(base="initial")):
+    for method in (ABHS(), ABHS(base="initial", student_epochs=1)):
         with pytest.raises(TaskError, match="ABHS with these options needs public data"):
             play(private, method)
-    play(private, quick(base="initial", student_epochs=0))
+    play(private, ABHS(base="initial", epochs=1, personal_epochs=1))
 
 
 def test_fewer_features_than_corners_of_a_simplex_are_refused(make_task: Callable[..., Task]) -> None:

@@ -49,7 +49,6 @@ class ABHS(Splitting):
     theta: NonNegative = 0.6  # the least similarity of blocks that are shared; above 1, none is
     weight: Share = 0.5  # w: of what the head says, beside labels; blocks below it have more
     scope: Literal["client", "all"] = "client"  # every client has its own split, or all have the same
-    student_epochs: Epochs = 200  # of the server on public samples, to make one model of all; 0: all are kept
 
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "labels": "statistic", "blocks": "statistic"}
 
