@@ -28,7 +28,8 @@ compiling pays from 25 epochs on.
     conflict             11 epochs of two gradients each: 29 s, 2 arms: 1 min an alpha
     ladder               cross-entropy 24 s (one view), shared by 12 servers of 2 to 5 s, students (FedDF) 20 s each;
                          a fixed frame 24 s, shared by 3; abhs, abhs-local 45 s each, with their students; ce-supcon,
-                         fafi faithful 47 s each; heads on features of nobody's training 3 s each: 7 min an alpha
+                         fafi with released settings 47 s each; heads on features of nobody's training 3 s each: 7 min
+                         an alpha
     candidates           15 trainings of 11 epochs, 15 s each, and 6 answers of 3 s each: 8 min; those that are best on
                          validation then for 36
     fusion               servers of FAFI's training, 3 s each: 2.5 min an alpha

@@ -22,7 +22,7 @@ ARMS = {  # of the corrected table
     "label-aware queue": "fafi-queue",
 }
 CONTROLS = {  # only at the smallest alpha, after the last epoch
-    "FAFI, released settings": "fafi:profile=faithful",
+    "FAFI, released settings": "fafi:profile=faithful",  # on these data: dealt once, a view per sample, all normalised
     "V5 on FAFI, released settings": "fafi-bank:profile=faithful",
     "bank of an untrained network": "fafi-bank:pool_from=untrained",
     "image pool of noise": "fafi-bank:pool=images,pool_from=noise,masked=True,mass=1",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from atoll import Batch, Task
 from atoll.models.network import Variant
 from atoll.predictor import Deployed, predictor_of
-from atoll.randomness import generator
+from atoll.randomness import Keys, generator
 
 
 def own(task: Task, client: int, split: str = "train") -> tuple[Tensor, Tensor]:
@@ -43,3 +43,14 @@ class Sloped(nn.Linear):
         """The layer's answer, times the slope."""
         answer: Tensor = self.slope * super().forward(x)
         return answer
+
+
+class Shaken:
+    """Samples with a little noise, another for each view."""
+
+    def __call__(self, x: Tensor, keys: Keys) -> Tensor:
+        counter = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+        return x + (keys.bits(counter) >> 8).to(x.dtype) / 2**24
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        pass

@@ -68,6 +68,16 @@ def test_affinity_is_the_mean_over_others() -> None:
     torch.testing.assert_close(u[0, 0], expected)
 
 
+def test_labels_count_more_the_deeper_a_block_lies() -> None:
+    # catches: a label term that is the same for all blocks, by which clients share everything or nothing.
+    alike, strangers = torch.ones(2, 2).double(), torch.eye(2).double()
+    u = depth.affinity(
+        [alike] * 4, strangers, 0.5
+    )  # features say the same in every block, labels have nothing in common
+    torch.testing.assert_close(u[0], torch.tensor([0.875, 0.75, 0.625, 0.5], dtype=torch.float64))
+    assert depth.depth(u >= 0.6).tolist() == [3, 3]
+
+
 def test_a_stricter_threshold_shares_no_more() -> None:
     u, before = affinities(7), torch.full((4,), 5)
     for theta in torch.linspace(0, 1, 21):

@@ -63,6 +63,15 @@ def test_a_page_names_its_limits(name: str) -> None:
             assert re.search(rf'`{field}="?{re.escape(shown)}"?`', text), field
 
 
+def test_fafi_on_other_data_is_not_called_as_released() -> None:
+    # Its code deals samples to several clients, draws one view for a batch, and does not normalise test images.
+    pages = [*(ROOT / "benchmarks").glob("oneshot*.py"), *(ROOT / "docs/algorithms").glob("*.md")]
+    for page in [*pages, *(ROOT / "docs/guides").glob("*.md"), ROOT / "src/atoll/algorithms/fafi.py"]:
+        assert not re.findall(
+            r"(?<!not )FAFI,? as released|as released, FAFI|clean or as released", page.read_text()
+        ), page
+
+
 # -- links -------------------------------------------------------------------------------------------------------------
 
 

@@ -164,6 +164,10 @@ class Algorithm:
         """What the clients of a cohort do in a round."""
         raise NotImplementedError(f"{type(self).__name__} must define local().")
 
+    def last_broadcast(self, server: Tree) -> Tree:
+        """What every client receives after the last round for `finish`; None if it needs nothing more."""
+        return None
+
     def finish(self, server: Tree, cohort: Cohort) -> Tree:
         """A last local step, without upload, of the clients that are there after the last round: what they keep."""
         return None

@@ -294,6 +294,9 @@ def _payload_survives_serialisation(method: Method) -> str | None:
         for client in range(len(SIZES)):
             if tree is not None:
                 measured["down", client, round, "broadcast"] = len(to_bytes(tree))
+    last = report.algorithm.last_broadcast(report.server)
+    if last is not None:
+        measured |= {("down", k, len(sent) - 1, "last broadcast"): len(to_bytes(last)) for k in range(len(SIZES))}
     counted: dict[tuple[str, int, int, str], int] = {
         (message.direction, message.client, message.round, message.field): message.bytes
         for message in report.ledger.messages()
@@ -502,7 +505,10 @@ def _test_data_are_never_read(method: Method) -> None:
 
 @_check
 def _one_shot_methods_upload_once(method: Method) -> str | None:
-    """Each client of a one-shot method uploads once and downloads once; one exchange of statistics may go before."""
+    """Each client of a one-shot method uploads once and downloads once.
+
+    One exchange of statistics may go before, and a download after the upload, for clients that then train on.
+    """
     if not method.one_shot:
         return "not a one-shot method"
     messages = list(_train(method()).ledger.messages())
@@ -517,7 +523,9 @@ def _one_shot_methods_upload_once(method: Method) -> str | None:
                     f"A one-shot method must send once {direction} per client. Got (client, round) {sorted(found)}.",
                     hint="before training, statistics may be exchanged once, and no models.",
                 )
-    return "after an exchange of statistics" if early else None
+    said = ["after an exchange of statistics"] if early else []
+    said += ["with a download after the upload"] if any(one.field == "last broadcast" for one in messages) else []
+    return "; ".join(said) or None
 
 
 # -- training and watching -----------------------------------------------------------------------------------------

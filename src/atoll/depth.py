@@ -46,11 +46,13 @@ def feature_similarity(mean: Tensor, deviation: Tensor) -> Tensor:
 
 
 def affinity(features: Sequence[Tensor], labels: Tensor, weight: float) -> Tensor:
-    """u_l(k), [K, L]: the mean of weight S^l_kj + (1 - weight) S^y_kj over all others, at most that of the block below.
+    """u_l(k), [K, L]: the mean of (1 - v_l) S^l_kj + v_l S^y_kj over all others, at most that of the block below.
 
-    A client that is alone has nobody to share with: 0.
+    v_l = (1 - weight) l / L: the first blocks see shapes that all classes have, the head sees classes. A client that is
+    alone has nobody to share with: 0.
     """
-    likeness = torch.stack([weight * one + (1 - weight) * labels for one in features], 2)
+    deep = [(1 - weight) * (number + 1) / len(features) for number in range(len(features))]
+    likeness = torch.stack([(1 - v) * one + v * labels for v, one in zip(deep, features, strict=True)], 2)
     others = 1 - torch.eye(len(labels), dtype=labels.dtype, device=labels.device)
     mean = (likeness * others[..., None]).sum(1) / max(1, len(labels) - 1)
     return mean.cummin(1).values

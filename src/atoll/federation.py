@@ -240,7 +240,7 @@ def federate(
             done = round + 1
             if done == settings.rounds:
                 reachable = np.setdiff1d(there(settings, task.clients, round), np.setdiff1d(cohort, present))
-                traffic.gradients += _finish(algorithm, server, engine, population, reachable, done)
+                traffic.gradients += _finish(algorithm, server, engine, population, channel, reachable, done)
             line = _line(done, traffic, channel.ledger, round)
             if settings.evaluates_after(done):
                 line["evaluation"], outcomes = _evaluate(algorithm, server, engine, population, settings, done)
@@ -458,12 +458,18 @@ def _prepare(
 
 
 def _finish(
-    algorithm: Algorithm, server: Tree, engine: LocalEngine, population: Population, clients: Clients, round: int
+    algorithm: Algorithm,
+    server: Tree,
+    engine: LocalEngine,
+    population: Population,
+    channel: Channel,
+    clients: Clients,
+    round: int,
 ) -> int:
     """The last local step of those who are there, if the method has one; returns the gradients it took."""
     if type(algorithm).finish is Algorithm.finish or not len(clients):
         return 0
-    gradients = 0
+    gradients, broadcast = 0, algorithm.last_broadcast(server)
     job = Job(
         population,
         clients,
@@ -477,6 +483,7 @@ def _finish(
             log.warning("client(s) %s did not finish: %s", outcome.clients.tolist(), outcome.reason)
         elif outcome.result is not None:
             gradients += outcome.cohort.scanner.tally.gradients
+            channel.last_broadcast(broadcast, outcome.cohort.clients, round - 1)
             outcome.cohort.population.memory.keep(outcome.cohort.clients, outcome.result, round=round - 1)
     return gradients
 

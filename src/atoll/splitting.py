@@ -33,14 +33,17 @@ from atoll.data.task import Task
 from atoll.local import sgd
 from atoll.local.blocks import Blocks, above, blocks_of, talking_bench
 from atoll.local.descent import Found
+from atoll.local.distillation import lessons
 from atoll.local.etf import simplex_etf
+from atoll.local.evidence import evidence
 from atoll.local.features import class_sums, feature_size, features_and_outputs
 from atoll.local.fusion import fused, together
+from atoll.local.margins import margins, own_moments
+from atoll.local.margins import said as margin_logits
 from atoll.oneshot import OneShot, Server, require_public, uploads
-from atoll.params import Params, Stack
+from atoll.params import Params, Stack, spread
 from atoll.predictor import ensemble, members_of
 from atoll.randomness import generator
-from atoll.workbench import Workbench
 
 log = logging.getLogger("atoll.splitting")
 
@@ -60,6 +63,8 @@ class Splitting(OneShot):
     shrinkage: NonNegative = 20.0  # m: samples that the anchor of a class counts as
     robust: bool = False  # the geometric median of prototypes, not their mean
     student_epochs: Epochs = 0  # of the server on public samples, to make one model of all; 0: all are kept
+    student_of: Literal["margins", "logits"] = "margins"  # what it is taught: what clients can tell apart, or
+    # their logits weighted by class
     student_lr: Positive = 0.01  # step size of the student
     align: NonNegative = 1.0  # lf: pull of what the student's base says
     labels: NonNegative = 0.0  # lc: of the labels of public samples
@@ -68,7 +73,14 @@ class Splitting(OneShot):
     personal_epochs: Epochs = 5  # of clients, above the base, after the single download
     beta: NonNegative = 0.1  # pull of own features to those that came back
 
-    sends: ClassVar[dict[str, str]] = {"model": "model", "evidence": "statistic"}
+    sends: ClassVar[dict[str, str]] = {"model": "model", "evidence": "statistic", "moments": "statistic"}
+
+    # -- the clients -------------------------------------------------------------------------------------------------
+    def findings(self, cohort: Cohort, w: Stack) -> dict[str, Stack]:
+        """What clients send of their trained models beside these: about classes, and the moments that margins need."""
+        found = {"evidence": evidence(cohort, w, feature_size(self, cohort.population.task))}
+        taught = self.student_epochs > 0 and self.student_of == "margins"
+        return found | ({"moments": own_moments(cohort, w)} if taught else {})
 
     @property
     def deploys_a_model(self) -> bool:
@@ -101,7 +113,7 @@ class Splitting(OneShot):
         if split == len(blocks_of(replies.workbench.population.task)):
             server["one"] = models.client(0)
         elif self.student_epochs:
-            server["one"] = self.distilled(server, replies.workbench, split)
+            server["one"] = self.distilled(server, replies, split)
         return server
 
     def directions(self, server: Server) -> Tensor:
@@ -116,19 +128,26 @@ class Splitting(OneShot):
         mean = prototypes.fused(told["sum"], omega, robust=self.robust)
         return prototypes.shrunk(mean, anchors, told["count"].sum(0), strength=self.shrinkage)
 
-    def distilled(self, server: Server, bench: Workbench, split: int) -> Params:
+    def distilled(self, server: Server, replies: Replies, split: int) -> Params:
         """One model that says below the split what all say, and answers what all answer."""
-        (x, y), task = bench.public, bench.population.task
-        blocks, talkative = blocks_of(task), talking_bench(bench)
-        said = talkative.answers(server["models"], x, features=True)
-        base = torch.einsum("k,ksd->sd", sizes(server), said)
-        logits = torch.einsum("kc,ksc->sc", votes(server), blocks.parted(said)[-1])
-        classes = F.one_hot(y, task.classes or 0).to(said.dtype)
-        wanted = torch.cat([base, (logits / TEMPERATURE).softmax(1), classes], 1)
-        cohort = bench.cohort(x, wanted, network=talkative.network)
+        bench, task = replies.workbench, replies.workbench.population.task
+        (x, y), blocks, talkative = bench.public, blocks_of(task), talking_bench(bench)
+        base = torch.einsum("k,ksd->sd", sizes(server), talkative.answers(server["models"], x, features=True))
+        likely = (self.taught_logits(server, replies, x) / TEMPERATURE).softmax(1)
+        classes = F.one_hot(y, task.classes or 0).to(base.dtype)
+        cohort = lessons(bench, x, torch.cat([base, likely, classes], 1), network=talkative.network)
         step = functools.partial(taught, blocks, split, self.align, self.labels)
         lr = torch.full_like(cohort.lr, self.student_lr)
         return sgd(cohort, server["model"], epochs=self.student_epochs, lr=lr, gradient=step).client(0)
+
+    def taught_logits(self, server: Server, replies: Replies, x: Tensor) -> Tensor:
+        """What all models together answer to samples, as the student is taught it."""
+        bench, models = replies.workbench, server["models"]
+        if self.student_of == "logits":
+            return torch.einsum("kc,ksc->sc", votes(server), bench.answers(models, x))
+        trained = spread(server["model"], models.clients) | uploads(replies, "model")  # whose moments were sent
+        told = margins(uploads(replies, "moments")) * SCALE
+        return margin_logits(bench.answers(trained, x, features=True), told)
 
     # -- what comes out ----------------------------------------------------------------------------------------------
     def fused(self, server: Server) -> Params | Predictor:
@@ -141,13 +160,24 @@ class Splitting(OneShot):
         beside = Params.of(shares=sizes(server), prototypes=server["prototypes"]["prototypes"])
         return ensemble(server["models"], beside, by_directions)
 
-    def finish(self, server: Server, cohort: Cohort) -> Stack | None:
-        """Every client trains what lies above the base of its own model, held to what all others found."""
+    def last_broadcast(self, server: Server) -> Server | None:
+        """What all others found, on which clients train on: the one model or all, and prototypes to be near to."""
         if self.personal == "none" or "models" not in server:
             return None
-        w, models = self.own(server, cohort), server["models"]
-        many = [server["one"]] if "one" in server else [models.client(k) for k in range(models.clients)]
-        shares = sizes(server) if len(many) > 1 else torch.ones_like(sizes(server)[:1])
+        found = {"one": server["one"]} if "one" in server else {"models": server["models"], "shares": sizes(server)}
+        return found | ({"prototypes": server["prototypes"]} if self.personal == "prototypes" else {})
+
+    def finish(self, server: Server, cohort: Cohort) -> Stack | None:
+        """Every client trains what lies above the base of its own model, held to what all others found."""
+        received = self.last_broadcast(server)
+        if received is None:
+            return None
+        w = self.own(server, cohort)
+        if "one" in received:
+            many, shares = [received["one"]], torch.ones_like(sizes(server)[:1])
+        else:
+            models, shares = received["models"], received["shares"]
+            many = [models.client(k) for k in range(models.clients)]
         given = {"many": many, "shares": shares, "beta": self.beta}
 
         def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:

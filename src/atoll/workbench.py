@@ -62,10 +62,7 @@ class Workbench:
 
         With `features`, what enters the head instead.
         """
-        network, engine = self.network, self.engine
-        variant = Variant(
-            train=False, features=features, precision=engine.precision, channels_last=engine.channels_last
-        )
+        network, variant = self.network, replace(self.variant, features=features)
         network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
         names, pieces = tuple(models), torch.split(x, ANSWERS_AT_ONCE)
 
@@ -75,10 +72,19 @@ class Workbench:
 
         if isinstance(models, Params):
             return torch.cat([one(tuple(models.values()), some) for some in pieces])
-        if engine.best_alone(self.population.task):
+        if self.engine.best_alone(self.population.task):
             return torch.stack([self.answers(models.client(k), x, features=features) for k in range(models.clients)])
         every = vmap(one, in_dims=(0, None))
         return torch.cat([every(tuple(models.values()), some) for some in pieces], dim=1)
+
+    @property
+    def variant(self) -> Variant:
+        """How a network runs that answers here."""
+        return Variant(train=False, precision=self.engine.precision, channels_last=self.engine.channels_last)
+
+    def batch(self, x: Tensor) -> Batch:
+        """Samples without targets as a batch, for the rule by which a predictor answers."""
+        return Batch(x, x[:, :0], None, None, self.network, self.variant)
 
     def score(self, model: Params, x: Tensor, y: Tensor) -> float:
         """How good a model is on samples of the server, more being better."""
@@ -93,11 +99,13 @@ class Workbench:
         network: Network | None = None,
         batch_size: int | None = None,
         first: int | None = None,
+        augmented: bool = True,
     ) -> Cohort:
         """A cohort of one that holds these samples, for `sgd` and `scan`; of another `network` than the clients'.
 
         With `first`, it reads so many of the samples only: programs are made for one size, and a set that grows is
-        best held in tensors as large as it will be. Samples of another shape than the clients' are not augmented.
+        best held in tensors as large as it will be. Samples are augmented as the clients' are, unless `augmented`
+        says otherwise or their shape is another.
         """
         task = self.population.task
         size = len(x) if first is None else first
@@ -107,7 +115,7 @@ class Workbench:
             task, x=x, y=y, splits={"train": everything, "val": nothing, "test": nothing},
             network=network or task.network, classes=task.classes if network is None else None,
             names=("server",), groups=None, networks=(), architecture=None,
-            augment=task.augment if x.shape[1:] == task.x.shape[1:] else None,
+            augment=task.augment if augmented and x.shape[1:] == task.x.shape[1:] else None,
             training=task.training if batch_size is None else replace(task.training, batch_size=batch_size),
         )  # fmt: skip
         # A seed of its own: the first client is number 0 as well, and must not share its draws with the server.

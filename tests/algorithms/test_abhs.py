@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import own
+from samples import Shaken, own
 from torch import Tensor, nn
 
-from atoll import Batch, Cohort, Params, Predictor, Stack, Task
+from atoll import Batch, Cohort, Params, Predictor, Replies, Stack, Task
 from atoll.algorithms.abhs import ABHS
 from atoll.conformance import personal_models, play, quadratics
 from atoll.errors import ModelError, TaskError
 from atoll.local.blocks import Blocks, Talkative, blocks_of
+from atoll.local.margins import margins, own_moments, said
 from atoll.models import MLP, build
 from atoll.models.network import Variant
 from atoll.prototypes import unit
@@ -76,6 +78,25 @@ def test_what_travels(task: Task, base: str, theta: float) -> None:
     else:
         assert found.get(("up", 0, "model"), ("", 0))[1] < 100  # everything is shared: no leaf is sent
     assert found["down", 0, "broadcast"][1] + found["down", 0, "unicast"][1] < 400
+
+
+@pytest.mark.parametrize("student_epochs", [0, 2])
+@pytest.mark.parametrize("personal", ["head", "prototypes", "none"])
+def test_what_comes_back_after_the_upload_is_in_the_ledger(task: Task, personal: str, student_epochs: int) -> None:
+    # catches: clients that train on what they never downloaded.
+    report = play(task, quick(theta=2.0, personal=personal, student_epochs=student_epochs))
+    back = [m for m in report.ledger.messages() if m.field == "last broadcast"]
+    if personal == "none":
+        assert not back
+        return
+    assert sorted(m.client for m in back) == [0, 1, 2, 3]
+    server = report.server
+    sent = {"one": server["one"]} if student_epochs else {"models": server["models"], "shares": sizes(server)}
+    if personal == "prototypes":
+        sent |= {"prototypes": server["prototypes"]}
+    assert {m.bytes for m in back} == {size_of(sent)}
+    assert {m.direction for m in back} == {"down"}
+    assert report.history[-1]["bytes"]["down"] >= sum(m.bytes for m in back)  # of the last round
 
 
 def test_clients_have_their_own_splits(task: Task) -> None:
@@ -192,6 +213,35 @@ def test_a_new_client_gets_what_everybody_has(task: Task, make_cohort: Callable[
     assert all(torch.equal(found[name], leaf) for name, leaf in report.server["one"].items())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched(ABHS):
+    """Remembers what its student is taught."""
+
+    seen: ClassVar[dict[str, Tensor]] = {}
+
+    def taught_logits(self, server: dict[str, Any], replies: Replies, x: Tensor) -> Tensor:
+        self.seen.update(x=x, logits=super().taught_logits(server, replies, x))
+        return self.seen["logits"]
+
+
+def test_a_student_learns_margins(task: Task, make_cohort: Callable[..., Cohort]) -> None:
+    # catches: averaged logits, by which a client with a single class decides everything.
+    report = play(task, Watched(theta=2.0, epochs=2, base_epochs=2, student_epochs=1))
+    models, x = report.server["models"], Watched.seen["x"]
+    told = margins(own_moments(make_cohort(task), models)) * SCALE
+    features = torch.stack([features_of(task, models.client(k), x) for k in range(task.clients)])
+    torch.testing.assert_close(Watched.seen["logits"], said(features, told), rtol=0, atol=1e-9)
+    assert "moments" not in {m.field for m in play(task, quick(student_epochs=0)).ledger.messages()}
+
+
+def test_a_student_of_itself_stays_where_samples_are_augmented(task: Task) -> None:
+    # Clients that train nothing are the base that the student begins with.
+    shaken = replace(task, augment=Shaken())
+    report = play(shaken, quick(theta=2.0, epochs=0, student_epochs=5, student_lr=1.0, student_of="logits"))
+    for name, leaf in report.server["model"].items():
+        torch.testing.assert_close(report.server["one"][name], leaf, rtol=0, atol=1e-12)
+
+
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
@@ -243,10 +293,10 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
 
 def test_public_samples_are_asked_for_before_anything_is_trained(task: Task) -> None:
     private = replace(task, public=None)
-    for method in (ABHS(), ABHS(base="initial")):
+    for method in (ABHS(), ABHS(base="initial", student_epochs=1)):
         with pytest.raises(TaskError, match="ABHS with these options needs public data"):
             play(private, method)
-    play(private, quick(base="initial", student_epochs=0))
+    play(private, ABHS(base="initial", epochs=1, personal_epochs=1))
 
 
 def test_fewer_features_than_corners_of_a_simplex_are_refused(make_task: Callable[..., Task]) -> None:

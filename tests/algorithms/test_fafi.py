@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import answers, own
+from samples import Shaken, answers, own
 from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Task
@@ -18,7 +18,7 @@ from atoll.federation import federate
 from atoll.local.contrastive import supervised_contrast
 from atoll.models import BodyAndHead
 from atoll.models.network import Variant
-from atoll.randomness import Keys
+from atoll.workbench import Workbench
 
 WEIGHT = "head.weight"
 
@@ -26,17 +26,6 @@ WEIGHT = "head.weight"
 @pytest.fixture
 def task(make_task: Callable[..., Task]) -> Task:
     return make_task(dtype=torch.float64)
-
-
-class Shaken:
-    """Samples with a little noise, another for each view."""
-
-    def __call__(self, x: Tensor, keys: Keys) -> Tensor:
-        counter = torch.arange(x.numel(), device=x.device).reshape(x.shape)
-        return x + (keys.bits(counter) >> 8).to(x.dtype) / 2**24
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        pass
 
 
 def normalised_batch_model() -> nn.Module:
@@ -148,6 +137,30 @@ def test_in_the_faithful_profile_answers_depend_on_who_is_tested_together(make_t
     together, alone = answers(task, deployed, task.x), answers(task, deployed, task.x[:5])
     assert not torch.allclose(together[:5], alone)
     assert all(torch.equal(leaf, before[name]) for name, leaf in report.server["models"].items())
+
+
+def test_noise_is_seen_with_the_statistics_of_the_samples(make_task: Callable[..., Task]) -> None:
+    # catches: informativeness that compares features under statistics of the test batch with some under running ones.
+    task = make_task(normalised_batch_model, sizes=(8, 9, 8), dtype=torch.float64)
+    report = play(task, FAFI(batch_statistics=True))
+    server, x = report.server, task.x[:11]
+    images = torch.from_numpy(
+        Workbench(report.population, report.engine, round=0).generator("noise").normal(size=(8, 4))
+    )
+    mixed = torch.zeros(11, 6, dtype=torch.float64)
+    shares = []
+    for k in range(3):
+        w = server["models"].client(k)
+        linear = {
+            name: F.linear(rows, w["body.0.weight"], w["body.0.bias"]) for name, rows in (("x", x), ("noise", images))
+        }
+        mean, variance = linear["x"].mean(0), linear["x"].var(0, correction=0)
+        scale = w["body.1.weight"] / (variance + 1e-5).sqrt()
+        f, noise = (F.relu((linear[name] - mean) * scale + w["body.1.bias"]) for name in ("x", "noise"))
+        shares.append((1 - F.cosine_similarity(f, noise.mean(0)[None])).clamp(min=1e-6))
+        mixed = mixed + shares[-1][:, None] * F.normalize(f)
+    expected = 16 * F.cosine_similarity(mixed[:, None], server["prototypes"]["rows"][None], dim=2)
+    torch.testing.assert_close(answers(task, report.algorithm.shared(server), x), expected, rtol=0, atol=1e-9)
 
 
 def test_statistics_are_those_of_at_most_256_test_samples(task: Task) -> None:

@@ -15,6 +15,7 @@ from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_plus import FAFIPlus, refined
 from atoll.conformance import play
 from atoll.errors import HyperparameterError, ModelError, TaskError
+from atoll.local import alignment
 from atoll.local.contrastive import UNLABELLED, ContrastSet, supervised_contrast
 from atoll.local.fusion import discernment
 from atoll.local.margins import margins, said
@@ -43,7 +44,8 @@ EACH: list[Options] = [
     {"anchors": "etf"}, {"anchors": "random"}, {"anchors": "etf", "anchor_loss": "mse"},
     {"anchors": "etf", "anchor_schedule": "cosine"}, {"anchors": "etf", "anchor_schedule": "constant"},
     {"anchors": "etf", "anchor_schedule": "auto"}, {"anchors": "etf", "anchor_moves": True},
-    {"reference": "mmd"}, {"reference": "coral"}, {"reference": "sliced"}, {"conflict": "projected"},
+    {"reference": "mmd"}, {"reference": "coral"}, {"reference": "sliced"},
+    {"reference": "mmd", "reference_by": "class"}, {"conflict": "projected"},
     {"dynamic": True}, {"refine": 5}, {"refine": 5, "refine_labels": False},
 ]  # fmt: skip
 
@@ -82,6 +84,51 @@ def test_rare_classes_are_drawn_as_often_as_others() -> None:
     assert ((seen - 500 / 3).square() / (500 / 3)).sum() < 9.21  # chi-square: exceeded once in a hundred draws
     for other in (Composed(rarity=1.0), Composed(rarity_by="draws")):
         assert other.samples(batch, given) is batch
+
+
+@pytest.mark.parametrize("rarity", [0.0, 1.0])
+def test_balance_is_in_the_contrast_alone(
+    make_task: Callable[..., Task], make_cohort: Callable[..., Cohort], rarity: float
+) -> None:
+    # catches: a cross-entropy that is averaged by class as well.
+    task = make_task(sizes=(9,), dtype=torch.float64, batch_size=9)
+    assert len({int((own(task, 0)[1] == c).sum()) for c in range(3)}) > 1  # classes are not equally frequent
+    logged = []
+    for balanced in (False, True):
+        cohort = make_cohort(task)
+        FAFIPlus(epochs=1, balanced=balanced, rarity=rarity).trained(task.network.initial, cohort)
+        logged.append(cohort.notes)
+    plain, balance = logged
+    torch.testing.assert_close(balance["loss/classification"], plain["loss/classification"], rtol=0, atol=1e-12)
+    assert not torch.allclose(balance["loss/contrast"], plain["loss/contrast"])
+
+
+@pytest.mark.parametrize("form", ["mmd", "coral", "sliced"])
+def test_a_reference_may_be_compared_class_by_class(
+    make_task: Callable[..., Task], make_cohort: Callable[..., Cohort], form: Any
+) -> None:
+    # The client has no sample of class 2. catches: a reference of all classes, to which it is drawn as a whole.
+    task = make_task(sizes=(3,), dtype=torch.float64, batch_size=3)
+    task = replace(task, y=torch.tensor([0, 0, 1]))
+    draw = torch.Generator().manual_seed(1)
+    rows, labels = torch.randn(9, 6, dtype=torch.float64, generator=draw), torch.arange(9) % 3
+    reference = Params.of(features=F.normalize(rows, dim=1), y=labels)
+    method = FAFIPlus(epochs=1, reference=form, reference_by="class")
+
+    def loss(rows: Tensor) -> Tensor:
+        cohort = make_cohort(task)
+        sent = {"model": task.network.initial, "reference": reference | Params.of(features=rows)}
+        method.trained(sent, cohort)
+        return cohort.notes["loss/reference"]
+
+    found, moved = loss(reference["features"]), (labels > 1)[:, None]
+    assert torch.equal(loss(torch.where(moved, 7.0, reference["features"])), found)  # of a class that the client lacks
+    assert not torch.equal(loss(torch.where(moved, reference["features"], 0.3)), found)
+    if form == "mmd":  # two views of a sample are the same: the client has four rows of class 0, and two of class 1
+        z = F.normalize(task.network._original.features(task.x), dim=1).repeat(2, 1)  # type: ignore[operator]
+        own = torch.tensor([0, 0, 1]).repeat(2)
+        each = [alignment.mmd(z[own == c], reference["features"][labels == c]) for c in (0, 1)]
+        torch.testing.assert_close(found[0], torch.stack(each).mean())
 
 
 def test_measuring_a_conflict_changes_nothing(task: Task, make_cohort: Callable[..., Cohort]) -> None:
@@ -242,7 +289,7 @@ def test_stages_switch_once_or_recur(task: Task) -> None:
         torch.testing.assert_close(found["contrast"], banked["contrast"])  # the bank stays
         assert (found["classification"] == 0).item() is stage_one
     first = [FAFIPlus(stages="once", epochs=epochs).settings["stage_epochs"] for epochs in (0, 1, 5, 36)]
-    assert first == [0, 1, 1, 8]
+    assert first == [0, 0, 1, 8]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])

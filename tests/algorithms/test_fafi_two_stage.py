@@ -10,6 +10,7 @@ from atoll import Cohort, Stack, Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_two_stage import FAFITwoStage
 from atoll.conformance import play
+from atoll.errors import HyperparameterError
 from atoll.local.prototypical import train
 
 WEIGHT = "head.weight"
@@ -27,11 +28,24 @@ def test_in_the_first_stage_prototypes_stay_where_they_are(task: Task) -> None:
     assert not torch.equal(models["body.1.weight"][0], task.network.initial["body.1.weight"])
 
 
+@pytest.mark.parametrize(("epochs", "share"), [(1, 0.2), (2, 0.9)])
+def test_a_first_stage_leaves_the_second_an_epoch(task: Task, epochs: int, share: float) -> None:
+    # catches: a share that is rounded up to all epochs, after which prototypes were never trained.
+    models = play(task, FAFITwoStage(epochs=epochs, stage_share=share)).server["models"]
+    assert not any(torch.equal(one, task.network.initial[WEIGHT]) for one in models[WEIGHT])
+
+
+def test_one_epoch_that_recurs_is_refused() -> None:
+    with pytest.raises(HyperparameterError, match="`epochs` must be at least 2 where stages recur. Got 1"):
+        FAFITwoStage(epochs=1, stages="recurring")
+    FAFITwoStage(epochs=0, stages="recurring")
+
+
 @pytest.mark.limit("fafi-two-stage")
 def test_after_the_switch_it_is_fafi(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     # One full batch per epoch and no momentum: five epochs are one of the first stage and four of FAFI from there.
     report = play(task, FAFITwoStage(epochs=5))
-    cohort, algorithm = make_cohort(task), FAFITwoStage(epochs=1)
+    cohort, algorithm = make_cohort(task), FAFITwoStage(epochs=1, stage_share=1.0)
     first: Stack = algorithm.trained(report.algorithm.broadcast(report.server), cohort)
     then = train(cohort, first, FAFI().step(cohort), epochs=4)
     for name, leaf in report.server["models"].items():

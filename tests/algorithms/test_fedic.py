@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import answers, with_public
+from samples import Shaken, answers, with_public
 from torch import Tensor
 
-from atoll import Batch, Params, Task
+from atoll import Batch, LocalEngine, Params, Task
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedic import FEDIC, divided, heard, learn, teacher, uncalibrated
 from atoll.algorithms.oneshot_avg import OneShotAvg
+from atoll.cohort import Population
 from atoll.conformance import play
 from atoll.errors import HyperparameterError, TaskError
 from atoll.local.adam import unmoved
+from atoll.memory import RamMemory
 from atoll.models.network import Variant
-from atoll.randomness import Keys, default_generator
+from atoll.randomness import Keys, default_generator, generator
+from atoll.workbench import Workbench
 
 PUBLIC = 20
 
@@ -117,14 +120,48 @@ def test_a_step_of_the_student_by_hand(task: Task, mask: Tensor | None) -> None:
         torch.testing.assert_close(leaf, expected, rtol=0, atol=1e-9)
 
 
-def test_only_labels_of_the_declared_share_are_read(task: Task) -> None:
+def test_the_labelled_samples_are_as_many_of_every_class(make_task: Callable[..., Task]) -> None:
+    # Of a rare class all there are; others fill up. catches: a share of the public samples as they come.
+    task = with_public(make_task(dtype=torch.float64), 60)
+    assert task.public is not None
+    x, _ = task.public
+    frequent = torch.tensor([0] * 45 + [1] * 13 + [2] * 2)
+    bench = bench_of(replace(task, public=(x, frequent)))
+    for share, expected in ((0.1, [2, 2, 2]), (0.2, [5, 5, 2]), (0.5, [15, 13, 2])):
+        others, (known, labels) = divided(bench, share)
+        assert torch.bincount(labels).tolist() == expected
+        assert len(others) == 60 - sum(expected)
+        assert torch.equal(torch.cat([others, known]).sort(0).values, x.sort(0).values)
+    _, (_, seven) = divided(bench, 7 / 60)
+    assert sorted(torch.bincount(seven).tolist()) == [2, 2, 3]
+
+
+def bench_of(task: Task) -> Workbench:
+    return Workbench(Population(task, RamMemory(task.clients), seed=0), LocalEngine(dtype=torch.float64), round=0)
+
+
+def test_students_see_what_the_teacher_answered_for(task: Task) -> None:
+    # catches: a student that sees samples augmented, and is taught what the teacher answers to them as they are.
+    found = [
+        play(one, FEDIC(epochs=0, fit_epochs=0, server_epochs=3)) for one in (task, replace(task, augment=Shaken()))
+    ]
+    for name, leaf in found[0].server["model"].items():
+        assert torch.equal(found[1].server["model"][name], leaf)
+
+
+def test_labels_of_the_others_are_read_to_choose_alone(task: Task) -> None:
+    # Samples that come after all that were chosen could have any label: the same ones would have been chosen.
     assert task.public is not None
     x, y = task.public
     play(task, Watched(epochs=1, fit_epochs=1, server_epochs=1))
     _, (known, _) = divided(Watched.seen["bench"], 0.2)
     labelled = (x[:, None] == known[None]).all(2).any(1)
+    order = generator(Watched.seen["bench"].population.seed, "server labels").permutation(PUBLIC)
+    last = max(place for place, row in enumerate(order) if labelled[row])
+    later = torch.zeros_like(labelled).index_fill(0, torch.from_numpy(order[last + 1 :]), 1)
+    assert later.any()
     mine = play(task, FEDIC(epochs=1, server_epochs=2)).server["model"]
-    for changed, same in ((labelled, False), (~labelled, True)):
+    for changed, same in ((labelled, False), (later, True)):
         other = replace(task, public=(x, torch.where(changed, (y + 1) % 3, y)))
         theirs = play(other, FEDIC(epochs=1, server_epochs=2)).server["model"]
         assert all(torch.equal(mine[name], theirs[name]) for name in mine) == same

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from samples import answers, with_public
+from samples import Shaken, answers, with_public
 from torch import nn
 
 from atoll import Task
@@ -90,3 +90,15 @@ def test_labels_of_public_samples_are_not_read(task: Task) -> None:
 def test_public_samples_are_asked_for(task: Task) -> None:
     with pytest.raises(TaskError, match="OneShotDF needs public data"):
         play(replace(task, public=None), OneShotDF())
+
+
+@pytest.mark.parametrize("of", ["logits", "probs"])
+def test_a_student_of_itself_stays_where_samples_are_augmented(make_task: Callable[..., Task], of: str) -> None:
+    # catches: teachers that answer for samples as they are, and a student that sees them augmented.
+    task = replace(with_public(make_task(sizes=(9,), dtype=torch.float64)), augment=Shaken())
+    start, end = (
+        play(task, OneShotDF(of=of, epochs=2, server_epochs=n, server_lr=1e-8)).server["model"]  # type: ignore[arg-type]
+        for n in (0, 3)
+    )
+    for name, leaf in start.items():
+        torch.testing.assert_close(end[name], leaf, rtol=0, atol=1e-12)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from atoll import Algorithm, Cohort, Params, Replies, Update
+from atoll import Algorithm, Cohort, Params, Replies, Stack, Update
 from atoll.conformance import ConformanceError, checks
 from atoll.local import sgd
 from atoll.local.labels import label_counts
@@ -45,6 +45,21 @@ class AsksForModels(AsksFirst):
 
     def prepare(self, w: Params, cohort: Cohort) -> Update:
         return self.local(w, cohort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsBack(AsksFirst):
+    """Sends the average back, on which all clients train on."""
+
+    def last_broadcast(self, w: Params) -> Params:
+        return w
+
+    def finish(self, w: Params, cohort: Cohort) -> Stack:
+        return sgd(cohort, start=w, epochs=1)
+
+
+def test_a_download_after_the_upload_is_said() -> None:
+    assert upload_once.run(SendsBack) == "after an exchange of statistics; with a download after the upload"
 
 
 def test_one_exchange_of_statistics_is_said() -> None:

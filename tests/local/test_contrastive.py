@@ -230,6 +230,26 @@ def test_a_class_that_is_repeated_pushes_no_harder() -> None:
     assert (loss(5, None) > loss(1, None) + 0.5).all()
 
 
+def test_all_items_without_a_label_weigh_as_much_as_one_class() -> None:
+    # catches: a pool of 4096 unlabelled items that outweighs ten classes by 400 to 1.
+    z, pool = normal(8, 5), normal(6, 5, purpose="pool")
+    found, repeated = (
+        supervised_contrast(z, Y, temperature=T, extra=[ContrastSet(items)], classes=4)
+        for items in (pool, pool.repeat(3, 1))
+    )
+    torch.testing.assert_close(found, repeated)
+    for i in range(8):
+        members = [[z[a] for a in range(8) if a != i and Y[a] == c] for c in range(4)]
+        total = sum(
+            sum(math.exp(cosine(z[i], one) / T) for one in group) / len(group)
+            for group in (*members, pool)
+            if len(group)
+        )
+        positive = members[Y[i]]
+        wanted = sum(math.log(total) - cosine(z[i], one) / T for one in positive) / max(1, len(positive))
+        assert found[i].item() == pytest.approx(wanted)
+
+
 def test_its_mean_over_classes_counts_each_class_once() -> None:
     losses = supervised_contrast(normal(8, 5), Y, temperature=T)
     wanted = sum(losses[c == Y].mean() for c in range(4)) / 4

@@ -1,13 +1,15 @@
 """Students are taught, and the best of them is found without asking for more than needed."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+from samples import Shaken
 
 from atoll import LocalEngine, Task
 from atoll.cohort import Population
-from atoll.local.distillation import best_of, divergence, students
+from atoll.local.distillation import best_of, divergence, lessons, students
 from atoll.memory import RamMemory
 from atoll.params import Params
 from atoll.workbench import Workbench
@@ -74,3 +76,18 @@ def test_the_first_step_is_one_of_adam_and_the_last_students_hardly_move(make_ta
         return float(divergence(bench.answers(student, task.x), wanted).mean())
 
     assert apart(found[-1]) < 0.1 * apart(start)
+
+
+def test_a_student_sees_what_its_teachers_answered_for(make_task: Callable[..., Task]) -> None:
+    # catches: a student that sees samples augmented, and is taught what teachers answer to them as they are.
+    task = replace(make_task(sizes=(6, 9), dtype=torch.float64), augment=Shaken())
+    bench = Workbench(Population(task, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
+    w = task.network.initial
+    wanted = bench.answers(w, task.x).softmax(1)
+    server = lessons(bench, task.x, wanted, batch_size=4).population.task
+    assert server.augment is None
+    assert torch.equal(server.x, task.x)
+    # A tiny step of Adam divides rounding errors by 1e-8; one along a gradient that is not 0 has its length.
+    for student in students(bench, w, task.x, wanted, epochs=3, batch_size=4, lr=1e-8):
+        for name, leaf in student.items():
+            torch.testing.assert_close(leaf, w[name], rtol=0, atol=1e-12)

@@ -1,11 +1,14 @@
 """ABHS: how much of the network is shared follows from how alike clients are, which they tell once, before training.
 
-    u_l(k) = mean over j != k of  w S^l_kj + (1 - w) S^y_kj,  made to fall with l;     s_k = max { l : u_l(k) >= theta }
+    u_l(k) = mean over j != k of  (1 - v_l) S^l_kj + v_l S^y_kj,   v_l = (1 - w) l / L,   made to fall with l
+    s_k    = max { l : u_l(k) >= theta }
 
 S^y compares label counts (Jensen-Shannon), S^l mean and deviation of what block l of the broadcast model says about the
-clients' samples (Frechet). Blocks up to s_k stay as they were broadcast, so that they are a base in common without any
-averaging; client k trains those above, and uploads once. What the server makes of that: `atoll.splitting`. Without a
-parameter, ``rule = "variance"`` shares the blocks whose mean over all clients errs less than one's own:
+clients' samples (Frechet). Labels count more the deeper a block lies: with one weight for all blocks they would decide
+for all alike, and clients would share everything or nothing. Blocks up to s_k stay as they were broadcast, so that they
+are a base in common without any averaging; client k trains those above, and uploads once. What the server makes of
+that: `atoll.splitting`. Without a parameter, ``rule = "variance"`` shares the blocks whose mean over all clients errs
+less than one's own:
 
     B_l <= V_l (1 / n_k - 1 / n),     B_l the variance between clients' means, V_l that within clients
 
@@ -28,8 +31,7 @@ from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.local import sgd
 from atoll.local.blocks import Blocks, above, blocks_of, talking
-from atoll.local.evidence import evidence
-from atoll.local.features import feature_size, moments
+from atoll.local.features import moments
 from atoll.local.labels import label_counts
 from atoll.oneshot import Server, require_public, uploads
 from atoll.params import Params, Stack, spread
@@ -45,9 +47,8 @@ class ABHS(Splitting):
     base_epochs: Epochs = 20  # of the server on public samples
     rule: Literal["similarity", "variance"] = "similarity"  # which blocks are shared
     theta: NonNegative = 0.6  # the least similarity of blocks that are shared; above 1, none is
-    weight: Share = 0.5  # w: of what blocks say, beside labels
+    weight: Share = 0.5  # w: of what the head says, beside labels; blocks below it have more
     scope: Literal["client", "all"] = "client"  # every client has its own split, or all have the same
-    student_epochs: Epochs = 200  # of the server on public samples, to make one model of all; 0: all are kept
 
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "labels": "statistic", "blocks": "statistic"}
 
@@ -108,8 +109,7 @@ class ABHS(Splitting):
             return sgd(some, start, epochs=self.epochs, only=names)
 
         w = above(cohort, blocks, cohort.recall(default=cohort.initial), split, train)
-        found = evidence(cohort, w, feature_size(self, task))
-        return Update(send={"model": w.only(blocks.above(told["common"])), "evidence": found})
+        return Update(send={"model": w.only(blocks.above(told["common"])), **self.findings(cohort, w)})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """All models, each on its base."""

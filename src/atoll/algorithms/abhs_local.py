@@ -25,8 +25,6 @@ from atoll.data.task import Task
 from atoll.errors import TaskError
 from atoll.local import sgd
 from atoll.local.blocks import Blocks, blocks_of, drift, scatter, talking_bench
-from atoll.local.evidence import evidence
-from atoll.local.features import feature_size
 from atoll.local.statistics import settled
 from atoll.oneshot import Server, averaged, require_public, uploads
 from atoll.params import Params, Stack
@@ -61,13 +59,11 @@ class ABHSLocal(Splitting):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train everything alone; send it with the own split, and what was found about classes."""
-        task = cohort.population.task
-        blocks = blocks_of(task)
+        blocks = blocks_of(cohort.population.task)
         w_k = sgd(cohort, start=w, epochs=self.epochs)
         split = depth.depth((drift(blocks, w_k, w) <= self.theta_d) & (scatter(cohort, blocks, w_k) >= self.theta_r))
         cohort.observe(split=split.to(cohort.initial_dtype))
-        found = evidence(cohort, w_k, feature_size(self, task))
-        return Update(send={"model": w_k, "split": Stack.of(split=split), "evidence": found})
+        return Update(send={"model": w_k, "split": Stack.of(split=split), **self.findings(cohort, w_k)})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Average the base, as deep as clients want it and as it is alike; keep what lies above."""

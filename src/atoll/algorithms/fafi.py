@@ -7,8 +7,10 @@
 f_k(x) is what enters the head of client k's network, z = f / |f| on two augmented views of every sample; the prototypes
 p_kc are the rows of the head's weight, which has no other use. `atoll.local.fusion` has the rules for w_k.
 
-The released code differs from its description. ``profile = "faithful"`` does what it does; every difference is an
-option of its own, filled in by the profile where it is None, so that an ablation can walk from one to the other.
+The released code differs from its description. ``profile = "faithful"`` has its settings; every difference is an option
+of its own, filled in by the profile where it is None, so that an ablation can walk from one to the other. How the code
+deals, augments and normalises samples is the task's business: on other data this is FAFI with the released settings,
+not FAFI as released.
 
 Reference: Zeng, Huang, Zhou, Wu, Wan, Chen, Cai. "Does One-shot Give the Best Shot? Mitigating Model Inconsistency in
 One-shot Federated Learning." ICML 2025. https://openreview.net/forum?id=2XvF67vbCK
@@ -139,7 +141,10 @@ class FAFI(OneShot):
         if self.says("fusion").startswith("iffi"):
             x = bench.population.task.x
             images = torch.from_numpy(bench.generator("noise").normal(size=(self.noise, *x.shape[1:]))).to(x)
-            after["noise"] = Stack.of(features=bench.answers(models, images, features=True).mean(1))
+            if self.says("batch_statistics"):  # what noise looks like depends on what it is seen with
+                after["noise"] = Params.of(images=images)
+            else:
+                after["noise"] = Stack.of(features=bench.answers(models, images, features=True).mean(1))
         return after
 
     def averaged(self, rows: Tensor, counts: Tensor) -> Tensor:
@@ -160,7 +165,8 @@ class FAFI(OneShot):
     def beside(self, server: Server) -> Params:
         """What stands beside the encoders."""
         beside = Params.of(prototypes=server["prototypes"]["rows"], shares=shares(server["labels"], "samples"))
-        return beside | Params.of(noise=server["noise"]["features"]) if "noise" in server else beside
+        noise = server.get("noise", Params({}))
+        return beside | Params({f"noise.{name}": leaf for name, leaf in noise.items()})
 
     @property
     def how(self) -> "How":
@@ -177,21 +183,41 @@ class How:
     scale: float
     batch_statistics: bool
 
-    def features(self, beside: Params, batch: Batch) -> Tensor:
-        """Of all clients, [client, sample, d]."""
-        shown = list(in_training(batch)) if self.batch_statistics else [batch]
-        return together([torch.cat([one.features(w) for one in shown]) for w in members_of(beside)])
+    def features(self, beside: Params, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Of all clients, [client, sample, d], and those of noise, where it is compared with."""
+        if not self.batch_statistics:
+            return together([batch.features(w) for w in members_of(beside)]), beside.get("noise.features")
+        images, shown = beside.get("noise.images"), list(in_training(batch))
+        if images is None:
+            return together([torch.cat([one.features(w) for one in shown]) for w in members_of(beside)]), None
+        each = [beside_noise(one, images, w) for w in members_of(beside) for one in shown]
+        parts = [torch.cat(part).reshape(-1, len(batch.x), part[0].shape[1]) for part in zip(*each, strict=True)]
+        return parts[0], parts[1]
 
-    def logits(self, features: Tensor, beside: Params) -> Tensor:
+    def fuse(self, features: Tensor, noise: Tensor | None, shares: Tensor) -> Tensor:
+        """One row per sample, of unit length."""
+        return F.normalize(fused(features, self.fusion, shares=shares, noise=noise, normalise=self.normalise), dim=1)
+
+    def logits(self, features: Tensor, noise: Tensor | None, beside: Params) -> Tensor:
         """Of fused features."""
-        shares, noise = beside["shares"], beside.get("noise")
-        z = fused(features, self.fusion, shares=shares, noise=noise, normalise=self.normalise)
-        return Objective(scale=self.scale).logits(F.normalize(z, dim=1), beside["prototypes"])
+        return Objective(scale=self.scale).logits(self.fuse(features, noise, beside["shares"]), beside["prototypes"])
 
 
 def answer(model: Params, beside: Params, batch: Batch, *, how: How) -> Tensor:  # noqa: ARG001
     """The logits of fused features."""
-    return how.logits(how.features(beside, batch), beside)
+    return how.logits(*how.features(beside, batch), beside)
+
+
+def beside_noise(batch: Batch, images: Tensor, w: Params) -> tuple[Tensor, Tensor]:
+    """The features of samples, and the mean one of noise, repeated for each of them.
+
+    Both by the statistics of the samples: noise passes the network with them, and is padding to its BatchNorm.
+    """
+    count = len(batch.x)
+    real = torch.ones_like(batch.x[:, :1]).flatten() if batch.mask is None else batch.mask
+    mask = torch.cat([real, real.new_zeros(len(images))])
+    features = replace(batch, x=torch.cat([batch.x, images]), mask=mask).features(w)
+    return features[:count], features[count:].mean(0).expand_as(features[:count])
 
 
 def in_training(batch: Batch) -> Iterator[Batch]:

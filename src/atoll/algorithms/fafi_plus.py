@@ -29,7 +29,7 @@ from torch import Tensor
 
 from atoll import prototypes
 from atoll.algorithm import Epochs, Limits, NonNegative, Predictor, Replies, Share, Update
-from atoll.algorithms.fafi import FAFI, How
+from atoll.algorithms.fafi import FAFI, TEST_BATCH, How
 from atoll.algorithms.fafi_etf import FAFIETF, Anchors
 from atoll.algorithms.fafi_queue import FAFIQueue
 from atoll.algorithms.fafi_two_stage import FAFITwoStage
@@ -37,12 +37,12 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.local.adam import adam, unmoved
 from atoll.local.evidence import evidence
-from atoll.local.fusion import discernment, fused
+from atoll.local.fusion import discernment
 from atoll.local.margins import SCALE, margins, own_moments, said
 from atoll.local.pools import Pool, directions, sample
 from atoll.local.prototypical import Conflict, Objective, Step, prototype_leaf
-from atoll.local.terms import Prior, RarityBy, Reference, Stages
-from atoll.oneshot import Server, shares, uploads
+from atoll.local.terms import Prior, RarityBy, Reference, ReferenceBy, Stages
+from atoll.oneshot import Server, uploads
 from atoll.params import Params, Stack, Tree
 from atoll.predictor import ensemble, members_of
 from atoll.workbench import Workbench
@@ -73,6 +73,8 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     rarity_by: RarityBy = "weights"  # how: by weights of losses, or drawn so from their batch, with replacement
     reference: Reference = "none"  # distance of the client's features to those of a teacher
     reference_weight: NonNegative = 1.0  # of that distance, fading to 0
+    reference_by: ReferenceBy = "prior"  # how it minds classes: the teacher's are as frequent as the client's, or each
+    # is compared with its own
     conflict: Conflict = "ignored"  # of contrast and the rest: their gradients' cosine measured, or projected apart
     own: Share = 0.0  # share of what clients answer by themselves, by class, beside that of fused features
     own_by: Literal["prototypes", "margins"] = "prototypes"  # how: by these, or by what each can tell apart
@@ -87,7 +89,10 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     @property
     def settings(self) -> dict[str, Any]:
         """Of the objective."""
-        mine = ("hardness", "synthetic", "balanced", "prior", "rarity", "rarity_by", "reference", "reference_weight")
+        mine = (
+            "hardness", "synthetic", "balanced", "prior", "rarity", "rarity_by", "reference", "reference_weight",
+            "reference_by",
+        )  # fmt: skip
         return {**super().settings, **{name: getattr(self, name) for name in mine}}
 
     @property
@@ -155,35 +160,32 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
 
     def _refined(self, server: Server, bench: Workbench) -> Tensor:
         """Prototypes after steps on the fused features of public samples, which stay as they are."""
+        deployed: Any = super().fused(server).beside
         x, y = bench.public
-        noise = server["noise"]["features"] if "noise" in server else None
-        z = fused(
-            bench.answers(server["models"], x, features=True),
-            self.says("fusion"),
-            shares=shares(server["labels"], "samples"),
-            noise=noise,
-            normalise=self.says("normalise"),
-        )
-        first = server["prototypes"]["rows"]
-        return refined(F.normalize(z, dim=1), y if self.refine_labels else None, first, self.refine)
+        with torch.no_grad():
+            each = [
+                self.how.fuse(*self.how.features(deployed, bench.batch(some)), deployed["shares"])
+                for some in torch.split(x, TEST_BATCH)
+            ]
+        return refined(torch.cat(each), y if self.refine_labels else None, server["prototypes"]["rows"], self.refine)
 
 
 def answer_with_own(model: Params, beside: Params, batch: Batch, *, how: How, own: float) -> Tensor:  # noqa: ARG001
     """The logits of fused features, mixed with those that each client has by itself, by class."""
-    features, members = how.features(beside, batch), members_of(beside)
+    (features, noise), members = how.features(beside, batch), members_of(beside)
     objective = Objective(scale=how.scale)
     each = [
         objective.logits(F.normalize(f, dim=1), w[prototype_leaf(w.layout)])
         for f, w in zip(features, members, strict=True)
     ]
     alone = torch.einsum("kc,ksc->sc", beside["votes"], torch.stack(each))
-    return torch.lerp(how.logits(features, beside), alone, own)
+    return torch.lerp(how.logits(features, noise, beside), alone, own)
 
 
 def answer_with_margins(model: Params, beside: Params, batch: Batch, *, how: How, own: float) -> Tensor:  # noqa: ARG001
     """The logits of fused features, mixed with the margins of all clients."""
-    features = how.features(beside, batch)
-    return torch.lerp(how.logits(features, beside), said(features, beside), own)
+    features, noise = how.features(beside, batch)
+    return torch.lerp(how.logits(features, noise, beside), said(features, beside), own)
 
 
 def refined(z: Tensor, y: Tensor | None, first: Tensor, steps: int, scale: float = 16.0) -> Tensor:

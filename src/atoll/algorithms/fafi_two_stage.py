@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from atoll.algorithm import Limits, Share
 from atoll.algorithms.fafi_bank import FAFIBank
+from atoll.errors import HyperparameterError
 from atoll.local.terms import Stages
 
 
@@ -27,12 +28,27 @@ class FAFITwoStage(FAFIBank):
     """Contrast with a public bank, and then FAFI."""
 
     stages: Stages = "once"  # contrast alone once, in the first epochs, then no pool; recurring: in every fifth epoch
-    stage_share: Share = 0.2  # of all epochs, for a first stage
+    stage_share: Share = 0.2  # of all epochs, for a first stage; below 1, it leaves an epoch at least
 
     limits: ClassVar[Limits] = {"fafi": {"stages": "never", "pool": "none"}, "fafi-bank": {"stages": "never"}}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stages == "recurring" and self.epochs == 1:
+            raise HyperparameterError(
+                "`epochs` must be at least 2 where stages recur. Got 1, an epoch of contrast alone, which does "
+                "not train prototypes.",
+                hint="use stages=never for a single epoch.",
+            )
+
+    @property
+    def first_stage(self) -> int:
+        """Of how many epochs it is."""
+        longest = self.epochs if self.stage_share == 1 else max(0, self.epochs - 1)
+        return min(math.ceil(self.stage_share * self.epochs), longest)
 
     @property
     def settings(self) -> dict[str, Any]:
         """Of the objective."""
-        first = math.ceil(self.stage_share * self.epochs) if self.stages == "once" else 0
+        first = self.first_stage if self.stages == "once" else 0
         return {**super().settings, "stages": self.stages, "stage_epochs": first}

@@ -4,8 +4,9 @@
     l*(x) = g (s l(x) + t) + (1 - g) l_0(x),    g = sigmoid(v . mean_k f_k(x) + b')                    (class by class)
 
 l_k and f_k are logits and features of client k's model, l_0 the logits of the average after it was trained on the
-labelled public samples; u, b, s, t, v, b' are fitted there by cross-entropy, from u, v = 0, s = 1: where the teacher l*
-is the mean of l_k and l_0. On the other public samples, without labels, a student learns its answers,
+labelled public samples, which are as many of every class; u, b, s, t, v, b' are fitted there by cross-entropy, from
+u, v = 0, s = 1: where the teacher l* is the mean of l_k and l_0. On the other public samples, without labels, a student
+learns its answers,
 
     min_w  1/2 E KL( softmax(l* / T) || softmax(l(x; w) / T) )  +  1/2 E_labelled CE(l(x; w), y).
 
@@ -26,7 +27,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Step
 from atoll.errors import TaskError
 from atoll.local.adam import adam, annealed, unmoved
-from atoll.local.distillation import divergence
+from atoll.local.distillation import divergence, lessons
 from atoll.oneshot import OneShot, Server, averaged, shares, uploads
 from atoll.params import Params, Stack, Tree
 from atoll.randomness import generator
@@ -82,7 +83,7 @@ class FEDIC(OneShot):
             "size": min(self.fit_batch, len(known[0])),
             "temperature": self.temperature,
         }
-        cohort = bench.cohort(*unlabelled, batch_size=self.server_batch)
+        cohort = lessons(bench, *unlabelled, batch_size=self.server_batch)
         return self.descended(cohort, learn, w, given, epochs=self.server_epochs)
 
     def descended(self, cohort: Cohort, step: Step, w: Params, given: Tree = None, *, epochs: int) -> Params:
@@ -95,7 +96,7 @@ class FEDIC(OneShot):
 
 
 def divided(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
-    """The public samples without labels, and the share of them whose labels are read."""
+    """The public samples without labels, and a share with labels: as many of every class as there are, drawn."""
     x, y = bench.public
     size = math.ceil(share * len(x))
     if size == len(x):
@@ -103,7 +104,15 @@ def divided(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
             f"FEDIC must have samples to distil on without labels. `labelled` takes all {size} public ones."
         )
     order = torch.from_numpy(generator(bench.population.seed, "server labels").permutation(len(x))).to(x.device)
+    order = order[turns(y[order]).argsort(stable=True)]
     return x[order[size:]], (x[order[:size]], y[order[:size]])
+
+
+def turns(y: Tensor) -> Tensor:
+    """How many samples of its class come before each: 0 for the first of every class, then 1 for the second of each."""
+    by_class, size = y.argsort(stable=True), y.bincount()
+    place = torch.arange(len(y), device=y.device)
+    return torch.empty_like(y).scatter(0, by_class, place - (size.cumsum(0) - size)[y[by_class]])
 
 
 def heard(bench: Workbench, models: Stack, tuned: Params, x: Tensor) -> Params:

@@ -57,6 +57,10 @@ class Channel:
         """Count what the server sends to all of these clients alike."""
         self._down("broadcast", tree, clients, round, each=False)
 
+    def last_broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
+        """Count what the server sends to all of these clients alike after the last round."""
+        self._down("last broadcast", tree, clients, round, each=False)
+
     def unicast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
         """Count what the server sends to each of these clients by itself: its row of a stacked tree."""
         self._down("unicast", tree, clients, round, each=True)

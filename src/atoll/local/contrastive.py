@@ -87,8 +87,8 @@ def supervised_contrast(
     A set with a `mass` has scale_i = mass * (number of the batch's items in D_i) / (number of its own): of all items,
     not of negatives alone, because batches of a client with one class have none, and it needs the set most.
     `hardness` b > 0 multiplies the weights of negatives by exp(b s), normalised so that their sum stays.
-    With `classes`, the loss is balanced: the items of every class in D_i are averaged, not added up; the anchor itself
-    is no item of its class unless `count_anchor`.
+    With `classes`, the loss is balanced: the items of every class in D_i are averaged, not added up, and so are those
+    without label, as if they were one class more; the anchor itself is no item of its class unless `count_anchor`.
     """
     z = F.normalize(z, dim=1)
     real = torch.ones_like(z[:, 0]) if mask is None else mask.to(z.dtype)
@@ -157,9 +157,9 @@ def _columns(z: Tensor, y: Tensor, items: ContrastSet, in_batch: Tensor) -> _Col
 
 
 def _class_mass(weight: Tensor, labels: Tensor, classes: int, anchors: Tensor | None) -> Tensor:
-    """What all items of an item's class weigh together, [anchors, items]; 1 for items without label."""
-    every = torch.arange(classes, device=labels.device)
-    member = (labels[:, None] == every).to(weight.dtype)
+    """What all items of an item's class weigh together, [anchors, items]; those without label are one class more."""
+    every = torch.arange(classes + 1, device=labels.device)
+    member = (torch.where(labels == UNLABELLED, classes, labels)[:, None] == every).to(weight.dtype)
     mass = weight @ member
     if anchors is not None:
         mass = mass + (anchors[:, None] == every).to(weight.dtype)

@@ -1,4 +1,8 @@
-"""Teaching a model what others answer to unlabelled samples."""
+"""Teaching a model what others answer to unlabelled samples.
+
+Teachers and student see the same: the samples as they are, also where the task augments those of its clients. A student
+that sees an augmented sample is not to be told what teachers answer to another one.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.batch import Batch
+from atoll.cohort import Cohort
 from atoll.local.adam import adam, annealed, unmoved
+from atoll.models.network import Network
 from atoll.params import Params
 from atoll.workbench import Workbench
+
+
+def lessons(
+    bench: Workbench, x: Tensor, wanted: Tensor, *, network: Network | None = None, batch_size: int | None = None
+) -> Cohort:
+    """Return the server as a cohort of one that sees samples x as its teachers did; targets are what they answered."""
+    return bench.cohort(x, wanted, network=network, batch_size=batch_size, augmented=False)
 
 
 def students(
@@ -25,7 +38,7 @@ def students(
 
     The next pass is made when it is asked for.
     """
-    server = bench.cohort(x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
+    server = lessons(bench, x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
     given = {"lr": torch.full_like(server.lr, lr), "steps": epochs * -(-len(x) // batch_size)}
     state = {"w": start, "past": unmoved(start)}
     for epoch in range(epochs):

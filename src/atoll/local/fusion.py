@@ -41,8 +41,11 @@ def together(features: Sequence[Tensor]) -> Tensor:
 
 
 def informativeness(features: Tensor, noise: Tensor) -> Tensor:
-    """s_k(x) of features [client, sample, d], where `noise` are each client's features of noise, [client, d]."""
-    return (1 - F.cosine_similarity(features, noise[:, None], dim=-1)).clamp(min=LEAST)
+    """s_k(x) of features [client, sample, d], where `noise` are each client's features of noise, [client, d].
+
+    Or [client, sample, d], where noise looks different beside each sample.
+    """
+    return (1 - F.cosine_similarity(features, noise if noise.ndim == 3 else noise[:, None], dim=-1)).clamp(min=LEAST)
 
 
 def fused(

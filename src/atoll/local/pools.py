@@ -14,14 +14,12 @@ images of noise.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.cohort import Cohort
 from atoll.local.contrastive import UNLABELLED
 from atoll.local.etf import random_directions
 from atoll.local.sgd import sgd
@@ -37,11 +35,7 @@ CONTROLS: dict[Pool, tuple[Source, ...]] = {"features": ("untrained", "random"),
 
 def teacher(bench: Workbench, start: Params, epochs: int, *, augmented: bool = True) -> Params:
     """A model trained on the public samples, by the clients' rule of steps."""
-    server: Cohort = bench.cohort(*bench.public)
-    if not augmented:
-        task = replace(server.population.task, augment=None)
-        server = replace(server, population=replace(server.population, task=task))
-    return sgd(server, start=start, epochs=epochs).client(0)
+    return sgd(bench.cohort(*bench.public, augmented=augmented), start=start, epochs=epochs).client(0)
 
 
 def redrawn(bench: Workbench, w: Params) -> Params:

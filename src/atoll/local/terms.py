@@ -5,7 +5,8 @@
     samples           weigh n_c^-q, or are drawn so from their batch
     anchor            1 - cos(p_c, a_c) and 1 - cos(z_i, a_y), or |p - a|^2 / (C d): everybody knows a_c, lambda(t)
     anchored          |z_k(x) - z_T(x)|^2 over pool images x: features stay near the teacher's, fading
-    reference         the distance of features to the teacher's, weighted as the client's classes are, fading
+    reference         the distance of features to the teacher's, weighted as the client's classes are or class by
+                      class, fading
     labelled          the classification of pool images
     stages            contrast alone, once, in the first epochs, after which the pool is off; or in every fifth epoch
 
@@ -27,6 +28,7 @@ from atoll.local import alignment
 from atoll.local.adam import annealed
 from atoll.local.balance import balanced_softmax, class_mean, class_weights, resampled
 from atoll.local.contrastive import ContrastSet, prototypes_of, supervised_contrast
+from atoll.local.features import membership
 from atoll.local.negatives import MIXING, absent_classes, drawn, empty_queue, enqueue, filled_queue, queued, synthetic
 from atoll.local.pools import Pool
 from atoll.local.prototypical import Objective, Seen, Terms, prototype_leaf
@@ -38,6 +40,7 @@ Schedule = Literal["linear", "cosine", "constant", "auto"]
 Prior = Literal["none", "balanced", "restricted"]
 RarityBy = Literal["weights", "draws"]
 Reference = Literal["none", "mmd", "coral", "sliced"]
+ReferenceBy = Literal["prior", "class"]
 PERIOD = 5  # epochs, of which the first is one of contrast alone, if stages recur
 SMALLEST_SHARE = 4  # a queue holds at most a quarter of the client's samples
 SYNTHETIC_FROM = 0.1  # of all steps: before, all features look alike
@@ -71,6 +74,7 @@ class Composed(Objective):
     anchor_moves: bool = False
     reference: Reference = "none"
     reference_weight: float = 1.0
+    reference_by: ReferenceBy = "prior"
 
     # -- what a step needs ---------------------------------------------------------------------------------------
     @property
@@ -165,11 +169,11 @@ class Composed(Objective):
         whole = 1.0 if contrast_only is None else 1 - contrast_only
         pooled = self._encoded(seen) if self.pool in ("images", "anchored", "labelled") else None
         fit = {
-            "classification": self.classification * self._mean(seen, self.misfit(seen)),
+            "classification": self.classification * seen.batch.mean(self._weighted(seen, self.misfit(seen))),
             "separation": self.separation * self.crowding(seen.prototypes),
         }
         found: Terms = {name: whole * term for name, term in fit.items()}
-        found["contrast"] = self.contrast * self._mean(seen, self._contrasted(seen, pooled, contrast_only))
+        found["contrast"] = self.contrast * self._contrast_mean(seen, self._contrasted(seen, pooled, contrast_only))
         if self.anchor:
             found["anchor"] = self._anchor_weight(seen) * self._off_anchor(seen)
         if pooled is not None and self.pool == "anchored":
@@ -188,9 +192,15 @@ class Composed(Objective):
         logits, counts = self.logits(seen.z, seen.prototypes), seen.given["counts"]["counts"]
         return balanced_softmax(logits, seen.batch.y, counts, restricted=self.prior == "restricted")
 
-    def _mean(self, seen: Seen, losses: Tensor) -> Tensor:
-        if self.rarity and not self._redraws:
-            losses = losses * class_weights(seen.given["counts"]["counts"], self.rarity)[seen.batch.y]
+    def _weighted(self, seen: Seen, losses: Tensor) -> Tensor:
+        """Losses of samples, those of rare classes weighing more if asked."""
+        if not self.rarity or self._redraws:
+            return losses
+        return losses * class_weights(seen.given["counts"]["counts"], self.rarity)[seen.batch.y]
+
+    def _contrast_mean(self, seen: Seen, losses: Tensor) -> Tensor:
+        """The mean over samples or, if it is balanced, over classes."""
+        losses = self._weighted(seen, losses)
         if self.balanced:
             return class_mean(losses, seen.batch.y, seen.batch.mask, len(seen.prototypes))
         return seen.batch.mean(losses)
@@ -295,10 +305,18 @@ class Composed(Objective):
         batch, reference = seen.batch, seen.given["reference"]
         here = drawn(batch.uniform("reference", len(reference["y"])), self.pool_draw)
         rows, labels = reference["features"][here], reference["y"][here]
+        slices = batch.normal("slices", SLICES, rows.shape[1]) if self.reference == "sliced" else None
+
+        def distance(x: Tensor, r: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
+            if self.reference == "mmd":
+                return alignment.mmd(x, r, a, b)
+            if slices is None:
+                return alignment.coral(alignment.moments(x, a), alignment.moments(r, b))
+            return alignment.sliced(x, r, slices, a, b)
+
+        if self.reference_by == "class":
+            classes = len(seen.prototypes)
+            theirs = (labels[:, None] == torch.arange(classes, device=labels.device)).to(rows.dtype)
+            return alignment.by_class(distance, seen.z, rows, membership(batch, classes), theirs)
         share = alignment.as_client(labels, seen.given["counts"]["counts"])
-        if self.reference == "mmd":
-            return alignment.mmd(seen.z, rows, batch.mask, share)
-        if self.reference == "coral":
-            return alignment.coral(alignment.moments(seen.z, batch.mask), alignment.moments(rows, share))
-        slices = batch.normal("slices", SLICES, rows.shape[1])
-        return alignment.sliced(seen.z, rows, slices, batch.mask, share)
+        return distance(seen.z, rows, batch.mask, share)
