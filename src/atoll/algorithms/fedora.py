@@ -166,12 +166,24 @@ class Fedora(Algorithm):
         """The client's own model; one that never trained has G_k, or the initial model if it takes nothing."""
         if self.lam_max == 0:
             return cohort.recall(default=cohort.initial)
-        return own_or_sent(cohort, lambda: self.unicast(server, cohort.clients))
+
+        def sent() -> Stack:
+            known, G = server["known"][cohort.ids], self.unicast(server, cohort.clients)
+            return G if known.all() else G.where(known, self.reach(server, cohort))
+
+        return own_or_sent(cohort, sent)
 
     def welcome(self, server: Server, cohort: Cohort) -> Stack:
-        """What would reach a new client: G = r P V, with r its links. Without labels, r is from samples alone."""
+        """What would reach a new client, with statistics of its samples."""
+        return settled(cohort, cohort.stacked(cohort.initial) | self.reach(server, cohort))
+
+    def reach(self, server: Server, cohort: Cohort) -> Stack:
+        """Return what would reach clients that have told nothing: G = r P V, with r their links to those who have.
+
+        Without labels, r is from samples alone.
+        """
         if not bool(server["known"].any()):  # nobody to be like
-            return cohort.stacked(cohort.initial)
+            return cohort.stacked(cohort.initial).trained
         if cohort.labelled and self.similarity == "loss":
             v = server["v"]
             scores = torch.exp(-_losses([cohort.initial | v.client(row) for row in range(v.clients)], cohort).double())
@@ -180,8 +192,7 @@ class Fedora(Algorithm):
             scores = alignment(self._bases(cohort)[kind], server["bases"][kind])
         r = links(scores, self.topk, self.temperature, among=server["known"].expand(len(cohort), -1))
         matrix = self.mixing(server)
-        w = cohort.stacked(cohort.initial) | mixed(r.to(matrix.dtype) @ matrix, server["v"])
-        return settled(cohort, w)
+        return mixed(r.to(matrix.dtype) @ matrix, server["v"])
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack:
         """As in a round, with what reached the new client as its G."""
