@@ -509,3 +509,46 @@ def test_ctrl_c_saves_the_round_and_twice_stops_at_once(make_task, tmp_path):
         assert (tmp_path / name / "ledger.jsonl").read_bytes() == (tmp_path / "whole" / "ledger.jsonl").read_bytes()
         last = "checkpoints/round-000006.safetensors"
         assert (tmp_path / name / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run.log", "metrics.jsonl", "ledger.jsonl", "memory.sqlite", "checkpoints"])
+def test_nothing_is_written_through_a_link(make_task, tmp_path, name):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    folder.mkdir()
+    if name == "checkpoints":
+        elsewhere.mkdir()
+    else:
+        elsewhere.write_text("")
+    (folder / name).symlink_to(elsewhere)
+    with pytest.raises(RunError, match=rf"What a run writes must lie in its folder. .*{name} is a link to .*elsewhere"):
+        federate(make_task(), FedAvg(), rounds=2, folder=folder, memory="disk", evaluation="none")
+    assert not [*elsewhere.iterdir()] if name == "checkpoints" else elsewhere.read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["config.json", "clients.json", "outcomes.npz", "report.html"])
+def test_a_whole_file_takes_the_place_of_a_link(make_task, tmp_path, name):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(elsewhere)  # which is not there: nothing stands in the way of a new run
+    federate(make_task(shares=(0.6, 0.2, 0.2)), FedAvg(), rounds=1, folder=folder)
+    assert not elsewhere.exists()
+    assert name == "report.html" or not (folder / name).is_symlink()
+
+
+def test_a_resumed_run_does_not_write_through_links_either(make_task, tmp_path):
+    task, folder = make_task(), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        federate(task, FedAvg(), rounds=3, folder=folder, evaluation="none", on_round=_interrupt)
+    (tmp_path / "elsewhere").write_text("precious")
+    (folder / "run.log").unlink()
+    (folder / "run.log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="run.log is a link"):
+        federate(task, FedAvg(), rounds=3, folder=folder, evaluation="none", resume=True)
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+
+
+def _interrupt(line: dict) -> None:
+    raise KeyboardInterrupt

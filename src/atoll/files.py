@@ -14,8 +14,9 @@ def write_whole(path: Path, data: bytes) -> None:
     Several processes may write the same file: one of theirs will be there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    temporary.unlink(missing_ok=True)  # of a crash, or a link
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import safetensors
@@ -39,6 +39,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.channel.ledger import Entry
+from atoll.data.files import open_arrays, reading
 from atoll.errors import CheckpointError, RunError
 from atoll.files import write_whole
 from atoll.params import Layout, Tree
@@ -65,6 +66,7 @@ class Run:
                 hint=f"continue it with `atoll resume {folder}`, or choose another folder.",
             )
         with writing(folder):
+            require_no_link(folder / "checkpoints")
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             origin = {"versions": versions(), "machine": machine(), "command": command()}
             write_json(folder / "config.json", {**config, **origin})
@@ -102,9 +104,9 @@ class Run:
     def record(self, line: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """Append one round's metrics and messages."""
         with writing(self.folder):
-            with (self.folder / "metrics.jsonl").open("a") as file:
+            with _appending(self.folder / "metrics.jsonl") as file:
                 file.write(json.dumps(line) + "\n")
-            with (self.folder / "ledger.jsonl").open("a") as file:
+            with _appending(self.folder / "ledger.jsonl") as file:
                 file.writelines(json.dumps(entry.as_json()) + "\n" for entry in entries)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -127,7 +129,7 @@ class Run:
         path = self.folder / "outcomes.npz"
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as arrays:
+        with reading(path), open_arrays(path) as arrays:
             found: NDArray[np.float64] = arrays["test"].astype(np.float64)
         return found
 
@@ -148,6 +150,7 @@ class Run:
         data = safetensors.torch.save(tensors, {"structure": structure})
         facts = {"round": rounds, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         with writing(self.folder):
+            require_no_link(self.folder / "checkpoints")
             for name in (
                 "metrics.jsonl",
                 "ledger.jsonl",
@@ -206,7 +209,7 @@ class Run:
         """Write what Atoll logs to run.log as well."""
         logger = logging.getLogger("atoll")
         with writing(self.folder):
-            handler = logging.FileHandler(self.folder / "run.log")
+            handler = logging.StreamHandler(_appending(self.folder / "run.log"))
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         before = logger.level
         logger.addHandler(handler)
@@ -217,6 +220,7 @@ class Run:
             logger.removeHandler(handler)
             logger.setLevel(before)
             handler.close()
+            handler.stream.close()
 
 
 @contextlib.contextmanager
@@ -243,6 +247,22 @@ def writing(folder: Path) -> Iterator[None]:
                 hint=f"make room, then continue with `atoll resume {folder}`; all before the last checkpoint is safe.",
             ) from error
         raise RunError(f"{folder} must be writable: {error}.") from error
+
+
+def require_no_link(path: Path) -> None:
+    """Raise if a file of a run is a link: what is written would end up elsewhere."""
+    if path.is_symlink():
+        raise RunError(
+            f"What a run writes must lie in its folder. {path} is a link to {path.readlink()}.",
+            hint="replace the link by what it leads to, or by nothing.",
+        )
+
+
+def _appending(path: Path) -> IO[str]:
+    """A text file to add lines to; never through a link."""
+    require_no_link(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,9 +1,13 @@
 """The same small hospitals come in every form; then one test per rule of conversion and one per error."""
 
 import csv
+import io
 import logging
+import math
 import re
 import sys
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +16,9 @@ from PIL import Image
 
 from atoll.algorithms.fedavg import FedAvg
 from atoll.data import own
-from atoll.data.partition import Natural
+from atoll.data.partition import Natural, Shifted
 from atoll.data.task import Task
-from atoll.errors import AtollError, DataError, TaskError, UnknownName
+from atoll.errors import AtollError, DataError, ModelError, TaskError, UnknownName
 from atoll.federation import federate
 from atoll.models.objective import Metric, absolute_error, accuracy, cross_entropy, squared_error
 from atoll.randomness import generator
@@ -649,3 +653,76 @@ def test_damaged_files(tmp_path):
     (tmp_path / "a.npz").rename(tmp_path / "a.parquet")
     pytest.importorskip("pyarrow")
     refused("a.parquet could not be read", tmp_path)
+
+
+# -- who stays, and whole numbers --------------------------------------------------------------------------------------
+
+
+def few(*sizes: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    draw = np.random.default_rng(0)
+    return {f"c{k}": (draw.normal(size=(size, 3)), np.arange(size) % 2) for k, size in enumerate(sizes)}
+
+
+@pytest.mark.parametrize("read", [
+    lambda data, **more: Task.own(data, min_samples=1, **more),
+    lambda data, **more: Task.build(own.read(data, min_samples=1), Natural(), **more),
+    lambda data, **more: Task.build(own.read(data, min_samples=1), Shifted(Natural(), ()), **more),
+])  # fmt: skip
+def test_a_client_with_one_sample_stays_if_it_is_asked_for(read):
+    """catches: a partition with a minimum of its own, and shares for all that take a client's only sample."""
+    data = few(12, 1, 9, 1)
+    assert read(data).clients == 4
+    for seed in range(5):
+        task = read(data, public=0.4, central=0.2, seed=seed)
+        assert task.names == ("c0", "c1", "c2", "c3")
+        assert task.splits["train"].sizes(np.arange(4)).min() == 1
+        assert [len(task.public[0]), len(task.central[0])] == [9, 5]
+    with pytest.raises(TaskError, match="Every client must keep 1 of its samples"):
+        read(data, public=0.9)
+
+
+def test_a_partition_may_still_ask_for_more():
+    assert Task.build(own.read(few(12, 1, 9), min_samples=1), Natural(5)).names == ("c0", "c2")
+
+
+def test_whole_numbers_are_amounts_or_tokens_as_the_network_takes_them():
+    """catches: "mat1 and mat2 must have the same dtype, but got Long and Float"."""
+    draw = np.random.default_rng(0)
+    data = {name: (draw.integers(0, 9, size=(12, 4)), np.arange(12) % 2) for name in "ab"}
+    amounts = Task.own(data, central=0.2, public=0.2)
+    assert {amounts.x.dtype, amounts.central[0].dtype, amounts.public[0].dtype} == {torch.float32}
+    assert math.isfinite(federate(amounts, FedAvg(), rounds=1).summary()["macro"])
+    embedding = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    assert Task.own(data, model=embedding).x.dtype == torch.int64
+    tensors = {name: (torch.from_numpy(x), torch.from_numpy(y)) for name, (x, y) in data.items()}
+    assert Task.of_clients(tensors, torch.nn.Linear(4, 2).double()).x.dtype == torch.float64
+    assert Task.of_clients(tensors, embedding).x.dtype == torch.int64
+    few_tokens = torch.nn.Sequential(torch.nn.Embedding(1, 4), torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    with pytest.raises(ModelError, match="index out of range"):
+        Task.own(data, model=few_tokens)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_array_that_claims_to_be_larger_than_its_file_is_refused_before_room_is_made(tmp_path, compressed):
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    write = np.savez_compressed if compressed else np.savez
+    for name in "ab":
+        write(folder / f"{name}.npz", x=np.zeros((6, 3)), y=np.arange(6) % 2)
+    assert len(own.read(folder).y) == 12
+    lying(folder / "b.npz", shape=(10**12, 3), compressed=compressed)
+    with pytest.raises(DataError, match=r"b\.npz.*x\.npy says that it holds 24000000000000 bytes, and has \d+ at most"):
+        own.read(folder)
+
+
+def lying(path: Path, shape: tuple[int, ...], *, compressed: bool) -> None:
+    """Change the shape in the header of the first array; its values stay."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    entries["x.npy"] = header.getvalue() + bytes(6 * 3 * 8)
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)

@@ -455,7 +455,7 @@ def test_bad_fields():
         Pathological(-2)
     with pytest.raises(PartitionError, match="`shards` of Shards must be at least 1. Got 0 instead."):
         Shards(0)
-    with pytest.raises(PartitionError, match="`min_samples` of Natural must be at least 1. Got 0 instead."):
+    with pytest.raises(PartitionError, match="`min_samples` of Natural must be at least 1, or None. Got 0 instead."):
         Natural(0)
     with pytest.raises(
         PartitionError, match="`seed` of PFLlib must be an int in 0 .. 2.32 - 1, or None. Got -1 instead."

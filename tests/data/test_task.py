@@ -1,4 +1,5 @@
 import logging
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -102,8 +103,13 @@ def test_a_model_that_fails_in_training_only_is_refused_before_the_first_round()
     ("field", "value", "expected"),
     [
         ("lr", -1.0, r"a float in \[0, inf\)"), ("batch_size", 0, "an int of at least 1"),
+        ("lr", math.inf, r"a float in \[0, inf\)"), ("lr", math.nan, r"a float in \[0, inf\)"),
+        ("lr", None, r"a float in \[0, inf\)"), ("batch_size", 2.5, "an int of at least 1"),
+        ("batch_size", True, "an int of at least 1"), ("momentum", math.nan, r"a float in \[0, 1\)"),
+        ("weight_decay", math.inf, r"a float in \[0, inf\)"), ("clip", math.inf, r"a float in \(0, inf\), or None"),
+        ("clip", math.nan, r"a float in \(0, inf\), or None"), ("lr_decay", math.nan, r"a float in \(0, 1\]"),
         ("momentum", 1.0, r"a float in \[0, 1\)"), ("weight_decay", -0.1, r"a float in \[0, inf\)"),
-        ("clip", 0.0, "a float above 0, or None"), ("lr_decay", 1.5, r"a float in \(0, 1\]"),
+        ("clip", 0.0, r"a float in \(0, inf\), or None"), ("lr_decay", 1.5, r"a float in \(0, 1\]"),
     ],
 )  # fmt: skip
 def test_a_bad_training_rule_says_what_was_expected(field, value, expected):

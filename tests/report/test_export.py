@@ -1,11 +1,12 @@
 import csv
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from atoll import Recipe, compare
-from atoll.report.export import as_json, latex, markdown, save
+from atoll.report.export import _csv, as_json, latex, markdown, save
 from atoll.results import Comparison, Outcome
 
 FILES = {
@@ -114,8 +115,8 @@ def test_a_markdown_table_has_as_many_cells_in_every_row(found):
     heads = [head.strip() for head in lines[0].strip("|").split("|")]
     assert heads[:2] == ["method", "mean ± 95 %"]
     assert heads[7] == "harmed of 5"
-    assert [line.strip("|").split("|")[0].strip().removesuffix(" *") for line in lines[2:]] == list(found.outcomes)
-    assert sum(" * |" in line for line in lines) == 1
+    assert [line.strip("|").split("|")[0].strip().removesuffix(" \\*") for line in lines[2:]] == list(found.outcomes)
+    assert sum(" \\* |" in line for line in lines) == 1
     assert text.startswith("\\* best mean.")  # without the backslash it would be a list
     assert found.protocol in text
 
@@ -162,7 +163,47 @@ def test_names_cannot_break_a_table(found):
     assert body(latex(odd))[1].startswith(r"my\_5\%\&\#|\{x\}\$.py ")
     assert {len(cells(line)) for line in body(latex(odd))} == {10}
     assert {line.count("|") for line in markdown(odd).splitlines()[:5]} == {11}
-    assert "my_5%&#&#124;{x}$.py" in markdown(odd)
+    assert r"my\_5%&amp;\#&#124;{x}$.py" in markdown(odd)
+
+
+NASTY = "a\nb\r\n\\input{x} ^~`*_<b>[l](u)|&"
+
+
+def test_names_with_newlines_and_marks_stay_in_their_cell(found):
+    """catches: a newline in a name that begins a row, or ends the comment above a LaTeX table."""
+    odd = renamed(found, NASTY)
+    named = Comparison({
+        method: [replace(one, config=one.config | {"task": {**one.config["task"], "name": NASTY}}) for one in several]
+        for method, several in found.outcomes.items()
+    })  # fmt: skip
+    for one in (odd, named):
+        text = latex(one)
+        assert [line[:2] for line in text.splitlines()[:2]] == ["% ", "\\b"]
+        assert len(body(text)) == 3
+        assert {len(cells(line)) for line in body(text)} == {10}
+        table, _, below = markdown(one).partition("\n\n")
+        assert {line.count("|") for line in table.splitlines()} == {11}
+        assert len(table.splitlines()) == 5
+        assert len(below.splitlines()) == 1
+        assert "<b>" not in markdown(one).replace("\\<b\\>", "")
+    written = r"a b \textbackslash{}input\{x\} \textasciicircum{}\textasciitilde{}`*\_<b>[l](u)|\&"
+    assert body(latex(odd))[1].startswith(written)
+    assert r"a b \\input{x} ^~\`\*\_\<b\>\[l\](u)&#124;&amp;" in markdown(odd)
+
+
+@pytest.mark.parametrize("name", ["=1+2", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", " =1", "\t=1", "\r=1"])
+def test_spreadsheets_find_no_formula_in_a_name(found, tmp_path, name):
+    paths = save(renamed(found, name), tmp_path)
+    for kind in ("results", "clients"):
+        with paths[kind].open(newline="") as file:
+            rows = [*csv.DictReader(file)]
+        assert {row["method"] for row in rows} == {"local", f"'{name}".replace("\r", "\n"), "ditto:lam=0.5"}
+        for cell in (cell for row in rows for cell in row.values() if cell[:1] in "=+-@"):
+            assert not cell or float(cell) < 0  # a number
+
+
+def test_numbers_and_names_that_are_numbers_are_written_as_they_are():
+    assert _csv([{"client": "-3", "gain": -0.5, "none": None}]) == "client,gain,none\n-3,-0.5,\n"
 
 
 def test_a_single_seed_and_a_score_that_is_not_a_share(errors):

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from atoll.data.dealing import LEAST
 from atoll.data.files import (
     Part,
     read_hapt,
@@ -65,6 +66,7 @@ class Dataset:
     owner: NDArray[np.int64] | None = None  # of each sample, in 0 .. len(owners) - 1
     owners: tuple[str, ...] = ()  # their names
     groups: NDArray[np.int64] | None = None  # of each owner, where the truth is known because it was planted
+    least: int = LEAST  # samples that an owner must have to be a client, unless a partition says otherwise
     gap: int | None = None  # an owner's samples are in time order, and so many are left out between its splits
     model: str | None = None  # the network that suits it, by name
     loss: PerSample = cross_entropy

@@ -14,6 +14,7 @@ Indices = NDArray[np.int64]
 Reads = Literal["labels", "owners"]
 
 MAX_TRIES = 100  # draws before a partition that needs a minimum gives up
+LEAST = 2  # samples of an owner who is a client: one to train on, one to test
 
 
 class Partition(Protocol):

@@ -3,14 +3,15 @@
 import gzip
 import io
 import json
+import math
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -23,6 +24,7 @@ Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 Part = tuple[Bytes, Bytes]  # images [n, C, H, W] and their labels
 
+LARGEST_FACTOR = 1032  # by which zlib can compress
 WINDOW, STEP = 128, 64  # of HAPT: 2.56 s at 50 Hz, each window overlapping the next by half
 
 
@@ -35,6 +37,33 @@ def reading(path: Path) -> Iterator[None]:
         OSError, EOFError, ValueError, KeyError, IndexError, zlib.error, zipfile.BadZipFile, ET.ParseError
     ) as error:  # fmt: skip
         raise DataError(f"{path} could not be read: {error}", hint="the file is damaged; fetch it again.") from error
+
+
+@contextmanager
+def open_arrays(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The arrays of an npz file, each read when it is asked for; none may claim to be larger than it can be.
+
+    NumPy makes room for what the header of an array says before it reads the first of its values.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                claimed = _claimed_bytes(file)
+                room = min(entry.file_size, LARGEST_FACTOR * entry.compress_size + file.tell()) - file.tell()
+            if claimed > room:
+                raise ValueError(f"{entry.filename} says that it holds {claimed} bytes, and has {max(room, 0)} at most")
+    with np.load(path, allow_pickle=False) as arrays:  # a pickle may run code
+        yield arrays
+
+
+def _claimed_bytes(file: IO[bytes]) -> int:
+    """What the header of an array says about its size."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    return math.prod(shape) * dtype.itemsize
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
@@ -53,7 +82,7 @@ def read_idx(path: Path) -> Bytes:
 
 def read_strips(path: Path, codec: str, labels: str) -> Part:
     """Compressed strips, each of many 32x32 images on top of each other."""
-    with reading(path), np.load(path, allow_pickle=False) as arrays:
+    with reading(path), open_arrays(path) as arrays:
         stored, offsets = memoryview(arrays[codec]), arrays["offsets"]
         strips = (stored[a:b] for a, b in pairwise(offsets))
         pixels = np.concatenate([np.asarray(Image.open(io.BytesIO(strip))) for strip in strips])
@@ -106,7 +135,7 @@ class Windows(NamedTuple):
 
 def read_hapt(path: Path) -> Windows:
     """The recordings in one npz file: whole numbers of sensor steps, and where the windows begin."""
-    with reading(path), np.load(path, allow_pickle=False) as arrays:
+    with reading(path), open_arrays(path) as arrays:
         signal = arrays["signal"] * arrays["scale"][:, None]
         return _windows(signal, arrays["win_start"], arrays["win_label"], arrays["win_subject"])
 
@@ -137,7 +166,7 @@ def _windows(signal: NDArray[np.float64], first: NDArray[Any], activity: NDArray
 
 def read_roles(path: Path) -> dict[str, Bytes]:
     """What each role says, from one npz file."""
-    with reading(path), np.load(path, allow_pickle=False) as arrays:
+    with reading(path), open_arrays(path) as arrays:
         names = [
             f"{role} ({arrays['play_titles'][play]})" for role, play in zip(arrays["role"], arrays["play"], strict=True)
         ]
@@ -177,7 +206,7 @@ def read_ratings(path: Path) -> Ratings:
     """MovieTweetings, from an npz file or from its own text, user::item::rating::time."""
     with reading(path):
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
+            with open_arrays(path) as arrays:
                 columns = [arrays[name] for name in ("user", "item", "rating", "timestamp")]
         else:
             columns = list(_table(path.read_text(encoding="ascii").replace("::", " "), columns=4).T)

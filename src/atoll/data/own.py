@@ -93,6 +93,7 @@ def read(
         source=f"own data of {len(rows.owners)} clients",
         owner=rows.owner,
         owners=rows.owners,
+        least=max(min_samples, 1),
         model="char-transformer" if kind == "tokens" and y.ndim == 2 else None,
         loss=loss or (squared_error if count is None else cross_entropy),
         metric=metric_of(metric or (absolute_error if count is None else accuracy)),

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.data import shift
 from atoll.data.dealing import (
+    LEAST,
     MAX_TRIES,
     Indices,
     Labels,
@@ -206,16 +207,22 @@ class Natural:
     reads: ClassVar[Reads] = "owners"
     exact: ClassVar[bool] = False  # nothing is dealt twice, but owners may be left out
 
-    min_samples: int = 2
+    min_samples: int | None = None  # None: what the data set says, which is 2 unless it was read with another
 
     def __post_init__(self) -> None:
-        require(self, "min_samples", self.min_samples >= 1, "at least 1")
+        require(self, "min_samples", self.min_samples is None or self.min_samples >= 1, "at least 1, or None")
+
+    def of(self, least: int) -> "Natural":
+        """The same for a data set whose owners must have so many samples, if nothing else was asked for."""
+        return self if self.min_samples is not None else replace(self, min_samples=least)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
         """The sample indices of each client, ascending; `labels` are the owners, None clients are all of them."""
         if clients is not None:
             require_clients(clients)
         owners, of_sample, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        if self.min_samples is None:
+            return self.of(LEAST).split(labels, clients, rng)
         fit = np.flatnonzero(sizes >= self.min_samples)
         if not len(fit) or (clients or 0) > len(fit):
             raise PartitionError(

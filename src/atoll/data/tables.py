@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
 
+from atoll.data.files import open_arrays
 from atoll.errors import DataError
 
 Values = NDArray[Any]
@@ -252,7 +253,7 @@ def _parquet(path: Path) -> Table:
 
 
 def _npz(path: Path) -> Table:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # a pickle may run code
+    with open_arrays(path) as arrays:
         return _table(path.name, dict(arrays))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from atoll import models
 from atoll.data.augment import Augment
 from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
+from atoll.data.dealing import of_owners
 from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Indices, Natural, Partition, Shifted
 from atoll.data.splits import SHARES, Shares, splits_of, splits_once
@@ -43,17 +46,19 @@ class Training:
     lr_decay: float = 1.0  # factor per round
 
     def __post_init__(self) -> None:
-        checks: dict[str, tuple[bool, str]] = {
-            "lr": (self.lr >= 0, "a float in [0, inf)"),
-            "batch_size": (isinstance(self.batch_size, int) and self.batch_size >= 1, "an int of at least 1"),
-            "momentum": (0 <= self.momentum < 1, "a float in [0, 1)"),
-            "weight_decay": (self.weight_decay >= 0, "a float in [0, inf)"),
-            "clip": (self.clip is None or self.clip > 0, "a float above 0, or None"),
-            "lr_decay": (0 < self.lr_decay <= 1, "a float in (0, 1]"),
+        checks: dict[str, tuple[Callable[[Any], bool], str]] = {
+            "lr": (lambda lr: 0 <= lr < math.inf, "a float in [0, inf)"),
+            "batch_size": (lambda size: isinstance(size, int) and size >= 1, "an int of at least 1"),
+            "momentum": (lambda momentum: 0 <= momentum < 1, "a float in [0, 1)"),
+            "weight_decay": (lambda decay: 0 <= decay < math.inf, "a float in [0, inf)"),
+            "clip": (lambda clip: 0 < clip < math.inf, "a float in (0, inf), or None"),
+            "lr_decay": (lambda decay: 0 < decay <= 1, "a float in (0, 1]"),
         }
         for name, (holds, expected) in checks.items():
-            if not holds:
-                raise TaskError(f"`{name}` of Training must be {expected}. Got {getattr(self, name)!r} instead.")
+            value = getattr(self, name)
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not (holds(value) if number else value is None and name == "clip"):
+                raise TaskError(f"`{name}` of Training must be {expected}. Got {value!r} instead.")
 
     def lr_in(self, round: int) -> float:
         """The step size of a round."""
@@ -265,7 +270,9 @@ class Task:
         models are dealt in turn: client k has number k modulo how many there are.
         """
         deal = seed if partition_seed is None else partition_seed
-        dataset, held = _held_out(dataset, {"central": central, "public": public}, deal)
+        partition = _for_data(partition, dataset)
+        taken = {"central": central, "public": public}
+        dataset, held = _held_out(dataset, taken, deal, least=dataset.least if partition.reads == "owners" else 0)
         read = _owners(dataset) if partition.reads == "owners" else dataset.y.numpy()
         parts = partition.split(read, clients, generator(deal, "partition"))
         names, groups = _natural_facts(partition, dataset, parts)
@@ -276,6 +283,9 @@ class Task:
         chosen = model or dataset.model or _usual_model(tuple(x.shape[1:]))
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
         networks = [_network(one, dataset, seed) for one in several]
+        aside = [dataset.central or held.get("central"), held.get("public")]
+        if _are_amounts(x, networks):
+            x, aside = x.float(), [pair and (pair[0].float(), pair[1]) for pair in aside]
         return cls(
             name=dataset.name,
             x=x,
@@ -285,8 +295,8 @@ class Task:
             classes=dataset.classes,
             training=training or Training(),
             names=names,
-            central=dataset.central or held.get("central"),
-            public=held.get("public"),
+            central=aside[0],
+            public=aside[1],
             groups=groups,
             augment=augment,
             facts={**(facts or {}), "source": dataset.source},
@@ -319,7 +329,7 @@ class Task:
 
         dataset = own.read(source, min_samples=min_samples, **reading)
         return cls.build(
-            dataset, Natural(min_samples=min_samples), model=model, seed=seed, training=training, shares=shares,
+            dataset, Natural(), model=model, seed=seed, training=training, shares=shares,
             central=central, public=public,
         )  # fmt: skip
 
@@ -358,6 +368,8 @@ class Task:
             return values.to(dtype) if values.is_floating_point() else values
 
         x, y = joined(0), joined(1)
+        networks = [Network(module=one, loss=loss, score=score) for one in several]
+        x = x.to(dtype) if _are_amounts(x, networks) else x
         if classes is None and not y.is_floating_point():
             classes = int(y.max()) + 1
         parts = np.split(np.arange(len(y)), np.cumsum(sizes)[:-1])
@@ -366,7 +378,7 @@ class Task:
             x=x,
             y=y,
             splits=splits_of(parts, shares, y.numpy() if classes is not None and y.ndim == 1 else None, None, seed),
-            **_in_turn([Network(module=one, loss=loss, score=score) for one in several], len(data)),
+            **_in_turn(networks, len(data)),
             classes=classes,
             training=training or Training(),
             names=tuple(data),
@@ -467,6 +479,28 @@ def _network(chosen: Model, dataset: Dataset, seed: int) -> Network:
     return Network(module, loss=dataset.loss, score=dataset.metric, signature=signature)
 
 
+def _are_amounts(x: Tensor, networks: Sequence[Network]) -> bool:
+    """Whether samples of whole numbers must become floats: networks take them so, and do not take them as tokens."""
+    if x.is_floating_point() or not len(x):
+        return False
+    return not all(_takes(network, x[:2]) for network in networks) and all(
+        _takes(network, x[:2].to(network.dtype)) for network in networks
+    )
+
+
+@torch.no_grad()
+def _takes(network: Network, x: Tensor) -> bool:
+    """Whether the network takes these samples."""
+    from atoll.batch import Batch
+    from atoll.models.network import Variant
+
+    try:
+        Batch(x, x, None, None, network, Variant(train=False)).outputs(network.initial)
+    except Exception:  # noqa: BLE001 - a model may fail in any way
+        return False
+    return True
+
+
 def _outputs(dataset: Dataset) -> int:
     """How many outputs a network needs: one per class, or one per number that is predicted."""
     return dataset.classes or (1 if dataset.y.ndim == 1 else int(np.prod(dataset.y.shape[1:])))
@@ -485,6 +519,13 @@ def _splits(
         return splits_of(parts, shares, y.numpy() if classes else None, dataset.gap, seed)
     labels = dataset.y.numpy() if classes else None
     return splits_once(parts, dealt, shares, labels, dataset.gap, seed, len(dataset.y))
+
+
+def _for_data(partition: Partition, dataset: Dataset) -> Partition:
+    """A natural partition leaves nobody out that the data set counts as a client, unless it is asked to."""
+    if isinstance(partition, Shifted):
+        return replace(partition, partition=_for_data(partition.partition, dataset))
+    return partition.of(dataset.least) if isinstance(partition, Natural) else partition
 
 
 def _owners(dataset: Dataset) -> NDArray[np.int64]:
@@ -508,9 +549,9 @@ def _natural_facts(
 
 
 def _held_out(
-    dataset: Dataset, shares: Mapping[str, float], seed: int
+    dataset: Dataset, shares: Mapping[str, float], seed: int, *, least: int = 0
 ) -> tuple[Dataset, dict[str, tuple[Tensor, Tensor]]]:
-    """The data set without the samples that are nobody's, and those."""
+    """The data set without the samples that are nobody's, and those; of every owner, `least` samples stay."""
     if not any(shares.values()):
         return dataset, {}
     if not (min(shares.values()) >= 0 and sum(shares.values()) < 1):
@@ -520,6 +561,16 @@ def _held_out(
     if shares["central"] and dataset.central is not None:
         raise TaskError(f"{dataset.name} has a central test set already, so `central` must be 0.")
     order = generator(seed, "held out").permutation(len(dataset.y))
+    stay = np.zeros(len(order), dtype=bool)  # in that order, the last samples of every owner
+    if dataset.owner is not None and least:
+        for mine in of_owners(dataset.owner[order], int(dataset.owner.max()) + 1):
+            stay[mine[-least:]] = True
+    order = np.concatenate([order[~stay], order[stay]])
+    if round(sum(shares.values()) * len(order)) > (~stay).sum():
+        raise TaskError(
+            f"Every client must keep {least} of its samples. The shares {dict(shares)!r} of {len(order)} take more.",
+            hint="lower `central` or `public`.",
+        )
     held, start = {}, 0
     for name, share in shares.items():
         stop = start + round(share * len(order))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.errors import CohortError, RunError
 from atoll.params import Tree, flatten, unflatten
+from atoll.runs import require_no_link
 from atoll.serialise import from_bytes, to_bytes
 
 
@@ -25,6 +26,8 @@ class DiskMemory:
 
     def __init__(self, path: Path) -> None:
         self._path, self._piece = path, ""
+        for beside in ("", "-wal", "-shm"):
+            require_no_link(path.with_name(path.name + beside))
         self._connection = sqlite3.connect(path, check_same_thread=False)
         self.close = weakref.finalize(self, self._connection.close)  # by itself, when nobody holds the memory
         self._connection.execute("PRAGMA journal_mode=WAL")

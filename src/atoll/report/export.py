@@ -70,15 +70,24 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def markdown(comparison: Comparison) -> str:
     """The table for a README or an issue."""
-    found = f"{_piped(*_cells(comparison))}\n\n\\{notes(comparison)}\n"  # escaped, or the star would begin a list
+    found = f"{_piped(*_cells(comparison))}\n\n{_md(notes(comparison))}\n"
     if comparison.newcomers:
-        found += f"\n{_piped(*newcomers_cells(comparison))}\n\n{newcomers_notes(comparison)}\n"
+        found += f"\n{_piped(*newcomers_cells(comparison))}\n\n{_md(newcomers_notes(comparison))}\n"
     return found
 
 
 def _piped(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+    head, *body = (f"| {' | '.join(map(_md, line))} |" for line in (heads, *rows))
+    return "\n".join([head, f"| --- |{' ---: |' * (len(heads) - 1)}", *body])
+
+
+def _md(text: str) -> str:
+    """Text that shows as it is, in one line: a name may hold anything."""
+    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", _one_line(text)).replace("&", "&amp;").replace("|", "&#124;")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def latex(comparison: Comparison) -> str:
@@ -94,7 +103,7 @@ def latex(comparison: Comparison) -> str:
         )
     head = " & ".join(map(_tex, heads))
     return "\n".join([
-        f"% {notes(comparison)}",
+        f"% {_one_line(notes(comparison))}",
         f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
         "\\toprule", f"{head} \\\\", "\\midrule",
         *(f"{line} \\\\" for line in body),
@@ -105,12 +114,14 @@ def latex(comparison: Comparison) -> str:
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """The table's cells, each in one line and without padding."""
     heads, rows = comparison_cells(comparison)
-    return [head.replace("\n", " ") for head in heads], [[re.sub(" +", " ", cell) for cell in row] for row in rows]
+    return [_one_line(head) for head in heads], [[_one_line(cell) for cell in row] for row in rows]
 
 
 def _tex(text: str) -> str:
-    text = re.sub(r"([%_&#${}])", r"\\\1", text)
+    text = re.sub(r"([%_&#${}])|\\", lambda found: f"\\{found[1]}" if found[1] else r"\textbackslash{}", text)
     for plain, written in (
+        ("~", r"\textasciitilde{}"),
+        ("^", r"\textasciicircum{}"),
         ("±", r"$\pm$"),
         ("†", r"$^\dagger$"),
         ("▼", r"$\downarrow$"),
@@ -125,8 +136,22 @@ def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
     return file.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula, behind an apostrophe; numbers, and text that is one, as is."""
+    if not isinstance(value, str):
+        return value
+    value = "\n".join(value.splitlines())  # which the writer quotes, unlike a carriage return
+    if not value.lstrip().startswith(("=", "+", "-", "@")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _strict(value: Any) -> Any:
