@@ -17,7 +17,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Population
 from atoll.data.batches import Split
 from atoll.engines.local import LocalEngine
-from atoll.engines.programs import Plan
+from atoll.engines.programs import Plan, arithmetic
 from atoll.engines.scan import Scanner
 from atoll.engines.trainings import Trainings
 from atoll.memory import RamMemory
@@ -60,12 +60,11 @@ class Workbench:
     def answers(self, models: Params | Stack, x: Tensor, *, features: bool = False) -> Tensor:
         """What a model answers to samples, [n, ...], or what each of several answers, [model, n, ...].
 
-        With `features`, what enters the head instead.
+        With `features`, what enters the head instead: in fp32, because equations are made of it.
         """
         network, engine = self.network, self.engine
-        variant = Variant(
-            train=False, features=features, precision=engine.precision, channels_last=engine.channels_last
-        )
+        precision = "fp32" if features else engine.precision
+        variant = Variant(train=False, features=features, precision=precision, channels_last=engine.channels_last)
         network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
         names, pieces = tuple(models), torch.split(x, ANSWERS_AT_ONCE)
 
@@ -73,12 +72,14 @@ class Workbench:
             w = Params(dict(zip(names, leaves, strict=True)), models.layout)
             return Batch(some, some[:, :0], None, None, network, variant).outputs(w)
 
-        if isinstance(models, Params):
-            return torch.cat([one(tuple(models.values()), some) for some in pieces])
-        if engine.best_alone(self.population.task):
-            return torch.stack([self.answers(models.client(k), x, features=features) for k in range(models.clients)])
-        every = vmap(one, in_dims=(0, None))
-        return torch.cat([every(tuple(models.values()), some) for some in pieces], dim=1)
+        with arithmetic(precision):
+            if isinstance(models, Params):
+                return torch.cat([one(tuple(models.values()), some) for some in pieces])
+            if engine.best_alone(self.population.task):
+                alone = [models.client(k) for k in range(models.clients)]
+                return torch.stack([self.answers(model, x, features=features) for model in alone])
+            every = vmap(one, in_dims=(0, None))
+            return torch.cat([every(tuple(models.values()), some) for some in pieces], dim=1)
 
     def score(self, model: Params, x: Tensor, y: Tensor) -> float:
         """How good a model is on samples of the server, more being better."""
