@@ -78,6 +78,7 @@ class Algorithm:
 
     one_shot: ClassVar[bool] = False  # uploads once: rounds must be 1
     needs_public_data: ClassVar[bool] = False
+    solved: ClassVar[bool] = False  # the model comes from equations: it answers in fp32, whatever the precision
     closed_form: ClassVar[bool] = False  # what comes out is computed, not trained: no order of batches changes it
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is

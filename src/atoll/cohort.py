@@ -65,6 +65,7 @@ class Cohort:
     changes: tuple[Change, ...] = ()  # what pieces change in every call of `sgd`
     labelled: bool = True  # whether targets may be read: new clients may have samples only
     begun: Params | None = None  # the model that stands for the initial one, if not the network's
+    exact: bool = False  # whether all that is not training is computed in fp32, whatever the precision
     notes: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -138,6 +139,7 @@ class Cohort:
         train: bool = True,
         draws: bool = False,
         labels: bool = True,
+        exact: bool = False,
     ) -> Tree:
         """Fold `step(carry, batch, given) -> carry` over each client's batches; returns the carry, stacked.
 
@@ -146,7 +148,8 @@ class Cohort:
         batches depends on (seed, client, round, stream, epoch) only. With several streams, `step` gets a tuple: one
         batch of each, drawn independently. `train=False` evaluates: BatchNorm uses its running statistics and
         dropout is off. With `draws`, a step may draw: `batch.normal("noise", 10)`. A step that reads no targets says
-        so by `labels=False`: then it works for clients without labels, too.
+        so by `labels=False`: then it works for clients without labels, too. What equations are made of and answers
+        are computed from, such as sums of features, is scanned `exact`: in fp32, whatever the precision of training.
         """
         if labels and not self.labelled and split != "test":
             raise LabelsNeeded("This step reads targets. These clients have samples without them.")
@@ -169,6 +172,7 @@ class Cohort:
             shuffle=shuffle,
             train=train,
             draws=draws,
+            exact=exact or (self.exact and not train),
         )
 
     def map(self, function: Callable[..., Any], *values: Tree) -> Tree:

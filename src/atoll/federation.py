@@ -527,7 +527,7 @@ def _evaluate(
                 engine, algorithm, server, population.task.unseen, seed=settings.seed, round=done
             )
     if population.task.central is not None and shared is not None:
-        found["central"] = evaluate_central(engine, population.task, shared)
+        found["central"] = evaluate_central(engine, population.task, shared, exact=algorithm.solved)
         if last:
             found.setdefault("deployed", predictor_of(shared).bytes)
     return found, outcomes

@@ -37,6 +37,8 @@ OF_MODULES = frozenset({  # what `nn.Module` holds for itself: training, leaves 
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
 })  # fmt: skip
+PLAIN = (int, float, complex, str, bytes, tuple, list, dict, Tensor, Params, Stack)
+OPEN = (type, FunctionType, functools.partial, set, frozenset, np.ndarray, np.generic, enum.Enum, nn.Module)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 OF_CLASSES = frozenset({
     "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__dataclass_fields__",
@@ -181,14 +183,14 @@ class _Look:
 
     def _global(self, value: Any) -> Hashable:
         """A global value; an object of a library, such as a log, is only named."""
+        if value is None or isinstance(value, PLAIN):
+            return self.at(value)
         own = is_edited(_file_of(type(value))) or isinstance(value, Namespace | SimpleNamespace)
-        looked_into = isinstance(
-            value, str | bytes | tuple | list | dict | set | frozenset | type | FunctionType | functools.partial
-            | nn.Module | np.ndarray | np.generic | enum.Enum,
-        )  # fmt: skip
-        if not own and not looked_into:
-            return self.at(type(value))
-        before, self.by_value = self.by_value, self.by_value or own or not isinstance(value, list | tuple | dict)
+        return self._as_it_is(value) if own or isinstance(value, OPEN) else self.at(type(value))
+
+    def _as_it_is(self, value: Any) -> Hashable:
+        """A value that may change, as it is now."""
+        before, self.by_value = self.by_value, True
         try:
             return self.at(value)
         finally:
@@ -209,6 +211,8 @@ class _Look:
                     found.append((name, *(self.at(one) for one in (value.fget, value.fset) if one is not None)))
                 case functools.cached_property():
                     found.append((name, self.at(value.func)))
+                case Tensor() | list() | tuple() | dict():
+                    found.append((name, self._as_it_is(value)))
                 case _ if name not in OF_CLASSES:
                     found.append((name, self._global(value)))
         return tuple(found)

@@ -44,6 +44,7 @@ def evaluate_newcomers(
     population = Population(newcomers, open_memory("ram", newcomers.clients, None), own_seed)
 
     def tuned(cohort: Cohort) -> dict[str, Stack]:
+        cohort = replace(cohort, exact=algorithm.solved)
         learner = replace(cohort, splits=cohort.splits - {"test"})
         deployed = algorithm.welcome(server, learner)
         found = {"0": sums["0"].scan(cohort, deployed)}
@@ -60,10 +61,12 @@ def evaluate_newcomers(
         return found
 
     def unlabelled(cohort: Cohort) -> dict[str, Stack]:
+        cohort = replace(cohort, exact=algorithm.solved)
         learner = replace(cohort, splits=cohort.splits - {"test"}, labelled=False)
         return {"unlabelled": sums["unlabelled"].scan(cohort, algorithm.welcome(server, learner))}
 
     def shared(cohort: Cohort) -> dict[str, Stack]:
+        cohort = replace(cohort, exact=algorithm.solved)
         model = algorithm.shared(server)
         assert model is not None
         return {"unlabelled": sums["unlabelled"].scan(cohort, model)}

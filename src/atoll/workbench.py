@@ -17,7 +17,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Population
 from atoll.data.batches import Split
 from atoll.engines.local import LocalEngine
-from atoll.engines.programs import Plan
+from atoll.engines.programs import Plan, arithmetic
 from atoll.engines.scan import Scanner
 from atoll.engines.trainings import Trainings
 from atoll.memory import RamMemory
@@ -60,9 +60,10 @@ class Workbench:
     def answers(self, models: Params | Stack, x: Tensor, *, features: bool = False) -> Tensor:
         """What a model answers to samples, [n, ...], or what each of several answers, [model, n, ...].
 
-        With `features`, what enters the head instead.
+        With `features`, what enters the head instead: in fp32, because equations are made of it.
         """
-        network, variant = self.network, replace(self.variant, features=features)
+        network, precision = self.network, "fp32" if features else self.engine.precision
+        variant = replace(self.variant, features=features, precision=precision)
         network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
         names, pieces = tuple(models), torch.split(x, ANSWERS_AT_ONCE)
 
@@ -70,12 +71,14 @@ class Workbench:
             w = Params(dict(zip(names, leaves, strict=True)), models.layout)
             return Batch(some, some[:, :0], None, None, network, variant).outputs(w)
 
-        if isinstance(models, Params):
-            return torch.cat([one(tuple(models.values()), some) for some in pieces])
-        if self.engine.best_alone(self.population.task):
-            return torch.stack([self.answers(models.client(k), x, features=features) for k in range(models.clients)])
-        every = vmap(one, in_dims=(0, None))
-        return torch.cat([every(tuple(models.values()), some) for some in pieces], dim=1)
+        with arithmetic(precision):
+            if isinstance(models, Params):
+                return torch.cat([one(tuple(models.values()), some) for some in pieces])
+            if self.engine.best_alone(self.population.task):
+                alone = [models.client(k) for k in range(models.clients)]
+                return torch.stack([self.answers(model, x, features=features) for model in alone])
+            every = vmap(one, in_dims=(0, None))
+            return torch.cat([every(tuple(models.values()), some) for some in pieces], dim=1)
 
     @property
     def variant(self) -> Variant:

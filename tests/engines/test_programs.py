@@ -1,7 +1,9 @@
 import functools
+import logging
 from dataclasses import dataclass
 
 import pytest
+import samples
 import torch
 from samples import Sloped
 
@@ -14,6 +16,7 @@ from atoll.fingerprints import Unstable, fingerprint
 from atoll.models.network import Network
 from atoll.params import Params, Stack
 
+LOG = logging.getLogger("atoll.tests")
 GLOBAL_NUMBER = 1.0
 GLOBAL_TENSOR = torch.ones(1)
 
@@ -163,6 +166,51 @@ def test_a_helper_that_is_defined_again_counts(monkeypatch):
     assert fingerprint(step) == before
     monkeypatch.setitem(globals(), "helper", lambda w: 2.0 * w)
     assert fingerprint(step) != before
+
+
+class Table:
+    """Something that a step may read."""
+
+    factor = 1.0
+    values = torch.ones(2)
+
+    def times(self, w):
+        return self.factor * w
+
+
+TABLE = Table()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        (Table, "factor", 2.0),
+        (Table, "values", torch.zeros(2)),
+        (Table, "times", lambda self, w: w),
+        (TABLE, "factor", 3.0),
+        (samples, "FACTOR", 4.0),
+        (samples, "Sloped", Table),
+    ],
+    ids=["class", "tensor of a class", "method", "object", "module", "name in a module"],
+)
+def test_what_a_step_reads_through_others_counts(monkeypatch, where, name, value):
+    def step(carry, batch, given):
+        return TABLE.times(carry) * samples.FACTOR * samples.Sloped
+
+    before = fingerprint(step)
+    assert fingerprint(step) == before
+    monkeypatch.setattr(where, name, value, raising=False)
+    assert fingerprint(step) != before
+
+
+def test_a_log_that_a_step_writes_to_changes_nothing():
+    def step(carry, batch, given):
+        LOG.debug("a step")
+        return carry
+
+    before = fingerprint(step)
+    LOG.extra = 1
+    assert fingerprint(step) == before
 
 
 def test_functions_that_call_each_other_have_a_fingerprint():

@@ -67,7 +67,7 @@ class FedCR(Algorithm):
         w_k = self._trained(server, cohort, epochs=self.epochs)
         nothing = torch.zeros_like(server["prior"]["mean"])
         start = Params.of(precision=nothing, moment=nothing)
-        experts = cohort.scan(partial(multiply, self), start, given=w_k, shuffle=False, train=False)
+        experts = cohort.scan(partial(multiply, self), start, given=w_k, shuffle=False, train=False, exact=True)
         # The server has weighted means: times the sum of all weights, that of these is the sum of the experts.
         send = {"delta": w_k.without_part("head") - w, "experts": experts / weight.clamp(min=1)}
         return Update(send=send, weight=weight, keep=_network(w_k, cohort).part("head"))

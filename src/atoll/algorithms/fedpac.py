@@ -145,7 +145,7 @@ def aligned_body(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
 def class_moments(cohort: Cohort, w: Stack, like: Tensor) -> Stack:
     """m_k: mean features of each class times its share, [classes, size]; and V_k, the variance of such a mean."""
     start = Params.of(sum=torch.zeros_like(like), square=torch.zeros_like(like[0, 0]))
-    seen = cohort.scan(_add, start, given=w, shuffle=False, train=False)
+    seen = cohort.scan(_add, start, given=w, shuffle=False, train=False, exact=True)
     mean, square = seen["sum"] / cohort.samples[:, None, None], seen["square"] / cohort.samples
     variance = (square - mean.square().flatten(1).sum(1)).clamp(min=0) / cohort.samples
     return Stack.of(mean=mean, variance=variance)

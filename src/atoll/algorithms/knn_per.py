@@ -79,7 +79,7 @@ class KNNPer(FedAvg):
         shares = cohort.lr.new_tensor(SHARES)
         start = Params.of(loss=torch.zeros_like(shares), samples=0.0)
         given = {"w": w, "store": store, "shares": shares}
-        seen = cohort.scan(self._probe, start, given=given, split="val", shuffle=False, train=False)
+        seen = cohort.scan(self._probe, start, given=given, split="val", shuffle=False, train=False, exact=True)
         return torch.where(seen["samples"] > 0, shares[seen["loss"].argmin(1)], UNDECIDED)
 
     def _probe(self, seen: Params, batch: Batch, given: dict[str, Any]) -> Params:

@@ -69,7 +69,7 @@ class RGA(OneShot):
         """Train alone; send the model, and what its features are like."""
         w_k, classes, size = self.trained(w, cohort), *self.sizes(cohort.population.task)
         start = Params.of(sum=torch.zeros(classes, size), square=torch.zeros(size), counts=torch.zeros(classes))
-        seen = cohort.scan(ADDING[self.prototypes], start, given=w_k, shuffle=False, train=False)
+        seen = cohort.scan(ADDING[self.prototypes], start, given=w_k, shuffle=False, train=False, exact=True)
         mean, square = (total / cohort.samples.clamp(min=1)[:, None] for total in (seen["sum"].sum(1), seen["square"]))
         sent = Stack.of(mean=mean, deviation=(square - mean**2).clamp(min=0).sqrt())
         if self.prototypes == "means":

@@ -26,7 +26,7 @@ from torch import nn
 
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
-from atoll.engines.programs import VARIANTS, Mode, NotVectorisable, Plan, Programs
+from atoll.engines.programs import VARIANTS, Mode, NotVectorisable, Plan, Programs, arithmetic
 from atoll.engines.scan import Scanner
 from atoll.engines.trainings import Trainings
 from atoll.errors import AtollError, EngineError
@@ -575,24 +575,6 @@ def one_thread_each() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def arithmetic(precision: Precision) -> Iterator[None]:
-    """Use the GPU's TF32 units only where asked to."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    wanted = "tf32" if precision == "tf32" else "ieee"
-    places: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = wanted
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
 
 
 def _facts(task: Task) -> Hashable:

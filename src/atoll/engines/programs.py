@@ -89,6 +89,24 @@ def vectorising() -> Iterator[None]:
         raise NotVectorisable(first_line(error)) from error
 
 
+@contextmanager
+def arithmetic(precision: Precision) -> Iterator[None]:
+    """Use the GPU's TF32 units only where asked to."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    wanted = "tf32" if precision == "tf32" else "ieee"
+    places: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = wanted
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
+
+
 @dataclass(frozen=True)
 class Work:
     """One step of one scan, with everything about it that stays the same from batch to batch."""

@@ -20,7 +20,16 @@ from torch import Tensor
 from torch.func import vmap
 
 from atoll.data.batches import BatchTable, batch_table
-from atoll.engines.programs import Leaves, Plan, Programs, Timed, Work, forbid_captured_stacks, vectorising
+from atoll.engines.programs import (
+    Leaves,
+    Plan,
+    Programs,
+    Timed,
+    Work,
+    arithmetic,
+    forbid_captured_stacks,
+    vectorising,
+)
 from atoll.engines.trainings import Trainings, digests
 from atoll.fingerprints import Unstable
 from atoll.models.network import Variant
@@ -78,6 +87,7 @@ class Scanner:
         shuffle: bool,
         train: bool,
         draws: bool = False,
+        exact: bool = False,
     ) -> Tree:
         """See `Cohort.scan`."""
         forbid_captured_stacks(step)
@@ -94,7 +104,7 @@ class Scanner:
             train=train,
             columns=self.plan.columns and vectorised,
             channels_last=self.plan.channels_last,
-            precision=self.plan.precision,
+            precision="fp32" if exact else self.plan.precision,
         )
         for mode in (replace(variant, train=train) for train in (True, False)):  # a step may ask for the other, too
             task.network.module(mode)  # this thread's copy is made here, because inside `vmap` it cannot be
@@ -122,6 +132,7 @@ class Scanner:
                 for keys in each
             ])  # fmt: skip
 
+        @arithmetic(variant.precision)
         def run(carry: Leaves, first: int, last: int) -> Leaves:
             """The carry after some epochs."""
             table = tables(first, last)

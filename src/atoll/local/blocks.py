@@ -194,7 +194,7 @@ def _ratios(cohort: Cohort, blocks: Blocks, w: Stack, split: str) -> Tensor:
     assert classes is not None, "the task has no classes"
     size = sum(blocks.widths)
     start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes), square=torch.zeros(size))
-    seen = talking(cohort).scan(_add_scatter, start, given=w, split=split, shuffle=False, train=False)
+    seen = talking(cohort).scan(_add_scatter, start, given=w, split=split, shuffle=False, train=False, exact=True)
     count = seen["count"][..., None]
     samples = count.sum(1).clamp(min=1)
     mean, center = seen["sum"] / count.clamp(min=1), seen["sum"].sum(1) / samples

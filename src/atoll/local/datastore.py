@@ -27,7 +27,7 @@ def datastore(cohort: Cohort, w: Params | Stack, size: int, capacity: int | None
     places = max(1, min(int(sizes.max(initial=1)), capacity or int(sizes.max(initial=1))))
     empty = {"features": torch.zeros(places + 1, size), "labels": torch.zeros(places + 1, dtype=torch.int64)}
     start = Params.of(seen=0.0, **empty)
-    found = cohort.scan(_store, start, given=w, batch_size=AT_ONCE, stream="store", train=False)
+    found = cohort.scan(_store, start, given=w, batch_size=AT_ONCE, stream="store", train=False, exact=True)
     taken = torch.arange(places, device=cohort.samples.device) < cohort.samples[:, None]
     return Stack.of(
         features=found["features"][:, :places] * taken[..., None],

@@ -62,7 +62,7 @@ def class_sums(cohort: Cohort, w: Params | Stack, size: int, *, unit: bool = Fal
     classes = cohort.population.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes))
-    sums: Stack = cohort.scan(partial(_add, unit), start, given=w, shuffle=False, train=False)
+    sums: Stack = cohort.scan(partial(_add, unit), start, given=w, shuffle=False, train=False, exact=True)
     return sums
 
 
@@ -77,7 +77,13 @@ def moments(cohort: Cohort, w: Params | Stack) -> Stack:
     task = cohort.population.task
     zeros = torch.zeros(one_sample(task).features(task.network.initial).numel())
     seen = cohort.scan(
-        _add_moments, Params.of(first=zeros, second=zeros), given=w, shuffle=False, train=False, labels=False
+        _add_moments,
+        Params.of(first=zeros, second=zeros),
+        given=w,
+        shuffle=False,
+        train=False,
+        labels=False,
+        exact=True,
     )
     mean, square = (seen[name] / cohort.samples[:, None] for name in ("first", "second"))
     return Stack.of(mean=mean, deviation=(square - mean**2).clamp(min=0).sqrt())

@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.params import Params
-from atoll.predictor import Answer, Deployed, predictor_of
+from atoll.predictor import Answer, Deployed, Predictor, predictor_of
 
 Judge = Literal["score", "loss"]
 AT_ONCE = 256  # samples
@@ -36,6 +36,7 @@ def lead(cohort: Cohort, one: Deployed, other: Deployed, judge: Judge) -> Tensor
         batch_size=min(largest, AT_ONCE) or 1,
         shuffle=False,
         train=False,
+        exact=any(isinstance(deployed, Predictor) for deployed in (one, other)),
     )
     error: Tensor = seen["square"].sqrt()
     better: Tensor = seen["sum"] / error.where(error > 0, 1.0)

@@ -26,7 +26,7 @@ def rows_of(cohort: Cohort, *, encoded: bool = False) -> list[tuple[Tensor, Tens
     start = Params.of(x=torch.zeros(largest, x.shape[1]), y=torch.zeros(largest, y.shape[1]), real=torch.zeros(largest))
     seen = cohort.scan(
         partial(_collect, look), start, given=cohort.initial, batch_size=largest, shuffle=False, train=False,
-        labels=cohort.labelled,
+        labels=cohort.labelled, exact=True,
     )  # fmt: skip
     return [(x[real > 0], y[real > 0]) for x, y, real in zip(seen["x"], seen["y"], seen["real"], strict=True)]
 

@@ -15,6 +15,7 @@ from atoll.batch import Batch
 from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
 from atoll.engines.local import Done, Job, LocalEngine
+from atoll.engines.programs import arithmetic
 from atoll.metrics import fairness
 from atoll.metrics.calibration import bins, ece
 from atoll.models.network import Variant
@@ -118,6 +119,7 @@ def evaluate(
     sums = {split: ClientSums(task, split, each=each and split == "test") for split in splits}
 
     def work(cohort: Cohort) -> dict[str, Stack]:
+        cohort = replace(cohort, exact=algorithm.solved)
         if model == "personal":
             # The method makes the model without the test data, which only `ClientSums` reads.
             w: Deployed = algorithm.personalize(server, replace(cohort, splits=cohort.splits - {"test"}))
@@ -189,6 +191,7 @@ class ClientSums:
             batch_size=self.batch_size,
             shuffle=False,
             train=False,
+            exact=isinstance(deployed, Predictor),
         )
         return found
 
@@ -240,9 +243,14 @@ def _score_step(answer: Answer, carry: Params, batch: Batch, given: tuple[Params
 
 
 def evaluate_central(
-    engine: LocalEngine, task: Task, shared: Params | Predictor, batch_size: int = CENTRAL_BATCH
+    engine: LocalEngine,
+    task: Task,
+    shared: Params | Predictor,
+    batch_size: int = CENTRAL_BATCH,
+    *,
+    exact: bool = False,
 ) -> dict[str, float]:
-    """The shared model on the server's own test set."""
+    """The shared model on the server's own test set; in fp32 if it is `exact`, or answers by a rule of its own."""
     assert task.central is not None
     one = predictor_of(shared)
     model, beside = one.model, one.beside
@@ -250,10 +258,11 @@ def evaluate_central(
     assert isinstance(beside, Params)
     x, y = task.central
     totals = np.zeros(2)
-    with torch.no_grad():
+    precision = "fp32" if exact or isinstance(shared, Predictor) else engine.precision
+    with torch.no_grad(), arithmetic(precision):
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
-            variant = Variant(train=False, precision=engine.precision, channels_last=engine.channels_last)
+            variant = Variant(train=False, precision=precision, channels_last=engine.channels_last)
             outputs = one.answer(model, beside, Batch(x[part], y[part], None, None, task.network, variant))
             both = [task.network.score(outputs, y[part]).sum(), task.network.loss(outputs, y[part]).sum()]
             totals += torch.stack(both).double().cpu().numpy()
