@@ -49,6 +49,7 @@ class ABHS(Splitting):
     scope: Literal["client", "all"] = "client"  # every client has its own split, or all have the same
     student_epochs: Epochs = 200  # of the server on public samples, to make one model of all; 0: all are kept
 
+    reads_validation: ClassVar[bool] = True  # how often a client is right there is its reliability
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "labels": "statistic", "blocks": "statistic"}
 
     def start(self, task: Task) -> Server:

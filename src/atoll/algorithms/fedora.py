@@ -61,6 +61,7 @@ class Fedora(Algorithm):
     sends: ClassVar[dict[str, str]] = {
         "delta": "model", "bases": "statistic", "probe": "model", "loss": "statistic",
     }  # fmt: skip
+    reads_validation: ClassVar[bool] = True  # the gate compares losses there
     sums_suffice: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"local": {"lam_max": 0.0}}
     cites: ClassVar[str] = "wu2023personalized"
@@ -163,7 +164,8 @@ class Fedora(Algorithm):
             scores = alignment(self._bases(cohort)[kind], server["bases"][kind])
         r = links(scores, self.topk, self.temperature, among=server["known"].expand(len(cohort), -1))
         matrix = self.mixing(server)
-        w = cohort.stacked(cohort.initial) | mixed(r.to(matrix.dtype) @ matrix, server["v"])
+        reaching = torch.stack([row @ matrix for row in r.to(matrix.dtype)])  # in the same bits for any cohort
+        w = cohort.stacked(cohort.initial) | mixed(reaching, server["v"])
         return settled(cohort, w)
 
     # -- parts -------------------------------------------------------------------------------------------------------
