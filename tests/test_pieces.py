@@ -66,7 +66,7 @@ def test_what_a_piece_keeps_lies_beside_what_the_method_keeps() -> None:
     mine, theirs = (report.population.memory.save(round=2) for report in (alone, both))
     assert _difference(mine["kept"], theirs["kept"]) is None
     assert set(theirs["beside"]) == {"fsa"}
-    assert set(theirs["beside"]["fsa"]["kept"]) == {"body.1.weight", "head.weight"}
+    assert set(theirs["beside"]["fsa"]["kept"]) == {"body.0.weight", "head.weight"}
     assert not mine["beside"]
 
 

@@ -15,7 +15,20 @@ from atoll.clustering import Clusters
 from atoll.cohort import Cohort
 from atoll.data.task import Task
 from atoll.errors import PayloadError
-from atoll.hyperparameters import Count, Epochs, NonNegative, Positive, Range, Share, Weighting, hyperparameters
+from atoll.hyperparameters import (
+    Count,
+    Epochs,
+    Lasts,
+    Natural,
+    NonNegative,
+    Positive,
+    Range,
+    Rounds,
+    Share,
+    Steps,
+    Weighting,
+    hyperparameters,
+)
 from atoll.params import Params, Stack, Tree, rows_of
 from atoll.predictor import Deployed, Predictor
 
@@ -24,8 +37,9 @@ if TYPE_CHECKING:
 
 # What the file of an algorithm needs can be had from here.
 __all__ = [
-    "Algorithm", "Arrival", "Count", "Deployed", "Epochs", "Limits", "NonNegative", "Positive", "Predictor", "Range",
-    "Replies", "Share", "Update", "Weighting", "WithEverybody", "hyperparameters",
+    "Algorithm", "Arrival", "Count", "Deployed", "Epochs", "Lasts", "Limits", "Natural", "NonNegative", "Positive",
+    "Predictor", "Range", "Replies", "Rounds", "Share", "Steps", "Update", "Weighting",
+    "WithEverybody", "hyperparameters",
 ]  # fmt: skip
 
 Limits = Mapping[str, Mapping[str, Any]]
@@ -80,6 +94,7 @@ class Algorithm:
     needs_public_data: ClassVar[bool] = False
     solved: ClassVar[bool] = False  # the model comes from equations: it answers in fp32, whatever the precision
     closed_form: ClassVar[bool] = False  # what comes out is computed, not trained: no order of batches changes it
+    reads_validation: ClassVar[bool] = False  # validation samples change what comes out, not only which round is taken
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Deployed, Replies, Update
+from atoll.algorithm import Algorithm, Count, Deployed, Lasts, Replies, Update
 from atoll.algorithms import name_of
 from atoll.clustering import Clusters
 from atoll.cohort import Cohort
@@ -42,7 +42,7 @@ class InClusters(Algorithm):
     No cohort then has clients of two clusters, so the method works as in a federation of its cluster alone.
     """
 
-    cluster_rounds: Count = 10  # rounds of the clustering method, before its clusters are fixed
+    cluster_rounds: Annotated[Count, Lasts(enough=1)] = 10  # of the clustering, before its clusters are fixed
 
     clusterer: ClassVar[type[Algorithm]]
     member: ClassVar[type[Algorithm]]
@@ -262,6 +262,7 @@ def _combine(method: type[Algorithm], clusterer: type[Algorithm]) -> type[Algori
         "sums_suffice": False,
         "needs_public_data": method.needs_public_data or clusterer.needs_public_data,
         "limits": {},
+        "reads_validation": method.reads_validation or clusterer.reads_validation,
         "cites": "\n\n".join(filter(None, map(bibtex, (method.cites, clusterer.cites)))),
         "__module__": method.__module__,
         "__doc__": f"{(method.__doc__ or '').strip()}\n\nInside clusters: {(clusterer.__doc__ or '').strip()}",

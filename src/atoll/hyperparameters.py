@@ -38,11 +38,21 @@ class Words:
     words: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Lasts:
+    """Marks how long a part of a method lasts; `enough` of it shows that the part works, and what comes after it."""
+
+    enough: int
+
+
 NonNegative = Annotated[float, Range(low=0)]
 Positive = Annotated[float, Range(low=0, open_low=True)]
 Share = Annotated[float, Range(low=0, high=1)]
 Count = Annotated[int, Range(low=1)]
-Epochs = Annotated[int, Range(low=0)]
+Natural = Annotated[int, Range(low=0)]
+Epochs = Annotated[int, Range(low=0), Lasts(enough=2)]
+Steps = Annotated[int, Range(low=1), Lasts(enough=2)]
+Rounds = Annotated[int, Range(low=0), Lasts(enough=1)]  # before something else begins
 Weighting = Literal["samples", "uniform"]
 
 
@@ -57,6 +67,7 @@ class Hyperparameter:
     optional: bool
     default: Any
     words: tuple[str, ...] = ()  # that may stand for a number
+    enough: int | None = None  # of what lasts that long, to see that it works
 
     @property
     def expected(self) -> str:
@@ -116,7 +127,8 @@ def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
         hint, *extras = typing.get_args(hint)
         allowed = next((extra for extra in extras if isinstance(extra, Range)), None)
         words = next((extra.words for extra in extras if isinstance(extra, Words)), ())
-        return Hyperparameter(name, hint, allowed, words, False, default)
+        enough = next((extra.enough for extra in extras if isinstance(extra, Lasts)), None)
+        return Hyperparameter(name, hint, allowed, words, False, default, enough=enough)
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         return Hyperparameter(name, type(choices[0]), None, choices, False, default)

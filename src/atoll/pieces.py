@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Deployed, Epochs, NonNegative, Predictor, Update
+from atoll.algorithm import Algorithm, Deployed, Epochs, Natural, NonNegative, Predictor, Update
 from atoll.algorithms import name_of
 from atoll.algorithms.local import Local
 from atoll.batch import Batch
@@ -128,7 +128,7 @@ class Fsa(OfTraining):
 
     rho: NonNegative = 0.1  # ρ: radius of most layers
     rho_larger: NonNegative = 0.2  # radius of the most sensitive ones
-    top_c: Epochs = 2  # C: how many these are
+    top_c: Natural = 2  # C: how many these are
     sensitivity: Sensitivity = "minmax"  # s_l: what makes a layer sensitive
 
     called: ClassVar[str] = "fsa"
@@ -206,6 +206,7 @@ class Gate(Piece):
 
     called: ClassVar[str] = "gate"
     neutral: ClassVar[Mapping[str, Any]] = {"margin": "never"}
+    reads_validation: ClassVar[bool] = True
 
     @property
     def ungated(self) -> Self:

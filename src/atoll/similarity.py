@@ -101,7 +101,8 @@ def alignment(ours: Tensor, theirs: Tensor) -> Tensor:
             f"{tuple(theirs.shape[1:])}.",
             hint="give all clients samples of the same shape, and the same classes.",
         )
-    products = torch.einsum("iaqd,jard->ijaqr", ours.double(), theirs.double())
+    # One client after another: the same bits however many are asked at once.
+    products = torch.stack([torch.einsum("aqd,jard->jaqr", one, theirs.double()) for one in ours.double()])
     cosines: Tensor = torch.linalg.svdvals(products)
     return cosines.sum((2, 3)) / ours.shape[2]
 

@@ -7,7 +7,10 @@ from atoll.algorithms import found
 from atoll.conformance import Check, checks
 
 
-@pytest.mark.parametrize("method", [pytest.param(method, id=name) for name, method in found().items()])
-@pytest.mark.parametrize("check", [pytest.param(check, id=check.name) for check in checks()])
+# One method after another: its checks look at the same runs, which are played once where they follow each other.
+@pytest.mark.parametrize(
+    ("method", "check"),
+    [pytest.param(method, check, id=f"{check.name}-{name}") for name, method in found().items() for check in checks()],
+)
 def test_conforms(method: type[Algorithm], check: Check) -> None:
     check.run(method)

@@ -50,6 +50,7 @@ class ABHS(Splitting):
     weight: Share = 0.5  # w: of what the head says, beside labels; blocks below it have more
     scope: Literal["client", "all"] = "client"  # every client has its own split, or all have the same
 
+    reads_validation: ClassVar[bool] = True  # how often a client is right there is its reliability
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "labels": "statistic", "blocks": "statistic"}
 
     def start(self, task: Task) -> Server:

@@ -43,6 +43,7 @@ class ABHSLocal(Splitting):
     theta_c: Share = 0.8  # the least alignment between clients of blocks that are averaged
     probes: Literal["noise", "public"] = "noise"  # what clients' blocks are compared on
 
+    reads_validation: ClassVar[bool] = True  # how often a client is right there is its reliability
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "split": "statistic"}
     limits: ClassVar[Limits] = {"oneshot-avg": {"theta_d": 1e9, "theta_r": 0.0, "theta_c": 0.0, "personal": "none"}}
 

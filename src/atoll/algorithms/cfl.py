@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Rounds, Update, Weighting
 from atoll.clustering import Clusters, apart, center, cut, distances, merges, undone, within
 from atoll.cohort import Cohort
 from atoll.data.task import Task
@@ -37,7 +37,7 @@ class CFL(Algorithm):
 
     eps1: NonNegative = 0.4  # ε₁: a cluster is at rest when its mean update is shorter than this
     eps2: NonNegative = 1.6  # ε₂: and its clients are not when the longest update is longer than this
-    rounds_before: Epochs = 20  # rounds before the first split
+    rounds_before: Rounds = 20  # rounds before the first split
     linkage: Literal["complete", "single"] = "complete"  # how a cluster is split: as in the authors' code, or paper
     epochs: Epochs = 1  # local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Count, Epochs, NonNegative, Positive, Replies
+from atoll.algorithm import Count, Epochs, NonNegative, Positive, Replies, Steps
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Task
@@ -42,7 +42,7 @@ class Dense(OneShot):
     server_batch: Count = 128  # samples made up per epoch, and in a step of the student
     server_lr: Positive = 0.01  # step size of the student, annealed to 0
     temperature: Positive = 4.0  # of the distillation
-    generator_steps: Count = 10  # steps of Adam on a generator; published: 30
+    generator_steps: Steps = 10  # steps of Adam on a generator; published: 30
     generator_lr: Positive = 1e-3  # their size
     noise: Count = 256  # numbers that a sample is made of
     width: Count = 64  # channels of the generator

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll import prototypes
-from atoll.algorithm import Epochs, Limits, NonNegative, Predictor, Replies, Share, Update
+from atoll.algorithm import Epochs, Limits, Natural, NonNegative, Predictor, Replies, Share, Update
 from atoll.algorithms.fafi import FAFI, TEST_BATCH, How
 from atoll.algorithms.fafi_etf import FAFIETF, Anchors
 from atoll.algorithms.fafi_queue import FAFIQueue
@@ -59,7 +59,7 @@ NOTHING: dict[str, Any] = {
 class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     """FAFI and everything that can be added to it."""
 
-    queue: Epochs = 0  # places for earlier features, at most a quarter of the client's samples; 0: no queue
+    queue: Natural = 0  # places for earlier features, at most a quarter of the client's samples; 0: no queue
     pool: Pool = "none"  # what is sent of public samples
     masked: bool = True  # a pool's items of the anchor's class are left out, and are not negatives
     mass: NonNegative = 1.0  # queue and pool each weigh as much as so many batches; 0: as much as they have items
@@ -83,6 +83,7 @@ class FAFIPlus(FAFIQueue, FAFITwoStage, FAFIETF):
     refine_labels: bool = True  # with their labels, or without
 
     needs_public_data: ClassVar[bool] = False  # by default
+    reads_validation: ClassVar[bool] = True  # with dynamic prototypes
     sends: ClassVar[dict[str, str]] = {**FAFI.sends, "evidence": "statistic", "moments": "statistic"}
     limits: ClassVar[Limits] = {"fafi": NOTHING}
 

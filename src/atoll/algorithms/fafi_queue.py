@@ -15,7 +15,7 @@ for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder he
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithm import Epochs, Limits, NonNegative, Share
+from atoll.algorithm import Limits, Natural, NonNegative, Share
 from atoll.algorithms.fafi import FAFI
 from atoll.cohort import Cohort
 from atoll.local.etf import random_directions
@@ -29,7 +29,7 @@ from atoll.randomness import generator
 class FAFIQueue(FAFI):
     """FAFI with a queue of negatives."""
 
-    queue: Epochs = 4096  # places for earlier features, at most a quarter of the client's samples; 0: no queue
+    queue: Natural = 4096  # places for earlier features, at most a quarter of the client's samples; 0: no queue
     queue_same: QueueSame = "ignored"  # what items of the anchor's class are; blind: all are negatives, as published
     decay: Share = 0.99  # rho: what is left of an item's weight after a step
     mass: NonNegative = 1.0  # v: the queue weighs as much as so many batches; 0: as much as it has items

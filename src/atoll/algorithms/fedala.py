@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Share, Update, Weighting, WithEverybody
+from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Share, Steps, Update, Weighting, WithEverybody
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.local import sgd
@@ -34,7 +34,7 @@ class FedALA(Algorithm):
     initial_weight: Share = 1.0  # W_k before it is learned: 1 is the shared model, 0 the own one
     share: Share = 0.8  # s: share of the training samples that W_k is learned on, drawn anew in each round
     threshold: NonNegative = 0.1  # W_k has settled when the last 10 epochs' losses have a smaller standard deviation
-    first_epochs: Count = 50  # epochs on W_k at most, the first time
+    first_epochs: Steps = 50  # epochs on W_k at most, the first time
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

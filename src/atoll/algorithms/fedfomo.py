@@ -41,6 +41,7 @@ class FedFomo(Algorithm):
     norm: Literal["l2", "l1"] = "l2"  # the distance between models
     epochs: Epochs = 1  # E: local epochs per round
 
+    reads_validation: ClassVar[bool] = True  # losses there are how good a model is for a client
     sums_suffice: ClassVar[bool] = False
     sends: ClassVar[dict[str, str]] = {"delta": "model", "omega": "statistic", "others": "statistic"}
     limits: ClassVar[Limits] = {"local": {"models": 0}}

@@ -30,6 +30,7 @@ from atoll.algorithm import (
     Positive,
     Predictor,
     Replies,
+    Steps,
     Update,
     Weighting,
 )
@@ -63,7 +64,7 @@ class FedGen(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     noise: Count = 32  # numbers in e
     hidden: Count = 256  # width of the generator
-    server_steps: Count = 50  # steps on the generator per round
+    server_steps: Steps = 50  # steps on the generator per round
     server_batch: Count = 32  # features in a step of the server
     server_lr: Positive = 3e-4  # step size of Adam on the generator
     weight_decay: NonNegative = 0.01  # of the generator

@@ -63,6 +63,7 @@ class Fedora(Algorithm):
     sends: ClassVar[dict[str, str]] = {
         "delta": "model", "bases": "statistic", "probe": "model", "loss": "statistic",
     }  # fmt: skip
+    reads_validation: ClassVar[bool] = True  # the gate compares losses there
     sums_suffice: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"local": {"lam_max": 0.0}}
     cites: ClassVar[str] = "wu2023personalized"
@@ -192,7 +193,8 @@ class Fedora(Algorithm):
             scores = alignment(self._bases(cohort)[kind], server["bases"][kind])
         r = links(scores, self.topk, self.temperature, among=server["known"].expand(len(cohort), -1))
         matrix = self.mixing(server)
-        return mixed(r.to(matrix.dtype) @ matrix, server["v"])
+        reaching = torch.stack([row @ matrix for row in r.to(matrix.dtype)])  # in the same bits for any cohort
+        return mixed(reaching, server["v"])
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack:
         """As in a round, with what reached the new client as its G."""

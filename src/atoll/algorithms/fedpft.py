@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithm import Count, Epochs, NonNegative, Positive, Range, Replies, Update
+from atoll.algorithm import Count, Epochs, NonNegative, Positive, Range, Replies, Steps, Update
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Training
@@ -44,7 +44,7 @@ class FedPFT(FrozenFeatures):
     """A head trained on features drawn from the clients' mixtures."""
 
     components: Count = 10  # Gaussians per client and class, at most
-    iterations: Count = 30  # of EM
+    iterations: Steps = 30  # of EM
     shrinkage: NonNegative = 1.0  # ν: samples' worth of the client's variance within classes, in each component's
     server_epochs: Epochs = 50  # passes over the drawn features
     server_batch: Count = 128  # features in a step of the server

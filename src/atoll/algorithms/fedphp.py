@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Epochs, Positive, Share, Update, Weighting
+from atoll.algorithm import Algorithm, Epochs, Positive, Share, Steps, Update, Weighting
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.local import sgd
@@ -36,7 +36,7 @@ class FedPHP(Algorithm):
     lam: Share = 0.05  # λ: weight of h_k in the loss, taken from the data's
     temperature: Positive = 4.0  # softens the answers of h_k
     mu: Share = 0.9  # μ: the largest share of the old h_k in the new one
-    ramp: Count = 30  # visits until μ_k is μ; in the paper, those that are expected in the whole run
+    ramp: Steps = 30  # visits until μ_k is μ; in the paper, those that are expected in the whole run
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Update, Weighting
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Rounds, Update, Weighting
 from atoll.clustering import Clusters, Linkage, Metric, among, center, cut, distances, merges, nearest, within
 from atoll.cohort import Cohort
 from atoll.data.task import Task
@@ -37,7 +37,7 @@ Server = dict[str, Any]
 class FLHC(Algorithm):
     """A model per cluster of clients that are alike, by a tree that is grown once."""
 
-    rounds_before: Epochs = 10  # n: rounds on each level before the next: FedAvg before the clustering
+    rounds_before: Rounds = 10  # n: rounds on each level before the next: FedAvg before the clustering
     clusters: Count | None = None  # how many there are to be
     threshold: NonNegative | None = None  # else: cut the tree at this height; None: below its largest jump
     metric: Metric = "l2"  # between signatures

@@ -27,6 +27,7 @@ class Interp(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round, on each of the two models
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
+    reads_validation: ClassVar[bool] = True  # the share is the best there
     limits: ClassVar[Limits] = {"fedavg": {"share": 0.0}, "local": WithEverybody(share=1.0)}
     cites: ClassVar[str] = "mansour2020three"
 

@@ -40,6 +40,7 @@ class KNNPer(FedAvg):
     capacity: Count | None = None  # how many samples a client stores; None: all of its training samples
 
     mixes_architectures: ClassVar[bool] = False
+    reads_validation: ClassVar[bool] = True  # lam is the best there
     limits: ClassVar[Limits] = {"fedavg": {"lam": 0.0}}
     cites: ClassVar[str] = "marfoq2022personalized"
 

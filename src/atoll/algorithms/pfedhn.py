@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vjp
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Positive, Range, Replies, Update
+from atoll.algorithm import Algorithm, Count, Epochs, Limits, Natural, NonNegative, Positive, Range, Replies, Update
 from atoll.batch import Batch
 from atoll.cohort import Cohort
 from atoll.data.task import Task
@@ -45,7 +45,7 @@ class PFedHN(Algorithm):
 
     embedding: Count | None = None  # numbers in e_k; None: 1 + N / 4, rounded down
     hidden: Count = 100  # width of the hypernetwork
-    layers: Epochs = 3  # its hidden layers after the first
+    layers: Natural = 3  # its hidden layers after the first
     spectral: Spectral = "none"  # weights that are divided by their spectral norm: of hidden layers, or also of heads
     server_batch: Literal["all", "sequential"] = "all"  # one step along the mean of all replies, or one for each
     server_lr: NonNegative = 0.01  # step size on phi and e

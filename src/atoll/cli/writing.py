@@ -50,20 +50,31 @@ def check(
 ) -> None:
     """Check that a method does what every method must: isolation, determinism, honest bytes, resuming, and more."""
     from atoll import conformance
-    from atoll.algorithms import create, found
+    from atoll.algorithms import create
 
-    methods = found() if name == "all" else {name: conformance.configured(create(name))}
-    failures = 0
-    for called, method in methods.items():
+    several = name == "all"
+    methods = conformance.everything() if several else {name: conformance.configured(create(name))}
+    summary = []
+    for number, (called, method) in enumerate(methods.items(), 1):
         with progress(len(conformance.checks())) as shown:
-            shown.begin(called)
+            shown.begin(f"{called} ({number} of {len(methods)})" if several else called)
             results = conformance.check(method, on_result=lambda _, shown=shown: shown.advance())  # type: ignore[misc]
-        rows = [["pass" if one.passed else "FAIL", one.name, f"{one.seconds:.1f}", one.message] for one in results]
-        table = plain_table(["", "check", "seconds", ""], rows)
-        failed = sum(not one.passed for one in results)
-        verdict = f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
-        out().print(table, Text(f"{called}: {verdict}\n", style="bold red" if failed else "bold green"))
-        failures += failed
+        failed = [one.name for one in results if not one.passed]
+        rows = [
+            ["pass" if one.passed else "FAIL", one.name, f"{one.seconds:.1f}", one.message]
+            for one in results
+            if not several or not one.passed
+        ]
+        verdict = f"{len(failed)} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
+        shown_rows = [plain_table(["", "check", "seconds", ""], rows)] if rows else []
+        out().print(*shown_rows, Text(f"{called}: {verdict}", style="bold red" if failed else "bold green"))
+        seconds = sum(one.seconds for one in results)
+        summary.append(["FAIL" if failed else "pass", called, f"{seconds:.1f}", ", ".join(failed)])
+    failures = sum(row[0] == "FAIL" for row in summary)
+    if several:
+        verdict = f"{failures} of {len(methods)} methods failed" if failures else f"all {len(methods)} methods passed"
+        style = "bold red" if failures else "bold green"
+        out().print("", plain_table(["", "method", "seconds", "failed checks"], summary), Text(verdict, style=style))
     if failures:
         raise typer.Exit(FAILED)
 

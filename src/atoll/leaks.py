@@ -1,0 +1,83 @@
+"""Find copies of private samples in what a client sends: as they are, or changed in ways that are easily undone.
+
+    copy_in(message, samples)      any number of a sample, also negated, doubled or halved, wherever it stands
+    likeness_in(message, samples)  a whole sample, scaled and shifted, with a little noise on it, strided, transposed,
+                                   permuted, as the differences or the running sums of its numbers
+
+The second asks for clients with several samples. Of a client with one sample every step of a linear layer sends a
+scaled copy, honestly: a gradient is the sample times a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+LONGEST_STRIDE = 32
+ALIKE = 0.99  # correlation of a copy with its sample: a little noise does not hide it
+SAME = 1 - 1e-9  # the same of sorted numbers, of which all sets are alike
+AT_ONCE = 65_536  # windows
+
+
+def copy_in(message: Mapping[str, Tensor], samples: Tensor) -> str | None:
+    """Name the leaf of a message in which a number of a sample stands; 0 and 1 tell nothing.
+
+    Leaves must have the type of the samples: of fewer digits, different numbers become the same.
+    """
+    private = samples[torch.isfinite(samples)]
+    private = torch.cat([private * factor for factor in (1, -1, 2, -2, 0.5, -0.5)])
+    private = private[(private != 0) & (private.abs() != 1)]
+    for name, leaf in message.items():
+        if leaf.dtype == private.dtype and bool(torch.isin(leaf.flatten(), private).any()):
+            return name
+    return None
+
+
+def likeness_in(message: Mapping[str, Tensor], samples: Tensor) -> str | None:
+    """Name the leaf of a message in which a window of numbers is like a sample."""
+    leaves = {name: leaf.flatten().to(samples) for name, leaf in message.items() if leaf.is_floating_point()}
+    if not leaves:
+        return None
+    samples, values = samples.flatten(1), torch.cat([*leaves.values()])
+    size, ends = samples.shape[1], torch.tensor([len(leaf) for leaf in leaves.values()]).cumsum(0)
+    asked = [
+        *((values, samples, stride, ALIKE) for stride in range(1, LONGEST_STRIDE + 1)),
+        (values, samples.diff(), 1, ALIKE),
+        (values.diff(), samples[:, 1:], 1, ALIKE),
+    ]
+    for line, wanted, stride, least in asked:
+        place = _like(line, wanted, stride, least)
+        if place is not None:
+            return [*leaves][int(torch.searchsorted(ends, place, right=True))]
+    if len(values) >= size:
+        ordered = values.unfold(0, size, 1).sort(1).values
+        for line in (ordered, ordered.flip(1)):  # flipped, where the scale is negative
+            found = (_unit(line) @ _unit(samples.sort(1).values).T).abs().amax(1) > SAME
+            if bool(found.any()):
+                return [*leaves][int(torch.searchsorted(ends, found.int().argmax(), right=True))]
+    return None
+
+
+def _like(values: Tensor, samples: Tensor, stride: int, least: float) -> Tensor | None:
+    """Where a window of every `stride`-th value begins that is a sample, scaled and shifted; None if nowhere."""
+    size, reach = samples.shape[1], (samples.shape[1] - 1) * stride + 1
+    if len(values) < reach:
+        return None
+    wanted = _unit(samples).T
+    for first in range(0, len(values) - reach + 1, AT_ONCE):
+        windows = values[first : first + AT_ONCE + reach - 1].unfold(0, reach, 1)[:, ::stride]
+        assert windows.shape[1] == size
+        found = (_unit(windows) @ wanted).abs().amax(1) > least
+        if bool(found.any()):
+            return first + found.int().argmax()
+    return None
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """The rows without their means, of length 1; rows of one number only become 0."""
+    centered = rows - rows.mean(1, keepdim=True)
+    norm = centered.norm(dim=1, keepdim=True)
+    flat = norm <= 1e-9 * rows.norm(dim=1, keepdim=True)
+    return torch.where(flat, 0.0, centered / norm.clamp(min=1e-300))
