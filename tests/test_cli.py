@@ -1,11 +1,12 @@
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from atoll import conformance
+from atoll.algorithms import find
 from atoll.cli import app
 from atoll.cli.options import Options, cohort_of
 from atoll.cli.running import unused
@@ -337,6 +339,24 @@ def test_check_fails_loudly(monkeypatch):
     assert result.exit_code == 1
     assert "FAIL" in result.stdout
     assert "1 of 1 checks failed" in result.stdout
+
+
+def test_check_all_ends_with_a_table(monkeypatch):
+    failed = conformance.Result("stop-and-resume", False, "it ended elsewhere", 0.5)
+    passed = replace(failed, passed=True, message="")
+    both = {"ditto@ifca": find("ditto@ifca"), "fedavg": find("fedavg")}
+    monkeypatch.setattr(conformance, "everything", lambda: both)
+    monkeypatch.setattr(
+        conformance, "check", lambda method, on_result=None: [passed if method is both["fedavg"] else failed]
+    )
+    result = atoll("check", "all")
+    assert result.exit_code == 1
+    assert "it ended elsewhere" in result.stdout
+    assert re.search(r"FAIL\s+ditto@ifca\s+0.5\s+stop-and-resume", result.stdout)
+    assert re.search(r"pass\s+fedavg\s+0.5", result.stdout)
+    assert "1 of 2 methods failed" in result.stdout
+    monkeypatch.setattr(conformance, "check", lambda method, on_result=None: [passed])
+    assert atoll("check", "all").exit_code == 0
 
 
 def test_colour_is_left_out_where_it_is_not_wanted():

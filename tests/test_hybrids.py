@@ -14,13 +14,14 @@ from atoll.algorithms import create, find, name_of
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.ifca import IFCA
 from atoll.algorithms.local import Local
-from atoll.conformance import _task, check, configured, personal_models, play, quadratics
+from atoll.conformance import _difference, _task, check, configured, personal_models, play, quadratics
 from atoll.data.partition import Natural
 from atoll.data.synthetic import Gaussian
 from atoll.data.task import Task, Training
 from atoll.errors import CohortError, TaskError, UnknownName
 from atoll.hybrids import within_clusters
-from atoll.params import Stack, spread
+from atoll.local import sgd
+from atoll.params import Stack, spread, stack
 from atoll.results import Outcome, label
 from atoll.serialise import size_of
 from atoll.workbench import Workbench
@@ -81,6 +82,17 @@ def test_personal_models_live_inside_the_clusters(make_task, engine) -> None:
     assert np.isfinite(report.scores()).all()
     assert report.server["inside"] is not None
     assert len(report.server["inside"]) == 2
+
+
+def test_the_last_step_is_taken_inside_the_clusters(make_task, make_cohort) -> None:
+    """FedRep ends with epochs on the head: those from where the same run ends without them."""
+    task = make_task(sizes=(10, 12, 9, 14), dtype=torch.float64)
+    hybrid = "fedrep@ifca:clusters=2,cluster_rounds=1,head_epochs=1,final_epochs="
+    before, after = (personal_models(play(task, create(f"{hybrid}{epochs}"), rounds=3)) for epochs in (0, 3))
+    expected = sgd(make_cohort(task, round=3), stack(before), epochs=3, only="head", stream="final")
+    for client, model in enumerate(after):
+        assert _difference(model, before[client]) is not None
+        assert _difference(model, expected.client(client), 1e-15) is None
 
 
 def test_it_is_a_method_like_any_other() -> None:

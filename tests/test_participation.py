@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import Recipe, Settings, federate
+from atoll import LocalEngine, Recipe, Settings, federate
 from atoll.algorithms import create
-from atoll.conformance import _task, play
+from atoll.conformance import _task, play, quadratics
 from atoll.errors import CohortError, DataError, RunError, UnknownName
 from atoll.federation import choose
 from atoll.params import Stack
@@ -179,6 +179,23 @@ def test_a_resumed_run_has_the_replies_that_were_on_their_way(tmp_path: Path) ->
 def test_bad_settings(bad: dict) -> None:
     with pytest.raises((CohortError, UnknownName)):
         federate(RECIPE.build(), create("fedavg"), rounds=1, **bad)
+
+
+def test_a_late_reply_counts_less_by_its_age() -> None:
+    """f_k(w) = (w - c_k)^2 / 2 and one step of size 1/2 per round, so client k sends (c_k - w) / 2.
+
+    With this seed the first client is late by one round and the second never: round 0 has the reply of the second
+    alone, round 1 the old reply of the first, for 1 / sqrt(2), and another one of the second.
+    """
+    task = quadratics(torch.tensor([[8.0], [2.0]], dtype=torch.float64), lr=0.5)
+    report = federate(
+        task, create("fedavg"), rounds=2, late=0.5, delay=1, seed=12, evaluation="none",
+        engine=LocalEngine(dtype=torch.float64),
+    )  # fmt: skip
+    assert [line["asked"] for line in report.history] == [2, 1]  # who is late is not asked
+    old, new = 4.0, (2.0 - 1.0) / 2  # sent from w = 0, and from w = 1, where round 0 ended
+    weight = 2**-0.5
+    assert float(report.server["w"]) == pytest.approx(1.0 + (weight * old + new) / (weight + 1), abs=1e-12)
 
 
 # -- who is there before the first round and after the last ------------------------------------------------------------

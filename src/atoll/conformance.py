@@ -522,7 +522,7 @@ def _test_data_are_never_read(method: Method) -> None:
 def _validation_data_are_read_where_declared(method: Method) -> str | None:
     """With other validation samples, training is the same, unless the method declares that it reads them."""
     if method.reads_validation:
-        return "this method says that it reads validation samples"
+        return "it says that it reads them"
     _require_same(
         _rehearse(method).outcome,
         _outcome(_train(method(), _altered(_task(), "val"))),

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -410,5 +410,5 @@ def test_honesty_passes() -> None:
 
 
 def test_a_method_may_say_that_it_reads_validation_samples() -> None:
-    said: Any = run("validation-data-are-read-where-declared", SaysThatItTrainsOnValidation)
-    assert said == "this method says that it reads validation samples"
+    said = run("validation-data-are-read-where-declared", SaysThatItTrainsOnValidation)
+    assert said == "it says that it reads them"

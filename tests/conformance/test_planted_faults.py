@@ -9,11 +9,13 @@ import pytest
 import torch
 from conformance.test_cheats import CAUGHT
 
-from atoll.algorithm import Algorithm, Limits, NonNegative, Range, Replies, Update, WithEverybody
-from atoll.algorithms import find
+from atoll.algorithm import Algorithm, Limits, NonNegative, Range, Replies, Update, WithEverybody, hyperparameters
+from atoll.algorithms import create, find, found
+from atoll.algorithms.ifca import IFCA
 from atoll.batch import Batch
 from atoll.cohort import Cohort
-from atoll.conformance import Check, ConformanceError, check, checks, configured
+from atoll.conformance import Check, ConformanceError, check, checks, configured, everything
+from atoll.hybrids import within_clusters
 from atoll.local import sgd
 from atoll.params import Params, Stack, Tree, spread
 from atoll.randomness import Keys
@@ -475,6 +477,29 @@ class LeaksIfAsked(Leak):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         return super().local(w, cohort) if self.share else Sound.local(self, w, cohort)
+
+
+def test_a_method_inside_clusters_can_be_checked_with_other_hyperparameters() -> None:
+    """Its annotations are of two modules."""
+    asked = configured(create("ditto@ifca:cluster_rounds=2,lam=0.5"))
+    assert (asked().cluster_rounds, asked().lam) == (2, 0.5)
+    assert [one.default for one in hyperparameters(asked) if one.name == "cluster_rounds"] == [2]
+
+
+def test_what_lasts_is_played_short_unless_it_is_asked_for() -> None:
+    """Clusters are fixed after one round instead of ten, so a fault inside them is found."""
+    leaking = within_clusters(Leak, IFCA)
+    with pytest.raises(ConformanceError, match=r"as in a cohort of 6 \(round 1\)"):
+        the_check("clients-are-isolated").run(leaking)
+    with pytest.raises(ConformanceError, match=r"as in a cohort of 6 \(round 2\)"):
+        the_check("clients-are-isolated").run(configured(leaking(cluster_rounds=2)))
+
+
+def test_everything_is_all_methods_and_some_that_are_put_together() -> None:
+    names = set(everything())
+    assert names > set(found())
+    assert sum("@" in name for name in names) >= 5
+    assert any("+" in name for name in names)
 
 
 def test_a_method_can_be_checked_with_other_hyperparameters() -> None:
