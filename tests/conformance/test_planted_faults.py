@@ -1,5 +1,6 @@
 """Methods with a fault planted in them: each must fail the check that is there for it."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ class CapturesAStack(Algorithm):
         return Update(send={"delta": w_k - w}, weight=cohort.samples, keep=w_k)
 
 
-SCHEDULE = [1.0]
+SCHEDULE = deque([1.0])  # into which no fingerprint of a step looks
 
 
 @dataclass(frozen=True, kw_only=True)
