@@ -181,7 +181,7 @@ def test_a_method_that_needs_one_architecture_is_refused() -> None:
         "hint: choose a single --model, or a method that takes several: local, fedavg, feddf."
     )
     with pytest.raises(TaskError, match="FedAvgInIFCA needs clients that all have one architecture"):
-        play(mixed(), find("fedavg@ifca")())
+        play(mixed(), find("fedavg@ifca")(), rounds=11)
 
 
 def test_a_method_that_sends_each_client_something_else_is_refused() -> None:

@@ -184,7 +184,13 @@ def test_what_travels(make_task) -> None:
     assert found["down", "unicast"] == len(to_bytes(initial.part("head")))
     assert found["up", "delta"] == len(to_bytes(initial.without_part("head")))
     assert found["up", "head"] == len(to_bytes(initial.part("head")))
-    assert {field for direction, field in found if direction == "up"} == {"delta", "moments", "classes", "weight"}
+    assert {field for direction, field in found if direction == "up"} == {
+        "delta",
+        "head",
+        "moments",
+        "classes",
+        "weight",
+    }
 
 
 def test_a_task_without_classes_is_refused() -> None:

@@ -58,8 +58,8 @@ def test_steps_are_counted_for_every_client_by_itself(make_task, make_cohort) ->
     w = task.network.initial
     sent = Scaffold(epochs=2).local({"w": w, "c": w.zeros()}, cohort).send
     for client, steps in enumerate((4, 2, 6, 4)):
-        for name, leaf in sent["pace"].items():
-            torch.testing.assert_close(leaf[client], sent["delta"][name][client] / (steps * 0.1))
+        for name, leaf in sent["change"].items():
+            torch.testing.assert_close(leaf[client], -sent["delta"][name][client] / (steps * 0.1))
 
 
 def test_two_models_travel_each_way(two_clients: Task) -> None:

@@ -52,6 +52,7 @@ def test_feddyns_h_stays_the_mean_of_all_gradients() -> None:
     torch.testing.assert_close(report.server["w"]["w"], optimum(), atol=1e-6, rtol=0)
 
 
+@pytest.mark.closed_form("fedfomo")
 def test_a_reply_to_fedfomo_is_credited_to_the_models_that_it_is_about() -> None:
     task = quadratics(torch.tensor([[1.0], [2.0], [-4.0], [3.0]], dtype=torch.float64))
     method, report = FedFomo(models=2), play(task, FedFomo())
@@ -68,6 +69,7 @@ def test_a_reply_to_fedfomo_is_credited_to_the_models_that_it_is_about() -> None
     assert after["mixing"][0].tolist() == [0, 0, 0, 1]
 
 
+@pytest.mark.purpose("fedfomo")
 @pytest.mark.parametrize("models", [1, 2, 5])
 def test_fedfomo_reads_replies_to_fewer_models_than_it_sends_now(models: int) -> None:
     report = play(_task(), FedFomo(models=models), 8, cohort=4, **LATE)
@@ -107,6 +109,7 @@ class RememberingFedDF(FedDF):
 ANSWERS: list[Tensor] = []
 
 
+@pytest.mark.closed_form("feddf")
 def test_teachers_of_feddf_are_the_models_that_clients_trained() -> None:
     play(_task(), RememberingFedDF(server_epochs=2), 6, **LATE)
     assert len(ANSWERS) >= 5
@@ -134,11 +137,13 @@ class RememberingFedGen(FedGen):
 HEADS: list[Stack] = []
 
 
+@pytest.mark.closed_form("fedgen")
 def test_the_generator_of_fedgen_learns_from_the_heads_that_clients_trained() -> None:
     play(_task(), RememberingFedGen(server_steps=2), 6, **LATE)
     assert HEADS
 
 
+@pytest.mark.closed_form("fedpac")
 def test_fedpac_mixes_the_heads_that_clients_trained() -> None:
     """With heads of their own, a client's head is the one that it trained, whenever that arrives."""
     seen: list[tuple[Stack, Stack]] = []
