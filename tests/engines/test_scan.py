@@ -1,4 +1,5 @@
 import logging
+from collections import deque
 
 import pytest
 import torch
