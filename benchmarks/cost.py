@@ -94,8 +94,8 @@ def task(size: Size) -> Any:
     import torch
 
     from atoll.data.task import Task, Training
+    from atoll.kernel.randomness import default_generator, generator, number
     from atoll.models import build
-    from atoll.randomness import default_generator, generator, number
 
     draw = generator(0, "cost")
     data = {
@@ -121,7 +121,7 @@ def seconds(report: Any) -> tuple[list[float], float]:
 def measure(method: str, engine: Any, here: Any, turns: int) -> dict[str, Any]:
     """Time and gradients per round of a method and of FedAvg beside it."""
     from atoll import federate
-    from atoll.algorithms import create
+    from atoll.compose import create
 
     times: dict[str, list[float]] = {method: [], "fedavg": []}
     gradients: dict[str, float] = {}
@@ -226,8 +226,8 @@ def main() -> None:
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if not asked.page:
         from atoll import LocalEngine
-        from atoll.errors import AtollError
-        from atoll.runs import machine
+        from atoll.kernel.errors import AtollError
+        from atoll.records.runs import machine
 
         now = origin(asked.precision)
         where = now["machine"] if asked.device.startswith("cuda") else f"{machine()['cores']} CPU cores"

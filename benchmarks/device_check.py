@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from atoll import Algorithm, LocalEngine, Report, Task, federate
 from atoll.algorithms import found
 from atoll.algorithms.fedavg import FedAvg
-from atoll.conformance import personal_models
 from atoll.data.datasets import load
 from atoll.data.partition import Dirichlet, Iid
-from atoll.engines import local
-from atoll.errors import AtollError, first_line
+from atoll.kernel.errors import AtollError, first_line
+from atoll.runtime.engines import local
+from atoll.testing.conformance import personal_models
 
 
 class Net(nn.Module):

@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from atoll import Recipe, Report, Training, federate
-from atoll.algorithms import create
-from atoll.conformance import personal_models
+from atoll.compose import create
+from atoll.kernel.params import Params
 from atoll.metrics import evaluate
 from atoll.metrics.evaluation import ClientScores
 from atoll.metrics.significance import harmed, standard_error
-from atoll.params import Params
+from atoll.testing.conformance import personal_models
 
 GATES: dict[str, dict[str, Any]] = {
     "never": {"margin": "never"},

@@ -14,11 +14,11 @@ from pathlib import Path
 from published import RESULTS, origin, table
 
 from atoll import LocalEngine, Recipe, Settings, Training, compare
-from atoll.algorithms import create
-from atoll.comparison import run_name
+from atoll.compose import create
 from atoll.data.synthetic import FEDORA_SHARES
+from atoll.experiments.comparison import Comparison, run_name
+from atoll.records.results import Outcome, label
 from atoll.report.table import Numbers, gain_text, harmed_text, newcomers_cells
-from atoll.results import Comparison, Outcome, label
 
 TASKS = {"rotated-mnist": "Rotated MNIST", "rotated-fashion-mnist": "Rotated Fashion-MNIST"}
 METHODS = [

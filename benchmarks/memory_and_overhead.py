@@ -18,7 +18,7 @@ import torch
 
 from atoll import LocalEngine, Report, federate
 from atoll.algorithms.fedavg import FedAvg
-from atoll.bench import Workload, synthetic
+from atoll.testing.bench import Workload, synthetic
 
 
 def overhead(device: str, model: str, precision: str) -> None:

@@ -63,7 +63,7 @@ REPEATS = 3  # of which the median counts
 def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
     """Seconds of a whole run of one epoch, evaluation included, after one that made the programs."""
     from atoll import LocalEngine, Recipe, Settings, Training, federate
-    from atoll.algorithms import create
+    from atoll.compose import create
 
     _, precision, *words = cell.task.split("-")
     plan = " ".join(["loop", *words, "graph"])

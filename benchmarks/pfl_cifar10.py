@@ -19,8 +19,8 @@ from atoll import LocalEngine, Task, Training, federate
 from atoll.algorithms.fedavg import FedAvg
 from atoll.data.datasets import Dataset, load
 from atoll.data.partition import Iid
-from atoll.errors import DataError
-from atoll.randomness import default_generator
+from atoll.kernel.errors import DataError
+from atoll.kernel.randomness import default_generator
 
 
 def data(root: Path | None) -> Dataset:

@@ -66,7 +66,7 @@ Runner = Callable[[Cell, Path, str | None, Any], dict[str, Any]]
 def run(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, Any]:
     """Run or continue a cell; returns its figures: what was measured, not what the cell says itself."""
     from atoll import Recipe, Settings, Training, federate
-    from atoll.algorithms import create
+    from atoll.compose import create
 
     recipe = Recipe(**cell.recipe, data=data, seed=cell.seed, training=Training(**cell.training))
     settings, algorithm = Settings(**cell.settings, seed=cell.seed), create(cell.method)
@@ -120,7 +120,7 @@ def so_far(cell: Cell, folder: Path) -> dict[str, Any] | None:
 
 def origin(precision: str) -> dict[str, Any]:
     """What the figures of a run that ends here come from."""
-    from atoll.runs import machine, versions
+    from atoll.records.runs import machine, versions
 
     return _origin(precision, versions(), machine())
 

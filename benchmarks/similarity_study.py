@@ -20,15 +20,15 @@ from published import mean_text, table
 from scipy.sparse.csgraph import connected_components
 
 from atoll import Algorithm, Report, Task, Training, federate
-from atoll.algorithms import find
 from atoll.algorithms.fedora import Fedora
+from atoll.compose import find
 from atoll.data import datasets, shift
 from atoll.data.datasets import Dataset
 from atoll.data.partition import Natural
-from atoll.engines.local import LocalEngine, one_thread_each
+from atoll.kernel.randomness import generator
 from atoll.metrics.groups import adjusted_rand
 from atoll.metrics.significance import standard_error
-from atoll.randomness import generator
+from atoll.runtime.engines.local import LocalEngine, one_thread_each
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CLIENTS, GROUPS, ROUNDS = 12, 4, 30

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.algorithm import Algorithm, WithEverybody
 from atoll.algorithms import found
+from atoll.kernel.algorithm import Algorithm, WithEverybody
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "concepts" / "proofs.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 import rich
 
 from atoll import Task, compare
-from atoll.randomness import generator
+from atoll.kernel.randomness import generator
 
 HOSPITALS = {"Ulm": (300, 1), "Porto": (120, -1), "Lund": (30, 1)}  # patients, and the sign of the effect of glucose
 

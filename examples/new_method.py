@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from atoll import Algorithm, Cohort, Params, Stack, Task, Update, federate
-from atoll.algorithm import Epochs, Limits, Share
 from atoll.data import datasets, partition
-from atoll.local import sgd
+from atoll.kernel.algorithm import Epochs, Limits, Share
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

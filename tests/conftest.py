@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.cohort import Cohort, Population
 from atoll.data.task import Task, Training
-from atoll.engines import local
-from atoll.engines.local import FORCED
-from atoll.engines.programs import Plan, Programs
-from atoll.engines.scan import Scanner
-from atoll.memory import RamMemory
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.randomness import default_generator, generator
+from atoll.runtime.engines import local
+from atoll.runtime.engines.local import FORCED
+from atoll.runtime.engines.programs import Plan, Programs
+from atoll.runtime.engines.scan import Scanner
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from atoll import Batch, Task
-from atoll.models.network import Variant
-from atoll.predictor import Deployed, predictor_of
-from atoll.randomness import Keys, generator
+from atoll.kernel.network import Variant
+from atoll.kernel.predictor import Deployed, predictor_of
+from atoll.kernel.randomness import Keys, generator
 
 
 def own(task: Task, client: int, split: str = "train") -> tuple[Tensor, Tensor]:

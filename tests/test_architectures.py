@@ -12,22 +12,22 @@ from torch import nn
 from typer.testing import CliRunner
 
 from atoll import Recipe, Task, Training, federate
-from atoll.algorithms import create, find
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddf import FedDF
 from atoll.algorithms.local import Local
 from atoll.cli import app
-from atoll.conformance import personal_models, play
-from atoll.errors import TaskError
-from atoll.federation import describe
+from atoll.compose import create, find
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
-from atoll.params import Params
-from atoll.randomness import default_generator, generator
-from atoll.report.report import Report
-from atoll.results import label
-from atoll.workbench import Workbench
+from atoll.records.configuration import describe
+from atoll.records.report import Report
+from atoll.records.results import label
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import personal_models, play
 
 SIZES = (9, 4, 6, 11, 5)  # samples; clients 0, 2 and 4 have the first architecture
 METHODS = [Local(), FedAvg(), FedDF(server_epochs=1)]

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.batch import Batch
-from atoll.errors import CohortError, ModelError
+from atoll.kernel.batch import Batch
+from atoll.kernel.errors import CohortError, ModelError
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import Keys, default_generator
 from atoll.models import MLP
-from atoll.models.network import Network, Variant
-from atoll.params import Params
-from atoll.randomness import Keys, default_generator
 
 
 def batch_of(module, samples=6, mask=None, vectorised=False, train=True):

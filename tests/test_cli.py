@@ -13,13 +13,13 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from atoll import conformance
-from atoll.algorithms import find
 from atoll.cli import app
 from atoll.cli.options import Options, cohort_of
 from atoll.cli.running import unused
+from atoll.compose import find
 from atoll.data.task import Training
-from atoll.federation import Settings
+from atoll.records.configuration import Settings
+from atoll.testing import conformance
 
 TINY = ["--rounds", "2", "--clients", "4"]
 PROGRAM = [sys.executable, "-m", "atoll"]
@@ -211,7 +211,7 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_numbers(number):
 
 def test_resume_explains_what_it_cannot_rebuild():
     from atoll import Recipe, federate
-    from atoll.algorithms import create
+    from atoll.compose import create
 
     task = Recipe(clients=4).build()
     object.__setattr__(task, "facts", {})

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.clustering import (
-    Clusters,
+from atoll.kernel.clusters import Clusters
+from atoll.kernel.network import Network
+from atoll.kernel.params import Layout, Params, Stack
+from atoll.kernel.randomness import default_generator, generator
+from atoll.models import MLP
+from atoll.toolbox.server.clustering import (
     Linkage,
     Metric,
     among,
@@ -22,10 +26,6 @@ from atoll.clustering import (
     undone,
     within,
 )
-from atoll.models import MLP
-from atoll.models.network import Network
-from atoll.params import Layout, Params, Stack
-from atoll.randomness import default_generator, generator
 
 POINTS = [[0.0, 3.0], [4.0, 0.0], [0.0, -3.0]]
 

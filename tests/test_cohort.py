@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from atoll.engines.programs import Plan
-from atoll.errors import CohortError
-from atoll.params import Params, Stack, spread
+from atoll.kernel.errors import CohortError
+from atoll.kernel.params import Params, Stack, spread
+from atoll.runtime.engines.programs import Plan
 
 PLANS = [Plan("whole"), Plan("chunk", 2), Plan("loop"), Plan("loop", plain=True)]
 

@@ -10,13 +10,13 @@ import torch
 from samples import Sloped
 
 from atoll import Recipe, Settings, Task, compare
-from atoll.algorithms import create
-from atoll.comparison import folder_name, reopen, run_name, runs_in, with_references
+from atoll.compose import create
 from atoll.data import datasets
 from atoll.data.partition import Iid
-from atoll.engines.local import LocalEngine
-from atoll.errors import AtollError, RunError, UnknownName
-from atoll.results import label
+from atoll.experiments.comparison import folder_name, reopen, run_name, runs_in, with_references
+from atoll.kernel.errors import AtollError, RunError, UnknownName
+from atoll.records.results import label
+from atoll.runtime.engines.local import LocalEngine
 
 SMALL = Recipe(clients=4)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll import depth
-from atoll.randomness import generator
+from atoll.kernel.randomness import generator
+from atoll.toolbox.server import depth
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

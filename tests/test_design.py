@@ -49,11 +49,11 @@ def test_only_federation_has_a_round_loop():
 )
 def test_a_method_knows_nothing_of_engines_memory_and_channel(name):
     forbidden = (
-        "atoll.engines",
-        "atoll.memory",
-        "atoll.channel",
+        "atoll.runtime.engines",
+        "atoll.runtime.memory",
+        "atoll.runtime.channel",
         "atoll.federation",
-        "atoll.runs",
+        "atoll.records.runs",
         "atoll.report",
         "atoll.cli",
     )
@@ -62,7 +62,7 @@ def test_a_method_knows_nothing_of_engines_memory_and_channel(name):
 
 def test_the_kernel_does_not_depend_on_methods_or_interfaces():
     for name in ("params.py", "randomness.py", "serialise.py", "batch.py", "cohort.py", "algorithm.py", "runs.py"):
-        forbidden = ("atoll.algorithms", "atoll.cli", "atoll.comparison", "atoll.report")
+        forbidden = ("atoll.algorithms", "atoll.cli", "atoll.experiments.comparison", "atoll.report")
         assert not [module for module in imported(MODULES[name]) if module.startswith(forbidden)], name
 
 

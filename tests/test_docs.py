@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.algorithm import hyperparameters
 from atoll.algorithms import found
-from atoll.engines.local import one_thread_each
-from atoll.errors import AtollError
+from atoll.kernel.algorithm import hyperparameters
+from atoll.kernel.errors import AtollError
+from atoll.runtime.engines.local import one_thread_each
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

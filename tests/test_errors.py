@@ -2,8 +2,8 @@ import pickle
 
 import pytest
 
-from atoll import errors
-from atoll.errors import AtollError, DivergedError, HyperparameterError, unknown
+from atoll.kernel import errors
+from atoll.kernel.errors import AtollError, DivergedError, HyperparameterError, unknown
 
 
 def test_unknown_name_offers_the_nearest_and_lists_all():

@@ -8,15 +8,15 @@ import torch
 from samples import with_public
 
 from atoll import Task, federate
-from atoll.algorithms import create
-from atoll.batch import Batch
-from atoll.cohort import Population
-from atoll.engines.local import Job, LocalEngine
-from atoll.memory import RamMemory
+from atoll.compose import create
+from atoll.kernel.batch import Batch
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params, flatten
 from atoll.metrics import evaluate, evaluate_central
 from atoll.models import MLP
-from atoll.models.network import Variant
-from atoll.params import Params, flatten
+from atoll.runtime.engines.local import Job, LocalEngine
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
 
 
 class Shifted(MLP):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.algorithms import find
+from atoll.compose import find
 from atoll.data import datasets, partition
 from atoll.data.task import Task
-from atoll.engines.local import one_thread_each
 from atoll.federation import federate
+from atoll.runtime.engines.local import one_thread_each
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -11,15 +11,16 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner, Result
 
 from atoll import algorithms
-from atoll.algorithm import Algorithm
-from atoll.algorithms import create
 from atoll.cli import app
-from atoll.clustering import Clusters
+from atoll.compose import create
 from atoll.data.statistics import Statistics, statistics
-from atoll.engines.local import one_thread_each
-from atoll.errors import RunError, UnknownName
-from atoll.explain import Case, Study, explain, overview
-from atoll.results import Comparison, Outcome
+from atoll.experiments.comparison import Comparison
+from atoll.experiments.explain import Case, Study, explain, overview
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.clusters import Clusters
+from atoll.kernel.errors import RunError, UnknownName
+from atoll.records.results import Outcome
+from atoll.runtime.engines.local import one_thread_each
 
 METHODS = ("local", "fedavg", "ditto")
 SIZES = [4, 8, 20, 20, 40, 60]
@@ -516,8 +517,8 @@ from dataclasses import dataclass
 
 import torch
 
-from atoll.algorithm import Algorithm, Update
-from atoll.local import sgd
+from atoll.kernel.algorithm import Algorithm, Update
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

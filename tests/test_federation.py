@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from atoll import LocalEngine, Settings, federate
-from atoll.algorithm import Algorithm, Update
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedavg_ft import FedAvgFT
@@ -17,13 +16,14 @@ from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
 from atoll.algorithms.pfedme import PFedMe
 from atoll.data.statistics import Statistics
-from atoll.engines.local import FORCED
-from atoll.engines.programs import Plan
-from atoll.errors import CohortError, DivergedError, OneShotError
 from atoll.federation import choose, say_overshooting
-from atoll.local import sgd
-from atoll.params import Params, Stack
-from atoll.runs import Run
+from atoll.kernel.algorithm import Algorithm, Update
+from atoll.kernel.errors import CohortError, DivergedError, OneShotError
+from atoll.kernel.params import Params, Stack
+from atoll.records.runs import Run
+from atoll.runtime.engines.local import FORCED
+from atoll.runtime.engines.programs import Plan
+from atoll.toolbox.client import sgd
 
 
 def equal(a, b):

@@ -9,22 +9,23 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from atoll import LocalEngine, federate
-from atoll.algorithm import Arrival, Count, Replies
-from atoll.algorithms import create, find, name_of
+from atoll.algorithms import name_of
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.ifca import IFCA
 from atoll.algorithms.local import Local
-from atoll.conformance import _difference, _task, check, configured, personal_models, play, quadratics
+from atoll.compose import create, find
+from atoll.compose.hybrids import within_clusters
 from atoll.data.partition import Natural
 from atoll.data.synthetic import Gaussian
 from atoll.data.task import Task, Training
-from atoll.errors import CohortError, TaskError, UnknownName
-from atoll.hybrids import within_clusters
-from atoll.local import sgd
-from atoll.params import Stack, spread, stack
-from atoll.results import Outcome, label
-from atoll.serialise import size_of
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Arrival, Count, Replies
+from atoll.kernel.errors import CohortError, TaskError, UnknownName
+from atoll.kernel.params import Stack, spread, stack
+from atoll.records.results import Outcome, label
+from atoll.runtime.serialise import size_of
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import _difference, _task, check, configured, personal_models, play, quadratics
+from atoll.toolbox.client import sgd
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from typing import Literal
 
 import pytest
 
-from atoll.algorithm import Algorithm, Positive, hyperparameters
-from atoll.errors import HyperparameterError
+from atoll.kernel.algorithm import Algorithm, Positive, hyperparameters
+from atoll.kernel.errors import HyperparameterError
 
 
 @dataclass(frozen=True, kw_only=True)

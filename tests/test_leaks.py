@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.leaks import copy_in, likeness_in
-from atoll.randomness import generator
+from atoll.kernel.randomness import generator
+from atoll.testing.leaks import copy_in, likeness_in
 
 draw = generator(0, "leaks")
 SAMPLES = torch.from_numpy(draw.normal(size=(9, 12)))

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import Stack, Task, mixing
-from atoll.errors import EngineError
-from atoll.params import Layout
-from atoll.randomness import default_generator
+from atoll import Stack, Task
+from atoll.kernel.errors import EngineError
+from atoll.kernel.params import Layout
+from atoll.kernel.randomness import default_generator
+from atoll.toolbox.server import mixing
 
 LAYOUT = Layout({"a": "trained", "b": "trained", "mean": "buffer"})
 MODELS = Stack(

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from atoll import Recipe, Settings, Training, federate
-from atoll.algorithms import create
 from atoll.algorithms.fedavg import FedAvg
-from atoll.errors import LabelsNeeded, TaskError
-from atoll.newcomers import EPOCHS
-from atoll.results import Comparison, Outcome
+from atoll.compose import create
+from atoll.experiments.comparison import Comparison
+from atoll.kernel.errors import LabelsNeeded, TaskError
+from atoll.metrics.newcomers import EPOCHS
+from atoll.records.results import Outcome
 
 RECIPE = Recipe(clients=8, partition="dirichlet:0.3", unseen=0.25, training=Training(lr=0.1))
 
@@ -96,7 +97,7 @@ def test_a_method_may_tune_in_its_own_way() -> None:
 def test_labels_cannot_be_read_where_there_are_none() -> None:
     from dataclasses import replace
 
-    from atoll.local import sgd
+    from atoll.toolbox.client import sgd
 
     report = federate(RECIPE.build(), create("fedavg"), rounds=1)
     seen: list[str] = []

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from atoll import Batch, Params, Stack, Task
-from atoll.algorithm import Arrival, Predictor, Replies
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import OneShotError, TaskError
-from atoll.oneshot import OneShot, Server, averaged, class_shares, require_public, shares, uploads
-from atoll.predictor import ensemble, members_of
+from atoll.kernel.algorithm import Arrival, Predictor, Replies
+from atoll.kernel.errors import OneShotError, TaskError
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.testing.conformance import personal_models, play, quadratics
+from atoll.toolbox.oneshot import OneShot, Server, averaged, class_shares, require_public, shares, uploads
 
 
 @dataclass(frozen=True, kw_only=True)

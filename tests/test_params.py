@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from atoll.errors import CohortError
-from atoll.params import Layout, Params, Stack, flatten, named_leaves, spread, stack, stacked_leaves, unflatten
+from atoll.kernel.errors import CohortError
+from atoll.kernel.params import Layout, Params, Stack, flatten, named_leaves, spread, stack, stacked_leaves, unflatten
 
 LAYOUT = Layout({"w": "trained", "frozen": "frozen", "mean": "buffer", "seen": "buffer"}, head=frozenset({"w"}))
 

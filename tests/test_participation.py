@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from atoll import LocalEngine, Recipe, Settings, federate
-from atoll.algorithms import create
-from atoll.conformance import _task, play, quadratics
-from atoll.errors import CohortError, DataError, RunError, UnknownName
+from atoll.compose import create
 from atoll.federation import choose
-from atoll.params import Stack
-from atoll.participation import Moment, parse
-from atoll.report.report import Report
+from atoll.kernel.errors import CohortError, DataError, RunError, UnknownName
+from atoll.kernel.params import Stack
+from atoll.records.report import Report
+from atoll.runtime.participation import Moment, parse
+from atoll.testing.conformance import _task, play, quadratics
 
 ROUNDS = 40
 

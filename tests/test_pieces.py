@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from atoll import Algorithm, LocalEngine, Update, federate
-from atoll.algorithms import create, find, found, name_of
+from atoll.algorithms import found, name_of
 from atoll.algorithms.fedavg import FedAvg
-from atoll.cohort import Cohort
-from atoll.conformance import _difference, _task, check, personal_models, play
-from atoll.errors import HyperparameterError, UnknownName
-from atoll.params import Params
-from atoll.pieces import composed
-from atoll.results import Outcome, label
+from atoll.compose import create, find
+from atoll.compose.pieces import composed
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import HyperparameterError, UnknownName
+from atoll.kernel.params import Params
+from atoll.records.results import Outcome, label
+from atoll.testing.conformance import _difference, _task, check, personal_models, play
 
 
 @pytest.fixture
@@ -95,9 +96,9 @@ def test_neutral_values_leave_the_method_as_it_was(make_task, engine, piece: str
 
 
 def _cohort(report, engine, clients):
-    from atoll.cohort import Cohort
-    from atoll.engines.programs import Plan
-    from atoll.engines.scan import Scanner
+    from atoll.kernel.cohort import Cohort
+    from atoll.runtime.engines.programs import Plan
+    from atoll.runtime.engines.scan import Scanner
 
     return Cohort(report.population, clients, 99, Scanner(Plan(), engine.programs))
 
@@ -139,7 +140,8 @@ def test_runs_remember_it(make_task, tmp_path: Path, engine) -> None:
 def test_a_users_own_method_takes_pieces(tmp_path: Path, make_task, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom atoll import Algorithm, Update\nfrom atoll.local import sgd\n\n\n"
+        "from dataclasses import dataclass\nfrom atoll import Algorithm, Update\n"
+        "from atoll.toolbox.client import sgd\n\n\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Mine(Algorithm):\n    def local(self, w, cohort):\n"
         '        return Update(send={"delta": sgd(cohort, start=w, epochs=1) - w}, weight=cohort.samples)\n'
     )

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from atoll import Task
-from atoll.algorithms import create
 from atoll.algorithms.fedavg import FedAvg
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.conformance import _difference, personal_models, play
+from atoll.compose import create
+from atoll.compose.pieces import composed
 from atoll.data.task import Training
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.kernel.predictor import Predictor
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.params import Params
-from atoll.pieces import composed
-from atoll.predictor import Predictor
-from atoll.randomness import default_generator, generator
+from atoll.testing.conformance import _difference, personal_models, play
 
 CLIENTS = 6
 ODD = 3  # the client whose labels mean something else

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll import Algorithm, Batch, Cohort, LocalEngine, Params, Predictor, Stack, Task, Update, federate
-from atoll.algorithms import find
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.knn_per import KNNPer
-from atoll.cohort import Population
-from atoll.conformance import personal_models, play
-from atoll.memory import RamMemory
+from atoll.compose import find
+from atoll.kernel.predictor import predictor_of
 from atoll.metrics.evaluation import evaluate
-from atoll.predictor import predictor_of
-from atoll.serialise import from_bytes, to_bytes
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.serialise import from_bytes, to_bytes
+from atoll.testing.conformance import personal_models, play
 
 CLASSES = 3
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll import prototypes
-from atoll.errors import CohortError
-from atoll.randomness import generator
+from atoll.kernel.errors import CohortError
+from atoll.kernel.randomness import generator
+from atoll.toolbox.server import prototypes
 
 CLIENTS, CLASSES, SIZE = 5, 3, 7
 

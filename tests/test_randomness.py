@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.randomness import Keys, default_generator, generator, moves_default_generator, number
+from atoll.kernel.randomness import Keys, default_generator, generator, moves_default_generator, number
 
 
 def keys(clients, seed=0, purpose="batches", *counters):

@@ -10,9 +10,9 @@ from atoll import Recipe, Settings, Training, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.cli import app
-from atoll.errors import DataError, ModelError, PartitionError, RunError, TaskError, UnknownName
-from atoll.federation import describe
-from atoll.recipe import shares_of
+from atoll.data.recipe import shares_of
+from atoll.kernel.errors import DataError, ModelError, PartitionError, RunError, TaskError, UnknownName
+from atoll.records.configuration import describe
 
 
 def write_mnist(folder: Path, train: int = 60, test: int = 20, first: int = 0) -> Path:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.algorithm import Arrival, Replies
-from atoll.errors import PayloadError
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Arrival, Replies
+from atoll.kernel.errors import PayloadError
+from atoll.kernel.params import Params, Stack
 
 
 def arrival(first, rows, weight, **more):
@@ -187,7 +187,7 @@ def test_no_replies_have_no_mean():
 
 
 def test_the_layout_of_the_model_comes_back():
-    from atoll.params import Layout
+    from atoll.kernel.params import Layout
 
     layout = Layout({"w": "trained"})
     part = Arrival(np.arange(1), {"delta": Stack({"w": torch.ones(1, 2)}, layout)}, torch.ones(1))

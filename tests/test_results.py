@@ -8,14 +8,14 @@ import pytest
 from scipy import stats
 
 from atoll import Recipe, federate
-from atoll.algorithms import create, from_record, to_record
-from atoll.clustering import Clusters
-from atoll.comparison import compare, runs_in
+from atoll.compose import create, from_record, to_record
 from atoll.data.statistics import Statistics, statistics
-from atoll.errors import RunError, UnknownName
-from atoll.federation import Settings, describe
-from atoll.randomness import generator
-from atoll.results import SELECTIONS, Comparison, Outcome, label
+from atoll.experiments.comparison import Comparison, compare, runs_in
+from atoll.kernel.clusters import Clusters
+from atoll.kernel.errors import RunError, UnknownName
+from atoll.kernel.randomness import generator
+from atoll.records.configuration import Settings, describe
+from atoll.records.results import SELECTIONS, Outcome, label
 
 NAN = float("nan")
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
@@ -530,7 +530,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from atoll import Algorithm, Update
-from atoll.local import sgd
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,14 @@ import torch
 from samples import Sloped, with_public
 
 from atoll import federate
-from atoll.algorithm import Update
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
-from atoll.channel.ledger import Entry
-from atoll.errors import DivergedError, RunError
-from atoll.params import Layout, Params
-from atoll.runs import KEPT_CHECKPOINTS, Run
-from atoll.serialise import to_bytes
+from atoll.kernel.algorithm import Update
+from atoll.kernel.errors import DivergedError, RunError
+from atoll.kernel.params import Layout, Params
+from atoll.records.runs import KEPT_CHECKPOINTS, Run
+from atoll.runtime.channel.ledger import Entry
+from atoll.runtime.serialise import to_bytes
 
 CPU = torch.device("cpu")
 LAYOUT = Layout({"w": "trained"})
@@ -182,7 +182,7 @@ def full_disk(monkeypatch, after):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr("atoll.runs.os.fsync", fsync)
+    monkeypatch.setattr("atoll.records.runs.os.fsync", fsync)
 
 
 def test_a_full_disk_loses_nothing_before_the_last_checkpoint(run, monkeypatch):
@@ -389,7 +389,7 @@ import torch
 from atoll import Task, Training, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.models import MLP
-from atoll.randomness import default_generator, generator, number
+from atoll.kernel.randomness import default_generator, generator, number
 
 torch.set_num_threads(1)  # so that this process can fork
 

@@ -4,9 +4,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from atoll.errors import PayloadError
-from atoll.params import Layout, Params, Stack, flatten, stack
-from atoll.serialise import from_bytes, size_of, to_bytes
+from atoll.kernel.errors import PayloadError
+from atoll.kernel.params import Layout, Params, Stack, flatten, stack
+from atoll.runtime.serialise import from_bytes, size_of, to_bytes
 
 LAYOUT = Layout({"w": "trained", "seen": "buffer"})
 

@@ -5,9 +5,18 @@ import math
 import pytest
 import torch
 
-from atoll.errors import CohortError, HyperparameterError
-from atoll.randomness import default_generator, generator
-from atoll.similarity import alignment, among_known, bases, directions, leading, links, private_moment, propagation
+from atoll.kernel.errors import CohortError, HyperparameterError
+from atoll.kernel.randomness import default_generator, generator
+from atoll.toolbox.server.similarity import (
+    alignment,
+    among_known,
+    bases,
+    directions,
+    leading,
+    links,
+    private_moment,
+    propagation,
+)
 
 with default_generator(3):
     ROWS = torch.randn(7, 5, dtype=torch.float64)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from atoll.randomness import default_generator
-from atoll.simplex import minimise, nearest, shared_out
+from atoll.kernel.randomness import default_generator
+from atoll.toolbox.server.simplex import minimise, nearest, shared_out
 
 
 def numbers(*shape: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll import sources
+from atoll.kernel import sources
 
 
 @pytest.fixture
@@ -83,7 +83,9 @@ def test_nothing_that_trains_imports_what_is_said_to_stand_around():
 
 def test_what_a_user_imports_from_atoll_is_followed_to_where_it_is(package, tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("from atoll import federate, Params\nfrom atoll.local import sgd\nfrom atoll import models\n")
+    file.write_text(
+        "from atoll import federate, Params\nfrom atoll.toolbox.client import sgd\nfrom atoll import models\n"
+    )
     found = sources.reach([file], sources.AROUND_TRAINING)
     names = {one.relative_to(package).as_posix() for one in found if package in one.parents}
     assert {"params.py", "local/sgd.py", "models/__init__.py"} <= names

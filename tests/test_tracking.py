@@ -13,13 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner, Result
 
 from atoll.algorithms.ditto import Ditto
-from atoll.channel import Ledger
 from atoll.cli import app
 from atoll.data.task import Task
-from atoll.errors import RunError
+from atoll.experiments.tracking import figures, flat, tracking, used_in
 from atoll.federation import federate
-from atoll.runs import Run
-from atoll.tracking import figures, flat, tracking, used_in
+from atoll.kernel.errors import RunError
+from atoll.records.runs import Run
+from atoll.runtime.channel import Ledger
 
 # MLflow maps its tables with an option that SQLAlchemy 2.1 announces the end of.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")

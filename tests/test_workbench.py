@@ -8,14 +8,14 @@ import torch
 from marks import needs_compiler
 
 from atoll import LocalEngine
-from atoll.cohort import Population
 from atoll.data.augment import CropAndFlip
-from atoll.engines.programs import WORTHWHILE_CALLS
-from atoll.errors import TaskError
-from atoll.local import sgd
-from atoll.memory import RamMemory
-from atoll.params import Stack, stack
-from atoll.workbench import NO_NETWORK, Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Stack, stack
+from atoll.runtime.engines.programs import WORTHWHILE_CALLS
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import NO_NETWORK, Workbench
+from atoll.toolbox.client import sgd
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def workbench(task) -> Workbench:
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_answers_are_those_of_the_network(task, workbench, monkeypatch, alone: bool) -> None:
-    monkeypatch.setattr("atoll.workbench.ANSWERS_AT_ONCE", 4)
+    monkeypatch.setattr("atoll.runtime.workbench.ANSWERS_AT_ONCE", 4)
     monkeypatch.setattr(LocalEngine, "best_alone", lambda self, task: alone)
     w = task.network.initial
     expected = task.network._original(task.x)

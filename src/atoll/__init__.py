@@ -4,37 +4,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.algorithm import Algorithm, Replies, Update
-    from atoll.batch import Batch
-    from atoll.cohort import Cohort
-    from atoll.comparison import compare
+    from atoll.data.recipe import Recipe
     from atoll.data.task import Task, Training
-    from atoll.engines import LocalEngine
-    from atoll.federation import Settings, federate
-    from atoll.params import Params, Stack
-    from atoll.predictor import Predictor
-    from atoll.recipe import Recipe
-    from atoll.report.report import Report
-    from atoll.results import Comparison
+    from atoll.experiments.comparison import Comparison, compare
+    from atoll.federation import federate
+    from atoll.kernel.algorithm import Algorithm, Replies, Update
+    from atoll.kernel.batch import Batch
+    from atoll.kernel.cohort import Cohort
+    from atoll.kernel.params import Params, Stack
+    from atoll.kernel.predictor import Predictor
+    from atoll.records.configuration import Settings
+    from atoll.records.report import Report
+    from atoll.runtime.engines import LocalEngine
 
 # Names are imported when they are first asked for: `atoll --help` need not wait for torch.
 _HOMES = {
-    "Algorithm": "algorithm",
-    "Batch": "batch",
-    "Cohort": "cohort",
-    "Comparison": "results",
-    "LocalEngine": "engines",
-    "Params": "params",
-    "Predictor": "predictor",
-    "Recipe": "recipe",
-    "Replies": "algorithm",
-    "Report": "report.report",
-    "Settings": "federation",
-    "Stack": "params",
+    "Algorithm": "kernel.algorithm",
+    "Batch": "kernel.batch",
+    "Cohort": "kernel.cohort",
+    "Comparison": "experiments.comparison",
+    "LocalEngine": "runtime.engines",
+    "Params": "kernel.params",
+    "Predictor": "kernel.predictor",
+    "Recipe": "data.recipe",
+    "Replies": "kernel.algorithm",
+    "Report": "records.report",
+    "Settings": "records.configuration",
+    "Stack": "kernel.params",
     "Task": "data.task",
-    "Training": "data.task",
-    "Update": "algorithm",
-    "compare": "comparison",
+    "Training": "kernel.task",
+    "Update": "kernel.algorithm",
+    "compare": "experiments.comparison",
     "federate": "federation",
 }
 

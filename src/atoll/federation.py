@@ -8,7 +8,6 @@ valid.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
@@ -18,8 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,107 +27,34 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll import participation
-from atoll.algorithm import Algorithm, Arrival, Replies, Update, describe_values
-from atoll.algorithms import name_of, to_record, upgrade_record
-from atoll.architectures import check_mixes, within_architectures
-from atoll.channel import Channel, Ledger, Stage
-from atoll.cohort import Cohort, Population
+from atoll.compose import upgrade_record
+from atoll.compose.architectures import within_architectures
 from atoll.data.task import Task
-from atoll.engines.local import Done, Job, LocalEngine, Lost
-from atoll.engines.trainings import OnEpoch, Trainings
-from atoll.errors import CohortError, DivergedError, OneShotError, RunError, unknown
-from atoll.fingerprints import Unstable, portable
-from atoll.memory import MEMORIES, Memory, open_memory
+from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update, describe_values
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import DivergedError, RunError
+from atoll.kernel.params import Tree, flatten, named_leaves, rows_of, stacked_leaves
+from atoll.kernel.predictor import predictor_of
+from atoll.kernel.randomness import generator
 from atoll.metrics import evaluate, evaluate_central
 from atoll.metrics.evaluation import Notes, observed
-from atoll.newcomers import evaluate_newcomers
-from atoll.params import Tree, flatten, named_leaves, rows_of, stacked_leaves
-from atoll.participation import Late, Moment, Schedule
-from atoll.predictor import predictor_of
-from atoll.randomness import generator
-from atoll.report.report import Report
-from atoll.runs import Run, peak_memory
-from atoll.workbench import Workbench
+from atoll.metrics.newcomers import evaluate_newcomers
+from atoll.records.configuration import Settings, describe, is_another_model
+from atoll.records.report import Report
+from atoll.records.runs import Run, peak_memory
+from atoll.runtime.channel import Channel, Ledger, Stage
+from atoll.runtime.engines.local import Done, Job, LocalEngine, Lost
+from atoll.runtime.engines.trainings import OnEpoch, Trainings
+from atoll.runtime.memory import Memory, open_memory
+from atoll.runtime.participation import Late, Moment
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
 
 log = logging.getLogger("atoll.federation")
 
 Clients = NDArray[np.int64]
 CHECKPOINT_SECONDS = 30.0
 TRAINED = "trained"  # the folder of trained clients
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a federation is run; together with task and algorithm, everything that decides its numbers."""
-
-    rounds: int = 30
-    seed: int = 0
-    cohort: int | float | None = None  # clients per round, or their share; all by default
-    participation: str = "constant"  # who is there: constant, random:P, diurnal:T, turnover:S or file:PATH
-    drop: float = 0.0  # probability that a client of the cohort is lost
-    late: float = 0.0  # probability that a reply arrives in a later round
-    delay: int = 1  # the most rounds that a late reply needs
-    eval_every: int | None = None  # rounds; a tenth of all by default
-    evaluation: str = "all"  # "all" clients and the central test set, "central" only, or "none"
-    memory: str = "ram"  # where clients keep what they keep: "ram" or "disk"
-
-    def check(self, task: Task, algorithm: Algorithm) -> None:
-        """Raise for settings that make no sense for this task and algorithm."""
-        if self.rounds < 1:
-            raise CohortError(f"`rounds` must be at least 1. Got {self.rounds!r}.")
-        if algorithm.one_shot and self.rounds != 1:
-            raise OneShotError(
-                f"{type(algorithm).__name__} uploads once, so `rounds` must be 1. Got rounds={self.rounds}.",
-                hint="to train longer on each client, raise its `epochs`.",
-            )
-        if self.rounds < algorithm.least_rounds:
-            raise CohortError(
-                f"`rounds` must be at least {algorithm.least_rounds}: with less, a part of {name_of(type(algorithm))} "
-                f"never runs. Got rounds={self.rounds}.",
-                hint="raise --rounds, or lower the rounds of the first part.",
-            )
-        if not 0 <= self.drop < 1:
-            raise CohortError(f"`drop` must be a float in [0, 1). Got {self.drop!r}.")
-        if not 0 <= self.late < 1:
-            raise CohortError(f"`late` must be a float in [0, 1). Got {self.late!r}.")
-        if self.delay < 1:
-            raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
-        _ = self.schedule  # its words are read, and a file
-        if self.evaluation not in ("all", "central", "none"):
-            raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
-        if self.evaluation == "central" and task.central is None:
-            raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
-        if algorithm.needs_public_data:
-            task.public_for(type(algorithm).__name__)
-        check_mixes(algorithm, task)
-        if self.memory not in MEMORIES:
-            raise unknown("memory", self.memory, MEMORIES)
-        self.cohort_size(task.clients)
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """Who is there; a file is read once."""
-        return participation.parse(self.participation)
-
-    def cohort_size(self, clients: int) -> int:
-        """How many clients are asked in a round."""
-        asked = clients if self.cohort is None else self.cohort
-        if isinstance(asked, float):
-            if not 0 < asked <= 1:
-                raise CohortError(f"`cohort` as a share must be in (0, 1]. Got {asked!r}.")
-            asked = max(1, round(asked * clients))
-        if not 1 <= asked <= clients:
-            raise CohortError(
-                f"`cohort` must be between 1 and the number of clients, {clients}. Got {asked}.",
-                hint="lower --cohort, or raise --clients.",
-            )
-        return asked
-
-    def evaluates_after(self, rounds: int) -> bool:
-        """Whether clients are evaluated after so many rounds."""
-        every = self.eval_every or max(1, self.rounds // 10)
-        return self.evaluation != "none" and (rounds % every == 0 or rounds == self.rounds)
 
 
 @dataclass
@@ -588,45 +514,6 @@ def say_overshooting(algorithm: Algorithm, lr: float) -> None:
                 "%s: %s must be at most 2, or steps lead away from where they are pulled. It is %g (lr %g)",
                 type(algorithm).__name__, name, value, lr,
             )  # fmt: skip
-
-
-def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:
-    """The resolved configuration of a run."""
-    return {
-        "task": {
-            "name": task.name,
-            "clients": task.clients,
-            "metric": task.network.score.facts,
-            "data": task.fingerprint,
-            **({} if task.augment is None else {"augment": repr(task.augment)}),
-            **task.facts,
-        },
-        "training": asdict(task.training),
-        "algorithm": to_record(algorithm),
-        "settings": asdict(settings),
-        "schedule": participation.fingerprint(settings.participation),
-        "model": {"parameters": [one.parameters for one in task.networks] or task.network.parameters},
-        "computes": computed_by(task),
-    }
-
-
-def computed_by(task: Task) -> dict[str, str] | None:
-    """What the models of a task compute, by all their attributes; None where that cannot be told.
-
-    Of code only names count: a script may be edited before it is run again.
-    """
-    try:
-        functions = [portable(network.function, code=False) for network in task.networks or (task.network,)]
-    except Unstable:
-        return None
-    digest = hashlib.sha256(repr(functions).encode()).hexdigest()[:16]
-    return {"torch": torch.__version__, "digest": digest}  # layers of another version may have other attributes
-
-
-def is_another_model(config: Mapping[str, Any], task: Task) -> bool:
-    """Whether the models of a run were others than those of a task, as far as that can be told."""
-    before, now = config.get("computes"), computed_by(task)
-    return bool(before and now and before["torch"] == now["torch"] and before["digest"] != now["digest"])
 
 
 def _open_run(

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll import Task, Training
-from atoll.conformance import quadratics
+from atoll.testing.conformance import quadratics
 
 
 @pytest.fixture

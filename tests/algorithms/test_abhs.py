@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Predictor, Replies, Stack, Task
 from atoll.algorithms.abhs import ABHS
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import ModelError, TaskError
-from atoll.local.blocks import Blocks, Talkative, blocks_of
-from atoll.local.margins import margins, own_moments, said
+from atoll.kernel.errors import ModelError, TaskError
+from atoll.kernel.network import Variant
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, build
-from atoll.models.network import Variant
-from atoll.prototypes import unit
-from atoll.randomness import default_generator, generator
-from atoll.serialise import size_of
-from atoll.splitting import SCALE, TEMPERATURE, held, relative, sizes, taught, votes
+from atoll.runtime.serialise import size_of
+from atoll.testing.conformance import personal_models, play, quadratics
+from atoll.toolbox.client.blocks import Blocks, Talkative, blocks_of
+from atoll.toolbox.objectives.margins import margins, own_moments, said
+from atoll.toolbox.server.prototypes import unit
+from atoll.toolbox.server.splitting import SCALE, TEMPERATURE, held, relative, sizes, taught, votes
 
 CLASSES, SIZE = 3, 6
 quick = partial(ABHS, epochs=2, base_epochs=2, student_epochs=3, personal_epochs=1)

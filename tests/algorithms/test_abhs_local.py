@@ -11,14 +11,14 @@ from samples import own
 from torch import nn
 
 from atoll import Cohort, Params, Stack, Task
-from atoll.algorithm import Update
 from atoll.algorithms.abhs_local import ABHSLocal
-from atoll.conformance import personal_models, play
-from atoll.errors import TaskError
-from atoll.local import sgd
-from atoll.local.blocks import blocks_of, drift, scatter
+from atoll.kernel.algorithm import Update
+from atoll.kernel.errors import TaskError
+from atoll.kernel.randomness import generator
 from atoll.models import BodyAndHead
-from atoll.randomness import generator
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.blocks import blocks_of, drift, scatter
 
 CLASSES = 3
 quick = partial(ABHSLocal, epochs=2, personal_epochs=1)

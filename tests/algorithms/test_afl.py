@@ -9,8 +9,8 @@ import torch
 
 from atoll import Cohort, Params, Task, Training, Update
 from atoll.algorithms.afl import AFL, regression
-from atoll.conformance import ConformanceError, checks, personal_models, play
 from atoll.models.linear import Linear
+from atoll.testing.conformance import ConformanceError, checks, personal_models, play
 
 
 def test_one_feature_by_hand() -> None:

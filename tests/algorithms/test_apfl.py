@@ -9,7 +9,7 @@ from atoll import Report, Task
 from atoll.algorithms.apfl import APFL
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 def kept(report: Report, name: str) -> list[float]:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from atoll import Batch, Task
 from atoll.algorithms.ce_supcon import CESupCon, contrasted
 from atoll.algorithms.ensemble import Ensemble
-from atoll.conformance import play, quadratics
-from atoll.errors import TaskError
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Variant
+from atoll.kernel.randomness import Keys
 from atoll.models import BodyAndHead
-from atoll.models.network import Variant
-from atoll.randomness import Keys
+from atoll.testing.conformance import play, quadratics
 
 
 class Shift:

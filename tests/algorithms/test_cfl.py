@@ -10,8 +10,8 @@ import torch
 from atoll import Cohort, Task
 from atoll.algorithms.cfl import CFL
 from atoll.algorithms.fedavg import FedAvg
-from atoll.conformance import personal_models, play, quadratics
-from atoll.serialise import to_bytes
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play, quadratics
 
 AT_ONCE = CFL(eps1=0.1, eps2=0.4, rounds_before=0)
 

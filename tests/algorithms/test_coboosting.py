@@ -10,12 +10,12 @@ import torch
 from atoll import LocalEngine, Task
 from atoll.algorithms.coboosting import CoBoosting
 from atoll.algorithms.dense import Dense
-from atoll.cohort import Population
-from atoll.conformance import play
-from atoll.local.synthesis import Pool, State
-from atoll.memory import RamMemory
-from atoll.params import Params, stack
-from atoll.workbench import Workbench
+from atoll.kernel.params import Params, stack
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import play
+from atoll.toolbox.server.synthesis import Pool, State
 
 SMALL: dict[str, Any] = {"server_epochs": 3, "generator_steps": 2, "server_batch": 6, "noise": 4, "width": 4}
 

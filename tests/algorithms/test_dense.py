@@ -9,12 +9,12 @@ import torch
 from atoll import LocalEngine, Task
 from atoll.algorithms.dense import Dense, together
 from atoll.algorithms.oneshot_avg import OneShotAvg
-from atoll.cohort import Population
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import TaskError
-from atoll.memory import RamMemory
-from atoll.params import Params, stack
-from atoll.workbench import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params, stack
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import personal_models, play, quadratics
 
 SMALL: dict[str, Any] = {"server_epochs": 2, "generator_steps": 2, "server_batch": 6, "noise": 4, "width": 4}
 

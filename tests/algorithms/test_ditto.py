@@ -7,7 +7,7 @@ from atoll import Task
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 def test_one_round_by_hand(two_clients: Task) -> None:

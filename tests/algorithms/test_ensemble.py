@@ -8,10 +8,11 @@ from samples import answers
 from torch import Tensor
 
 from atoll import Params, Stack, Task
-from atoll.algorithms.ensemble import Ensemble, Of, together
+from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
-from atoll.oneshot import ClassVotes, class_shares
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.oneshot import ClassVotes, class_shares
+from atoll.toolbox.server.voting import Of, together
 
 WEIGHTINGS: tuple[ClassVotes, ...] = ("samples", "sqrt", "uniform", "classes")
 

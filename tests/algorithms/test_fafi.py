@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Task
 from atoll.algorithms.fafi import FAFI, PROFILES, TEST_BATCH, in_training
-from atoll.conformance import play
-from atoll.data.augment import Augment
-from atoll.errors import ModelError, OneShotError, TaskError
 from atoll.federation import federate
-from atoll.local.contrastive import supervised_contrast
+from atoll.kernel.batch import Augment
+from atoll.kernel.errors import ModelError, OneShotError, TaskError
+from atoll.kernel.network import Variant
 from atoll.models import BodyAndHead
-from atoll.models.network import Variant
-from atoll.workbench import Workbench
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import play
+from atoll.toolbox.objectives.contrastive import supervised_contrast
 
 WEIGHT = "head.weight"
 

@@ -10,8 +10,8 @@ from samples import with_public
 from atoll import Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_bank import FAFIBank
-from atoll.conformance import play
-from atoll.errors import TaskError
+from atoll.kernel.errors import TaskError
+from atoll.testing.conformance import play
 
 WEIGHT = "head.weight"
 

@@ -10,10 +10,10 @@ from samples import own
 from atoll import Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_etf import FAFIETF
-from atoll.conformance import play
-from atoll.local.etf import simplex_etf
-from atoll.prototypes import agreement
-from atoll.randomness import generator
+from atoll.kernel.randomness import generator
+from atoll.testing.conformance import play
+from atoll.toolbox.objectives.etf import simplex_etf
+from atoll.toolbox.server.prototypes import agreement
 
 WEIGHT = "head.weight"
 

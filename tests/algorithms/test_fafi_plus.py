@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from atoll import Batch, Cohort, Params, Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_plus import FAFIPlus, refined
-from atoll.conformance import play
-from atoll.errors import HyperparameterError, ModelError, TaskError
-from atoll.local import alignment
-from atoll.local.contrastive import UNLABELLED, ContrastSet, supervised_contrast
-from atoll.local.fusion import discernment
-from atoll.local.margins import margins, said
-from atoll.local.negatives import filled_queue
-from atoll.local.pools import class_means, redrawn
-from atoll.local.prototypical import Seen
-from atoll.local.terms import Composed
-from atoll.local.triangles import triangle
+from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.params import Stack
+from atoll.kernel.randomness import Keys, generator
 from atoll.models import BodyAndHead
-from atoll.models.network import Network, Variant
-from atoll.params import Stack
-from atoll.randomness import Keys, generator
-from atoll.workbench import Workbench
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import play
+from atoll.toolbox.objectives import alignment
+from atoll.toolbox.objectives.contrastive import UNLABELLED, ContrastSet, supervised_contrast
+from atoll.toolbox.objectives.margins import margins, said
+from atoll.toolbox.objectives.negatives import filled_queue
+from atoll.toolbox.objectives.prototypical import Seen
+from atoll.toolbox.objectives.terms import Composed
+from atoll.toolbox.server.fusion import discernment
+from atoll.toolbox.server.pools import class_means, redrawn
+from atoll.toolbox.server.triangles import triangle
 
 WEIGHT = "head.weight"
 Options = dict[str, Any]

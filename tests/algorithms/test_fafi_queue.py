@@ -9,7 +9,7 @@ import torch
 from atoll import Cohort, Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_queue import FAFIQueue
-from atoll.conformance import play
+from atoll.testing.conformance import play
 
 WEIGHT = "head.weight"
 

@@ -9,9 +9,9 @@ from samples import with_public
 from atoll import Cohort, Stack, Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_two_stage import FAFITwoStage
-from atoll.conformance import play
-from atoll.errors import HyperparameterError
-from atoll.local.prototypical import train
+from atoll.kernel.errors import HyperparameterError
+from atoll.testing.conformance import play
+from atoll.toolbox.objectives.prototypical import train
 
 WEIGHT = "head.weight"
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from atoll import Report, Task, Training
 from atoll.algorithms.fedala import FedALA
 from atoll.algorithms.fedavg import FedAvg
-from atoll.conformance import personal_models, play
-from atoll.errors import ModelError
+from atoll.kernel.errors import ModelError
+from atoll.testing.conformance import personal_models, play
 
 WHOLE = FedALA(layers="all", first_epochs=1)  # W is for the only leaf there is
 

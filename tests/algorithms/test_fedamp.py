@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from atoll import Report, Task
-from atoll.algorithms import create
 from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import HyperparameterError
-from atoll.serialise import to_bytes
+from atoll.compose import create
+from atoll.kernel.errors import HyperparameterError
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play, quadratics
 
 THREE = torch.tensor([[0.0], [2.0], [10.0]], dtype=torch.float64)
 

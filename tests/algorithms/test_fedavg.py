@@ -5,9 +5,9 @@ import torch
 
 from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
-from atoll.conformance import personal_models, play
-from atoll.params import Params
-from atoll.serialise import to_bytes
+from atoll.kernel.params import Params
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from torch import nn
 from atoll import Task, Training
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedavg_ft import FedAvgFT
-from atoll.conformance import personal_models, play
+from atoll.kernel.randomness import default_generator
 from atoll.models import BodyAndHead
-from atoll.randomness import default_generator
+from atoll.testing.conformance import personal_models, play
 
 
 def test_one_round_by_hand(two_clients: Task) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 from atoll import Cohort, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedbn import FedBN
-from atoll.conformance import personal_models, play
 from atoll.models import BodyAndHead
+from atoll.testing.conformance import personal_models, play
 
 
 def network() -> BodyAndHead:

@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll import Params, Task
 from atoll.algorithms.afl import AFL
 from atoll.algorithms.fedcgs import FedCGS, gaussian
-from atoll.conformance import play
+from atoll.testing.conformance import play
 
 
 def sums_of(*classes: list[float]) -> Params:

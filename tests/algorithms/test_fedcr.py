@@ -11,10 +11,10 @@ from torch.distributions import Normal, kl_divergence
 
 from atoll import Batch, Cohort, Params, Task
 from atoll.algorithms.fedcr import BIAS, SMALLEST, WEIGHT, FedCR, divergence, informed, with_spread
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import TaskError
-from atoll.models.network import Variant
-from atoll.randomness import Keys, generator
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Variant
+from atoll.kernel.randomness import Keys, generator
+from atoll.testing.conformance import personal_models, play, quadratics
 
 CLASSES, SIZE = 3, 6
 

@@ -9,13 +9,13 @@ import torch
 
 from atoll import LocalEngine, Task
 from atoll.algorithms.fedcvae import FedCVAE
-from atoll.cohort import Population
-from atoll.conformance import Check, checks, personal_models, play, quadratics
-from atoll.errors import TaskError
-from atoll.memory import RamMemory
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params, stack
 from atoll.models.vae import decoded, decoder_of
-from atoll.params import Params, stack
-from atoll.workbench import Workbench
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import Check, checks, personal_models, play, quadratics
 
 CHECKS = ("order-of-clients-does-not-matter", "clients-may-drop-out", "batchnorm-and-dropout-work")
 

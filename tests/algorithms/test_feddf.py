@@ -12,10 +12,10 @@ from torch import nn
 from atoll import Task, Training
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddf import FedDF
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import HyperparameterError, TaskError
+from atoll.kernel.errors import HyperparameterError, TaskError
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import BodyAndHead
-from atoll.randomness import default_generator, generator
+from atoll.testing.conformance import personal_models, play, quadratics
 
 Target = Literal["avg_logits", "avg_probs", "per_teacher"]
 FEW = 12

@@ -6,7 +6,7 @@ import torch
 from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddyn import FedDyn
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 def kept(report) -> list[float]:

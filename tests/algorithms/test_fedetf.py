@@ -10,9 +10,9 @@ from torch import Tensor
 
 from atoll import Batch, Params, Task
 from atoll.algorithms.fedetf import FedETF, in_frame, to_frame
-from atoll.conformance import personal_models, play
-from atoll.models.network import Variant
-from atoll.oneshot import averaged
+from atoll.kernel.network import Variant
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.oneshot import averaged
 
 CLASSES = 3
 

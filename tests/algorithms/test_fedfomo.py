@@ -9,10 +9,10 @@ import torch
 from atoll import Report, Task
 from atoll.algorithms.fedfomo import FedFomo, choose
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play, quadratics
-from atoll.params import Params
-from atoll.randomness import generator
-from atoll.serialise import to_bytes
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import generator
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play, quadratics
 
 OPTIMA = torch.tensor([[1.0], [2.0], [-4.0]], dtype=torch.float64)
 # After one round v = 0.5, 1, -2. Row k: (L_k(v_k) - L_k(v_j)) / |v_j - v_k| with L_k(v) = (v - c_k)^2 / 2.

@@ -13,8 +13,8 @@ from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedfsa import FedFSA
 from atoll.algorithms.mofedsam import MoFedSAM
-from atoll.conformance import personal_models, play
-from atoll.errors import HyperparameterError
+from atoll.kernel.errors import HyperparameterError
+from atoll.testing.conformance import personal_models, play
 
 NEAR = {"abs": 1e-6}  # 1e-7 is added to the norm of a gradient
 ROOT = 2**0.5

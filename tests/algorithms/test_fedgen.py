@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from atoll import LocalEngine, Task, Training
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedgen import FedGen, alike, any_of, reminded
-from atoll.batch import Batch
-from atoll.cohort import Population
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import HyperparameterError, ModelError, TaskError
-from atoll.memory import RamMemory
+from atoll.kernel.batch import Batch
+from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params, Stack, stack
+from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, CharTransformer
 from atoll.models.generator import conditional, generate
-from atoll.models.network import Variant
-from atoll.params import Params, Stack, stack
-from atoll.randomness import Keys, default_generator, generator
-from atoll.workbench import NO_NETWORK, Workbench
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import NO_NETWORK, Workbench
+from atoll.testing.conformance import personal_models, play, quadratics
 
 CLASSES = 3
 

@@ -10,20 +10,21 @@ import torch
 import torch.nn.functional as F
 
 from atoll import LocalEngine, Task, Training
-from atoll.algorithm import Arrival, Limits, Replies
 from atoll.algorithms.fedgen_local import FedGenLocal, augmented
 from atoll.algorithms.local import Local
-from atoll.batch import Batch
-from atoll.cohort import Cohort, Population
-from atoll.conformance import Check, checks, personal_models, play, quadratics
-from atoll.errors import TaskError
-from atoll.local import sgd
-from atoll.memory import RamMemory
-from atoll.models.network import Variant
+from atoll.kernel.algorithm import Arrival, Limits, Replies
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params, Stack, stack
+from atoll.kernel.randomness import Keys
 from atoll.models.vae import decoder_of
-from atoll.params import Params, Stack, stack
-from atoll.randomness import Keys
-from atoll.workbench import Workbench
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import Check, checks, personal_models, play, quadratics
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

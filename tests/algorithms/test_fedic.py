@@ -15,14 +15,14 @@ from atoll import Batch, LocalEngine, Params, Task
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedic import FEDIC, divided, heard, learn, teacher, uncalibrated
 from atoll.algorithms.oneshot_avg import OneShotAvg
-from atoll.cohort import Population
-from atoll.conformance import play
-from atoll.errors import HyperparameterError, TaskError
-from atoll.local.adam import unmoved
-from atoll.memory import RamMemory
-from atoll.models.network import Variant
-from atoll.randomness import Keys, default_generator, generator
-from atoll.workbench import Workbench
+from atoll.kernel.errors import HyperparameterError, TaskError
+from atoll.kernel.network import Variant
+from atoll.kernel.randomness import Keys, default_generator, generator
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import play
+from atoll.toolbox.server.adam import unmoved
 
 PUBLIC = 20
 

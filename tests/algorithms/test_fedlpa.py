@@ -11,12 +11,12 @@ from samples import own
 from atoll import Cohort, Task
 from atoll.algorithms import fedlpa
 from atoll.algorithms.fedlpa import FedLPA, most_likely
-from atoll.conformance import play
-from atoll.errors import EngineError
-from atoll.local.layers import matrix
-from atoll.local.triangles import symmetric
+from atoll.kernel.errors import EngineError
 from atoll.models.cnn import LeNet
 from atoll.models.linear import Linear
+from atoll.testing.conformance import play
+from atoll.toolbox.client.layers import matrix
+from atoll.toolbox.server.triangles import symmetric
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from torch import Tensor
 from atoll import Report, Stack, Task
 from atoll.algorithms.fedora import Fedora
 from atoll.algorithms.local import Local
-from atoll.cohort import Cohort
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import CohortError, HyperparameterError, TaskError
-from atoll.params import Params
-from atoll.randomness import default_generator, generator
-from atoll.serialise import to_bytes
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import CohortError, HyperparameterError, TaskError
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import default_generator, generator
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play, quadratics
 
 THREE = torch.tensor([[1.0], [3.0], [2.0]], dtype=torch.float64)
 

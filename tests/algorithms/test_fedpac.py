@@ -7,11 +7,11 @@ from torch import Tensor
 
 from atoll import Report, Stack, Task
 from atoll.algorithms.fedpac import FedPAC, centroids, class_moments
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import TaskError
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params
 from atoll.models import MLP
-from atoll.params import Params
-from atoll.serialise import to_bytes
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play, quadratics
 
 
 def small(make_task, **more) -> Task:

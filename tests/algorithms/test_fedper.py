@@ -7,8 +7,8 @@ from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
-from atoll.serialise import to_bytes
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play
 
 
 def test_one_round_by_hand(body_and_head: Task) -> None:

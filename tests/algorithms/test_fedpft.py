@@ -8,12 +8,12 @@ from samples import own
 
 from atoll import Batch, Cohort, Task
 from atoll.algorithms.fedpft import FedPFT
-from atoll.cohort import Population
-from atoll.conformance import play
-from atoll.engines.local import LocalEngine
-from atoll.memory import RamMemory
-from atoll.models.network import Variant
-from atoll.workbench import Workbench
+from atoll.kernel.network import Variant
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import play
 
 CLASSES, SIZE = 3, 6
 

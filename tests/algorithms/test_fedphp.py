@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from atoll import Report, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedphp import FedPHP
-from atoll.conformance import personal_models, play
-from atoll.local.discrepancy import mean_discrepancy
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.objectives.discrepancy import mean_discrepancy
 
 
 def deployed(report: Report) -> list[float]:

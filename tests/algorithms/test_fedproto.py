@@ -10,9 +10,9 @@ from torch import Tensor
 
 from atoll import Batch, Cohort, Params, Predictor, Task
 from atoll.algorithms.fedproto import FAR, FedProto, aligned, nearest
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import TaskError
-from atoll.models.network import Variant
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Variant
+from atoll.testing.conformance import personal_models, play, quadratics
 
 CLASSES, SIZE = 3, 6
 

@@ -6,7 +6,7 @@ import torch
 from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedprox import FedProx
-from atoll.conformance import play
+from atoll.testing.conformance import play
 
 
 def test_one_round_by_hand(two_clients: Task) -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from atoll import Settings, Task
 from atoll.algorithms.fedrep import FedRep
-from atoll.conformance import personal_models, play
 from atoll.federation import choose
-from atoll.serialise import to_bytes
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play
 
 ONE_EACH = FedRep(head_epochs=1, final_epochs=0)
 

@@ -10,9 +10,9 @@ from samples import own
 from atoll import Batch, Cohort, Params, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedrod import FEWEST, FedRoD, both_heads
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import TaskError
-from atoll.models.network import Variant
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Variant
+from atoll.testing.conformance import personal_models, play, quadratics
 
 CLASSES = 3
 

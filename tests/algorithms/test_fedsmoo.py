@@ -7,7 +7,7 @@ from theory.tools import body_and_head
 from atoll import Task
 from atoll.algorithms.feddyn import FedDyn
 from atoll.algorithms.fedsmoo import FedSMOO
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 NEAR = {"abs": 1e-6}  # 1e-7 is added to the norm of a gradient
 METHOD = FedSMOO(alpha=1.0, rho=0.5)

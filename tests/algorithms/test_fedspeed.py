@@ -5,7 +5,7 @@ import pytest
 from atoll import Task
 from atoll.algorithms.feddyn import FedDyn
 from atoll.algorithms.fedspeed import FedSpeed
-from atoll.conformance import play
+from atoll.testing.conformance import play
 
 NEAR = {"abs": 1e-6}  # 1e-7 is added to the norm of a gradient
 METHOD = FedSpeed(alpha=1.0, rho=0.2)

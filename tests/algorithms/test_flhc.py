@@ -9,9 +9,9 @@ import torch
 from atoll import Cohort, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.flhc import FLHC
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import HyperparameterError, LabelsNeeded
-from atoll.serialise import to_bytes
+from atoll.kernel.errors import HyperparameterError, LabelsNeeded
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play, quadratics
 
 AT_ONCE = FLHC(rounds_before=0, clusters=2)
 

@@ -9,10 +9,10 @@ import torch
 
 from atoll import Cohort, Task
 from atoll.algorithms.ifca import IFCA
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import HyperparameterError
-from atoll.params import Params, stack
-from atoll.serialise import to_bytes
+from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.params import Params, stack
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play, quadratics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from samples import answers, with_public
 from atoll import Task
 from atoll.algorithms.intactofl import Gate, IntactOFL, spread
 from atoll.algorithms.oneshot_avg import OneShotAvg
-from atoll.batch import Batch
-from atoll.conformance import Check, checks, personal_models, play
-from atoll.errors import TaskError
-from atoll.models.network import Variant
+from atoll.kernel.batch import Batch
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Variant
+from atoll.testing.conformance import Check, checks, personal_models, play
 
 SMALL: dict[str, Any] = {"server_epochs": 2, "generator_steps": 2, "server_batch": 6, "noise": 4, "width": 4}
 CHECKS = ("order-of-clients-does-not-matter", "clients-may-drop-out", "batchnorm-and-dropout-work")

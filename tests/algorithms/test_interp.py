@@ -9,7 +9,7 @@ from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.interp import Interp
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 @pytest.fixture

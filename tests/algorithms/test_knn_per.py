@@ -9,12 +9,12 @@ from torch import Tensor
 from atoll import Batch, Cohort, Params, Predictor, Stack, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.knn_per import SHARES, UNDECIDED, KNNPer
-from atoll.conformance import personal_models, play, quadratics
-from atoll.errors import TaskError
-from atoll.local.datastore import say_neighbours
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Variant
+from atoll.kernel.randomness import default_generator
 from atoll.models import MLP
-from atoll.models.network import Variant
-from atoll.randomness import default_generator
+from atoll.testing.conformance import personal_models, play, quadratics
+from atoll.toolbox.client.datastore import say_neighbours
 
 CLASSES = 3
 

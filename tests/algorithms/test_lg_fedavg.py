@@ -4,8 +4,8 @@ import pytest
 
 from atoll import Task
 from atoll.algorithms.lg_fedavg import LGFedAvg
-from atoll.conformance import personal_models, play
-from atoll.serialise import to_bytes
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play
 
 
 def test_one_round_by_hand(body_and_head: Task) -> None:

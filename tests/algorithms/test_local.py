@@ -4,7 +4,7 @@ import pytest
 
 from atoll import Task
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 def test_one_round_by_hand(two_clients: Task) -> None:

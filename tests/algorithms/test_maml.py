@@ -8,8 +8,8 @@ from torch import nn
 
 from atoll import Task
 from atoll.algorithms.maml import MAML
-from atoll.conformance import personal_models, play
-from atoll.serialise import to_bytes
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 from atoll import Cohort, Report, Task
 from atoll.algorithms.local import Local
 from atoll.algorithms.mocha import Mocha
-from atoll.conformance import personal_models, play, quadratics
-from atoll.serialise import to_bytes
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play, quadratics
 
 
 def deployed(report: Report) -> list[float]:

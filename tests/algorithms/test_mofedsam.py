@@ -9,7 +9,7 @@ from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedfsa import FedFSA
 from atoll.algorithms.mofedsam import MoFedSAM
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 NEAR = {"abs": 1e-6}  # 1e-7 is added to the norm of a gradient
 METHOD = MoFedSAM(rho=0.2, alpha=0.5)

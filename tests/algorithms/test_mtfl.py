@@ -12,9 +12,9 @@ from atoll import Cohort, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedbn import FedBN
 from atoll.algorithms.mtfl import MTFL
-from atoll.conformance import personal_models, play
 from atoll.models import BodyAndHead
-from atoll.serialise import to_bytes
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play
 
 Patch = Literal["yb", "us", "usyb"]
 TRAINED = {"body.1.weight", "body.1.bias"}

@@ -8,7 +8,7 @@ from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.mtl_reg import MTLReg
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 def values(report: Report, name: str) -> list[float]:

@@ -11,9 +11,9 @@ from torch import nn
 from atoll import Params, Task
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_avg import OneShotAvg
-from atoll.conformance import personal_models, play
-from atoll.errors import TaskError
+from atoll.kernel.errors import TaskError
 from atoll.models import BodyAndHead
+from atoll.testing.conformance import personal_models, play
 
 
 def with_batchnorm() -> nn.Module:

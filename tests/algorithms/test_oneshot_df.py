@@ -13,11 +13,11 @@ from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.algorithms.oneshot_df import OneShotDF, nearest
 from atoll.algorithms.oneshot_margins import OneShotMargins
-from atoll.conformance import play
-from atoll.errors import ModelError, TaskError
+from atoll.kernel.errors import ModelError, TaskError
+from atoll.kernel.params import Params, stack
 from atoll.models import MLP
-from atoll.oneshot import ClassVotes
-from atoll.params import Params, stack
+from atoll.testing.conformance import play
+from atoll.toolbox.oneshot import ClassVotes
 
 STUDENTS = ("average", "best", "fresh")
 

@@ -13,12 +13,12 @@ from atoll import Batch, Task, federate
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_margins import OneShotMargins
-from atoll.conformance import personal_models, play
-from atoll.errors import ModelError
-from atoll.local.margins import margins, said
-from atoll.local.triangles import triangle
-from atoll.models.network import Variant
-from atoll.params import Params, Stack
+from atoll.kernel.errors import ModelError
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params, Stack
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.objectives.margins import margins, said
+from atoll.toolbox.server.triangles import triangle
 
 EXACT = {"rtol": 0.0, "atol": 1e-9}
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from atoll import Batch, Params, Task
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_proto import OneShotProto
-from atoll.conformance import personal_models, play
-from atoll.models.network import Variant
-from atoll.oneshot import averaged
-from atoll.params import stack
+from atoll.kernel.network import Variant
+from atoll.kernel.params import stack
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.oneshot import averaged
 
 CLASSES = 4  # nobody has the last one
 SHARE = torch.tensor([5, 1, 12, 7], dtype=torch.float64) / 25

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from atoll import Params, Task
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.otfusion import OTFusion, matching, reordered
-from atoll.conformance import play
-from atoll.errors import ModelError
+from atoll.kernel.errors import ModelError
+from atoll.kernel.params import stack
+from atoll.kernel.randomness import generator
 from atoll.models import MLP, BodyAndHead
-from atoll.oneshot import averaged, shares
-from atoll.params import stack
-from atoll.randomness import generator
+from atoll.testing.conformance import play
+from atoll.toolbox.oneshot import averaged, shares
 
 
 class Skipping(BodyAndHead):

@@ -9,11 +9,11 @@ from torch import nn
 from atoll import Algorithm, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.perfedavg import PerFedAvg
-from atoll.conformance import personal_models, play
-from atoll.engines.programs import Plan
-from atoll.local import adapt, sgd
-from atoll.local.meta import first_order
 from atoll.models import MLP
+from atoll.runtime.engines.programs import Plan
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.client import adapt, sgd
+from atoll.toolbox.client.meta import first_order
 
 Order = Literal["fo", "hf", "full"]
 

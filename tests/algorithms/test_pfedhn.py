@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from atoll import Recipe, Task, Training, federate
-from atoll.algorithm import Arrival, Replies
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.pfedhn import PFedHN
-from atoll.conformance import personal_models, play
-from atoll.errors import EngineError, LabelsNeeded
+from atoll.kernel.algorithm import Arrival, Replies
+from atoll.kernel.errors import EngineError, LabelsNeeded
+from atoll.kernel.params import Params, Stack
 from atoll.models import BodyAndHead
-from atoll.params import Params, Stack
+from atoll.testing.conformance import personal_models, play
 
 PLAIN: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "clip": None, "hidden": 1, "layers": 0, "embedding": 1}
 A, a, H, c, E = "hidden.0.weight", "hidden.0.bias", "head.w.weight", "head.w.bias", "embeddings"

@@ -8,7 +8,7 @@ from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.pfedme import PFedMe
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 def values(report) -> list[float]:

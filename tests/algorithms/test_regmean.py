@@ -10,12 +10,12 @@ from torch import nn
 from atoll import Batch, Cohort, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.regmean import RIDGE, RegMean, damped
-from atoll.conformance import personal_models, play
-from atoll.local.layers import inputs_of, matrix
-from atoll.local.triangles import symmetric
+from atoll.kernel.network import Variant
 from atoll.models.cnn import LeNet
-from atoll.models.network import Variant
 from atoll.models.split import BodyAndHead
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.client.layers import inputs_of, matrix
+from atoll.toolbox.server.triangles import symmetric
 
 
 def test_damping_and_ridge_by_hand() -> None:

@@ -6,7 +6,7 @@ import torch
 from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.reptile import Reptile
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 @pytest.mark.parametrize(("beta", "w"), [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0), (1.5, 1.5)])

@@ -14,9 +14,9 @@ from atoll import Batch, Params, Task
 from atoll.algorithms.fedetf import FedETF
 from atoll.algorithms.local import Local
 from atoll.algorithms.rga import LEAST, RGA, standardised
-from atoll.conformance import personal_models, play
-from atoll.errors import TaskError
-from atoll.models.network import Variant
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Variant
+from atoll.testing.conformance import personal_models, play
 
 CLASSES = 3
 Prototypes = Literal["frame", "means"]

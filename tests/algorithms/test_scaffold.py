@@ -5,9 +5,9 @@ import torch
 
 from atoll import Task, Training
 from atoll.algorithms.scaffold import Scaffold
-from atoll.conformance import personal_models, play
-from atoll.errors import TaskError
-from atoll.serialise import to_bytes
+from atoll.kernel.errors import TaskError
+from atoll.runtime.serialise import to_bytes
+from atoll.testing.conformance import personal_models, play
 
 
 def kept(report) -> list[float]:

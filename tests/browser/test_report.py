@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from atoll.comparison import compare
+from atoll.data.recipe import Recipe
 from atoll.data.task import Training
-from atoll.recipe import Recipe
-from atoll.results import Comparison, Outcome
+from atoll.experiments.comparison import Comparison, compare
+from atoll.records.results import Outcome
 
 METHODS = ["local", "fedavg", "ditto"]
 CONTRAST = """selector => {

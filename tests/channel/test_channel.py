@@ -3,14 +3,14 @@ import pytest
 import torch
 
 from atoll import LocalEngine, federate
-from atoll.algorithm import Update
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.local import Local
-from atoll.channel import Channel, Clip, Entry, Ledger
-from atoll.errors import HyperparameterError, PayloadError
-from atoll.params import Layout, Params, Stack
-from atoll.serialise import to_bytes
+from atoll.kernel.algorithm import Update
+from atoll.kernel.errors import HyperparameterError, PayloadError
+from atoll.kernel.params import Layout, Params, Stack
+from atoll.runtime.channel import Channel, Clip, Entry, Ledger
+from atoll.runtime.serialise import to_bytes
 
 CLIENTS = np.array([3, 5])
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from atoll.algorithm import Algorithm
 from atoll.algorithms import found
-from atoll.conformance import Check, checks
+from atoll.kernel.algorithm import Algorithm
+from atoll.testing.conformance import Check, checks
 
 
 # One method after another: its checks look at the same runs, which are played once where they follow each other.

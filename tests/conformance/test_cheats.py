@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Replies, Rounds, Update
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.conformance import ConformanceError, checks
 from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.params import Params, Stack, Tree
-from atoll.randomness import generator
+from atoll.kernel.algorithm import Algorithm, Replies, Rounds, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.randomness import generator
+from atoll.testing.conformance import ConformanceError, checks
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from atoll.algorithm import Count, Epochs, Limits, NonNegative
 from atoll.algorithms.cfl import CFL
 from atoll.algorithms.flhc import FLHC
 from atoll.algorithms.ifca import IFCA
-from atoll.conformance import Check, Method, checks
+from atoll.kernel.algorithm import Count, Epochs, Limits, NonNegative
+from atoll.testing.conformance import Check, Method, checks
 
 CHECKS = [
     "strategies-agree", "clients-are-isolated", "order-of-clients-does-not-matter", "inputs-are-unchanged",

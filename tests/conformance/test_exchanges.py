@@ -6,9 +6,9 @@ from typing import ClassVar
 import pytest
 
 from atoll import Algorithm, Cohort, Params, Replies, Stack, Update
-from atoll.conformance import ConformanceError, checks
-from atoll.local import sgd
-from atoll.local.labels import label_counts
+from atoll.testing.conformance import ConformanceError, checks
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.labels import label_counts
 
 upload_once = next(one for one in checks() if one.name == "one-shot-methods-upload-once")
 

@@ -10,16 +10,26 @@ import pytest
 import torch
 from conformance.test_cheats import CAUGHT
 
-from atoll.algorithm import Algorithm, Limits, NonNegative, Range, Replies, Update, WithEverybody, hyperparameters
-from atoll.algorithms import create, find, found
+from atoll.algorithms import found
 from atoll.algorithms.ifca import IFCA
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.conformance import Check, ConformanceError, check, checks, configured, everything
-from atoll.hybrids import within_clusters
-from atoll.local import sgd
-from atoll.params import Params, Stack, Tree, spread
-from atoll.randomness import Keys
+from atoll.compose import create, find
+from atoll.compose.hybrids import within_clusters
+from atoll.kernel.algorithm import (
+    Algorithm,
+    Limits,
+    NonNegative,
+    Range,
+    Replies,
+    Update,
+    WithEverybody,
+    hyperparameters,
+)
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack, Tree, spread
+from atoll.kernel.randomness import Keys
+from atoll.testing.conformance import Check, ConformanceError, check, checks, configured, everything
+from atoll.toolbox.client import sgd
 
 
 def names_of_failed(method: type[Algorithm]) -> set[str]:
@@ -425,7 +435,7 @@ def test_a_method_with_random_numbers_of_its_own_passes_if_they_are_keyed() -> N
         (CapturesAStack, "clients-are-isolated", "captures the Stack `v`"),
         (TrainsOnTest, "test-data-are-never-read", "Got split='test'"),
         (SendsWhatItKeeps, "only-what-is-declared-leaves", "What is kept must not leave"),
-        (DrawsGlobally, "same-seed-same-bits", "draw from `atoll.randomness` only"),
+        (DrawsGlobally, "same-seed-same-bits", "draw from `atoll.kernel.randomness` only"),
         (KnowsClientsByNumber, "newcomers-are-welcome", r"Only \[0, 1, 2, 3, 4, 5\] of 8 did.*IndexError"),
         (WelcomesWithAPart, "newcomers-are-welcome", "must get a whole model"),
         (BeginsLate, "declared-limits-hold", "must equal local, .* with 2 clients a round.*WithEverybody"),
@@ -443,7 +453,7 @@ def test_a_method_in_a_file_of_its_own_is_checked(tmp_path: Path) -> None:
 from dataclasses import dataclass
 
 from atoll import Algorithm, Update
-from atoll.local import sgd
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from atoll import LocalEngine, Recipe, Task, federate
-from atoll.algorithms import create
+from atoll.compose import create
 from atoll.data import datasets
 from atoll.data.augment import OF_A_CROP, OF_COLOURS, CropAndFlip, RandomView, parse
 from atoll.data.partition import Iid
-from atoll.engines.programs import Plan
-from atoll.errors import TaskError, UnknownName
-from atoll.randomness import Keys
+from atoll.kernel.errors import TaskError, UnknownName
+from atoll.kernel.randomness import Keys
+from atoll.runtime.engines.programs import Plan
 
 
 def keys(number: int) -> Keys:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from atoll.data.batches import Split, batch_table
-from atoll.randomness import Keys
+from atoll.kernel.randomness import Keys
 
 SIZES = [5, 1, 12, 7, 8]
 

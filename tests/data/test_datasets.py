@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from atoll.data import datasets
-from atoll.errors import DataError, UnknownName
-from atoll.models.objective import absolute_error, squared_error
+from atoll.kernel.errors import DataError, UnknownName
+from atoll.kernel.objective import absolute_error, squared_error
 
 real = pytest.mark.skipif(
     not os.environ.get("ATOLL_DATA"), reason="reads real data sets: set ATOLL_DATA to their folder"

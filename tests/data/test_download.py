@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from atoll.cli import app
 from atoll.data import datasets, download
 from atoll.data.download import fetch, verify
-from atoll.errors import DataError, UnknownName
+from atoll.kernel.errors import DataError, UnknownName
 
 RATINGS = "".join(f"{user}::0000001::7::{time}\n" for user in (1, 2) for time in range(400)).encode()
 Answer = Callable[[BaseHTTPRequestHandler, bytes], None]

@@ -23,7 +23,7 @@ from atoll.data.partition import (
     parse,
 )
 from atoll.data.shift import Concept, Noise, Rotation
-from atoll.errors import PartitionError, UnknownName
+from atoll.kernel.errors import PartitionError, UnknownName
 
 LABELS = np.repeat(np.arange(10), 200)
 OWNERS = np.arange(2000) % 30

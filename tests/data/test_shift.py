@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from atoll.data.shift import WORDS, Colour, Concept, Feature, Noise, Rotation, parse, turned
-from atoll.errors import PartitionError, UnknownName
+from atoll.kernel.errors import PartitionError, UnknownName
 
 SHIFTS = [Rotation(4), Noise(0.5), Colour(3), Feature(1.0, 2), Concept(3)]
 

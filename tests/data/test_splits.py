@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from atoll.data.splits import SHARES, SPLITS, Shares, _turns, splits_of
-from atoll.errors import TaskError
-from atoll.randomness import generator
+from atoll.kernel.errors import TaskError
+from atoll.kernel.randomness import generator
 
 ALL_SHARES: list[Shares] = [
     SHARES, (0.75, 0.0, 0.25), (1.0, 0.0, 0.0), (1 / 3, 1 / 3, 1 / 3), (0.1, 0.0, 0.9), (0.1, 0.45, 0.45),

@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from atoll.data import statistics as module
 from atoll.data.partition import Dirichlet
 from atoll.data.statistics import Statistics, statistics
-from atoll.errors import DataError
+from atoll.kernel.errors import DataError
 
 LABELS = np.array([0, 0, 1, 1, 1, 1, 2, 0])
 PARTS = [np.array([0, 1, 2, 3]), np.array([4, 5]), np.array([7, 6])]

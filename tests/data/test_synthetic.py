@@ -12,8 +12,8 @@ from atoll.data.datasets import Dataset
 from atoll.data.partition import parse
 from atoll.data.shift import turned
 from atoll.data.synthetic import FEDORA_SHARES, FEDORA_SIZES, Gaussian, Linear, rotated
-from atoll.errors import DataError
-from atoll.models.objective import squared_error
+from atoll.kernel.errors import DataError
+from atoll.kernel.objective import squared_error
 
 
 def per_client(dataset):

@@ -16,7 +16,7 @@ from atoll.data.datasets import Dataset, load
 from atoll.data.partition import Fafi, Iid, Natural, Shifted, parse
 from atoll.data.synthetic import Gaussian, Linear
 from atoll.data.task import Task, Training
-from atoll.errors import ModelError, TaskError
+from atoll.kernel.errors import ModelError, TaskError
 
 
 def data(*sizes, shape=(4,), classes=3):

@@ -5,12 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.cohort import Cohort, Population
-from atoll.engines.local import FORCED
-from atoll.engines.programs import Plan, Programs
-from atoll.engines.scan import Scanner
-from atoll.local import proximal, sgd
-from atoll.memory import RamMemory
+from atoll.kernel.cohort import Cohort
+from atoll.runtime.engines.local import FORCED
+from atoll.runtime.engines.programs import Plan, Programs
+from atoll.runtime.engines.scan import Scanner
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.toolbox.client import proximal, sgd
 
 
 def with_dropout() -> nn.Module:

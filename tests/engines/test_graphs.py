@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from atoll import LocalEngine, federate
-from atoll.algorithms import create
-from atoll.engines import programs
-from atoll.engines.programs import GraphProgram, Plan, Programs, TracedProgram
-from atoll.params import flatten
-from atoll.randomness import generator
+from atoll.compose import create
+from atoll.kernel.params import flatten
+from atoll.kernel.randomness import generator
+from atoll.runtime.engines import programs
+from atoll.runtime.engines.programs import GraphProgram, Plan, Programs, TracedProgram
 
 
 class Captured:

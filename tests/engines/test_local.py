@@ -11,14 +11,14 @@ from torch import nn
 from atoll import LocalEngine, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
-from atoll.cohort import Population
-from atoll.engines import local as engines
-from atoll.engines.local import Done, Job, Lost, canonical, parse_strategy
-from atoll.engines.programs import Plan
-from atoll.errors import DivergedError, EngineError
-from atoll.local import sgd
-from atoll.memory import RamMemory
-from atoll.params import Params
+from atoll.kernel.errors import DivergedError, EngineError
+from atoll.kernel.params import Params
+from atoll.runtime.engines import local as engines
+from atoll.runtime.engines.local import Done, Job, Lost, canonical, parse_strategy
+from atoll.runtime.engines.programs import Plan
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.toolbox.client import sgd
 
 
 def job_of(task, work, clients=None, **options):

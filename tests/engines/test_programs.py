@@ -9,12 +9,12 @@ from samples import Sloped
 
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
-from atoll.engines.local import LocalEngine
-from atoll.engines.programs import WORTHWHILE_CALLS, Plan, Programs
 from atoll.federation import federate
-from atoll.fingerprints import Unstable, fingerprint
-from atoll.models.network import Network
-from atoll.params import Params, Stack
+from atoll.kernel.fingerprints import Unstable, fingerprint
+from atoll.kernel.network import Network
+from atoll.kernel.params import Params, Stack
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.engines.programs import WORTHWHILE_CALLS, Plan, Programs
 
 LOG = logging.getLogger("atoll.tests")
 GLOBAL_NUMBER = 1.0

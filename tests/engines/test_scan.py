@@ -6,11 +6,11 @@ import torch
 from marks import needs_compiler
 from torch import nn
 
-from atoll.engines.local import FORCED
-from atoll.engines.programs import Plan, Programs
-from atoll.errors import CohortError
-from atoll.local import proximal, sgd
-from atoll.params import Params, Stack, stack
+from atoll.kernel.errors import CohortError
+from atoll.kernel.params import Params, Stack, stack
+from atoll.runtime.engines.local import FORCED
+from atoll.runtime.engines.programs import Plan, Programs
+from atoll.toolbox.client import proximal, sgd
 
 SIZES = (5, 1, 12, 7)
 ALONE = [[2], [3], [0], [1]]

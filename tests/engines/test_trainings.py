@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from atoll import Task, Training, federate
-from atoll.algorithm import Algorithm, Replies, Update
-from atoll.cohort import Cohort
 from atoll.data.augment import CropAndFlip
-from atoll.engines.local import LocalEngine
-from atoll.local import sgd
-from atoll.params import Params, Tree
-from atoll.randomness import default_generator, generator
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Algorithm, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Tree
+from atoll.kernel.randomness import default_generator, generator
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.workbench import Workbench
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

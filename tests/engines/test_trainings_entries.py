@@ -9,10 +9,10 @@ import pytest
 import torch
 from engines.test_trainings import Sum, images, models, same
 
-from atoll.engines import trainings
-from atoll.engines.local import LocalEngine
-from atoll.engines.trainings import Trainings, _Damaged, _read
 from atoll.federation import federate
+from atoll.runtime.engines import trainings
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.engines.trainings import Trainings, _Damaged, _read
 
 
 def entries(folder: Path) -> list[Path]:

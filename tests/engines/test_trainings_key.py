@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from atoll import Task, Training, federate
-from atoll.algorithms import find
-from atoll.engines.local import LocalEngine
-from atoll.params import Tree
-from atoll.randomness import default_generator, generator
+from atoll.compose import find
+from atoll.kernel.params import Tree
+from atoll.kernel.randomness import default_generator, generator
+from atoll.runtime.engines.local import LocalEngine
 
 METHOD = """
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from functools import partial
 from typing import ClassVar
 
 import helpers
-from atoll.algorithm import Algorithm, Update
-from atoll.local import sgd
+from atoll.kernel.algorithm import Algorithm, Update
+from atoll.toolbox.client import sgd
 
 FACTORS = {"half": lambda g: 0.5 * g}
 
@@ -160,7 +160,7 @@ def test_an_edit_where_no_step_leads_keeps_what_was_trained(project, tmp_path, c
 
 
 def test_a_relative_import_is_followed(tmp_path):
-    from atoll.sources import file_digest
+    from atoll.kernel.sources import file_digest
 
     package = tmp_path / "package" / "inner"
     package.mkdir(parents=True)
@@ -307,8 +307,8 @@ def test_an_option_that_a_step_reads_from_outside_is_seen(tmp_path, monkeypatch)
     from dataclasses import dataclass
     from typing import ClassVar
 
-    from atoll.algorithm import Algorithm, Update
-    from atoll.local import sgd
+    from atoll.kernel.algorithm import Algorithm, Update
+    from atoll.toolbox.client import sgd
 
     @dataclass(frozen=True, kw_only=True)
     class Guided(Algorithm):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from atoll.local import adam, annealed, unmoved
-from atoll.params import Params, spread
+from atoll.kernel.params import Params, spread
+from atoll.toolbox.client import adam, annealed, unmoved
 
 
 @pytest.mark.parametrize(("weight_decay", "decay"), [(0.0, 0.9), (0.01, 0.9), (0.0, 0.5)])

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from atoll.local.alignment import (
+from atoll.kernel.randomness import generator
+from atoll.toolbox.objectives.alignment import (
     Distance,
     as_client,
     by_class,
@@ -21,8 +22,7 @@ from atoll.local.alignment import (
     off_direction,
     sliced,
 )
-from atoll.local.etf import simplex_etf
-from atoll.randomness import generator
+from atoll.toolbox.objectives.etf import simplex_etf
 
 
 def normal(*shape: int, purpose: str = "x") -> Tensor:

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from atoll.local.balance import balanced_softmax, class_mean, class_weights, log_prior, resampled
-from atoll.randomness import generator
+from atoll.kernel.randomness import generator
+from atoll.toolbox.objectives.balance import balanced_softmax, class_mean, class_weights, log_prior, resampled
 
 Y = torch.tensor([0, 1, 0, 2, 1, 0])
 COUNTS = torch.tensor([30.0, 5.0, 1.0, 0.0]).double()

@@ -9,12 +9,12 @@ from samples import own
 from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Stack, Task
-from atoll.errors import ModelError
-from atoll.local import sgd
-from atoll.local.blocks import HeldBelow, Talkative, above, blocks_of, drift, scatter, talking
+from atoll.kernel.errors import ModelError
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.randomness import default_generator
 from atoll.models import BodyAndHead, build
-from atoll.models.network import Network, Variant
-from atoll.randomness import default_generator
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.blocks import HeldBelow, Talkative, above, blocks_of, drift, scatter, talking
 
 CLASSES = 3
 

@@ -8,16 +8,16 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from atoll.local.balance import class_mean
-from atoll.local.contrastive import (
+from atoll.kernel.randomness import generator
+from atoll.toolbox.objectives.balance import class_mean
+from atoll.toolbox.objectives.contrastive import (
     ContrastSet,
     between_prototypes,
     prototypes_of,
     supervised_contrast,
     weighted_contrast,
 )
-from atoll.local.etf import simplex_etf
-from atoll.randomness import generator
+from atoll.toolbox.objectives.etf import simplex_etf
 
 T = 0.3
 Y = torch.tensor([0, 1, 0, 2, 1, 0, 3, 1])

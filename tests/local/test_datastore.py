@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from atoll import Batch, Cohort, Params, Task
-from atoll.local import datastore as module
-from atoll.local.datastore import datastore, say_neighbours
-from atoll.models.network import Variant
+from atoll.kernel.network import Variant
+from atoll.toolbox.client import datastore as module
+from atoll.toolbox.client.datastore import datastore, say_neighbours
 
 SIZES = (9, 1, 6)
 

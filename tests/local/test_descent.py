@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from atoll import Training
-from atoll.local import at_rest, descend
-from atoll.params import Params
+from atoll.kernel.params import Params
+from atoll.toolbox.client import at_rest, descend
 
 W, G = Params.of(a=torch.tensor([1.0, 2.0])), Params.of(a=torch.tensor([3.0, 4.0]))
 

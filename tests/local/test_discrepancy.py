@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from atoll.local.discrepancy import mean_discrepancy
-from atoll.randomness import default_generator
+from atoll.kernel.randomness import default_generator
+from atoll.toolbox.objectives.discrepancy import mean_discrepancy
 
 
 def pair(rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:

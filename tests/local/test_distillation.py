@@ -8,11 +8,11 @@ import torch
 from samples import Shaken
 
 from atoll import LocalEngine, Task
-from atoll.cohort import Population
-from atoll.local.distillation import best_of, divergence, lessons, students
-from atoll.memory import RamMemory
-from atoll.params import Params
-from atoll.workbench import Workbench
+from atoll.kernel.params import Params
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.toolbox.server.distillation import best_of, divergence, lessons, students
 
 
 def test_divergence_is_torchs() -> None:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from atoll.errors import ModelError
-from atoll.local.etf import random_directions, simplex_etf
-from atoll.randomness import generator
+from atoll.kernel.errors import ModelError
+from atoll.kernel.randomness import generator
+from atoll.toolbox.objectives.etf import random_directions, simplex_etf
 
 
 @pytest.mark.parametrize(("classes", "size"), [(2, 1), (2, 5), (10, 9), (10, 64), (7, 7)])

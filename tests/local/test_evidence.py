@@ -6,8 +6,8 @@ import torch
 from samples import own
 
 from atoll import Cohort, Task
-from atoll.local.evidence import evidence
-from atoll.prototypes import unit
+from atoll.toolbox.client.evidence import evidence
+from atoll.toolbox.server.prototypes import unit
 
 CLASSES = 3
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from atoll import Batch, Cohort, Task
-from atoll.local.features import class_sums, features_and_outputs, outputs_of, squared_distances
+from atoll.kernel.network import Variant
+from atoll.kernel.randomness import Keys
 from atoll.models import BodyAndHead
-from atoll.models.network import Variant
-from atoll.randomness import Keys
+from atoll.toolbox.client.features import class_sums, features_and_outputs, outputs_of, squared_distances
 
 
 def odd() -> nn.Module:

@@ -10,12 +10,12 @@ from torch import nn
 
 from atoll import Batch, Cohort, Predictor, Task
 from atoll.algorithms.afl import AFL
-from atoll.conformance import play, quadratics
-from atoll.errors import ModelError, TaskError
-from atoll.local.frozen import moments
-from atoll.local.triangles import symmetric
-from atoll.models.network import Variant
+from atoll.kernel.errors import ModelError, TaskError
+from atoll.kernel.network import Variant
 from atoll.models.split import BodyAndHead
+from atoll.testing.conformance import play, quadratics
+from atoll.toolbox.server.frozen import moments
+from atoll.toolbox.server.triangles import symmetric
 
 SIZE = 6
 

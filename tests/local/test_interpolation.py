@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from atoll import Cohort, Params, Stack
-from atoll.conformance import quadratics
-from atoll.local import best_share
+from atoll.testing.conformance import quadratics
+from atoll.toolbox.client import best_share
 
 C = torch.tensor([[1.0], [3.0], [-1.0], [0.0]], dtype=torch.float64)
 

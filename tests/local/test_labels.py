@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 
 from atoll import Task
-from atoll.cohort import Cohort
-from atoll.local import labels
-from atoll.local.labels import label_counts
+from atoll.kernel.cohort import Cohort
+from atoll.toolbox.client import labels
+from atoll.toolbox.client.labels import label_counts
 
 
 def test_counts_are_those_of_the_training_samples(

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from atoll import Batch, Params, Stack, Task
-from atoll.local.layers import inputs_of, linear_maps, matrix, output_gradients, squares, with_matrix
+from atoll.kernel.network import Variant
 from atoll.models import MLP
 from atoll.models.cnn import LeNet
-from atoll.models.network import Variant
 from atoll.models.split import BodyAndHead
+from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, output_gradients, squares, with_matrix
 
 
 def lenet() -> nn.Module:

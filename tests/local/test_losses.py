@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from atoll import Cohort, Task
-from atoll.conformance import quadratics
-from atoll.errors import LabelsNeeded
-from atoll.local.features import moments
-from atoll.local.losses import entropies, losses
-from atoll.params import stack
+from atoll.kernel.errors import LabelsNeeded
+from atoll.kernel.params import stack
+from atoll.testing.conformance import quadratics
+from atoll.toolbox.client.features import moments
+from atoll.toolbox.client.losses import entropies, losses
 
 
 def test_losses_are_means_over_the_training_samples(

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.local.fusion import discernment
-from atoll.local.margins import BETWEEN, NEVER, margins, said
-from atoll.local.triangles import triangle
-from atoll.params import Stack
-from atoll.randomness import generator
+from atoll.kernel.params import Stack
+from atoll.kernel.randomness import generator
+from atoll.toolbox.objectives.margins import BETWEEN, NEVER, margins, said
+from atoll.toolbox.server.fusion import discernment
+from atoll.toolbox.server.triangles import triangle
 
 CLASSES, SIZE = 4, 5
 EXACT = {"rtol": 0.0, "atol": 1e-9}

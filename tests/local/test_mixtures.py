@@ -5,8 +5,8 @@ import torch
 from torch.distributions import Independent, Normal
 
 from atoll import Params, Stack
-from atoll.local.mixtures import draw_from, fit, log_densities, maximised, spread_out, within
-from atoll.randomness import generator
+from atoll.kernel.randomness import generator
+from atoll.toolbox.server.mixtures import draw_from, fit, log_densities, maximised, spread_out, within
 
 
 def rows_of(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll import Task
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.engines.programs import Plan
-from atoll.local.contrastive import ContrastSet, supervised_contrast
-from atoll.local.negatives import (
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.randomness import generator
+from atoll.runtime.engines.programs import Plan
+from atoll.toolbox.objectives.contrastive import ContrastSet, supervised_contrast
+from atoll.toolbox.objectives.negatives import (
     MIXING,
     PAIRS,
     absent_classes,
@@ -25,8 +27,6 @@ from atoll.local.negatives import (
     queues,
     synthetic,
 )
-from atoll.params import Params, Stack
-from atoll.randomness import generator
 
 Y = torch.tensor([0, 1, 0, 2, 1, 0])
 
@@ -167,7 +167,7 @@ def test_mixtures_lie_between_the_hardest_negatives_and_the_anchor() -> None:
 
 
 def test_only_the_hardest_are_mixed(monkeypatch) -> None:
-    monkeypatch.setattr("atoll.local.negatives.HARDEST", 1)
+    monkeypatch.setattr("atoll.toolbox.objectives.negatives.HARDEST", 1)
     z = normal(6, 4)
     found = unit(synthetic(z, Y, None, uniform(6, MIXING), share=0.5).features[:, :PAIRS])
     s = (unit(z) @ unit(z).T).masked_fill(Y[:, None] == Y, -torch.inf)

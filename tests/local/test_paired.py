@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from atoll import Task
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.engines.programs import Plan
-from atoll.local.paired import lead
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.objective import accuracy
+from atoll.kernel.params import Params
+from atoll.kernel.predictor import Predictor
 from atoll.models import MLP
-from atoll.models.objective import accuracy
-from atoll.params import Params
-from atoll.predictor import Predictor
+from atoll.runtime.engines.programs import Plan
+from atoll.toolbox.client.paired import lead
 
 BOTH, ONE, OTHER = (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)  # who is right about a sample
 CLIENTS = {

@@ -1,7 +1,7 @@
 import torch
 
-from atoll.local import Penalty, linear, proximal, sgd
-from atoll.params import Params, Stack
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client import Penalty, linear, proximal, sgd
 
 W = Params.of(a=torch.tensor([1.0, 2.0]), b=torch.tensor(3.0))
 V = Params.of(a=torch.tensor([0.0, 1.0]), b=torch.tensor(1.0))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from atoll import Batch, Task
-from atoll.conformance import quadratics
-from atoll.local.samples import rows_of
-from atoll.models.network import Variant
+from atoll.kernel.network import Variant
+from atoll.testing.conformance import quadratics
+from atoll.toolbox.client.samples import rows_of
 
 
 def test_every_client_has_its_samples_and_one_hot_labels(make_task, make_cohort) -> None:

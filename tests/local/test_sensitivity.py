@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.local.sensitivity import layers, minmax, most_sensitive, radii, raw, relative, sensitivities
-from atoll.params import Stack
-from atoll.randomness import default_generator
+from atoll.kernel.params import Stack
+from atoll.kernel.randomness import default_generator
+from atoll.toolbox.client.sensitivity import layers, minmax, most_sensitive, radii, raw, relative, sensitivities
 
 with default_generator(0):
     BEFORE, AFTER = torch.randn(2, 4, 3, dtype=torch.float64)

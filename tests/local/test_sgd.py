@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 
 from atoll import Task
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.local import sgd
-from atoll.local.descent import Found
-from atoll.params import Params, spread
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, spread
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
 
 
 def test_a_gradient_sees_its_clients_own_values_and_may_draw(

@@ -14,7 +14,7 @@ from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.fedrep import FedRep
 from atoll.algorithms.lg_fedavg import LGFedAvg
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
+from atoll.testing.conformance import personal_models, play
 
 
 def warnings(task: Task, algorithm: Algorithm, caplog: pytest.LogCaptureFixture) -> str:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.batch import Batch
-from atoll.conformance import quadratics
-from atoll.local import proximal, sgd
-from atoll.local.sharpness import ascent, sharp_gradient
-from atoll.params import Params, Stack
+from atoll.kernel.batch import Batch
+from atoll.kernel.params import Params, Stack
+from atoll.testing.conformance import quadratics
+from atoll.toolbox.client import proximal, sgd
+from atoll.toolbox.client.sharpness import ascent, sharp_gradient
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 RHO = 0.3

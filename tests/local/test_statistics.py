@@ -7,10 +7,10 @@ from torch import nn
 
 from atoll import Task, Training
 from atoll.algorithms.fedavg import FedAvg
-from atoll.conformance import play
-from atoll.local.statistics import settled
+from atoll.kernel.params import Stack
 from atoll.models import BodyAndHead
-from atoll.params import Stack
+from atoll.testing.conformance import play
+from atoll.toolbox.client.statistics import settled
 
 X = torch.tensor([[1.0, 4.0], [3.0, 4.0], [5.0, 10.0]], dtype=torch.float64)
 

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from atoll import LocalEngine, Task
-from atoll.batch import Batch
-from atoll.cohort import Population
-from atoll.local.synthesis import (
+from atoll.kernel.batch import Batch
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.params import Params, stack
+from atoll.kernel.randomness import Keys, default_generator
+from atoll.models import BodyAndHead
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.toolbox.server.synthesis import (
     LONGEST,
     RULE,
     Pool,
@@ -22,12 +28,6 @@ from atoll.local.synthesis import (
     imagined,
     learn,
 )
-from atoll.memory import RamMemory
-from atoll.models import BodyAndHead
-from atoll.models.network import Network, Variant
-from atoll.params import Params, stack
-from atoll.randomness import Keys, default_generator
-from atoll.workbench import Workbench
 
 
 @pytest.fixture

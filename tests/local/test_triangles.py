@@ -1,6 +1,6 @@
 import torch
 
-from atoll.local.triangles import symmetric, triangle
+from atoll.toolbox.server.triangles import symmetric, triangle
 
 
 def test_a_symmetric_matrix_comes_back_from_its_upper_triangle() -> None:

@@ -9,10 +9,10 @@ import torch
 from atoll import federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedper import FedPer
-from atoll.errors import CohortError, RunError, UnknownName
-from atoll.memory import DiskMemory, RamMemory, open_memory
-from atoll.params import Params, Stack
-from atoll.runs import KEPT_CHECKPOINTS
+from atoll.kernel.errors import CohortError, RunError, UnknownName
+from atoll.kernel.params import Params, Stack
+from atoll.records.runs import KEPT_CHECKPOINTS
+from atoll.runtime.memory import DiskMemory, RamMemory, open_memory
 
 
 @pytest.fixture(params=["ram", "disk"])

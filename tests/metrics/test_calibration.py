@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.func import vmap
 
+from atoll.kernel.randomness import generator
 from atoll.metrics.calibration import bins, ece
-from atoll.randomness import generator
 
 
 def draw(*shape):

@@ -11,10 +11,10 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.data.partition import Natural
 from atoll.data.synthetic import Linear
 from atoll.data.task import Task, Training
+from atoll.kernel.params import Stack
 from atoll.metrics import calibration, evaluation
 from atoll.metrics.evaluation import ClientScores, evaluate, evaluate_central
 from atoll.models import MLP
-from atoll.params import Stack
 
 CPU64 = {"dtype": torch.float64}
 SIZES = (31, 1, 12, 50, 7)  # the second has no sample for testing

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
+from atoll.kernel.randomness import generator
 from atoll.metrics import fairness
 from atoll.metrics.fairness import bottom, deciles, entropy_fairness, gini, jain, spread, summary, variation, worst
-from atoll.randomness import generator
 
 NAN = math.nan
 EXAMPLE = [0.9, 0.8, 0.5]

@@ -3,8 +3,8 @@ import math
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
+from atoll.kernel.randomness import generator
 from atoll.metrics.groups import Grouping, adjusted_rand, by_group, groups_of, terciles
-from atoll.randomness import generator
 
 NAN = math.nan
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from atoll.kernel.randomness import generator
 from atoll.metrics.significance import (
     harmed,
     holm,
@@ -14,7 +15,6 @@ from atoll.metrics.significance import (
     standard_error,
     wilcoxon,
 )
-from atoll.randomness import generator
 
 NAN = math.nan
 

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from atoll.kernel.randomness import generator
 from atoll.models.generator import conditional, generate
-from atoll.randomness import generator
 
 LIKE = torch.zeros((), dtype=torch.float64)
 

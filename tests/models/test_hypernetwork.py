@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.kernel.network import Network
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, BodyAndHead
 from atoll.models.hypernetwork import Spectral, generated, hypernetwork, largest_singular, normalised, size_of
-from atoll.models.network import Network
-from atoll.params import Params
-from atoll.randomness import default_generator, generator
 
 
 class Module(nn.Module):

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from atoll import models
-from atoll.errors import ModelError, UnknownName
+from atoll.kernel.errors import ModelError, UnknownName
 
 IMAGE_MODELS = [
     ("mlp", (1, 8, 8)),

@@ -7,10 +7,10 @@ from torch import nn
 
 from atoll import federate
 from atoll.algorithms.fedavg import FedAvg
-from atoll.errors import ModelError
-from atoll.local import sgd
-from atoll.models.network import Network, Variant
-from atoll.models.objective import accuracy, cross_entropy
+from atoll.kernel.errors import ModelError
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.objective import accuracy, cross_entropy
+from atoll.toolbox.client import sgd
 
 
 class Tied(nn.Module):

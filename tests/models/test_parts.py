@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import pytest
 from torch import Tensor, nn
 
-from atoll.algorithms import create
 from atoll.algorithms.fedper import FedPer
-from atoll.errors import HyperparameterError, ModelError
+from atoll.compose import create
+from atoll.kernel.errors import HyperparameterError, ModelError
+from atoll.kernel.network import layout_of
 from atoll.models import build
-from atoll.models.network import layout_of
 
 
 class Odd(nn.Module):

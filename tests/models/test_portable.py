@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from atoll.models.network import Network, Variant
-from atoll.models.portable import ColumnConv2d, KeyedDropout, MaskedBatchNorm, portable
-from atoll.randomness import Keys
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.portable import ColumnConv2d, KeyedDropout, MaskedBatchNorm, portable
+from atoll.kernel.randomness import Keys
 
 NORMS = [
     (nn.BatchNorm1d, (6, 3)),

@@ -4,10 +4,10 @@ import torch
 
 from atoll import LocalEngine, Task, Training, federate, models
 from atoll.algorithms.fedper import FedPer
-from atoll.errors import ModelError
-from atoll.models.network import layout_of
-from atoll.models.objective import absolute_error, squared_error
-from atoll.randomness import default_generator, generator
+from atoll.kernel.errors import ModelError
+from atoll.kernel.network import layout_of
+from atoll.kernel.objective import absolute_error, squared_error
+from atoll.kernel.randomness import default_generator, generator
 
 
 def build(**options):

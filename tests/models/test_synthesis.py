@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.batch import Batch
-from atoll.models.network import Variant
+from atoll.kernel.batch import Batch
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params
 from atoll.models.synthesis import SPREAD, fresh, generator_of
-from atoll.params import Params
 
 
 def made(shape: tuple[int, ...], *, seed: int = 0, scale: float = 1.0, train: bool = True) -> torch.Tensor:

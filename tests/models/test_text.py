@@ -5,9 +5,9 @@ from torch import nn
 
 from atoll import LocalEngine, Task, Training, federate, models
 from atoll.algorithms.fedavg import FedAvg
-from atoll.errors import ModelError
-from atoll.models.network import layout_of
-from atoll.randomness import default_generator, generator
+from atoll.kernel.errors import ModelError
+from atoll.kernel.network import layout_of
+from atoll.kernel.randomness import default_generator, generator
 
 
 def build(places=6, characters=5, **options):

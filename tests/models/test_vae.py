@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import generator
 from atoll.models.vae import SMALLEST, autoencoder, bound, decoder_of, sample
-from atoll.params import Params
-from atoll.randomness import generator
 
 SIZE, CLASSES = 3, 2
 A = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)

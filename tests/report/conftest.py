@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.algorithms import create
+from atoll.compose import create
 from atoll.data.statistics import Statistics
-from atoll.results import Comparison, Outcome
+from atoll.experiments.comparison import Comparison
+from atoll.records.results import Outcome
 
 Scores = Sequence[float]
 

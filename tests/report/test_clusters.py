@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from atoll.clustering import Clusters
+from atoll.experiments.comparison import Comparison
+from atoll.kernel.clusters import Clusters
 from atoll.report.clusters import in_order, sentence
 from atoll.report.summary import findings
-from atoll.results import Comparison
 
 SCORES = [0.5, 0.6, 0.7, 0.8]
 

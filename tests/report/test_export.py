@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from atoll import Recipe, compare
+from atoll.experiments.comparison import Comparison
+from atoll.records.results import Outcome
 from atoll.report.export import _csv, as_json, latex, markdown, save
-from atoll.results import Comparison, Outcome
 
 FILES = {
     "report": "report.html", "results": "results.csv", "json": "results.json", "markdown": "results.md",

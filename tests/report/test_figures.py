@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from atoll.clustering import Clusters
+from atoll.kernel.clusters import Clusters
 from atoll.report.figures import (
     MOST_MARKS,
     MOST_MIXING,

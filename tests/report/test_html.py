@@ -5,10 +5,10 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from atoll.clustering import Clusters
+from atoll.experiments.comparison import Comparison
+from atoll.kernel.clusters import Clusters
 from atoll.report.html import page
 from atoll.report.summary import sentences
-from atoll.results import Comparison
 
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
 SECTIONS = [

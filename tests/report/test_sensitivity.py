@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from atoll import Recipe, federate
-from atoll.algorithms import create
+from atoll.compose import create
+from atoll.experiments.comparison import Comparison
+from atoll.records.results import Outcome
 from atoll.report.html import page
-from atoll.results import Comparison, Outcome
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from atoll.algorithms import create
+from atoll.compose import create
+from atoll.experiments.comparison import Comparison
+from atoll.records.results import Outcome
 from atoll.report.table import (
     LESS_IMPORTANT,
     Numbers,
@@ -17,7 +19,6 @@ from atoll.report.table import (
     notes,
     run_table,
 )
-from atoll.results import Comparison, Outcome
 
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
 

@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll import Batch, Task, Training, prototypes
+from atoll import Batch, Task, Training
 from atoll.algorithms.abhs import ABHS
 from atoll.algorithms.abhs_local import ABHSLocal
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
-from atoll.local.blocks import Talkative, blocks_of
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.models.network import Variant
-from atoll.params import Params
-from atoll.randomness import default_generator, generator
-from atoll.splitting import TEMPERATURE, taught
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.client.blocks import Talkative, blocks_of
+from atoll.toolbox.server import prototypes
+from atoll.toolbox.server.splitting import TEMPERATURE, taught
 
 CLASSES, FEATURES = 3, 4
 plain = partial(ABHS, base="initial", epochs=2, student_epochs=0, personal_epochs=0)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from atoll import Task, Training
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddf import FedDF
-from atoll.conformance import play
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import default_generator
 from atoll.models import MLP, Linear
-from atoll.params import Params
-from atoll.randomness import default_generator
+from atoll.testing.conformance import play
 
 CLASSES, FEATURES = 3, 4
 

@@ -11,7 +11,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from atoll import Algorithm, Batch, Cohort, Params, Replies, Stack, Task, Training
-from atoll.algorithm import Arrival
 from atoll.algorithms.afl import AFL
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedcgs import FedCGS
@@ -19,16 +18,17 @@ from atoll.algorithms.fedlpa import FedLPA, most_likely
 from atoll.algorithms.fedpft import FedPFT
 from atoll.algorithms.local import Local
 from atoll.algorithms.regmean import RegMean
-from atoll.cohort import Population
-from atoll.conformance import personal_models, play
-from atoll.engines.local import LocalEngine
-from atoll.local.mixtures import fit, log_densities, within
-from atoll.memory import RamMemory
+from atoll.kernel.algorithm import Arrival
+from atoll.kernel.network import Variant
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
 from atoll.models.linear import Linear
-from atoll.models.network import Variant
-from atoll.randomness import default_generator, generator
-from atoll.workbench import Workbench
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.server.mixtures import fit, log_densities, within
 
 CLASSES, INPUTS, ALL = 3, 4, 24
 PARTITIONS = [(ALL,), (5, 1, 11, 7), (1,) * ALL]  # one client, some, and one sample each

@@ -17,12 +17,12 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.flhc import FLHC
 from atoll.algorithms.ifca import IFCA
 from atoll.algorithms.local import Local
-from atoll.comparison import compare, run_name
-from atoll.conformance import personal_models, play, quadratics
 from atoll.data import partition
 from atoll.data.synthetic import Gaussian, Linear
-from atoll.params import Params, stack
-from atoll.report.report import Report
+from atoll.experiments.comparison import compare, run_name
+from atoll.kernel.params import Params, stack
+from atoll.records.report import Report
+from atoll.testing.conformance import personal_models, play, quadratics
 
 STARTS: tuple[Literal["kmeans++", "random"], ...] = ("kmeans++", "random")
 

@@ -19,9 +19,9 @@ from atoll.algorithms.fedphp import FedPHP
 from atoll.algorithms.fedrep import FedRep
 from atoll.algorithms.local import Local
 from atoll.algorithms.mocha import Mocha
-from atoll.conformance import personal_models, play, quadratics
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.randomness import default_generator, generator
+from atoll.testing.conformance import personal_models, play, quadratics
 
 ETA = 0.4
 C, H = optima_and_curvatures(5)

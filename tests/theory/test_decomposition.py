@@ -18,11 +18,11 @@ from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.fedrep import FedRep
 from atoll.algorithms.lg_fedavg import LGFedAvg
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
+from atoll.kernel.objective import absolute_error, squared_error
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, BodyAndHead
-from atoll.models.objective import absolute_error, squared_error
-from atoll.params import Params
-from atoll.randomness import default_generator, generator
+from atoll.testing.conformance import personal_models, play
 
 ETA = 0.6
 MANY = 35  # epochs after which a head is fitted: 0.4^35 < 1e-13

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Replies, Update
 from atoll.algorithms.apfl import APFL
 from atoll.algorithms.cfl import CFL
 from atoll.algorithms.ditto import Ditto
@@ -25,12 +24,13 @@ from atoll.algorithms.fedgen import FedGen
 from atoll.algorithms.mocha import Mocha
 from atoll.algorithms.perfedavg import PerFedAvg
 from atoll.algorithms.pfedme import PFedMe
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.conformance import checks
 from atoll.data.task import Training
-from atoll.local import Penalty, linear, proximal, sgd
-from atoll.params import Params, Stack, spread
+from atoll.kernel.algorithm import Algorithm, Replies, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack, spread
+from atoll.testing.conformance import checks
+from atoll.toolbox.client import Penalty, linear, proximal, sgd
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "concepts" / "defects.md").read_text()

@@ -13,14 +13,14 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddf import FedDF
 from atoll.algorithms.fedgen import FedGen
 from atoll.algorithms.local import Local
-from atoll.cohort import Population
-from atoll.conformance import personal_models, play
-from atoll.local.distillation import divergence
-from atoll.memory import RamMemory
+from atoll.kernel.params import Params, stack
+from atoll.kernel.randomness import default_generator
 from atoll.models import MLP, Linear
-from atoll.params import Params, stack
-from atoll.randomness import default_generator
-from atoll.workbench import Workbench
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.server.distillation import divergence
 
 Target = Literal["avg_logits", "avg_probs", "per_teacher"]
 CLASSES, FEATURES = 3, 4

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from atoll import Batch, Cohort, Params, Predictor, Stack, Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_plus import FAFIPlus
-from atoll.conformance import play
-from atoll.errors import ModelError
-from atoll.local.etf import simplex_etf
-from atoll.local.fusion import Fusion, fused, informativeness, together
-from atoll.local.prototypical import Objective, resolved, train
+from atoll.kernel.errors import ModelError
+from atoll.kernel.network import Variant
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import BodyAndHead
-from atoll.models.network import Variant
-from atoll.randomness import default_generator, generator
+from atoll.testing.conformance import play
+from atoll.toolbox.objectives.etf import simplex_etf
+from atoll.toolbox.objectives.prototypical import Objective, resolved, train
+from atoll.toolbox.server.fusion import Fusion, fused, informativeness, together
 
 RULES: tuple[Fusion, ...] = get_args(Fusion)
 each_rule = pytest.mark.parametrize("rule", RULES)

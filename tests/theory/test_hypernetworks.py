@@ -10,10 +10,10 @@ from torch import Tensor
 
 from atoll import Task
 from atoll.algorithms.pfedhn import PFedHN
-from atoll.conformance import play, quadratics
+from atoll.kernel.params import Params
+from atoll.metrics.newcomers import welcome
 from atoll.models.hypernetwork import Spectral
-from atoll.newcomers import welcome
-from atoll.params import Params
+from atoll.testing.conformance import play, quadratics
 
 LR, SERVER_LR = 0.3, 0.05
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "clip": None, "server_lr": SERVER_LR, "hidden": 5, "embedding": 2}

@@ -19,8 +19,8 @@ from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.interp import Interp
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play, quadratics
-from atoll.randomness import default_generator
+from atoll.kernel.randomness import default_generator
+from atoll.testing.conformance import personal_models, play, quadratics
 
 ETA = 0.4
 EXACT = {"rtol": 0.0, "atol": 1e-12}

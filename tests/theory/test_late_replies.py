@@ -9,18 +9,18 @@ import torch
 from theory.tools import ALIKE, balance, kept, optima_and_curvatures
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.algorithms.feddf import FedDF
 from atoll.algorithms.feddyn import FedDyn
 from atoll.algorithms.fedfomo import FedFomo
 from atoll.algorithms.fedgen import FedGen
 from atoll.algorithms.fedpac import FedPAC
 from atoll.algorithms.scaffold import Scaffold
-from atoll.cohort import Cohort
-from atoll.conformance import _task, play, quadratics
-from atoll.params import Params, Stack, stack
-from atoll.report.report import Report
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack, stack
+from atoll.records.report import Report
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import _task, play, quadratics
 
 LATE: dict[str, Any] = {"late": 0.5, "delay": 3}
 ROUNDS = 400

@@ -18,8 +18,8 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.maml import MAML
 from atoll.algorithms.perfedavg import PerFedAvg
 from atoll.algorithms.reptile import Reptile
-from atoll.conformance import Quadratic, play, quadratics
-from atoll.randomness import generator
+from atoll.kernel.randomness import generator
+from atoll.testing.conformance import Quadratic, play, quadratics
 
 Order = Literal["fo", "hf", "full"]
 BETA, ALPHA = 0.4, 0.2

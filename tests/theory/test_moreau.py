@@ -18,8 +18,8 @@ from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.pfedme import PFedMe
 from atoll.algorithms.reptile import Reptile
 from atoll.algorithms.scaffold import Scaffold
-from atoll.conformance import play, quadratics
-from atoll.report.report import Report
+from atoll.records.report import Report
+from atoll.testing.conformance import play, quadratics
 
 ETA = 0.4
 EXACT = {"rtol": 0.0, "atol": 1e-11}

@@ -25,8 +25,8 @@ from atoll.algorithms.local import Local
 from atoll.algorithms.mocha import Mocha
 from atoll.algorithms.mtfl import MTFL
 from atoll.algorithms.mtl_reg import MTLReg
-from atoll.conformance import personal_models, play, quadratics
-from atoll.randomness import default_generator
+from atoll.kernel.randomness import default_generator
+from atoll.testing.conformance import personal_models, play, quadratics
 
 ETA = 0.4
 EXACT = {"rtol": 0.0, "atol": 1e-12}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atoll import Algorithm, Batch, Params, Task, Training
 from atoll.algorithms.ce_supcon import CESupCon
-from atoll.algorithms.ensemble import Ensemble, Of
+from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedetf import FedETF, to_frame
 from atoll.algorithms.fedic import learn, teacher, uncalibrated
@@ -23,13 +23,14 @@ from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.algorithms.oneshot_proto import OneShotProto
 from atoll.algorithms.otfusion import OTFusion, matching, reordered
 from atoll.algorithms.rga import RGA
-from atoll.conformance import personal_models, play
-from atoll.local.adam import unmoved
+from atoll.kernel.network import Variant
+from atoll.kernel.params import stack
+from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
-from atoll.models.network import Variant
-from atoll.oneshot import averaged
-from atoll.params import stack
-from atoll.randomness import Keys, default_generator, generator
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.oneshot import averaged
+from atoll.toolbox.server.adam import unmoved
+from atoll.toolbox.server.voting import Of
 
 CLASSES, FEATURES, SAMPLES = 3, 4, 12
 ROUNDING = {"rtol": 0.0, "atol": 1e-12}

@@ -19,19 +19,19 @@ from atoll.algorithms.dense import Dense
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedcvae import FedCVAE
 from atoll.algorithms.intactofl import Gate, IntactOFL
-from atoll.batch import Batch
-from atoll.cohort import Population
-from atoll.conformance import play
-from atoll.local.distillation import disagreement
-from atoll.local.synthesis import Pool
-from atoll.memory import RamMemory
+from atoll.kernel.batch import Batch
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.params import Params, stack
+from atoll.kernel.predictor import Predictor
+from atoll.kernel.randomness import Keys, default_generator
 from atoll.models import MLP, Linear
-from atoll.models.network import Network, Variant
 from atoll.models.vae import decoder_of
-from atoll.params import Params, stack
-from atoll.predictor import Predictor
-from atoll.randomness import Keys, default_generator
-from atoll.workbench import Workbench
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
+from atoll.testing.conformance import play
+from atoll.toolbox.server.distillation import disagreement
+from atoll.toolbox.server.synthesis import Pool
 
 CLASSES, FEATURES = 3, 4
 SMALL: dict[str, Any] = {"server_epochs": 3, "generator_steps": 3, "server_batch": 8, "noise": 4, "width": 4}

@@ -13,11 +13,11 @@ from atoll import Cohort, Report, Stack, Task, Training, federate
 from atoll.algorithms.fedora import Fedora
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play, quadratics
-from atoll.engines.local import LocalEngine
+from atoll.kernel.randomness import default_generator, generator
 from atoll.metrics.significance import standard_error
-from atoll.randomness import default_generator, generator
-from atoll.similarity import propagation
+from atoll.runtime.engines.local import LocalEngine
+from atoll.testing.conformance import personal_models, play, quadratics
+from atoll.toolbox.server.similarity import propagation
 
 CLIENTS, SIZE, CURVATURE, LAM, ETA = 5, 3, 1.5, 0.7, 0.4
 EXACT = {"rtol": 0.0, "atol": 1e-12}

@@ -14,12 +14,12 @@ from atoll.algorithms.fedproto import FedProto
 from atoll.algorithms.fedrod import FedRoD
 from atoll.algorithms.knn_per import KNNPer
 from atoll.algorithms.local import Local
-from atoll.conformance import personal_models, play
-from atoll.local.datastore import say_neighbours
+from atoll.kernel.network import Variant
+from atoll.kernel.objective import accuracy
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.models.network import Variant
-from atoll.models.objective import accuracy
-from atoll.randomness import default_generator, generator
+from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.client.datastore import say_neighbours
 
 ETA, LAM, SIZE = 0.3, 0.5, 2
 

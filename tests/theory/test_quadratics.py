@@ -27,7 +27,7 @@ from atoll.algorithms.fedavg_ft import FedAvgFT
 from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
-from atoll.conformance import play, quadratics
+from atoll.testing.conformance import play, quadratics
 
 ETA = 0.4
 EXACT = {"rtol": 0.0, "atol": 1e-12}

@@ -18,7 +18,7 @@ from atoll.algorithms.fedsam import FedSAM
 from atoll.algorithms.fedsmoo import FedSMOO
 from atoll.algorithms.fedspeed import FedSpeed
 from atoll.algorithms.mofedsam import MoFedSAM
-from atoll.conformance import personal_models, play, quadratics
+from atoll.testing.conformance import personal_models, play, quadratics
 
 C, H = optima_and_curvatures(5)
 ETA, RHO = 0.2, 0.3

@@ -16,9 +16,9 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedavg_ft import FedAvgFT
 from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.local import Local
-from atoll.conformance import play
+from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.randomness import default_generator, generator
+from atoll.testing.conformance import play
 
 CLASSES, FEATURES, CLIENTS = 4, 6, 8
 CHANCE = 1 / CLASSES

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from atoll import Algorithm, Task, Training
-from atoll.conformance import personal_models, play
-from atoll.randomness import default_generator
-from atoll.report.report import Report
+from atoll.kernel.randomness import default_generator
+from atoll.records.report import Report
+from atoll.testing.conformance import personal_models, play
 
 CLIENTS, SIZE = 4, 3
 EYE = torch.eye(SIZE, dtype=torch.float64)

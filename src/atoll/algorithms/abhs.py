@@ -7,8 +7,8 @@ S^y compares label counts (Jensen-Shannon), S^l mean and deviation of what block
 clients' samples (Frechet). Labels count more the deeper a block lies: with one weight for all blocks they would decide
 for all alike, and clients would share everything or nothing. Blocks up to s_k stay as they were broadcast, so that they
 are a base in common without any averaging; client k trains those above, and uploads once. What the server makes of
-that: `atoll.splitting`. Without a parameter, ``rule = "variance"`` shares the blocks whose mean over all clients errs
-less than one's own:
+that: `atoll.toolbox.server.splitting`. Without a parameter, ``rule = "variance"`` shares the blocks whose mean over all
+clients errs less than one's own:
 
     B_l <= V_l (1 / n_k - 1 / n),     B_l the variance between clients' means, V_l that within clients
 
@@ -25,18 +25,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll import depth
-from atoll.algorithm import Epochs, NonNegative, Replies, Share, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.blocks import Blocks, above, blocks_of, talking
-from atoll.local.features import moments
-from atoll.local.labels import label_counts
-from atoll.oneshot import Server, require_public, uploads
-from atoll.params import Params, Stack, spread
-from atoll.splitting import Splitting
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Epochs, NonNegative, Replies, Share, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.params import Params, Stack, spread
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.blocks import Blocks, above, blocks_of, talking
+from atoll.toolbox.client.features import moments
+from atoll.toolbox.client.labels import label_counts
+from atoll.toolbox.oneshot import Server, require_public, uploads
+from atoll.toolbox.server import depth
+from atoll.toolbox.server.splitting import Splitting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@
 w_k is client k's model after training alone, from w^0. S_W and S_B are the scatter within and between classes of what a
 block says about held-out samples: a block that was made for the client's classes has little of the first. X_kl is what
 block l of w_k says about probes: noise that the server draws, or public samples. The blocks up to s are averaged, and
-carry the clients' own blocks above. What the server makes of that: `atoll.splitting`.
+carry the clients' own blocks above. What the server makes of that: `atoll.toolbox.server.splitting`.
 
 Reference: none published. An unpublished plan of 2025 describes it in words, as its variant B, without any exchange
 before training; the formulas are ours.
@@ -18,18 +18,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll import depth
-from atoll.algorithm import Limits, NonNegative, Replies, Share, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import TaskError
-from atoll.local import sgd
-from atoll.local.blocks import Blocks, blocks_of, drift, scatter, talking_bench
-from atoll.local.statistics import settled
-from atoll.oneshot import Server, averaged, require_public, uploads
-from atoll.params import Params, Stack
-from atoll.splitting import Splitting
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Limits, NonNegative, Replies, Share, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.blocks import Blocks, blocks_of, drift, scatter, talking_bench
+from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.oneshot import Server, averaged, require_public, uploads
+from atoll.toolbox.server import depth
+from atoll.toolbox.server.splitting import Splitting
 
 PROBES = 256  # samples at most
 

@@ -17,11 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Positive, Replies, Update
-from atoll.cohort import Cohort
-from atoll.local.frozen import FrozenFeatures, Server, moments
-from atoll.local.triangles import symmetric
-from atoll.params import Params
+from atoll.kernel.algorithm import Positive, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.toolbox.server.frozen import FrozenFeatures, Server, moments
+from atoll.toolbox.server.triangles import symmetric
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from atoll.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting, WithEverybody
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Training
-from atoll.local import at_rest, best_share, descend
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting, WithEverybody
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Training
+from atoll.toolbox.client import at_rest, best_share, descend
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,17 +17,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from atoll.algorithm import Limits, NonNegative, Positive
 from atoll.algorithms.ensemble import Ensemble
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.contrastive import supervised_contrast
-from atoll.local.descent import Found
-from atoll.local.features import feature_size
-from atoll.oneshot import Server
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Limits, NonNegative, Positive
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.features import feature_size
+from atoll.toolbox.objectives.contrastive import supervised_contrast
+from atoll.toolbox.oneshot import Server
 
 
 @dataclass(frozen=True, kw_only=True)

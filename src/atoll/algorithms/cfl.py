@@ -18,13 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Rounds, Update, Weighting
-from atoll.clustering import Clusters, apart, center, cut, distances, merges, undone, within
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.mixing import require_memory
-from atoll.params import Stack, spread
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Rounds, Update, Weighting
+from atoll.kernel.clusters import Clusters
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Stack, spread
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.server.clustering import apart, center, cut, distances, merges, undone, within
+from atoll.toolbox.server.mixing import require_memory
 
 log = logging.getLogger("atoll.cfl")
 Server = dict[str, Any]

@@ -19,13 +19,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from atoll.algorithm import NonNegative, Range
 from atoll.algorithms.dense import ADVERSARIAL, Dense, together
-from atoll.batch import Batch
-from atoll.local.distillation import disagreement
-from atoll.local.synthesis import Cost, Lesson, Pool, State, answers, answers_and_distance, diversified
-from atoll.models.objective import cross_entropy
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import NonNegative, Range
+from atoll.kernel.batch import Batch
+from atoll.kernel.objective import cross_entropy
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.server.distillation import disagreement
+from atoll.toolbox.server.synthesis import Cost, Lesson, Pool, State, answers, answers_and_distance, diversified
 
 
 @dataclass(frozen=True, kw_only=True)

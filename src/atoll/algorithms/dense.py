@@ -18,18 +18,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Count, Epochs, NonNegative, Positive, Replies, Steps
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import TaskError
-from atoll.local import annealed, at_rest
-from atoll.local.distillation import disagreement
-from atoll.local.synthesis import RULE, Cost, Lesson, Pool, State, answers, answers_and_distance, imagined, learn
-from atoll.models.objective import cross_entropy
-from atoll.oneshot import OneShot, Server, uploads
-from atoll.params import Params, Stack
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Count, Epochs, NonNegative, Positive, Replies, Steps
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.objective import cross_entropy
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import annealed, at_rest
+from atoll.toolbox.oneshot import OneShot, Server, uploads
+from atoll.toolbox.server.distillation import disagreement
+from atoll.toolbox.server.synthesis import (
+    RULE,
+    Cost,
+    Lesson,
+    Pool,
+    State,
+    answers,
+    answers_and_distance,
+    imagined,
+    learn,
+)
 
 ADVERSARIAL = 3.0  # temperature at which samples are made hard for the student
 

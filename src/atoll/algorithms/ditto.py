@@ -12,10 +12,10 @@ ICML 2021, Algorithm 1. https://arxiv.org/abs/2012.04221
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting, WithEverybody
-from atoll.cohort import Cohort
-from atoll.local import proximal, sgd
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting, WithEverybody
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client import proximal, sgd
 
 
 @dataclass(frozen=True, kw_only=True)

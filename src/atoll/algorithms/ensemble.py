@@ -11,18 +11,13 @@ Reference: Guha, Talwalkar, Smith. "One-Shot Federated Learning." 2019. https://
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from atoll.algorithm import Predictor
-from atoll.batch import Batch
-from atoll.oneshot import ClassVotes, OneShot, Server, class_shares
-from atoll.params import Params
-from atoll.predictor import ensemble, members_of
-
-Of = Literal["logits", "probs"]
+from atoll.kernel.algorithm import Predictor
+from atoll.kernel.params import Params
+from atoll.kernel.predictor import ensemble
+from atoll.toolbox.oneshot import ClassVotes, OneShot, Server, class_shares
+from atoll.toolbox.server.voting import Of, of_logits, of_probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +34,3 @@ class Ensemble(OneShot):
         """The models with their shares."""
         shares = Params.of(shares=class_shares(server["labels"], self.weighting))
         return ensemble(server["models"], shares, of_logits if self.of == "logits" else of_probabilities)
-
-
-def together(outputs: Tensor, shares: Tensor, of: Of) -> Tensor:
-    """The logits of an ensemble, from those of its members, [member, sample, class], and shares, [member, class]."""
-    if of == "logits":
-        return torch.einsum("knc,kc->nc", outputs - outputs.mean(2, keepdim=True), shares)
-    # Added in logarithms: a class that all are sure it is not stays finite.
-    return (outputs.log_softmax(2) + shares[:, None].log()).logsumexp(0).log_softmax(1)
-
-
-def of_logits(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """The mean of the members' logits."""
-    return together(_outputs(beside, batch), beside["shares"], "logits")
-
-
-def of_probabilities(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """The logarithm of the mean of their probabilities."""
-    return together(_outputs(beside, batch), beside["shares"], "probs")
-
-
-def _outputs(beside: Params, batch: Batch) -> Tensor:
-    return torch.stack([batch.outputs(member) for member in members_of(beside)])

@@ -5,7 +5,7 @@
     answer:     the c with the largest  cos(F(x), p_c)
 
 f_k(x) is what enters the head of client k's network, z = f / |f| on two augmented views of every sample; the prototypes
-p_kc are the rows of the head's weight, which has no other use. `atoll.local.fusion` has the rules for w_k.
+p_kc are the rows of the head's weight, which has no other use. `atoll.toolbox.server.fusion` has the rules for w_k.
 
 The released code differs from its description. ``profile = "faithful"`` has its settings; every difference is an option
 of its own, filled in by the profile where it is None, so that an ablation can walk from one to the other. How the code
@@ -25,19 +25,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll import prototypes
-from atoll.algorithm import Count, NonNegative, Positive, Predictor, Replies
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import TaskError
-from atoll.local.fusion import Fusion, fused, together
-from atoll.local.labels import label_counts
-from atoll.local.prototypical import Objective, Step, prototype_leaf, require_prototypes, train
-from atoll.oneshot import OneShot, Server, shares
-from atoll.params import Params, Stack, Tree
-from atoll.predictor import ensemble, members_of
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Count, NonNegative, Positive, Predictor, Replies
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.task import Task
+from atoll.toolbox.client.labels import label_counts
+from atoll.toolbox.objectives.prototypical import Objective, Step, prototype_leaf, require_prototypes, train
+from atoll.toolbox.oneshot import OneShot, Server, shares
+from atoll.toolbox.server import prototypes
+from atoll.toolbox.server.fusion import Fusion, fused, together
 
 PROFILES: dict[str, dict[str, Any]] = {
     "clean": {

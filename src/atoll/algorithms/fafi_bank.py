@@ -5,7 +5,7 @@
 As it was run (V5 of the notes): the server trains a network of its own on the public samples, and sends its unit
 features of 4096 of them; their labels are not looked at, so that a bank's item of the anchor's own class is a negative,
 too. ``masked = True`` leaves these out, ``mass = 1`` lets the bank weigh as much as the batch. Other forms of ``pool``
-have no features of a foreign network: ``images``, ``anchored`` and ``means`` (`atoll.local.pools`); ``pool_from`` has
+have no features of a foreign network: ``images``, ``anchored`` and ``means`` (`server.pools`); ``pool_from`` has
 controls: an untrained network, random directions, images of noise.
 
 With ``pool = "none"`` this is FAFI.
@@ -17,16 +17,16 @@ Learning." NeurIPS 2020. https://arxiv.org/abs/2004.11362
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithm import Count, Epochs, Limits, NonNegative
 from atoll.algorithms.fafi import FAFI
-from atoll.cohort import Cohort
-from atoll.errors import HyperparameterError
-from atoll.local.pools import CONTROLS, Pool, Source, pool, redrawn, teacher
-from atoll.local.prototypical import Objective
-from atoll.local.terms import Composed
-from atoll.oneshot import Server
-from atoll.params import Params, Tree
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Count, Epochs, Limits, NonNegative
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.params import Params, Tree
+from atoll.toolbox.objectives.prototypical import Objective
+from atoll.toolbox.objectives.terms import Composed
+from atoll.toolbox.oneshot import Server
+from atoll.toolbox.server.pools import CONTROLS, Pool, Source, pool, redrawn, teacher
 
 
 @dataclass(frozen=True, kw_only=True)

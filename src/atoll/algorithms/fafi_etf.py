@@ -16,17 +16,17 @@ PNAS 2020, for the simplex. https://arxiv.org/abs/2008.08186
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from atoll.algorithm import Limits, NonNegative
 from atoll.algorithms.fafi import FAFI
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local.etf import random_directions, simplex_etf
-from atoll.local.features import feature_size
-from atoll.local.prototypical import Objective, prototype_leaf
-from atoll.local.terms import Composed, Schedule
-from atoll.oneshot import Server
-from atoll.params import Params, Tree
-from atoll.randomness import generator
+from atoll.kernel.algorithm import Limits, NonNegative
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Tree
+from atoll.kernel.randomness import generator
+from atoll.kernel.task import Task
+from atoll.toolbox.client.features import feature_size
+from atoll.toolbox.objectives.etf import random_directions, simplex_etf
+from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
+from atoll.toolbox.objectives.terms import Composed, Schedule
+from atoll.toolbox.oneshot import Server
 
 Anchors = Literal["none", "etf", "random"]
 

@@ -4,19 +4,19 @@
          + lambda anchor(z, p) + fading distances to a teacher
 
 Nothing is added by default: this is FAFI then, bit for bit. Whatever comes from the server is sent once, before
-training, so that it stays one shot. The terms are in `atoll.local.terms`, the pools in `atoll.local.pools`.
+training, so that it stays one shot. The terms are in `toolbox.objectives.terms`, the pools in `toolbox.server.pools`.
 
 On the server, what clients answer by themselves may be added to what their fused features say (`own`),
 
     l_c = (1 - own) s cos(F(x), p_c) + own s sum_k a_kc cos(f_k(x), p_kc),       a_kc ~ sqrt(n_kc (n_k - n_kc) / n_k),
 
-with their prototypes or, on one scale for all, by the margins of `atoll.local.margins` (`own_by`). On the server also
+with their prototypes or, on one scale for all, by the margins of `objectives.margins` (`own_by`). On the server also
 prototypes may be weighted by what clients know of their classes (`dynamic`), and refined on public
 samples with the encoders as they are (`refine`): min_p CE(s cos(F(x), p), y) + gamma |p - p_0|^2, or without labels, so
 that answers become sure and classes stay as frequent as each other.
 
 Reference: none for the whole; Zeng et al., ICML 2025, for FAFI, and for the parts those that are named in
-`atoll.local.contrastive`, `atoll.local.negatives`, `atoll.local.balance` and `atoll.local.alignment`.
+`contrastive`, `negatives`, `balance` and `alignment` of `atoll.toolbox.objectives`.
 """
 
 import functools
@@ -27,25 +27,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll import prototypes
-from atoll.algorithm import Epochs, Limits, Natural, NonNegative, Predictor, Replies, Share, Update
 from atoll.algorithms.fafi import FAFI, TEST_BATCH, How
 from atoll.algorithms.fafi_etf import FAFIETF, Anchors
 from atoll.algorithms.fafi_queue import FAFIQueue
 from atoll.algorithms.fafi_two_stage import FAFITwoStage
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.local.adam import adam, unmoved
-from atoll.local.evidence import evidence
-from atoll.local.fusion import discernment
-from atoll.local.margins import SCALE, margins, own_moments, said
-from atoll.local.pools import Pool, directions, sample
-from atoll.local.prototypical import Conflict, Objective, Step, prototype_leaf
-from atoll.local.terms import Prior, RarityBy, Reference, ReferenceBy, Stages
-from atoll.oneshot import Server, uploads
-from atoll.params import Params, Stack, Tree
-from atoll.predictor import ensemble, members_of
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Epochs, Limits, Natural, NonNegative, Predictor, Replies, Share, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.toolbox.client.evidence import evidence
+from atoll.toolbox.objectives.margins import SCALE, margins, own_moments, said
+from atoll.toolbox.objectives.prototypical import Conflict, Objective, Step, prototype_leaf
+from atoll.toolbox.objectives.terms import Prior, RarityBy, Reference, ReferenceBy, Stages
+from atoll.toolbox.oneshot import Server, uploads
+from atoll.toolbox.server import prototypes
+from atoll.toolbox.server.adam import adam, unmoved
+from atoll.toolbox.server.fusion import discernment
+from atoll.toolbox.server.pools import Pool, directions, sample
 
 REFINE_LR, REFINE_PULL = 0.01, 0.1  # step size and gamma of refined prototypes
 NOTHING: dict[str, Any] = {

@@ -15,14 +15,14 @@ for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder he
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithm import Limits, Natural, NonNegative, Share
 from atoll.algorithms.fafi import FAFI
-from atoll.cohort import Cohort
-from atoll.local.etf import random_directions
-from atoll.local.prototypical import Objective, prototype_leaf
-from atoll.local.terms import Composed, QueueSame
-from atoll.params import Params, Tree
-from atoll.randomness import generator
+from atoll.kernel.algorithm import Limits, Natural, NonNegative, Share
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Tree
+from atoll.kernel.randomness import generator
+from atoll.toolbox.objectives.etf import random_directions
+from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
+from atoll.toolbox.objectives.terms import Composed, QueueSame
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithm import Limits, Share
 from atoll.algorithms.fafi_bank import FAFIBank
-from atoll.errors import HyperparameterError
-from atoll.local.terms import Stages
+from atoll.kernel.algorithm import Limits, Share
+from atoll.kernel.errors import HyperparameterError
+from atoll.toolbox.objectives.terms import Stages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Share, Steps, Update, Weighting, WithEverybody
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.local import sgd
-from atoll.params import Params, Part, Stack
+from atoll.kernel.algorithm import (
+    Algorithm,
+    Epochs,
+    Limits,
+    NonNegative,
+    Share,
+    Steps,
+    Update,
+    Weighting,
+    WithEverybody,
+)
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Part, Stack
+from atoll.toolbox.client import sgd
 
 RECENT = 10  # epochs whose losses must lie close together
 

@@ -22,13 +22,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Share, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import HyperparameterError
-from atoll.local import proximal, sgd
-from atoll.local.own import own_or_sent
-from atoll.mixing import (
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Share, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.params import Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import proximal, sgd
+from atoll.toolbox.client.own import own_or_sent
+from atoll.toolbox.server.mixing import (
     alone,
     cosines,
     everybody,
@@ -39,7 +40,6 @@ from atoll.mixing import (
     squared_distances,
     with_replies,
 )
-from atoll.params import Stack
 
 log = logging.getLogger("atoll.algorithms")
 

@@ -12,10 +12,10 @@ Reference: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage. "Federated Evaluati
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from atoll.algorithm import Algorithm, Epochs, Limits, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.local import sgd
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

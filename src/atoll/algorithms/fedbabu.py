@@ -12,12 +12,12 @@ Algorithm 1. https://arxiv.org/abs/2106.06042
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.sharing import say_what_is_shared
-from atoll.params import Params, Part, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Part, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.sharing import say_what_is_shared
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ ICLR 2021, Algorithm 1. https://arxiv.org/abs/2102.07623
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from atoll.algorithm import Limits
 from atoll.algorithms.fedper import FedPer
-from atoll.cohort import Cohort
-from atoll.local.statistics import settled
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Limits
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client.statistics import settled
 
 
 @dataclass(frozen=True, kw_only=True)

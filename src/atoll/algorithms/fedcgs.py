@@ -17,11 +17,11 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Range, Replies, Update
-from atoll.cohort import Cohort
-from atoll.local.frozen import FrozenFeatures, Server, moments
-from atoll.local.triangles import shrunk, symmetric
-from atoll.params import Params
+from atoll.kernel.algorithm import Range, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.toolbox.server.frozen import FrozenFeatures, Server, moments
+from atoll.toolbox.server.triangles import shrunk, symmetric
 
 Covariance = Literal["within", "total"]
 

@@ -20,15 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Share, Update, Weighting
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.descent import Found
-from atoll.local.features import feature_size, membership
-from atoll.local.sharing import say_what_is_shared
-from atoll.params import Layout, Params, Part, Stack
+from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Share, Update, Weighting
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Layout, Params, Part, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.features import feature_size, membership
+from atoll.toolbox.client.sharing import say_what_is_shared
 
 Server = dict[str, Params]
 WEIGHT, BIAS = "fedcr.spread.weight", "fedcr.spread.bias"  # the layer that sigma comes from

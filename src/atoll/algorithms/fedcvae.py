@@ -20,18 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Count, Epochs, Positive, Range, Replies, Update
 from atoll.algorithms.fedgen_local import first_autoencoder, improve
-from atoll.batch import Batch
-from atoll.cohort import Cohort, Population
-from atoll.data.task import Task
-from atoll.errors import TaskError
-from atoll.local import adam, unmoved
-from atoll.local.labels import label_counts
+from atoll.kernel.algorithm import Count, Epochs, Positive, Range, Replies, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort, Population
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import NO_NETWORK
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
 from atoll.models.vae import decoded, decoder_of
-from atoll.oneshot import OneShot, Server, uploads
-from atoll.params import Params, Stack
-from atoll.workbench import NO_NETWORK, Workbench
+from atoll.toolbox.client import adam, unmoved
+from atoll.toolbox.client.labels import label_counts
+from atoll.toolbox.oneshot import OneShot, Server, uploads
 
 State = dict[str, Any]
 

@@ -26,15 +26,15 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, Positive, Range, Replies, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import TaskError
-from atoll.local import sgd
-from atoll.local.distillation import best_of, students
-from atoll.params import Params
-from atoll.randomness import generator
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, Positive, Range, Replies, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import generator
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.server.distillation import best_of, students
 
 
 @dataclass(frozen=True, kw_only=True)

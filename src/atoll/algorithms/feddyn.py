@@ -14,11 +14,11 @@ Regularization." ICLR 2021, Algorithm 1. https://arxiv.org/abs/2111.04263
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Positive, Replies, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import linear, proximal, sgd
-from atoll.params import Params
+from atoll.kernel.algorithm import Algorithm, Epochs, Positive, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.kernel.task import Task
+from atoll.toolbox.client import linear, proximal, sgd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,19 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithm import Positive, Predictor
-from atoll.algorithms.ensemble import together
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.local import sgd
-from atoll.local.balance import balanced_softmax
-from atoll.local.descent import Found
-from atoll.local.etf import simplex_etf
-from atoll.local.labels import label_counts
-from atoll.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares
-from atoll.params import Params, Stack
-from atoll.predictor import ensemble, members_of
-from atoll.randomness import generator
+from atoll.kernel.algorithm import Positive, Predictor
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.randomness import generator
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.labels import label_counts
+from atoll.toolbox.objectives.balance import balanced_softmax
+from atoll.toolbox.objectives.etf import simplex_etf
+from atoll.toolbox.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares
+from atoll.toolbox.server.voting import together
 
 
 @dataclass(frozen=True, kw_only=True)

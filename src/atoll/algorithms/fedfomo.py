@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Range, Replies, Share, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.losses import losses_of
-from atoll.local.own import own_or_sent
-from atoll.mixing import alone, everybody, heard, nobody, with_replies
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Range, Replies, Share, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.losses import losses_of
+from atoll.toolbox.client.own import own_or_sent
+from atoll.toolbox.server.mixing import alone, everybody, heard, nobody, with_replies
 
 Server = dict[str, Any]
 

@@ -15,13 +15,13 @@ https://openreview.net/forum?id=qwNVAsLkI4
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from atoll.algorithm import Epochs, Limits, NonNegative, Range, Update
 from atoll.algorithms.mofedsam import MoFedSAM
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Epochs, Limits, NonNegative, Range, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
 
 
 @dataclass(frozen=True, kw_only=True)

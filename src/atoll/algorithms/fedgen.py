@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from atoll.algorithm import (
+from atoll.kernel.algorithm import (
     Algorithm,
     Count,
     Epochs,
@@ -34,21 +34,21 @@ from atoll.algorithm import (
     Update,
     Weighting,
 )
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import HyperparameterError
-from atoll.hyperparameters import Range
-from atoll.local import adam, sgd, unmoved
-from atoll.local.descent import Found
-from atoll.local.distillation import divergence
-from atoll.local.features import feature_size
-from atoll.local.labels import label_counts
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.hyperparameters import Range
+from atoll.kernel.network import NO_NETWORK, Network, Variant
+from atoll.kernel.objective import cross_entropy
+from atoll.kernel.params import Params, Part, Stack
+from atoll.kernel.task import Task
 from atoll.models.generator import conditional, generate
-from atoll.models.network import Network, Variant
-from atoll.models.objective import cross_entropy
-from atoll.params import Params, Part, Stack
-from atoll.workbench import NO_NETWORK, Workbench
+from atoll.toolbox.client import adam, sgd, unmoved
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.features import feature_size
+from atoll.toolbox.client.labels import label_counts
+from atoll.toolbox.server.distillation import divergence
 
 Server = dict[str, Params]
 State = dict[str, Any]

@@ -23,17 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, Positive, Replies, Share, Update
-from atoll.batch import Batch
-from atoll.cohort import Cohort, Population
-from atoll.data.task import Task
-from atoll.errors import TaskError
-from atoll.local import adam, sgd, unmoved
-from atoll.local.descent import Found
-from atoll.local.labels import label_counts
+from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, Positive, Replies, Share, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort, Population
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.randomness import generator
+from atoll.kernel.task import Task
 from atoll.models.vae import autoencoder, bound, decoder_of, sample
-from atoll.params import Params, Stack
-from atoll.randomness import generator
+from atoll.toolbox.client import adam, sgd, unmoved
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.labels import label_counts
 
 Server = dict[str, Params]
 

@@ -22,16 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithm import Count, Epochs, Positive, Range, Replies
-from atoll.batch import Batch
-from atoll.cohort import Cohort, Step
-from atoll.errors import TaskError
-from atoll.local.adam import adam, annealed, unmoved
-from atoll.local.distillation import divergence, lessons
-from atoll.oneshot import OneShot, Server, averaged, shares, uploads
-from atoll.params import Params, Stack, Tree
-from atoll.randomness import generator
-from atoll.workbench import NO_NETWORK, Workbench
+from atoll.kernel.algorithm import Count, Epochs, Positive, Range, Replies
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort, Step
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import NO_NETWORK
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.randomness import generator
+from atoll.toolbox.oneshot import OneShot, Server, averaged, shares, uploads
+from atoll.toolbox.server.adam import adam, annealed, unmoved
+from atoll.toolbox.server.distillation import divergence, lessons
 
 Samples = tuple[Tensor, Tensor]
 

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Count, Positive, Replies, Update
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local.layers import inputs_of, linear_maps, matrix, output_gradients, squares, with_matrix
-from atoll.local.triangles import symmetric, triangle
-from atoll.mixing import require_bytes
-from atoll.oneshot import OneShot, Server, uploads
-from atoll.params import Params
+from atoll.kernel.algorithm import Count, Positive, Replies, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.kernel.task import Task
+from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, output_gradients, squares, with_matrix
+from atoll.toolbox.oneshot import OneShot, Server, uploads
+from atoll.toolbox.server.mixing import require_bytes
+from atoll.toolbox.server.triangles import symmetric, triangle
 
 CLOSE = 1e-10  # the residual that is small enough, as a share of the right-hand side
 

@@ -24,19 +24,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Range, Replies, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import HyperparameterError, TaskError
-from atoll.local import sgd
-from atoll.local.losses import losses_of
-from atoll.local.own import own_or_sent
-from atoll.local.samples import rows_of
-from atoll.local.statistics import settled
-from atoll.mixing import alone, everybody, heard, mixed, nobody, with_replies
-from atoll.params import Params, Stack
-from atoll.randomness import generator
-from atoll.similarity import alignment, among_known, bases, links, propagation
+from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Range, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import HyperparameterError, TaskError
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.randomness import generator
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.losses import losses_of
+from atoll.toolbox.client.own import own_or_sent
+from atoll.toolbox.client.samples import rows_of
+from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.server.mixing import alone, everybody, heard, mixed, nobody, with_replies
+from atoll.toolbox.server.similarity import alignment, among_known, bases, links, propagation
 
 log = logging.getLogger("atoll.algorithms")
 

@@ -20,17 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Epochs, NonNegative, Positive, Replies, Update, Weighting
 from atoll.algorithms.fedproto import aligned
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.descent import Found
-from atoll.local.features import class_sums, feature_size, membership
-from atoll.mixing import alone, heard, mixed, nobody
-from atoll.params import Params, Stack, spread
-from atoll.simplex import minimise
+from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Positive, Replies, Update, Weighting
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack, spread
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.features import class_sums, feature_size, membership
+from atoll.toolbox.server.mixing import alone, heard, mixed, nobody
+from atoll.toolbox.server.simplex import minimise
 
 Server = dict[str, Any]
 SMALLEST = 1e-3  # a head of less weight is left out

@@ -22,21 +22,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithm import Count, Epochs, NonNegative, Positive, Range, Replies, Steps, Update
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Training
-from atoll.local import at_rest, descend
-from atoll.local.datastore import datastore
-from atoll.local.features import feature_size
-from atoll.local.frozen import FrozenFeatures, Phi, Server, expanded
-from atoll.local.mixtures import draw_from, fit
+from atoll.kernel.algorithm import Count, Epochs, NonNegative, Positive, Range, Replies, Steps, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.network import Network
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.randomness import default_generator, generator
+from atoll.kernel.task import Training
 from atoll.models.linear import Linear
-from atoll.models.network import Network
-from atoll.oneshot import uploads
-from atoll.params import Params, Stack
-from atoll.randomness import default_generator, generator
-from atoll.workbench import Workbench
+from atoll.toolbox.client import at_rest, descend
+from atoll.toolbox.client.datastore import datastore
+from atoll.toolbox.client.features import feature_size
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.server.frozen import FrozenFeatures, Phi, Server, expanded
+from atoll.toolbox.server.mixtures import draw_from, fit
 
 
 @dataclass(frozen=True, kw_only=True)

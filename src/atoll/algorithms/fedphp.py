@@ -17,15 +17,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Epochs, Positive, Share, Steps, Update, Weighting
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.local import sgd
-from atoll.local.descent import Found
-from atoll.local.discrepancy import mean_discrepancy
-from atoll.local.distillation import divergence
-from atoll.local.features import features_and_outputs
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Positive, Share, Steps, Update, Weighting
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.features import features_and_outputs
+from atoll.toolbox.objectives.discrepancy import mean_discrepancy
+from atoll.toolbox.server.distillation import divergence
 
 
 @dataclass(frozen=True, kw_only=True)

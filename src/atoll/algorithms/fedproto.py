@@ -15,15 +15,25 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Deployed, Epochs, Limits, NonNegative, Predictor, Replies, Update, Weighting
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.descent import Found
-from atoll.local.features import class_sums, feature_size, features_and_outputs, squared_distances
-from atoll.local.labels import label_counts
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import (
+    Algorithm,
+    Deployed,
+    Epochs,
+    Limits,
+    NonNegative,
+    Predictor,
+    Replies,
+    Update,
+    Weighting,
+)
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.features import class_sums, feature_size, features_and_outputs, squared_distances
+from atoll.toolbox.client.labels import label_counts
 
 Server = dict[str, Params]
 FAR = 20.0  # how much lower than all others the logit of a class is that cannot be the answer

@@ -11,10 +11,10 @@ MLSys 2020, Algorithm 2. https://arxiv.org/abs/1812.06127
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.local import proximal, sgd
-from atoll.params import Params
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.toolbox.client import proximal, sgd
 
 
 @dataclass(frozen=True, kw_only=True)

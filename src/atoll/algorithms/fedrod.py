@@ -17,15 +17,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Epochs, NonNegative, Predictor, Update, Weighting
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task, Training
-from atoll.local import at_rest, descend, sgd
-from atoll.local.descent import Found
-from atoll.local.features import feature_size, features_and_outputs, outputs_of
-from atoll.local.labels import label_counts
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Predictor, Update, Weighting
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task, Training
+from atoll.toolbox.client import at_rest, descend, sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.features import feature_size, features_and_outputs, outputs_of
+from atoll.toolbox.client.labels import label_counts
 
 FEWEST = 1e-8  # samples that a class counts as having if there are none: its logarithm must exist
 

@@ -12,10 +12,10 @@ Algorithm 1. https://arxiv.org/abs/2206.02618 (with ASAM: Caldarola, Caputo, Cic
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.local import sgd
-from atoll.params import Params
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

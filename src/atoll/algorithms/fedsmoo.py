@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from atoll.algorithm import Limits, NonNegative, Replies, Update
 from atoll.algorithms.feddyn import FedDyn
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task, Training
-from atoll.local import at_rest, descend, linear, proximal
-from atoll.local.penalties import Onto
-from atoll.local.sharpness import ascent, gradient_beside
-from atoll.params import Params, Tree
+from atoll.kernel.algorithm import Limits, NonNegative, Replies, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Tree
+from atoll.kernel.task import Task, Training
+from atoll.toolbox.client import at_rest, descend, linear, proximal
+from atoll.toolbox.client.penalties import Onto
+from atoll.toolbox.client.sharpness import ascent, gradient_beside
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ Generalization Accuracy." ICLR 2023, Algorithm 1. https://arxiv.org/abs/2302.104
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Limits, NonNegative, Update
 from atoll.algorithms.feddyn import FedDyn
-from atoll.cohort import Cohort
-from atoll.local import linear, proximal, sgd
-from atoll.params import Params
+from atoll.kernel.algorithm import Limits, NonNegative, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.toolbox.client import linear, proximal, sgd
 
 
 @dataclass(frozen=True, kw_only=True)

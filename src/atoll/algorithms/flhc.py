@@ -20,15 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Rounds, Update, Weighting
-from atoll.clustering import Clusters, Linkage, Metric, among, center, cut, distances, merges, nearest, within
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import HyperparameterError
-from atoll.local import sgd
-from atoll.local.features import moments
-from atoll.mixing import require_memory
-from atoll.params import Stack, spread, stack
+from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Rounds, Update, Weighting
+from atoll.kernel.clusters import Clusters
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.params import Stack, spread, stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.features import moments
+from atoll.toolbox.server.clustering import Linkage, Metric, among, center, cut, distances, merges, nearest, within
+from atoll.toolbox.server.mixing import require_memory
 
 Server = dict[str, Any]
 

@@ -15,15 +15,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, Replies, Update, Weighting
-from atoll.clustering import Clusters, distances, far_apart, reshuffled, within
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import HyperparameterError
-from atoll.local import sgd
-from atoll.local.losses import entropies, losses
-from atoll.params import Stack, stack
-from atoll.randomness import generator
+from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, Replies, Update, Weighting
+from atoll.kernel.clusters import Clusters
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.params import Stack, stack
+from atoll.kernel.randomness import generator
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.losses import entropies, losses
+from atoll.toolbox.server.clustering import distances, far_apart, reshuffled, within
 
 Server = dict[str, Any]
 

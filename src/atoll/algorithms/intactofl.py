@@ -18,17 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithm import NonNegative, Predictor, Replies
 from atoll.algorithms.dense import Dense, objections
-from atoll.batch import Batch
-from atoll.local import at_rest
-from atoll.local.distillation import disagreement
-from atoll.local.synthesis import RULE, Cost, Lesson, State, answers, answers_and_distance, diversified
-from atoll.models.objective import cross_entropy
-from atoll.oneshot import OneShot, Server
-from atoll.params import Params, Stack
-from atoll.predictor import ensemble, members_of
-from atoll.workbench import Workbench
+from atoll.kernel.algorithm import NonNegative, Predictor, Replies
+from atoll.kernel.batch import Batch
+from atoll.kernel.engine import Workbench
+from atoll.kernel.objective import cross_entropy
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.toolbox.client import at_rest
+from atoll.toolbox.oneshot import OneShot, Server
+from atoll.toolbox.server.distillation import disagreement
+from atoll.toolbox.server.synthesis import RULE, Cost, Lesson, State, answers, answers_and_distance, diversified
 
 Gate = Literal["softmax", "linear"]
 

@@ -13,10 +13,10 @@ with Applications to Federated Learning." 2020, Section 5. https://arxiv.org/abs
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting, WithEverybody
-from atoll.cohort import Cohort
-from atoll.local import best_share, sgd
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting, WithEverybody
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client import best_share, sgd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Count, Deployed, Limits, Positive, Predictor, Share
 from atoll.algorithms.fedavg import FedAvg
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local.datastore import datastore, say_neighbours
-from atoll.local.features import feature_size, features_and_outputs
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Count, Deployed, Limits, Positive, Predictor, Share
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client.datastore import datastore, say_neighbours
+from atoll.toolbox.client.features import feature_size, features_and_outputs
 
 SHARES = tuple(hundredths / 100 for hundredths in range(101))
 UNDECIDED = 0.5  # lam of a client without validation samples

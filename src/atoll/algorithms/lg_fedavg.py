@@ -12,9 +12,9 @@ Learning with Local and Global Representations." 2020. https://arxiv.org/abs/200
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Limits
 from atoll.algorithms.fedper import FedPer
-from atoll.params import Part
+from atoll.kernel.algorithm import Limits
+from atoll.kernel.params import Part
 
 
 @dataclass(frozen=True, kw_only=True)

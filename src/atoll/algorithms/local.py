@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Replies, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.params import Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

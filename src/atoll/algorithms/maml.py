@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from atoll.algorithm import Algorithm, Count, NonNegative, Replies, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.local import adapt, full_gradient, meta_gradient
-from atoll.local.meta import STREAMS
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Count, NonNegative, Replies, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client import adapt, full_gradient, meta_gradient
+from atoll.toolbox.client.meta import STREAMS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,13 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import Penalty, sgd
-from atoll.local.own import own_or_sent
-from atoll.mixing import alone, everybody, heard, mean_for_unseen, mixed, nobody, products, with_replies
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import Penalty, sgd
+from atoll.toolbox.client.own import own_or_sent
+from atoll.toolbox.server.mixing import alone, everybody, heard, mean_for_unseen, mixed, nobody, products, with_replies
 
 
 @dataclass(frozen=True, kw_only=True)

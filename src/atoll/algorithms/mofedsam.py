@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Share, Update, Weighting
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.descent import Found
-from atoll.local.sharpness import Radius, sharp_gradient
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Share, Update, Weighting
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.sharpness import Radius, sharp_gradient
 
 log = logging.getLogger("atoll.algorithms")
 

@@ -12,13 +12,13 @@ IEEE TPDS 33(3), 2022, Algorithm 1. https://arxiv.org/abs/2007.09236
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from atoll.algorithm import Algorithm, Epochs, Limits, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.sharing import say_what_is_shared
-from atoll.local.statistics import PASSES, settled
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.sharing import say_what_is_shared
+from atoll.toolbox.client.statistics import PASSES, settled
 
 
 @dataclass(frozen=True, kw_only=True)

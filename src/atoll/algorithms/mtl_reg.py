@@ -13,10 +13,10 @@ regulariser"; the idea goes back to Evgeniou, Pontil. "Regularized Multi-Task Le
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting, WithEverybody
-from atoll.cohort import Cohort
-from atoll.local import proximal, sgd
-from atoll.params import Params, Part, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting, WithEverybody
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Part, Stack
+from atoll.toolbox.client import proximal, sgd
 
 
 @dataclass(frozen=True, kw_only=True)

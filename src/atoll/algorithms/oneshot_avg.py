@@ -16,10 +16,10 @@ McMahan et al., AISTATS 2017, Algorithm 1 with a single round. https://arxiv.org
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from atoll.algorithm import Replies
-from atoll.data.task import Task
-from atoll.local.statistics import settled
-from atoll.oneshot import OneShot, Server, Votes, averaged, require_public, shares, uploads
+from atoll.kernel.algorithm import Replies
+from atoll.kernel.task import Task
+from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.oneshot import OneShot, Server, Votes, averaged, require_public, shares, uploads
 
 
 @dataclass(frozen=True, kw_only=True)

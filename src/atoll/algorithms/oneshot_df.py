@@ -17,15 +17,15 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.algorithm import Count, Epochs, Limits, Positive, Replies, Update
-from atoll.algorithms.ensemble import together
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local.distillation import divergence, last_of, students
-from atoll.local.features import feature_size
-from atoll.local.margins import SCALE, margins, own_moments, said
-from atoll.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares, uploads
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Count, Epochs, Limits, Positive, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client.features import feature_size
+from atoll.toolbox.objectives.margins import SCALE, margins, own_moments, said
+from atoll.toolbox.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares, uploads
+from atoll.toolbox.server.distillation import divergence, last_of, students
+from atoll.toolbox.server.voting import together
 
 
 @dataclass(frozen=True, kw_only=True)

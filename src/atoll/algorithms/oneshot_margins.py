@@ -5,7 +5,7 @@
 Clients train alone by cross-entropy and send, with the model, sums of their features z_k and of their products, from
 which the server makes Fisher's discriminant of every class and the client's other samples. m_kc is 1 on average for
 samples of class c and 0 for others, for every client, so that the answers of clients who never saw the same samples are
-on one scale; a_kc goes by how well a client can tell a class from others. `atoll.local.margins` has the details.
+on one scale; a_kc goes by how well a client can tell a class from others. `toolbox.objectives.margins` has more.
 
 Reference: none; an ensemble (Guha et al., 2019) whose members answer by Fisher's discriminants.
 """
@@ -15,16 +15,16 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from atoll.algorithm import Positive, Predictor, Range, Replies, Update
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local.features import feature_size
-from atoll.local.fusion import together
-from atoll.local.margins import SCALE, SHRINKAGE, margins, own_moments, said
-from atoll.oneshot import OneShot, Server, uploads
-from atoll.params import Params
-from atoll.predictor import ensemble, members_of
+from atoll.kernel.algorithm import Positive, Predictor, Range, Replies, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.task import Task
+from atoll.toolbox.client.features import feature_size
+from atoll.toolbox.objectives.margins import SCALE, SHRINKAGE, margins, own_moments, said
+from atoll.toolbox.oneshot import OneShot, Server, uploads
+from atoll.toolbox.server.fusion import together
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,15 +16,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Predictor, Replies, Update, Weighting
 from atoll.algorithms.fedproto import FAR, nearest
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local.features import class_sums, feature_size, squared_distances
-from atoll.oneshot import OneShot, Server, Votes, averaged, class_shares, shares, uploads
-from atoll.params import Params, Stack
-from atoll.predictor import ensemble, members_of
+from atoll.kernel.algorithm import Predictor, Replies, Update, Weighting
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.task import Task
+from atoll.toolbox.client.features import class_sums, feature_size, squared_distances
+from atoll.toolbox.oneshot import OneShot, Server, Votes, averaged, class_shares, shares, uploads
 
 
 @dataclass(frozen=True, kw_only=True)

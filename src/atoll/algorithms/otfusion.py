@@ -19,13 +19,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Replies
-from atoll.data.task import Task
-from atoll.errors import ModelError
-from atoll.local.features import one_sample, squared_distances
-from atoll.oneshot import OneShot, Server, Votes, averaged, shares, uploads
-from atoll.params import Params, stack
-from atoll.randomness import generator
+from atoll.kernel.algorithm import Replies
+from atoll.kernel.errors import ModelError
+from atoll.kernel.params import Params, stack
+from atoll.kernel.randomness import generator
+from atoll.kernel.task import Task
+from atoll.toolbox.client.features import one_sample, squared_distances
+from atoll.toolbox.oneshot import OneShot, Server, Votes, averaged, shares, uploads
 
 Order = Callable[[str, Tensor], Tensor]  # which neuron of a layer comes where, given its name and incoming weights
 

@@ -14,11 +14,11 @@ Meta-Learning Approach." NeurIPS 2020, Algorithm 1. https://arxiv.org/abs/2002.0
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.local import adapt, meta_gradient, sgd
-from atoll.local.meta import STREAMS, Order
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client import adapt, meta_gradient, sgd
+from atoll.toolbox.client.meta import STREAMS, Order
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,18 +22,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vjp
 
-from atoll.algorithm import Algorithm, Count, Epochs, Limits, Natural, NonNegative, Positive, Range, Replies, Update
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local import sgd
-from atoll.local.descent import Found
-from atoll.local.sharing import say_what_is_shared
-from atoll.local.statistics import settled
-from atoll.mixing import require_bytes
+from atoll.kernel.algorithm import (
+    Algorithm,
+    Count,
+    Epochs,
+    Limits,
+    Natural,
+    NonNegative,
+    Positive,
+    Range,
+    Replies,
+    Update,
+)
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Part, Stack
+from atoll.kernel.randomness import generator
+from atoll.kernel.task import Task
 from atoll.models.hypernetwork import Spectral, generated, hypernetwork, normalised, size_of
-from atoll.params import Params, Part, Stack
-from atoll.randomness import generator
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.sharing import say_what_is_shared
+from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.server.mixing import require_bytes
 
 Server = dict[str, Params]
 ALL, ONE = "embeddings", "embedding"  # e of all clients, a leaf of phi; e of a new one, a leaf beside its own

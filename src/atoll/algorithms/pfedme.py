@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from atoll.algorithm import Algorithm, Epochs, NonNegative, Replies, Update, Weighting
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Training
-from atoll.local import at_rest, descend, proximal, sgd
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Replies, Update, Weighting
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Training
+from atoll.toolbox.client import at_rest, descend, proximal, sgd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atoll.algorithm import Replies, Share, Update
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.local.layers import inputs_of, linear_maps, matrix, squares, with_matrix
-from atoll.local.triangles import symmetric, triangle
-from atoll.oneshot import OneShot, Server
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Replies, Share, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, squares, with_matrix
+from atoll.toolbox.oneshot import OneShot, Server
+from atoll.toolbox.server.triangles import symmetric, triangle
 
 RIDGE = 1e-6  # of the mean of the diagonal: an input that is always 0 says nothing about its weights
 

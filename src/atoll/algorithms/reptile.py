@@ -12,10 +12,10 @@ https://arxiv.org/abs/1803.02999
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Update, Weighting
-from atoll.cohort import Cohort
-from atoll.local import sgd
-from atoll.params import Params, Stack
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client import sgd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,16 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithm import Predictor, Replies, Update
 from atoll.algorithms.fedetf import FedETF
 from atoll.algorithms.fedproto import FAR
-from atoll.batch import Batch
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.local.features import feature_size, membership
-from atoll.oneshot import OneShot, Server, Votes, require_public, shares, uploads
-from atoll.params import Params, Stack
-from atoll.predictor import ensemble, members_of
+from atoll.kernel.algorithm import Predictor, Replies, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.task import Task
+from atoll.toolbox.client.features import feature_size, membership
+from atoll.toolbox.oneshot import OneShot, Server, Votes, require_public, shares, uploads
 
 SHARPNESS = 16.0  # logits are so many times the cosines
 Features = Callable[[Batch, Params], Tensor]

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithm import Algorithm, Count, Positive, Replies, Update
-from atoll.cohort import Cohort
-from atoll.data.task import Task
-from atoll.errors import TaskError
-from atoll.local import linear, sgd
-from atoll.params import Params
+from atoll.kernel.algorithm import Algorithm, Count, Positive, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params
+from atoll.kernel.task import Task
+from atoll.toolbox.client import linear, sgd
 
 
 @dataclass(frozen=True, kw_only=True)

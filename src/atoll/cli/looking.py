@@ -14,8 +14,8 @@ from rich.text import Text
 
 from atoll.cli.program import FAILED, RUNS, app, option
 from atoll.cli.shown import messages, out, paths_of, say, write
-from atoll.errors import UnknownName, unknown
-from atoll.references import bibtex
+from atoll.kernel.errors import UnknownName, unknown
+from atoll.kernel.references import bibtex
 from atoll.report.table import UNKNOWN, Numbers, plain_table
 
 
@@ -35,8 +35,8 @@ def list_(
 
 
 def _algorithms(one_shot: bool) -> Table:
-    from atoll.algorithm import hyperparameters
     from atoll.algorithms import found
+    from atoll.kernel.algorithm import hyperparameters
 
     rows = [
         [
@@ -69,7 +69,7 @@ def _models() -> Table:
 
 
 def _runs() -> Table:
-    from atoll.runs import Run
+    from atoll.records.runs import Run
 
     rows = []
     for path in sorted(RUNS.rglob("config.json")):
@@ -94,12 +94,12 @@ def partition(
     out: Annotated[Path | None, option("Where to draw it, an .svg file.")] = None,
 ) -> None:
     """Show who gets which samples: sizes, labels and how clients differ, as a table and as a picture."""
-    from atoll.recipe import Recipe
-    from atoll.report.partition import save_picture
+    from atoll.data.recipe import Recipe
+    from atoll.report.partition import save_picture, statistics_table
 
     folder = None if data is None else str(data.resolve())
     found = Recipe(task, partition, clients, seed=seed, split=split, data=folder).build().statistics
-    write(found.table(), "", Text(f"{found.sentence} Training samples, seed {seed}."))
+    write(statistics_table(found), "", Text(f"{found.sentence} Training samples, seed {seed}."))
     if out is not None:
         save_picture(found, out)
         paths_of(picture=out)
@@ -108,8 +108,8 @@ def partition(
 @app.command()
 def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.")]) -> None:
     """Explain a method: its objective, hyperparameters, what it sends, and what to cite."""
-    from atoll.algorithm import describe_values, hyperparameters
-    from atoll.algorithms import find
+    from atoll.compose import find
+    from atoll.kernel.algorithm import describe_values, hyperparameters
 
     method = find(name)
     console = out()
@@ -141,8 +141,8 @@ def explain(
     most: Annotated[int, option("How many of the most affected, the harmed first.", min=1)] = 3,
 ) -> None:
     """Say why clients gain or lose: how their data differ, whom they learn from, what would likely help."""
-    from atoll.explain import Study, overview
-    from atoll.explain import explain as explain_client
+    from atoll.experiments.explain import Study, overview
+    from atoll.experiments.explain import explain as explain_client
 
     study = Study.read(folder, method, seed)
     clients = study.affected(most) if client is None else [study.find(client)]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from atoll.cli.program import VERBOSE, option
 from atoll.cli.shown import listen
-from atoll.errors import EngineError, UnknownName
+from atoll.kernel.errors import EngineError, UnknownName
 
 if TYPE_CHECKING:
-    from atoll.algorithm import Algorithm
-    from atoll.engines.local import LocalEngine
-    from atoll.federation import Settings
-    from atoll.recipe import Recipe
+    from atoll.data.recipe import Recipe
+    from atoll.kernel.algorithm import Algorithm
+    from atoll.records.configuration import Settings
+    from atoll.runtime.engines.local import LocalEngine
 
 TASK, STEPS, ROUNDS, ENGINE, TRACKING = (
     {"panel": name} for name in ("The task", "Clients' steps", "The federation", "The engine", "Tracking")
@@ -81,8 +81,8 @@ class Options:
 
     def recipe(self) -> "Recipe":
         """The task in words."""
+        from atoll.data.recipe import Recipe
         from atoll.data.task import Training
-        from atoll.recipe import Recipe
 
         names = ("lr", "batch_size", "momentum", "weight_decay", "lr_decay", "clip")
         training = Training(**{name: getattr(self, name) for name in names})
@@ -95,7 +95,7 @@ class Options:
 
     def settings(self, methods: Sequence["Algorithm"]) -> "Settings":
         """How the federation is run, with these methods."""
-        from atoll.federation import Settings
+        from atoll.records.configuration import Settings
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = ("seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "memory")
@@ -153,7 +153,7 @@ def engine_of(
     strategy: str, compile_: bool | None, precision: str, device: str, timeout: float | None
 ) -> "LocalEngine":
     """The engine that was asked for."""
-    from atoll.engines.local import LocalEngine
+    from atoll.runtime.engines.local import LocalEngine
 
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
         raise EngineError(f"`--device` must be auto, cpu, mps, cuda or cuda:N. Got {device!r}.")

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from atoll.cli.shown import listen, out, say
-from atoll.errors import AtollError, CheckpointError, DivergedError, PayloadError
+from atoll.kernel.errors import AtollError, CheckpointError, DivergedError, PayloadError
 
 FAILED, BAD_INPUT, STOPPED = 1, 2, 130
 FAILURES = (DivergedError, CheckpointError, PayloadError)  # other errors are about what was asked for

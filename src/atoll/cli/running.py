@@ -9,13 +9,13 @@ import typer
 from atoll.cli.options import ROUNDS, Options, with_options
 from atoll.cli.program import RUNS, VERBOSE, app, option
 from atoll.cli.shown import each, listen, present_comparison, present_run, progress, say
-from atoll.errors import unknown
+from atoll.kernel.errors import unknown
 
 if TYPE_CHECKING:
-    from atoll.algorithm import Algorithm
-    from atoll.engines.local import LocalEngine
-    from atoll.results import Select
-    from atoll.tracking import Tracking
+    from atoll.experiments.tracking import Tracking
+    from atoll.kernel.algorithm import Algorithm
+    from atoll.records.results import Select
+    from atoll.runtime.engines.local import LocalEngine
 
 
 @app.command()
@@ -26,10 +26,11 @@ def run(
     options: Options,
 ) -> None:
     """Run one method, and report on every client."""
-    from atoll.algorithms import create, name_of
+    from atoll.algorithms import name_of
+    from atoll.compose import create
+    from atoll.experiments.tracking import tracking
     from atoll.federation import federate
-    from atoll.runs import now
-    from atoll.tracking import tracking
+    from atoll.records.runs import now
 
     algorithm = create(method, **options.hyperparameters)
     settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
@@ -64,9 +65,9 @@ def compare(
     options: Options,
 ) -> None:
     """Compare methods over several seeds; finished runs of the same task and settings are reused."""
-    from atoll.comparison import compare as compare_methods
-    from atoll.comparison import folder_name, with_references
-    from atoll.tracking import tracking
+    from atoll.experiments.comparison import compare as compare_methods
+    from atoll.experiments.comparison import folder_name, with_references
+    from atoll.experiments.tracking import tracking
 
     asked = _create_all(methods, options.hyperparameters)
     algorithms = list(with_references(asked).values())
@@ -87,8 +88,8 @@ def compare(
 
 def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
     """Tells trackers which run of a comparison begins."""
-    from atoll.comparison import run_name
-    from atoll.results import label
+    from atoll.experiments.comparison import run_name
+    from atoll.records.results import label
 
     labelled = {label(algorithm): algorithm for algorithm in algorithms}
     return lambda method, seed, _: tracked.begin(tracked.home / run_name(labelled[method], seed))
@@ -96,8 +97,8 @@ def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Call
 
 def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorithm"]:
     """The methods; a hyperparameter given with --set goes to each one that has it."""
-    from atoll.algorithm import hyperparameters
-    from atoll.algorithms import create, find
+    from atoll.compose import create, find
+    from atoll.kernel.algorithm import hyperparameters
 
     known = {text: {one.name for one in hyperparameters(find(text.partition(":")[0]))} for text in methods}
     for name in values:
@@ -113,13 +114,14 @@ def resume(
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
     """Continue what was interrupted, from its last checkpoint."""
-    from atoll.comparison import compare as compare_methods
-    from atoll.comparison import reopen
-    from atoll.federation import Settings, federate
-    from atoll.recipe import Recipe
-    from atoll.results import Outcome
-    from atoll.runs import Run
-    from atoll.tracking import tracking, used_in
+    from atoll.data.recipe import Recipe
+    from atoll.experiments.comparison import compare as compare_methods
+    from atoll.experiments.comparison import reopen
+    from atoll.experiments.tracking import tracking, used_in
+    from atoll.federation import federate
+    from atoll.records.configuration import Settings
+    from atoll.records.results import Outcome
+    from atoll.records.runs import Run
 
     listen(verbose)
     if (folder / "comparison.json").exists():
@@ -153,7 +155,7 @@ def resume(
 
 
 def _engine_again(options: dict[str, Any], device: str | None) -> "LocalEngine":
-    from atoll.engines.local import LocalEngine
+    from atoll.runtime.engines.local import LocalEngine
 
     return LocalEngine(**{**options, **({"device": device} if device else {})})
 
@@ -166,8 +168,8 @@ def report(
     out: Annotated[Path | None, option("Folder of the report; else that of the first RUN.")] = None,
 ) -> None:
     """Write the report of runs, finished or not; of several, a comparison."""
-    from atoll.comparison import runs_in
-    from atoll.results import Comparison, Outcome
+    from atoll.experiments.comparison import Comparison, runs_in
+    from atoll.records.results import Outcome
 
     runs = [Outcome.read(path) for folder in folders for path in runs_in(folder)]
     if len(runs) == 1 and not runs[0].evaluations:
@@ -177,7 +179,7 @@ def report(
 
 
 def _selection(text: str) -> "Select":
-    from atoll.results import SELECTIONS
+    from atoll.records.results import SELECTIONS
 
     if text not in SELECTIONS:
         raise unknown("selection", text, SELECTIONS)

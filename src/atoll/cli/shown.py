@@ -16,14 +16,15 @@ from rich.text import Text
 from atoll.report.table import megabytes, newcomers_notes, newcomers_table, notes, run_table
 
 if TYPE_CHECKING:
-    from atoll.results import Comparison
+    from atoll.experiments.comparison import Comparison
 
 WIDTH_OF_A_FILE = 100  # of tables that are not shown on a terminal
 
 
 def present_run(folder: Path) -> None:
     """Write the report of a run and show its table."""
-    from atoll.results import Comparison, Outcome
+    from atoll.experiments.comparison import Comparison
+    from atoll.records.results import Outcome
 
     outcome = Outcome.read(folder)
     if not outcome.finished:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from atoll.cli.program import FAILED, app, option
 from atoll.cli.shown import out, progress
-from atoll.errors import RunError, UnknownName
+from atoll.kernel.errors import RunError, UnknownName
 from atoll.report.table import plain_table
 
 
@@ -30,7 +30,7 @@ def new(name: Annotated[str, typer.Argument(help="What the method will be called
         if path.exists():
             raise RunError(f"`atoll new` writes new files only. {path} exists.", hint="choose another name.")
     for path, template in paths.items():
-        text = (files("atoll") / "templates" / template).read_text(encoding="utf-8")
+        text = (files("atoll.cli") / "templates" / template).read_text(encoding="utf-8")
         path.write_text(text.replace("Example", title).replace("example", stem), encoding="utf-8")
     file, test = paths
     out().print(
@@ -49,8 +49,8 @@ def check(
     ],
 ) -> None:
     """Check that a method does what every method must: isolation, determinism, honest bytes, resuming, and more."""
-    from atoll import conformance
-    from atoll.algorithms import create
+    from atoll.compose import create
+    from atoll.testing import conformance
 
     several = name == "all"
     methods = conformance.everything() if several else {name: conformance.configured(create(name))}
@@ -86,6 +86,6 @@ def bench(
     only: Annotated[list[str] | None, option("Only this workload; repeatable.")] = None,
 ) -> None:
     """Measure speed on this machine, against the plain loop a researcher writes."""
-    from atoll.bench import run as run_bench
+    from atoll.testing.bench import run as run_bench
 
     raise typer.Exit(run_bench(device=device, quick=quick, only=only or []))

@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from atoll.errors import TaskError, unknown
-from atoll.randomness import Keys
-
-
-class Augment(Protocol):
-    """A rule that changes the samples of a batch; a frozen dataclass, so that equal rules share programs."""
-
-    def __call__(self, x: Tensor, keys: Keys) -> Tensor:
-        """The samples, changed."""
-        ...
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        """Raise unless samples of this shape can be changed so."""
-        ...
+from atoll.kernel.batch import Augment
+from atoll.kernel.errors import TaskError, unknown
+from atoll.kernel.randomness import Keys
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.randomness import Keys
+from atoll.kernel.randomness import Keys
+from atoll.kernel.task import Split as Owned
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class BatchTable:
 
 
 def batch_table(
-    split: Split,
+    split: Owned,
     clients: NDArray[np.int64],
     keys: Keys | None,
     *,

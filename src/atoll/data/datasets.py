@@ -38,8 +38,8 @@ from atoll.data.files import (
     read_rows,
     read_strips,
 )
-from atoll.errors import DataError, unknown
-from atoll.models.objective import Metric, PerSample, absolute_error, accuracy, cross_entropy, squared_error
+from atoll.kernel.errors import DataError, unknown
+from atoll.kernel.objective import Metric, PerSample, absolute_error, accuracy, cross_entropy, squared_error
 
 PLACES = 80  # characters in a sample of shakespeare
 BASIC_ACTIVITIES = 6  # of HAPT; its other six are rare transitions between postures

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import PartitionError
+from atoll.kernel.errors import PartitionError
 
 Labels = NDArray[Any]
 Indices = NDArray[np.int64]

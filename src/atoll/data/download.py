@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from atoll.data.datasets import CIFAR10_STEMS, CIFAR100_STEMS, IDX_STEMS, entry_of, existing, names
-from atoll.errors import DataError
+from atoll.kernel.errors import DataError
 
 Report = Callable[[str, int, int | None], None]  # (file, bytes so far, bytes in all if known)
 Verdict = Literal["right", "WRONG", "no checksum known"]

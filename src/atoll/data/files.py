@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from atoll.errors import DataError
+from atoll.kernel.errors import DataError
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]

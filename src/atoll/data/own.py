@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from atoll.data.datasets import Dataset
 from atoll.data.rows import Rows
 from atoll.data.tables import Values
-from atoll.errors import DataError, TaskError, unknown
-from atoll.models.objective import PerSample, absolute_error, accuracy, cross_entropy, metric_of, squared_error
+from atoll.kernel.errors import DataError, TaskError, unknown
+from atoll.kernel.objective import PerSample, absolute_error, accuracy, cross_entropy, metric_of, squared_error
 
 log = logging.getLogger("atoll.data")
 

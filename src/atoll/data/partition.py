@@ -33,7 +33,7 @@ from atoll.data.dealing import (
 from atoll.data.published import Fafi, FafiDisjoint, LabelsEach, Pathological, PFLlib, Priors
 from atoll.data.shift import Shift
 from atoll.data.words import Word, read
-from atoll.errors import PartitionError
+from atoll.kernel.errors import PartitionError
 
 __all__ = [
     "Dirichlet", "Fafi", "FafiDisjoint", "Iid", "Indices", "LabelsEach", "LogNormal", "Natural", "PFLlib", "Partition",

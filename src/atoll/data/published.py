@@ -23,7 +23,7 @@ from atoll.data.dealing import (
     require_min_samples,
     require_seed,
 )
-from atoll.errors import PartitionError
+from atoll.kernel.errors import PartitionError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from atoll.data.tables import Table, Values, as_objects, holds_tables, one_per_client, table_of
-from atoll.errors import DataError, unknown
+from atoll.kernel.errors import DataError, unknown
 
 FILL = "fill it in, or leave the row or the column out."
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from atoll.data.words import Word, read
-from atoll.errors import PartitionError
+from atoll.kernel.errors import PartitionError
 
 IndexArray = NDArray[np.int64]
 

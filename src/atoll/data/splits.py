@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from atoll.data.batches import Split
 from atoll.data.partition import Indices
-from atoll.errors import TaskError
-from atoll.randomness import generator
+from atoll.kernel.errors import TaskError
+from atoll.kernel.randomness import generator
 
 SPLITS = ("train", "val", "test")
 Shares = tuple[float, float, float]

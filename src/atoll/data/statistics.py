@@ -6,20 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from atoll.errors import DataError
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from atoll.kernel.errors import DataError
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
-MOST_ROWS = 30  # of the table
 MOST_COUNTS = 1_000_000  # that are kept in JSON
 BLOCK = 2**24  # entries of features in work at once
 
@@ -69,8 +65,6 @@ class Statistics:
     @cached_property
     def summary(self) -> dict[str, float]:
         """All clients in a few figures; means are over clients that have samples."""
-        from atoll.metrics.fairness import gini
-
         found: dict[str, float] = {
             "clients": self.clients,
             "samples": int(self.samples.sum()),
@@ -107,45 +101,6 @@ class Statistics:
             words.append(f"On average a client {', '.join(means[:-1])}{' and ' if means[:-1] else ''}{means[-1]}.")
         return " ".join(words)
 
-    def table(self) -> Table:
-        """One row per client, the first `MOST_ROWS` of them, and the mean of all."""
-        from rich.text import Text
-
-        from atoll.report.table import UNKNOWN, plain_table
-
-        columns: dict[str, tuple[Any, str]] = {
-            "group": (self.groups, "d"),
-            "samples": (self.samples, ",d"),
-            f"classes\nof {self.classes}": (self.present, "d"),
-            "label entropy\nbits": (self.entropy, ".2f"),
-            "share of\nthe most": (self.evenness, ".2f"),
-            "divergence\nbits": (self.divergence, ".3f"),
-            "total\nvariation": (self.variation, ".3f"),
-            "target\nmean": (self.target_mean, ".3g"),
-            "target\nstd": (self.target_std, ".3g"),
-            "target\nshift": (self.target_shift, "+.2f"),
-            "feature\ndistance": (self.feature_distance, ".2f"),
-        }
-        known = {head: (values, form) for head, (values, form) in columns.items() if values is not None}
-
-        def cell(value: float, form: str) -> str:
-            return UNKNOWN if math.isnan(value) else format(value, form)
-
-        table = plain_table(["client"])
-        for head in known:
-            table.add_column(head, justify="right", no_wrap=True)
-        for client in range(min(self.clients, MOST_ROWS)):
-            table.add_row(Text(self.name(client)), *(cell(values[client], form) for values, form in known.values()))
-        if self.clients > MOST_ROWS:
-            table.add_row("…", *[""] * len(known))
-        table.add_section()
-        means = [
-            "" if head == "group" else cell(float(np.nanmean(values)), form.replace("d", ".1f"))
-            for head, (values, form) in known.items()
-        ]
-        table.add_row(f"mean of {self.clients:,}", *means)
-        return table
-
     def as_json(self) -> dict[str, Any]:
         """What JSON can hold: lists, with None for NaN; very many label counts are left out."""
         found = {field.name: _listed(getattr(self, field.name)) for field in fields(self)}
@@ -166,6 +121,19 @@ class Statistics:
             return np.array(values, dtype=np.int64 if name in whole else np.float64)  # None becomes NaN
 
         return cls(**{name: array(name, values) for name, values in found.items()})
+
+
+def gini(scores: ArrayLike) -> float:
+    """Gini's coefficient, sum_ij |a_i - a_j| / (2 N^2 mean(a)): 0 if all are equal, towards 1 if one has all."""
+    some = np.asarray(scores, dtype=np.float64)
+    some = some[~np.isnan(some)]
+    if not len(some) or (some < 0).any():
+        return math.nan
+    if not some.any():
+        return 0.0
+    # Sorted, the double sum is a single one: sum_ij |a_i - a_j| = 2 sum_i (2i - N - 1) a_i.
+    n = len(some)
+    return max(0.0, float((2 * np.arange(1, n + 1) - n - 1) @ np.sort(some) / (n * some.sum())))
 
 
 def statistics(

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from atoll.data.datasets import Dataset
 from atoll.data.shift import turned
-from atoll.errors import DataError
-from atoll.models.objective import absolute_error, squared_error
-from atoll.randomness import generator
+from atoll.kernel.errors import DataError
+from atoll.kernel.objective import absolute_error, squared_error
+from atoll.kernel.randomness import generator
 
 FEDORA_SIZES = (128, 64, 277)  # images of a client for training, validation and test
 BLACK = -1.0  # in normalised images

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from atoll.data.files import open_arrays
-from atoll.errors import DataError
+from atoll.kernel.errors import DataError
 
 Values = NDArray[Any]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll import models
-from atoll.data.augment import Augment
 from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
 from atoll.data.dealing import of_owners
@@ -24,45 +21,18 @@ from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Indices, Natural, Partition, Shifted
 from atoll.data.splits import SHARES, Shares, splits_of, splits_once
 from atoll.data.statistics import Statistics, statistics
-from atoll.errors import ModelError, TaskError, first_line
-from atoll.fingerprints import content
-from atoll.models.network import Network
-from atoll.models.objective import PerSample, accuracy, cross_entropy
-from atoll.params import Layout, Params
-from atoll.randomness import default_generator, generator, moves_default_generator, number
+from atoll.kernel.batch import Augment
+from atoll.kernel.errors import ModelError, TaskError, first_line
+from atoll.kernel.fingerprints import content
+from atoll.kernel.network import Network
+from atoll.kernel.objective import PerSample, accuracy, cross_entropy
+from atoll.kernel.params import Layout, Params
+from atoll.kernel.randomness import default_generator, generator, moves_default_generator, number
+from atoll.kernel.task import Training
+
+__all__ = ["Model", "Task", "Training"]
 
 Model = str | nn.Module | Callable[[], nn.Module]
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a client takes its steps; the same for every method of a comparison."""
-
-    lr: float = 0.1
-    batch_size: int = 10
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None  # largest norm of a gradient
-    lr_decay: float = 1.0  # factor per round
-
-    def __post_init__(self) -> None:
-        checks: dict[str, tuple[Callable[[Any], bool], str]] = {
-            "lr": (lambda lr: 0 <= lr < math.inf, "a float in [0, inf)"),
-            "batch_size": (lambda size: isinstance(size, int) and size >= 1, "an int of at least 1"),
-            "momentum": (lambda momentum: 0 <= momentum < 1, "a float in [0, 1)"),
-            "weight_decay": (lambda decay: 0 <= decay < math.inf, "a float in [0, inf)"),
-            "clip": (lambda clip: 0 < clip < math.inf, "a float in (0, inf), or None"),
-            "lr_decay": (lambda decay: 0 < decay <= 1, "a float in (0, 1]"),
-        }
-        for name, (holds, expected) in checks.items():
-            value = getattr(self, name)
-            number = isinstance(value, Real) and not isinstance(value, bool)
-            if not (holds(value) if number else value is None and name == "clip"):
-                raise TaskError(f"`{name}` of Training must be {expected}. Got {value!r} instead.")
-
-    def lr_in(self, round: int) -> float:
-        """The step size of a round."""
-        return self.lr * self.lr_decay**round
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,8 +367,8 @@ class Task:
 
     def _check_outputs(self, network: Network) -> None:
         """The network must take the samples and give one output per class; whether it draws is found out as well."""
-        from atoll.batch import Batch
-        from atoll.models.network import Variant
+        from atoll.kernel.batch import Batch
+        from atoll.kernel.network import Variant
 
         few = self.splits["train"].order[:2]
 
@@ -491,8 +461,8 @@ def _are_amounts(x: Tensor, networks: Sequence[Network]) -> bool:
 @torch.no_grad()
 def _takes(network: Network, x: Tensor) -> bool:
     """Whether the network takes these samples."""
-    from atoll.batch import Batch
-    from atoll.models.network import Variant
+    from atoll.kernel.batch import Batch
+    from atoll.kernel.network import Variant
 
     try:
         Batch(x, x, None, None, network, Variant(train=False)).outputs(network.initial)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from atoll.errors import PartitionError, unknown
+from atoll.kernel.errors import PartitionError, unknown
 
 T = TypeVar("T")
 

@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.algorithm import Algorithm
-from atoll.batch import Batch
-from atoll.cohort import Cohort, Population
 from atoll.data.task import Task
-from atoll.engines.local import Done, Job, LocalEngine
-from atoll.engines.programs import arithmetic
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
 from atoll.metrics import fairness
 from atoll.metrics.calibration import bins, ece
-from atoll.models.network import Variant
-from atoll.params import Params, Stack, Tree
-from atoll.predictor import Answer, Deployed, Predictor, predictor_of
+from atoll.runtime.engines.local import Done, Job, LocalEngine
+from atoll.runtime.engines.programs import arithmetic
+from atoll.runtime.population import Population
 
 LARGEST_BATCH = 256
 CENTRAL_BATCH = 2_000

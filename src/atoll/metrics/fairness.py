@@ -11,6 +11,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from atoll.data.statistics import gini
+
 Scores = NDArray[np.float64]
 DECILES = tuple(range(10, 100, 10))
 
@@ -79,18 +81,6 @@ def variation(scores: ArrayLike) -> float:
     """The coefficient of variation: std(a) / mean(a)."""
     some = _amounts(scores)
     return math.nan if some is None else float(some.std() / some.mean()) if some.any() else 0.0
-
-
-def gini(scores: ArrayLike) -> float:
-    """Gini's coefficient, sum_ij |a_i - a_j| / (2 N^2 mean(a)): 0 if all are equal, towards 1 if one has all."""
-    some = _amounts(scores)
-    if some is None:
-        return math.nan
-    if not some.any():
-        return 0.0
-    # Sorted, the double sum is a single one: sum_ij |a_i - a_j| = 2 sum_i (2i - N - 1) a_i.
-    n = len(some)
-    return max(0.0, float((2 * np.arange(1, n + 1) - n - 1) @ np.sort(some) / (n * some.sum())))
 
 
 def jain(scores: ArrayLike) -> float:

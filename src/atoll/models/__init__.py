@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from atoll.errors import ModelError, unknown
+from atoll.kernel.errors import ModelError, unknown
 from atoll.models.cnn import FedFSACNN, LeNet, PFLlibCNN, SimpleCNN
 from atoll.models.linear import Linear
 from atoll.models.mlp import MLP

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.params import Params
+from atoll.kernel.params import Params
 
 
 def conditional(

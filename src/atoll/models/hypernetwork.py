@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.params import Params
+from atoll.kernel.params import Params
 
 Spectral = Literal["none", "hidden", "all"]
 HIDDEN, HEAD, WEIGHT, BIAS = "hidden.", "head.", ".weight", ".bias"

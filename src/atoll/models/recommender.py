@@ -9,7 +9,7 @@ and keeps the head, such as FedPer, is federated matrix factorisation: no user's
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import ModelError
+from atoll.kernel.errors import ModelError
 from atoll.models.split import BodyAndHead
 
 MOVIETWEETINGS_ITEMS = 10506

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from atoll.errors import ModelError
+from atoll.kernel.errors import ModelError
 from atoll.models.split import BodyAndHead, image_size
 
 Norm = Literal["batch", "group"]

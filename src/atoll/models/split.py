@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from atoll.errors import ModelError
+from atoll.kernel.errors import ModelError
 
 
 class BodyAndHead(nn.Module):

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.models.network import Network
-from atoll.params import Params
-from atoll.randomness import default_generator
+from atoll.kernel.network import Network
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import default_generator
 
 SPREAD = 0.02  # standard deviation of fresh weights
 SLOPE = 0.2  # of LeakyReLU below 0

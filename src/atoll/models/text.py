@@ -7,7 +7,7 @@ and is traced like any other.
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import ModelError
+from atoll.kernel.errors import ModelError
 from atoll.models.split import BodyAndHead
 
 

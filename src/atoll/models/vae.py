@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from atoll.kernel.params import Params, Stack
 from atoll.models.generator import conditional, generate
-from atoll.params import Params, Stack
 
 P = TypeVar("P", Params, Stack)
 DECODER, ENCODER, SPREAD = "decoder.", "encoder.", "decoder.log_sigma"

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from atoll.results import Comparison
+    from atoll.records.results import Results
 
 Scores = NDArray[np.float64]
 
 
-def same_clients(comparison: Comparison) -> bool:
+def same_clients(comparison: Results) -> bool:
     """Whether client 3 is the same in every seed: the same data, or the same persons."""
     data = {str(outcome.config["task"].get("data", outcome.seed)) for outcome in comparison.first}
     names = {None if (found := outcome.statistics) is None else found.names for outcome in comparison.first}
@@ -26,7 +26,7 @@ def same_clients(comparison: Comparison) -> bool:
 class Clients:
     """Means over seeds where the clients are the same in all of them, else what the first seed gave."""
 
-    comparison: Comparison
+    comparison: Results
 
     @cached_property
     def together(self) -> bool:

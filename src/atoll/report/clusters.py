@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from atoll.clustering import Clusters
-    from atoll.results import Comparison
+    from atoll.kernel.clusters import Clusters
+    from atoll.records.results import Results
 
 Numbers = NDArray[np.int64]
 
 
-def sentence(comparison: Comparison, method: str, name: str) -> str | None:
+def sentence(comparison: Results, method: str, name: str) -> str | None:
     """How many there are and how far they agree with the planted groups, over all seeds; None if none were sought."""
     outcomes = comparison.outcomes[method]
     found = [clusters for clusters in (one.clusters for one in outcomes) if clusters is not None]

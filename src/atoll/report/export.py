@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.records.runs import write_json, write_text, writing
 from atoll.report.html import page
 from atoll.report.table import (
     BEST,
@@ -18,13 +19,12 @@ from atoll.report.table import (
     newcomers_notes,
     notes,
 )
-from atoll.runs import write_json, write_text, writing
 
 if TYPE_CHECKING:
-    from atoll.results import Comparison
+    from atoll.records.results import Results
 
 
-def save(comparison: Comparison, folder: Path) -> dict[str, Path]:
+def save(comparison: Results, folder: Path) -> dict[str, Path]:
     """Write all of them; returns their paths by name."""
     paths = {
         "report": folder / "report.html",
@@ -47,7 +47,7 @@ def save(comparison: Comparison, folder: Path) -> dict[str, Path]:
     return paths
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: Results) -> dict[str, Any]:
     """Everything, for programs; what is unknown is null."""
     found: dict[str, Any] = _strict({
         "protocol": comparison.protocol,
@@ -68,7 +68,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     return found
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(comparison: Results) -> str:
     """The table for a README or an issue."""
     found = f"{_piped(*_cells(comparison))}\n\n{_md(notes(comparison))}\n"
     if comparison.newcomers:
@@ -90,7 +90,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def latex(comparison: Comparison) -> str:
+def latex(comparison: Results) -> str:
     """The table for a paper; it needs the package booktabs."""
     heads, rows = _cells(comparison)
     best = comparison.best
@@ -111,7 +111,7 @@ def latex(comparison: Comparison) -> str:
     ])  # fmt: skip
 
 
-def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+def _cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
     """The table's cells, each in one line and without padding."""
     heads, rows = comparison_cells(comparison)
     return [_one_line(head) for head in heads], [[_one_line(cell) for cell in row] for row in rows]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from atoll.clustering import Clusters
+    from atoll.kernel.clusters import Clusters
 
 COLOURS = (
     "#0072b2",

@@ -16,6 +16,7 @@ import numpy as np
 
 from atoll.metrics import significance
 from atoll.metrics.fairness import DECILES
+from atoll.records.runs import machine, versions
 from atoll.report import clusters, figures
 from atoll.report.clients import Clients
 from atoll.report.figures import Line, Style
@@ -33,11 +34,10 @@ from atoll.report.table import (
     newcomers_cells,
     newcomers_notes,
 )
-from atoll.runs import machine, versions
 
 if TYPE_CHECKING:
-    from atoll.clustering import Clusters as Found
-    from atoll.results import Comparison, Outcome
+    from atoll.kernel.clusters import Clusters as Found
+    from atoll.records.results import Outcome, Results
 
 BEST = "★"
 MOST_CLIENTS = 200  # rows of the table by client; clients.csv has them all
@@ -51,7 +51,7 @@ HATCH = (
 )
 
 
-def page(comparison: Comparison) -> str:
+def page(comparison: Results) -> str:
     """The whole page."""
     return Page(comparison).text()
 
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 class Page:
     """The sections of the page of one comparison."""
 
-    comparison: Comparison
+    comparison: Results
 
     @cached_property
     def numbers(self) -> Numbers:

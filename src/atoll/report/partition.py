@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
+from rich.text import Text
 
 from atoll.report.figures import COLOURS, WIDTH, ticks_between
+from atoll.report.table import UNKNOWN, plain_table
 
 if TYPE_CHECKING:
     from atoll.data.statistics import Statistics
 
 MOST_CLIENTS = 200  # that are drawn one by one
+MOST_ROWS = 30  # of the table
 MOST_CLASSES = 100  # rows; beyond, neighbouring classes share one
 LEVELS = 12  # shades
 LEFT, RIGHT, TOP, GAP = 76, 24, 14, 16
@@ -290,3 +294,39 @@ def _every(number: int, most: int) -> int:
     """The smallest of 1, 2, 5, 10, ... such that counting in it gives at most `most` of `number`."""
     steps: Sequence[int] = [factor * 10**power for power in range(7) for factor in (1, 2, 5)]
     return next(step for step in steps if number / step <= most)
+
+
+def statistics_table(found: Statistics) -> Table:
+    """One row per client, the first `MOST_ROWS` of them, and the mean of all."""
+    columns: dict[str, tuple[Any, str]] = {
+        "group": (found.groups, "d"),
+        "samples": (found.samples, ",d"),
+        f"classes\nof {found.classes}": (found.present, "d"),
+        "label entropy\nbits": (found.entropy, ".2f"),
+        "share of\nthe most": (found.evenness, ".2f"),
+        "divergence\nbits": (found.divergence, ".3f"),
+        "total\nvariation": (found.variation, ".3f"),
+        "target\nmean": (found.target_mean, ".3g"),
+        "target\nstd": (found.target_std, ".3g"),
+        "target\nshift": (found.target_shift, "+.2f"),
+        "feature\ndistance": (found.feature_distance, ".2f"),
+    }
+    known = {head: (values, form) for head, (values, form) in columns.items() if values is not None}
+
+    def cell(value: float, form: str) -> str:
+        return UNKNOWN if math.isnan(value) else format(value, form)
+
+    table = plain_table(["client"])
+    for head in known:
+        table.add_column(head, justify="right", no_wrap=True)
+    for client in range(min(found.clients, MOST_ROWS)):
+        table.add_row(Text(found.name(client)), *(cell(values[client], form) for values, form in known.values()))
+    if found.clients > MOST_ROWS:
+        table.add_row("…", *[""] * len(known))
+    table.add_section()
+    means = [
+        "" if head == "group" else cell(float(np.nanmean(values)), form.replace("d", ".1f"))
+        for head, (values, form) in known.items()
+    ]
+    table.add_row(f"mean of {found.clients:,}", *means)
+    return table

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from atoll.algorithms import file_of
 from atoll.metrics import significance
+from atoll.records.results import SIGNIFICANT
 from atoll.report import clusters
 from atoll.report.clients import Scores, same_clients
 from atoll.report.table import Numbers, megabytes
-from atoll.results import SIGNIFICANT
 
 if TYPE_CHECKING:
-    from atoll.results import Comparison
+    from atoll.records.results import Results
 
 MOST_NAMED = 5  # clients in a sentence
 FEW_SEEDS = 5
@@ -25,12 +25,12 @@ FEW_SAMPLES = 50  # for one client's test, by the median client
 FEWEST_PAIRS = 6  # with fewer, Wilcoxon's test never gives less than 0.05
 
 
-def sentences(comparison: Comparison) -> list[str]:
+def sentences(comparison: Results) -> list[str]:
     """The summary, as plain text."""
     return [*findings(comparison), *cautions(comparison)]
 
 
-def findings(comparison: Comparison) -> list[str]:
+def findings(comparison: Results) -> list[str]:
     """Who is helped, who leads, which clusters were found, what it costs."""
     found = [clusters.sentence(comparison, method, name) for method, name in spoken(comparison).items()]
     level = [*_level(comparison), *_on_the_server(comparison)]
@@ -40,14 +40,14 @@ def findings(comparison: Comparison) -> list[str]:
 # -- who is helped and who is harmed -----------------------------------------------------------------------------------
 
 
-def _against_local(comparison: Comparison) -> list[str]:
+def _against_local(comparison: Results) -> list[str]:
     """For each method, whom it helps and who is better off alone."""
     if comparison.reference("local") is None:
         return []
     return [_helped(comparison, method, first=not place) for place, method in enumerate(comparison.others())]
 
 
-def _helped(comparison: Comparison, method: str, *, first: bool) -> str:
+def _helped(comparison: Results, method: str, *, first: bool) -> str:
     numbers, gains, harmed = Numbers.of(comparison), comparison.gains(method), comparison.harmed(method)
     assert gains is not None
     assert harmed is not None
@@ -66,7 +66,7 @@ def _helped(comparison: Comparison, method: str, *, first: bool) -> str:
     )
 
 
-def _better_off_alone(comparison: Comparison, gains: Scores, harmed: NDArray[np.bool_]) -> str:
+def _better_off_alone(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
     worse, beyond = int((gains < 0).sum()), int(harmed.sum())
     if not worse:
         return "Nobody is better off alone."
@@ -80,7 +80,7 @@ def _better_off_alone(comparison: Comparison, gains: Scores, harmed: NDArray[np.
     return f"{worse} {_are(worse)} better off alone, {share} by more than one standard error{which}."
 
 
-def _named(comparison: Comparison, gains: Scores, harmed: NDArray[np.bool_]) -> str:
+def _named(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
     """The harmed clients by name, of many those that lose most: `3, 8 and 11`, `3 and 8 (seed 0), 3 (seed 1)`."""
     pairs = [(int(seed), int(client)) for seed, client in np.argwhere(harmed)]
     by_seed: dict[int, list[str]] = {}
@@ -95,7 +95,7 @@ def _named(comparison: Comparison, gains: Scores, harmed: NDArray[np.bool_]) -> 
 # -- who leads ---------------------------------------------------------------------------------------------------------
 
 
-def _level(comparison: Comparison) -> list[str]:
+def _level(comparison: Results) -> list[str]:
     """The best mean, and whether its lead is more than chance."""
     numbers, names, ranked = Numbers.of(comparison), spoken(comparison), _ranked(comparison)
     best, level = ranked[0]["method"], f"{numbers.name} {_score(numbers, ranked[0]['mean'])}"
@@ -114,7 +114,7 @@ def _level(comparison: Comparison) -> list[str]:
     return found
 
 
-def _on_the_server(comparison: Comparison) -> list[str]:
+def _on_the_server(comparison: Results) -> list[str]:
     """The best on the server's own test set, where several methods deploy something that all have alike."""
     numbers, names = Numbers.of(comparison), spoken(comparison)
     scored = [row for row in comparison.results if row["central"] is not None]
@@ -127,12 +127,12 @@ def _on_the_server(comparison: Comparison) -> list[str]:
     return [f"On the server's own test set {best} is best, before {next_best}."]
 
 
-def _ranked(comparison: Comparison) -> list[dict[str, Any]]:
+def _ranked(comparison: Results) -> list[dict[str, Any]]:
     """The rows of the table, best mean first; of equals the first named."""
     return sorted(comparison.results, key=lambda row: -comparison.example.sign * row["mean"])
 
 
-def _lead(comparison: Comparison, method: str, other: str) -> str:
+def _lead(comparison: Results, method: str, other: str) -> str:
     """By how much one method's mean is better than that of another, and for how many clients it is better."""
     lead, _ = _difference(comparison, method, other)
     gains = comparison.example.sign * (comparison.scores(method) - comparison.scores(other))
@@ -147,14 +147,14 @@ def _lead(comparison: Comparison, method: str, other: str) -> str:
     )
 
 
-def _difference(comparison: Comparison, method: str, other: str) -> tuple[float, float | None]:
+def _difference(comparison: Results, method: str, other: str) -> tuple[float, float | None]:
     """How much better the mean of one method is, and half the 95 % interval over seeds."""
     ours, theirs = (np.nanmean(comparison.scores(one), axis=1) for one in (method, other))
     lead, half = significance.paired_interval(ours, theirs)
     return comparison.example.sign * lead, half
 
 
-def _p_of(comparison: Comparison, method: str, other: str) -> float:
+def _p_of(comparison: Results, method: str, other: str) -> float:
     """Of the difference of two methods; against Local and FedAvg as in the table, corrected for many tests."""
     for over in ("local", "fedavg"):
         pair = {method, other} - {comparison.reference(over)}
@@ -166,7 +166,7 @@ def _p_of(comparison: Comparison, method: str, other: str) -> float:
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
-def _costs(comparison: Comparison) -> list[str]:
+def _costs(comparison: Results) -> list[str]:
     """What a client sends and receives, and how soon the target is reached."""
     names = spoken(comparison)
     by_size: dict[str, list[str]] = {}
@@ -178,7 +178,7 @@ def _costs(comparison: Comparison) -> list[str]:
     return found if comparison.target_of(0) is None else [*found, _to_target(comparison)]
 
 
-def _to_target(comparison: Comparison) -> str:
+def _to_target(comparison: Results) -> str:
     numbers, names = Numbers.of(comparison), spoken(comparison)
     by_rounds: dict[float | None, list[str]] = {}
     for row in comparison.results:
@@ -203,7 +203,7 @@ def _to_target(comparison: Comparison) -> str:
 # -- what to be careful about ------------------------------------------------------------------------------------------
 
 
-def cautions(comparison: Comparison) -> list[str]:
+def cautions(comparison: Results) -> list[str]:
     """What a reader must know before believing it."""
     numbers, found = Numbers.of(comparison), []
     seeds = len(comparison.seeds)
@@ -238,7 +238,7 @@ def cautions(comparison: Comparison) -> list[str]:
     return found
 
 
-def _few_seeds(comparison: Comparison) -> str:
+def _few_seeds(comparison: Results) -> str:
     numbers, names, ranked = Numbers.of(comparison), spoken(comparison), _ranked(comparison)
     few = f"{len(comparison.seeds)} seeds are few"
     if len(ranked) == 1:
@@ -255,7 +255,7 @@ def _few_seeds(comparison: Comparison) -> str:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def spoken(comparison: Comparison) -> dict[str, str]:
+def spoken(comparison: Results) -> dict[str, str]:
     """What methods are called in a sentence: `Ditto with lam=0.1`. A user's own method is called as in tables."""
     found = {}
     for method, (one, *_) in comparison.outcomes.items():

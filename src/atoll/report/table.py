@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from atoll.results import Comparison, Outcome
+    from atoll.records.results import Outcome, Results
 
 BEST = "*"
 SIGNIFICANT = "†"
@@ -34,7 +34,7 @@ class Numbers:
     share: bool = True
 
     @classmethod
-    def of(cls, comparison: Comparison) -> Numbers:
+    def of(cls, comparison: Results) -> Numbers:
         """For the metric of a comparison."""
         return cls(**comparison.metric)
 
@@ -65,7 +65,7 @@ class Numbers:
 class ComparisonTable:
     """One row per method. Where a terminal is too narrow for all columns, the least important ones are left out."""
 
-    comparison: Comparison
+    comparison: Results
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """What rich prints."""
@@ -96,7 +96,7 @@ def _width(columns: Sequence[Sequence[str]]) -> int:
     return min(names, SHORT_NAME) + sum(others) + 3 * len(others)
 
 
-def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
     """Heads, some of them in two lines, and rows of that table, but for the time."""
     numbers, several = Numbers.of(comparison), len(comparison.results) > 1
     central = has_central(comparison)
@@ -121,12 +121,12 @@ def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]
     return heads, rows
 
 
-def has_central(comparison: Comparison) -> bool:
+def has_central(comparison: Results) -> bool:
     """Whether any method was scored on a test set of the server's own."""
     return any(row["central"] is not None for row in comparison.results)
 
 
-def newcomers_table(comparison: Comparison) -> Table:
+def newcomers_table(comparison: Results) -> Table:
     """How new clients are served, one row per method."""
     heads, rows = newcomers_cells(comparison)
     table = plain_table([heads[0]])
@@ -137,7 +137,7 @@ def newcomers_table(comparison: Comparison) -> Table:
     return table
 
 
-def newcomers_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+def newcomers_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of that table."""
     numbers, found = Numbers.of(comparison), comparison.newcomers
     epochs = [*found[0]["tuned"]]
@@ -154,7 +154,7 @@ def newcomers_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]
     return heads, rows
 
 
-def newcomers_notes(comparison: Comparison) -> str:
+def newcomers_notes(comparison: Results) -> str:
     """What a reader of that table must know."""
     numbers, found = Numbers.of(comparison), comparison.newcomers
     return (
@@ -164,7 +164,7 @@ def newcomers_notes(comparison: Comparison) -> str:
     )
 
 
-def notes(comparison: Comparison) -> str:
+def notes(comparison: Results) -> str:
     """What a reader of the table must know."""
     numbers = Numbers.of(comparison)
     central = f"{SERVERS_TEST} " if has_central(comparison) else ""
@@ -176,7 +176,7 @@ def notes(comparison: Comparison) -> str:
     )
 
 
-def harm_note(comparison: Comparison) -> str:
+def harm_note(comparison: Results) -> str:
     """What clients lose against Local with each method, on average; nothing is set off against it."""
     numbers = Numbers.of(comparison)
     lost = [
@@ -214,7 +214,7 @@ def mean_text(numbers: Numbers, row: dict[str, Any]) -> str:
     return mean if row["interval"] is None else f"{mean} ± {numbers.score(row['interval']):>4}"
 
 
-def gain_text(comparison: Comparison, row: dict[str, Any], over: str = "local") -> str:
+def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> str:
     """The mean gain over a reference, with its sign and mark; none for the reference itself."""
     if is_reference(comparison, row, over):
         return UNKNOWN
@@ -223,14 +223,14 @@ def gain_text(comparison: Comparison, row: dict[str, Any], over: str = "local") 
     return f"{Numbers.of(comparison).gain(row[f'gain_{over}'])}{mark}"
 
 
-def harmed_text(comparison: Comparison, row: dict[str, Any]) -> str:
+def harmed_text(comparison: Results, row: dict[str, Any]) -> str:
     """How many clients are harmed, mean over seeds."""
     if is_reference(comparison, row) or row["harmed"] is None:
         return UNKNOWN
     return f"{row['harmed']:.1f} {HARM}" if row["harmed"] else "0"
 
 
-def is_reference(comparison: Comparison, row: dict[str, Any], over: str = "local") -> bool:
+def is_reference(comparison: Results, row: dict[str, Any], over: str = "local") -> bool:
     """Whether a row is what the others are compared with."""
     return bool(row["method"] == comparison.reference(over))
 

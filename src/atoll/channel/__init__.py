@@ -1,6 +1,0 @@
-"""What passes between server and clients: every message goes through a `Channel`, which writes it in a `Ledger`."""
-
-from atoll.channel.channel import Channel, Clip, Stage
-from atoll.channel.ledger import Entry, Ledger, Message
-
-__all__ = ["Channel", "Clip", "Entry", "Ledger", "Message", "Stage"]

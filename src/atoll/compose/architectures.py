@@ -1,0 +1,120 @@
+"""Clients with different architectures: a method works inside each of them, with a state of its server for each.
+
+federate() runs methods `within_architectures`. A client receives what the server of its
+architecture sends; replies are aggregated per architecture unless the method defines `fuse`, as FedDF does, whose
+models learn from those of other architectures. There is no model for everybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, make_dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.algorithms import name_of
+from atoll.kernel.algorithm import Algorithm, Deployed, Replies, Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Tree
+from atoll.kernel.task import Task
+
+Server = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InArchitectures(Algorithm):
+    """What a method needs for several architectures."""
+
+    member: ClassVar[type[Algorithm]]
+
+    @property
+    def method(self) -> Algorithm:
+        """The method as it is for one architecture."""
+        return self.member(**{one.name: getattr(self, one.name) for one in fields(self.member)})
+
+    def start(self, task: Task) -> Server:
+        """A state for each architecture, and who has which."""
+        states = [self.method.start(one) for one in task.by_architecture]
+        return {"states": states, "architecture": torch.from_numpy(task.architecture)}
+
+    def equip(self, server: Server, workbench: Workbench) -> Server:
+        """The state of each architecture, after what its server does alone."""
+        states = [self.method.equip(one, workbench.of_architecture(n)) for n, one in enumerate(server["states"])]
+        return server | {"states": states}
+
+    def broadcast(self, server: Server) -> None:
+        """Nothing is the same for all."""
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
+        """What the server of these clients' architecture sends to all of them."""
+        return self.method.broadcast(server["states"][int(server["architecture"][ids[0]])])
+
+    def local(self, nothing: None, cohort: Cohort) -> Update:
+        """The method's work, with what was received."""
+        return self.method.local(cohort.received, cohort)
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """The next state of each architecture."""
+        own = replies.map(lambda one: one._replace(broadcast=one.unicast, unicast=None))
+        return server | {"states": self.method.fuse(server["states"], own)}
+
+    def finish(self, server: Server, cohort: Cohort) -> Tree:
+        """The method's last step."""
+        return self.method.finish(_state(server, cohort), cohort)
+
+    def personalize(self, server: Server, cohort: Cohort) -> Deployed:
+        """What the method makes of the state of the clients' architecture."""
+        return self.method.personalize(_state(server, cohort), cohort)
+
+    def welcome(self, server: Server, cohort: Cohort) -> Deployed:
+        """What the method gives new clients of this architecture."""
+        return self.method.welcome(_state(server, cohort), cohort)
+
+    def shared(self, server: Server) -> None:
+        """There is no model for everybody."""
+
+    def mixing(self, server: Server) -> None:
+        """It is not known across architectures."""
+
+
+def _state(server: Server, cohort: Cohort) -> Tree:
+    return server["states"][cohort.population.task.own_architecture]
+
+
+_MADE: dict[type[Algorithm], type[Algorithm]] = {}  # the same class for the same question
+
+
+def within_architectures(algorithm: Algorithm, task: Task) -> Algorithm:
+    """The method, extended where the task has several architectures; its name and hyperparameters stay."""
+    if task.architecture is None:
+        return algorithm
+    method = type(algorithm)
+    if method not in _MADE:
+        _MADE[method] = _extend(method)
+    return _MADE[method](**{one.name: getattr(algorithm, one.name) for one in fields(algorithm)})
+
+
+def check_mixes(algorithm: Algorithm, task: Task) -> None:
+    """Raise for a method that needs one architecture on a task that has several."""
+    if task.architecture is not None and not algorithm.mixes_architectures:
+        raise TaskError(
+            f"{type(algorithm).__name__} needs clients that all have one architecture. {task.name} has "
+            f"{len(task.networks)}.",
+            hint="choose a single --model, or a method that takes several: local, fedavg, feddf.",
+        )
+
+
+def _extend(method: type[Algorithm]) -> type[Algorithm]:
+    for hook in ("unicast", "prepare"):
+        if getattr(method, hook) is not getattr(Algorithm, hook):
+            raise TaskError(
+                f"With several architectures a method must send the same to all clients of one. {name_of(method)} does "
+                f"not (`{hook}`)."
+            )
+    facts = {"member": method, "__module__": method.__module__, "__doc__": method.__doc__}
+    bases = (InArchitectures, method)
+    return make_dataclass(method.__name__, [], bases=bases, namespace=facts, frozen=True, kw_only=True)

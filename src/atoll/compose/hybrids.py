@@ -1,0 +1,271 @@
+"""Hybrids: a method inside clusters, written with an at: `ditto@ifca:clusters=4,cluster_rounds=10`.
+
+First the clustering method (ifca, cfl or flhc) works for `cluster_rounds` rounds. Then its clusters are fixed, and the
+other method goes on in each of them by itself, as if its clients were the whole federation, from the cluster's model.
+`within_clusters` makes a class of both, with the hyperparameters of both: those of the same name (`epochs`,
+`weighting`) have one value. A client that was in no cluster by then joins the largest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.algorithms import name_of
+from atoll.kernel.algorithm import Algorithm, Count, Deployed, Lasts, Replies, Update
+from atoll.kernel.clusters import Clusters
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import UnknownName
+from atoll.kernel.params import Stack, Tree
+from atoll.kernel.predictor import Predictor
+from atoll.kernel.references import bibtex
+from atoll.kernel.task import Task
+from atoll.toolbox.server.mixing import heard
+
+if TYPE_CHECKING:
+    from atoll.kernel.engine import Workbench
+
+Server = dict[str, Any]
+START = "start of the cluster"  # where clients keep the model that their cluster's server began with
+
+
+@dataclass(frozen=True, kw_only=True)
+class InClusters(Algorithm):
+    """What a hybrid adds: the clustering first, then as many servers of the method as there are clusters.
+
+    No cohort then has clients of two clusters, so the method works as in a federation of its cluster alone.
+    """
+
+    cluster_rounds: Annotated[Count, Lasts(enough=1)] = 10  # of the clustering, before its clusters are fixed
+
+    clusterer: ClassVar[type[Algorithm]]
+    member: ClassVar[type[Algorithm]]
+    sums_suffice: ClassVar[bool] = False
+
+    @property
+    def clustering(self) -> Algorithm:
+        """The clustering method, with its share of the hyperparameters."""
+        return self.clusterer(**{one.name: getattr(self, one.name) for one in fields(self.clusterer)})
+
+    @property
+    def method(self) -> Algorithm:
+        """The method inside the clusters, with its share of the hyperparameters."""
+        return self.member(**{one.name: getattr(self, one.name) for one in fields(self.member)})
+
+    @property
+    def least_rounds(self) -> int:
+        """One more than the clustering takes."""
+        return self.cluster_rounds + self.method.least_rounds
+
+    @property
+    def exchanges(self) -> int:
+        """As many as the clustering has."""
+        return self.clustering.exchanges
+
+    def pulls(self, lr: float) -> dict[str, float]:
+        """What both methods pull at."""
+        return {**self.clustering.pulls(lr), **self.method.pulls(lr)}
+
+    # -- the server --------------------------------------------------------------------------------------------------
+    def start(self, task: Task) -> Server:
+        """Clustering begins; the method is asked whether it could begin, too."""
+        self.method.start(task)
+        begun = {"clustering": self.clustering.start(task), "rounds": 0}
+        return begun | {"cluster": None, "inside": None, "starts": None, "told": None, "numbers": None}
+
+    def equip(self, server: Server, workbench: Workbench) -> Server:
+        """What the clustering's server does alone."""
+        return server | {"clustering": self.clustering.equip(server["clustering"], workbench)}
+
+    def broadcast(self, server: Server) -> Tree:
+        """What the clustering sends; afterwards nothing is the same for all."""
+        clustering = self.clustering.broadcast(server["clustering"]) if server["inside"] is None else None
+        return {"clustering": clustering, "inside": server["inside"] is not None}
+
+    def groups(self, server: Server) -> NDArray[np.int64] | None:
+        """The clusters, once they are fixed, and in each of them those who have what they start from."""
+        if server["inside"] is None:
+            return None
+        numbers: NDArray[np.int64] = (2 * server["cluster"] + server["told"]).cpu().numpy()
+        return numbers
+
+    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
+        """What the server of these clients' cluster sends to all of them; the first time, what they start from."""
+        if server["inside"] is None:
+            return self.clustering.unicast(server["clustering"], ids)
+        number = int(server["cluster"][ids[0]])
+        start = None if server["told"][ids[0]] else server["starts"][number]
+        return {"sent": self.method.broadcast(server["inside"][number]), "start": start}
+
+    def absorb(self, server: Server, replies: Replies) -> Server:
+        """The clustering's state after its exchange; one that comes after the clusters are fixed changes nothing."""
+        if server["inside"] is not None:
+            return server
+        return server | {"clustering": self.clustering.absorb(server["clustering"], replies)}
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """The clustering's next state, then the next state of each cluster's server."""
+        if server["inside"] is not None:
+            return self._inside(server, replies)
+        found: Server = self.clustering.aggregate(server["clustering"], replies)
+        server = server | {"clustering": found, "rounds": server["rounds"] + 1}
+        if server["rounds"] < self.cluster_rounds:
+            return server
+        cluster, task = found["cluster"], replies.workbench.population.task
+        largest = torch.bincount(cluster[cluster >= 0]).argmax()
+        there, cluster = torch.unique(torch.where(cluster < 0, largest, cluster), return_inverse=True)  # no empty ones
+        members, starts = cluster.cpu().numpy(), [found["models"].client(int(old)) for old in there]
+        inside = [
+            self.method.equip(self.method.start(task.of(np.flatnonzero(members == number), start)), replies.workbench)
+            for number, start in enumerate(starts)
+        ]
+        told = torch.zeros_like(cluster, dtype=torch.bool)
+        return server | {"cluster": cluster, "inside": inside, "starts": starts, "told": told, "numbers": there}
+
+    def _inside(self, server: Server, replies: Replies) -> Server:
+        """The next state of each cluster's server; what is late from the time of the clustering comes too late."""
+        replies = replies.where(lambda one: one.broadcast["inside"])
+        if not len(replies.clients):
+            return server
+        inside = list(server["inside"])
+        where = server["cluster"].cpu().numpy()[replies.clients]
+        for number in np.unique(where).tolist():
+            own = replies.of(where == number).map(lambda one: one._replace(broadcast=one.unicast["sent"], unicast=None))
+            inside[number] = self.method.aggregate(inside[number], own)
+        return server | {"inside": inside, "told": heard(server["told"], replies.clients)}
+
+    # -- the clients -------------------------------------------------------------------------------------------------
+    def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
+        """The clustering's exchange; who comes after the clusters are fixed has nothing to exchange."""
+        return None if broadcast["inside"] else self.clustering.prepare(broadcast["clustering"], cohort)
+
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """The clustering's work, then the method's, with what its cluster's server sent."""
+        if not broadcast["inside"]:
+            return self.clustering.local(broadcast["clustering"], cohort)
+        received, start = cohort.received["sent"], cohort.received["start"]
+        if start is not None:
+            update = self.method.local(received, replace(cohort, received=None).starting_from(start))
+            return replace(update, beside={**update.beside, START: cohort.stacked(start)})
+        start = cohort.beside(START).recall(default=cohort.initial).client(0)  # that of the cluster, the same for all
+        return self.method.local(received, replace(cohort, received=None).starting_from(start))
+
+    def finish(self, server: Server, cohort: Cohort) -> Tree:
+        """The method's last step, inside the clusters."""
+        if server["inside"] is None:
+            return self.clustering.finish(server["clustering"], cohort)
+        number = int(server["cluster"][cohort.clients[0]])
+        return self.method.finish(server["inside"][number], cohort.starting_from(server["starts"][number]))
+
+    # -- the models that come out ------------------------------------------------------------------------------------
+    def personalize(self, server: Server, cohort: Cohort) -> Deployed:
+        """The clustering's model, then what the method makes of the server of the clients' cluster."""
+        if server["inside"] is None:
+            return self.clustering.personalize(server["clustering"], cohort)
+        number = int(server["cluster"][cohort.clients[0]])
+        return self.method.personalize(server["inside"][number], cohort.starting_from(server["starts"][number]))
+
+    def welcome(self, server: Server, cohort: Cohort) -> Deployed:
+        """What the method gives a new client of the cluster that it would join; of the largest, if that is empty."""
+        if server["inside"] is None:
+            return self.clustering.welcome(server["clustering"], cohort)
+        same = self.clustering.joined(server["clustering"], cohort)[:, None] == server["numbers"]
+        largest = torch.bincount(server["cluster"]).argmax()
+        cluster = torch.where(same.any(1), same.int().argmax(1), largest).cpu().numpy()
+        order, offers = [], []
+        for number in np.unique(cluster).tolist():
+            order.append(np.flatnonzero(cluster == number))
+            some = cohort.only(order[-1]).starting_from(server["starts"][number])
+            offers.append(_stacked(self.method.welcome(server["inside"][number], some), some))
+        place = torch.from_numpy(np.argsort(np.concatenate(order))).to(cohort.ids.device)
+        if not isinstance(offers[0], Predictor):
+            return _concatenated(offers, place)
+        model, beside = (_concatenated([getattr(one, part) for one in offers], place) for part in ("model", "beside"))
+        return replace(offers[0], model=model, beside=beside)
+
+    def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
+        """As the method inside the clusters does it."""
+        return self.method.tune_newcomer(given, model, cohort, epochs=epochs, stream=stream)
+
+    def shared(self, server: Server) -> None:
+        """There is no model for everybody."""
+
+    def mixing(self, server: Server) -> Tensor | None:
+        """Clients of a cluster learn from each other."""
+        return self.clustering.mixing(server["clustering"])
+
+    def found_clusters(self, server: Server) -> Clusters | None:
+        """The clustering's, with the clients that joined when they were fixed."""
+        found, fixed = self.clustering.found_clusters(server["clustering"]), server["cluster"]
+        return found if found is None or fixed is None else replace(found, of_client=fixed.cpu().numpy())
+
+
+def _stacked(offered: Deployed, cohort: Cohort) -> Any:
+    """What is offered to some clients, one of each for every client."""
+    if not isinstance(offered, Predictor):
+        return cohort.stacked(offered)
+    return replace(offered, model=cohort.stacked(offered.model), beside=cohort.stacked(offered.beside))
+
+
+def _concatenated(parts: Sequence[Stack], place: Tensor) -> Stack:
+    """The rows of several stacks, each at its place."""
+    first = parts[0]
+    return Stack({name: torch.cat([part[name] for part in parts])[place] for name in first}, first.layout)
+
+
+_MADE: dict[tuple[type[Algorithm], type[Algorithm]], type[Algorithm]] = {}  # the same class for the same question
+
+
+def within_clusters(method: type[Algorithm], clusterer: type[Algorithm]) -> type[Algorithm]:
+    """The method inside the clusters that another one finds."""
+    if (method, clusterer) not in _MADE:
+        _MADE[method, clusterer] = _combine(method, clusterer)
+    return _MADE[method, clusterer]
+
+
+def _combine(method: type[Algorithm], clusterer: type[Algorithm]) -> type[Algorithm]:
+    called, by = name_of(method), name_of(clusterer)
+    if not clusterer.finds_clusters:
+        raise UnknownName(
+            f"After an @ must stand a method that finds clusters. {by} does not.", hint="for example ditto@ifca."
+        )
+    if method.one_shot:
+        raise UnknownName(f"To find clusters takes rounds. {called} uploads once, and so cannot be inside clusters.")
+    for hook in ("unicast", "prepare"):
+        if getattr(method, hook) is not getattr(Algorithm, hook):
+            raise UnknownName(
+                f"Inside clusters a method must send the same to all of its clients. {called} does not (`{hook}`)."
+            )
+    kinds = [{one.name: get_type_hints(part)[one.name] for one in fields(part)} for part in (method, clusterer)]
+    differ = sorted(name for name in kinds[0].keys() & kinds[1].keys() if kinds[0][name] != kinds[1][name])
+    if differ:
+        raise UnknownName(
+            f"Inside clusters, hyperparameters of one name have one value. {called} and {by} mean different things by "
+            f"{', '.join(differ)}.",
+            hint="take another method that finds clusters.",
+        )
+    both = {one.name: (one.name, hints[one.name], field(default=one.default))
+            for part in (clusterer, method)
+            for hints in [get_type_hints(part, include_extras=True)]
+            for one in fields(part)}  # fmt: skip
+    facts = {
+        "clusterer": clusterer,
+        "member": method,
+        "added": f"{method.added}@{by}",
+        "sends": {**method.sends, **clusterer.sends},
+        "sums_suffice": False,
+        "needs_public_data": method.needs_public_data or clusterer.needs_public_data,
+        "limits": {},
+        "reads_validation": method.reads_validation or clusterer.reads_validation,
+        "cites": "\n\n".join(filter(None, map(bibtex, (method.cites, clusterer.cites)))),
+        "__module__": method.__module__,
+        "__doc__": f"{(method.__doc__ or '').strip()}\n\nInside clusters: {(clusterer.__doc__ or '').strip()}",
+    }
+    title = f"{method.__name__}In{clusterer.__name__}"
+    return make_dataclass(title, [*both.values()], bases=(InClusters,), namespace=facts, frozen=True, kw_only=True)

@@ -1,0 +1,119 @@
+"""A `Recipe` is a task in words: enough to build it, and to build it again when a run is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from atoll.data import augment, datasets, partition
+from atoll.data.datasets import Dataset
+from atoll.data.splits import Shares
+from atoll.data.task import Task, Training
+from atoll.kernel.errors import RunError, TaskError
+from atoll.kernel.randomness import generator
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which data, how it is dealt to clients, which model, and how clients take their steps."""
+
+    dataset: str = "digits"
+    partition: str = "auto"  # natural where samples belong to somebody, else dirichlet:0.3
+    clients: int | None = None  # 20, or all natural ones
+    model: str = "auto"  # cnn, mlp:64; with slashes, clients have different ones in turn: cnn/mlp:64
+    seed: int = 0  # of the model's initial values, and of the partition unless it has its own
+    partition_seed: int | None = None
+    data: str | None = None  # the folder of the data sets; ATOLL_DATA by default
+    samples: int | None = None  # so many of the data set's, drawn before anything else; all by default
+    split: str = "60/15/25"  # per cent of each client's samples: train / val / test
+    central: str = "none"  # test set of the server: none, official, or a share taken before dealing, as 0.1
+    public: float = 0.0  # share that everybody may see, taken before dealing
+    augment: str = "none"  # how training images are changed: none, crop-flip, crop, simclr or simclr-batch
+    unseen: float = 0.0  # share of clients that take no part, and are welcomed after the last round
+    training: Training = field(default_factory=Training)
+
+    def build(self) -> Task:
+        """The task."""
+        folder = datasets.data_folder(None if self.data is None else Path(self.data))
+        dataset = _load(self.dataset, folder, merge=self.central != "official")
+        deal = self.seed if self.partition_seed is None else self.partition_seed
+        if self.samples is not None:
+            dataset = dataset.some(self.samples, generator(deal, "samples"))
+        natural = dataset.owner is not None
+        words = ("natural" if natural else "dirichlet:0.3") if self.partition == "auto" else self.partition
+        dealt = partition.parse(words)
+        task = Task.build(
+            dataset,
+            dealt,
+            clients=20 if self.clients is None and dealt.reads != "owners" else self.clients,
+            model=None if self.model == "auto" else self.model.split("/"),
+            seed=self.seed,
+            partition_seed=self.partition_seed,
+            training=self.training,
+            shares=shares_of(self.split),
+            central=_share(self.central, dataset),
+            public=self.public,
+            augment=augment.parse(self.augment),
+            facts={"recipe": {**self.words, "partition": words}},
+        )
+        return task.holding_out(self.unseen, deal)
+
+    def seeded(self, seed: int) -> Recipe:
+        """The same with another seed."""
+        return replace(self, seed=seed)
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What a run's configuration says about its task; the training stands there by itself."""
+        return {name: value for name, value in asdict(self).items() if name != "training"}
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Recipe:
+        """The recipe of a run, from its configuration."""
+        words = config["task"].get("recipe")
+        if words is None:
+            raise RunError(
+                f"Only a task that was built from a recipe can be built again. {config['task']['name']!r} was not.",
+                hint="build the task in Python and continue with federate(task, ..., folder=..., resume=True).",
+            )
+        return cls(**words, training=Training(**config["training"]))
+
+
+def shares_of(split: str) -> Shares:
+    """Shares of 1 from `60/15/25`."""
+    try:
+        train, val, test = (float(part) / 100 for part in split.split("/"))
+    except ValueError:
+        raise TaskError(
+            f"A split must be three numbers that sum to 100, train/val/test. Got {split!r}.",
+            hint="for example 60/15/25.",
+        ) from None
+    if not (min(train, val, test) >= 0 and train > 0 and abs(train + val + test - 1) <= 1e-6):
+        raise TaskError(f"The three parts of a split must sum to 100, and train be above 0. Got {split!r}.")
+    return train, val, test
+
+
+def _share(central: str, dataset: Dataset) -> float:
+    if central == "official" and dataset.central is None:
+        raise TaskError(
+            f"An official test set is asked for, and {dataset.name} has none.", hint="take a share: --central 0.1."
+        )
+    if central in ("none", "official"):
+        return 0.0
+    try:
+        return float(central)
+    except ValueError:
+        raise TaskError(f"`central` must be none, official or a share of the samples. Got {central!r}.") from None
+
+
+def _load(dataset: str, folder: Path | None, merge: bool) -> Dataset:
+    """A data set; the last ones that were read are remembered as long as their files stay as they are."""
+    return _read(dataset, folder, merge, datasets.files(dataset, folder))
+
+
+@lru_cache(maxsize=2)  # a comparison builds one task per seed from the same samples
+def _read(dataset: str, folder: Path | None, merge: bool, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
+    return datasets.load(dataset, folder, merge)

@@ -1,5 +1,0 @@
-"""Engines run a method's local work on clients; one interface, `run`, whatever the hardware."""
-
-from atoll.engines.local import LocalEngine
-
-__all__ = ["LocalEngine"]

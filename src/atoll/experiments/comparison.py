@@ -1,0 +1,260 @@
+"""compare(): several methods, several seeds, every client. Runs what is missing, reuses what is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from atoll.algorithms import file_of, name_of
+from atoll.compose import create, find, from_record, to_record
+from atoll.compose.architectures import within_architectures
+from atoll.data.recipe import Recipe
+from atoll.data.task import Task, Training
+from atoll.federation import TRAINED, federate, interruptions
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.errors import RunError, unknown
+from atoll.kernel.sources import code_digest, file_digest
+from atoll.records.configuration import Settings, is_another_model
+from atoll.records.results import REFERENCES, SELECTIONS, Outcome, Results, Select, label
+from atoll.records.runs import quietly, write_json, writing
+from atoll.report.export import save
+from atoll.report.table import ComparisonTable
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.engines.trainings import OnEpoch
+from atoll.runtime.participation import fingerprint
+
+log = logging.getLogger("atoll.experiments.comparison")
+
+Begun = Literal["new", "resumed", "reused"]
+
+
+class Comparison(Results):
+    """Methods side by side, with what shows them."""
+
+    def table(self) -> ComparisonTable:
+        """Return the table for a terminal."""
+        return ComparisonTable(self)
+
+    def save(self, folder: Path | str) -> dict[str, Path]:
+        """Write report.html, results.csv, .json, .md and .tex, and clients.csv; return their paths by name."""
+        return save(self, Path(folder))
+
+
+def compare(
+    task: Recipe | Task | Callable[[int], Task],
+    methods: Sequence[Algorithm | str],
+    *,
+    seeds: int | Sequence[int] = 3,
+    settings: Settings | None = None,
+    engine: LocalEngine | None = None,
+    folder: Path | str | None = None,
+    on_run: Callable[[str, int, Begun], None] | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_epoch: OnEpoch | None = None,
+    select: Select = "last",
+    target: float | None = None,
+    **more: Any,
+) -> Comparison:
+    """Run every method with every seed on the same clients, and pair them client by client.
+
+    A seed decides training, initial values and, unless the recipe has a `partition_seed`, who gets which samples; a
+    `Task` is the same for all seeds. Local and FedAvg are added if they are missing. With a `folder`, runs that are
+    finished there are reused and interrupted ones continued. All runs share one engine, and so its programs. `select`
+    says which round counts: the last one, the best on validation, or, for comparison with papers, the oracle's.
+
+        compare(Recipe("digits", clients=20), ["fedper", Ditto(lam=0.1)], seeds=3, rounds=30).table()
+    """
+    settings = Settings(**more) if settings is None else settings
+    engine = engine or LocalEngine()
+    seeds = [*range(settings.seed, settings.seed + seeds)] if isinstance(seeds, int) else [*seeds]
+    if not seeds:
+        raise RunError("A comparison must have at least 1 seed. Got none.")
+    if select not in SELECTIONS:
+        raise unknown("selection", select, SELECTIONS)
+    if settings.evaluation != "all":
+        raise RunError(f"A comparison needs every client's score: evaluation='all'. Got {settings.evaluation!r}.")
+    chosen = with_references([create(method) if isinstance(method, str) else method for method in methods])
+    build = _builder(task)
+    folder = None if folder is None else Path(folder)
+    if folder is not None:
+        _claim(folder, task, list(chosen.values()), seeds, settings, engine)
+    outcomes: dict[str, list[Outcome]] = {method: [] for method in chosen}
+    with interruptions(enabled=folder is not None) as stop:
+        for seed in seeds:
+            here = build(seed)
+            _require_samples(here, select)
+            _require_beginnings(here, chosen.values(), settings, seed)
+            for method, algorithm in chosen.items():
+                place = None if folder is None else folder / run_name(algorithm, seed)
+                written = place is not None and (place / "config.json").exists()
+                done = Outcome.read(place) if place is not None and written else None
+                if done is not None:
+                    _require_same_data(done, here)
+                if on_run:
+                    on_run(method, seed, "new" if done is None else "reused" if done.finished else "resumed")
+                if done is None or not done.finished:
+                    try:
+                        report = federate(
+                            here, algorithm, settings=_settings_of(algorithm, settings, seed), engine=engine,
+                            folder=place, resume=written, on_round=on_round, on_epoch=on_epoch, stop=stop,
+                            trained=None if folder is None else folder / TRAINED,
+                        )  # fmt: skip
+                    except KeyboardInterrupt:
+                        stop.set()
+                    else:
+                        done = Outcome.of(report) if place is None else Outcome.read(place)
+                if stop.is_set():
+                    how = "" if folder is None else f"; continue with `atoll resume {folder}`"
+                    raise KeyboardInterrupt(f"stopped in {method} with seed {seed}{how}")
+                assert done is not None
+                outcomes[method].append(done)
+    return Comparison(outcomes, select, target)
+
+
+def _settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Settings:
+    """A one-shot method has one round, however many the others have."""
+    return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds)
+
+
+def _require_samples(task: Task, select: Select) -> None:
+    """Say before the first run what would be missing after the last one."""
+    for split in ("test", "val") if select == "best" else ("test",):
+        if not len(task.splits[split].order):
+            raise RunError(
+                f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
+                hint="give every split a share, as with --split 60/15/25.",
+            )
+
+
+def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: Settings, seed: int) -> None:
+    """Say before the first run which method could not begin; what methods say of themselves, they will say then."""
+    for algorithm in algorithms:
+        _settings_of(algorithm, settings, seed).check(task, algorithm)
+        with quietly():
+            within_architectures(algorithm, task).start(task)
+
+
+def _require_same_data(done: Outcome, task: Task) -> None:
+    before = done.config["task"].get("data")
+    if before not in (None, task.fingerprint):
+        raise RunError(
+            f"Runs are reused for the same data only. Those of {done.folder} have the fingerprint {before}, now it is "
+            f"{task.fingerprint}.",
+            hint="the data or their split have changed: choose another folder.",
+        )
+    if is_another_model(done.config, task):
+        raise RunError(
+            f"Runs are reused for the same model only. Those of {done.folder} had one that computes something else.",
+            hint="an attribute of the model has changed: choose another folder.",
+        )
+
+
+def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
+    """The algorithms by label, each once, with Local and FedAvg in front if they are missing."""
+    present = {name_of(type(algorithm)) for algorithm in algorithms}
+    # the same gradient budget: as many local epochs as the methods they are a reference for
+    many = [algorithm for algorithm in algorithms if not algorithm.one_shot] or algorithms
+    epochs = max((algorithm.epochs for algorithm in many if hasattr(algorithm, "epochs")), default=1)
+    added = [find(name)(epochs=epochs) for name in REFERENCES if name not in present]  # type: ignore[call-arg]
+    if added:
+        log.warning("added %s: gains are measured against them", " and ".join(map(label, added)))
+    return {label(algorithm): algorithm for algorithm in [*added, *algorithms]}
+
+
+def run_name(algorithm: Algorithm, seed: int) -> str:
+    """The folder of a run in a comparison.
+
+    It changes with the hyperparameters, and with the text of a user's file and of what that imports from beside it.
+    """
+    file = file_of(type(algorithm))
+    name = None if file is None else f"{file.stem}-{file_digest(file)}{algorithm.added}"
+    return re.sub(r"[^\w.=,+-]+", "-", f"{label(algorithm, name)}-seed{seed}")
+
+
+def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:
+    """The folder of all comparisons of one task with the same settings and code: their runs are shared."""
+    question = [
+        asdict(recipe.seeded(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
+        engine.precision, code_digest(),
+    ]  # fmt: skip
+    return f"{recipe.dataset}-compare-{_digest(json.dumps(question).encode())}"
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folders of the runs that were asked for last in a comparison's folder; a run's own folder as it is."""
+    if not (folder / "comparison.json").exists():
+        return [folder]
+    asked = json.loads((folder / "comparison.json").read_text())
+    methods = [from_record(method) for method in asked["methods"]]
+    places = [folder / run_name(method, seed) for method in methods for seed in asked["seeds"]]
+    return [place for place in places if (place / "config.json").exists()]
+
+
+def reopen(folder: Path) -> dict[str, Any]:
+    """The arguments for `compare` of the comparison in a folder; its `engine` as the options of one."""
+    asked = json.loads((folder / "comparison.json").read_text())
+    if asked["recipe"] is None:
+        raise RunError(
+            "Only a comparison of a task that was built from a recipe can be resumed by its folder.",
+            hint="call compare(task, ..., folder=...) again: it continues.",
+        )
+    recipe = Recipe(**{**asked["recipe"], "training": Training(**asked["recipe"]["training"])})
+    return {
+        "task": recipe,
+        "methods": [from_record(method) for method in asked["methods"]],
+        "seeds": asked["seeds"],
+        "settings": Settings(**asked["settings"]),
+        "folder": folder,
+        "engine": asked["engine"],
+    }
+
+
+def _claim(
+    folder: Path, task: Any, methods: list[Algorithm], seeds: list[int], settings: Settings, engine: LocalEngine
+) -> None:
+    """Write what is asked for into the folder; refuse one whose runs answer another question."""
+    asked = {
+        "recipe": asdict(task) if isinstance(task, Recipe) else None,
+        "methods": [to_record(one) for one in methods],
+        "seeds": seeds,
+        "settings": asdict(settings),
+        "schedule": fingerprint(settings.participation),
+        "engine": engine.options,
+        "code": code_digest(),
+    }
+    path = folder / "comparison.json"
+    if path.exists():
+        before = json.loads(path.read_text())
+        differs = [name for name in ("recipe", "settings", "schedule") if before.get(name, {}) != asked[name]]
+        if differs:
+            raise RunError(
+                f"The runs of a comparison must have task and settings in common. {folder} has another {differs[0]}.",
+                hint="choose another --out.",
+            )
+        if before["code"] != asked["code"]:
+            log.warning(
+                "Atoll's code has changed since this comparison was begun; its finished runs are used as they are"
+            )
+    elif (folder / "config.json").exists():
+        raise RunError(
+            f"A comparison must have a folder of its own. {folder} holds a single run.", hint="choose another --out."
+        )
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, asked)
+
+
+def _builder(task: Recipe | Task | Callable[[int], Task]) -> Callable[[int], Task]:
+    if isinstance(task, Recipe):
+        return lambda seed: task.seeded(seed).build()
+    return (lambda _: task) if isinstance(task, Task) else task
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:8]

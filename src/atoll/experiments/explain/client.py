@@ -1,0 +1,324 @@
+"""One client: its data, from whom it learned, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from atoll.data.statistics import Statistics
+from atoll.experiments.explain.study import Gain, Study, Values
+from atoll.experiments.explain.words import counted, enumerated, p_text, percent, rank_text
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.randomness import generator
+from atoll.metrics import significance
+from atoll.metrics.groups import terciles
+from atoll.records.results import REFERENCES, SIGNIFICANT, Outcome
+
+SMALL, LARGE = 0, 2  # thirds of the clients
+FAR = 2  # times what chance alone gives
+NEAREST = 3  # clients named as the most similar
+CHANCE_DRAWS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One client of a study, seen among the others."""
+
+    study: Study
+    client: int
+
+    @property
+    def data(self) -> Statistics | None:
+        """What the clients have."""
+        return self.study.statistics
+
+    @cached_property
+    def tested(self) -> int:
+        """On how many samples it is tested."""
+        return int(self.study.outcome.samples()[self.client])
+
+    @cached_property
+    def gain(self) -> Gain | None:
+        """Over Local; over FedAvg, for Local itself."""
+        return None if self.study.over is None else self.gain_over(self.study.over)
+
+    def gain_over(self, over: str) -> Gain | None:
+        """None without that reference or without test samples."""
+        study, reference, gains = self.study, self.study.reference(over), self.study.gains(over)
+        if reference is None or gains is None or reference == study.method or not self.tested:
+            return None
+        other = study.comparison.outcomes[reference][study.index]
+        score = float(other.scores(select=study.select)[self.client])
+        value, error = (float(part[self.client]) for part in gains)
+        return Gain(reference, score, value, error, self._only(other))
+
+    def _only(self, other: Outcome) -> tuple[int, int, float] | None:
+        """For samples that are right or wrong; they are known after the last round."""
+        ours, theirs = self.study.outcome.each_of(self.client), other.each_of(self.client)
+        if ours is None or theirs is None or self.study.select != "last":
+            return None
+        if not np.isin([ours, theirs], (0, 1)).all():
+            return None
+        table = significance.mcnemar_table(ours == 1, theirs == 1)
+        return int(table[0, 1]), int(table[1, 0]), significance.mcnemar(ours == 1, theirs == 1)
+
+    def third(self, what: str) -> int | None:
+        """Which third of the clients it is in."""
+        values = self.study.measured.get(what)
+        return None if values is None else int(terciles(values)[self.client])
+
+    @cached_property
+    def chance(self) -> dict[str, float]:
+        """How far chance alone puts a client of this size; labels are drawn from those of all."""
+        if self.data is None:
+            return {}
+        distance = 1 / math.sqrt(max(1, int(self.data.samples[self.client])))
+        found = {"target shift": distance, "feature distance": distance}
+        if self.data.counts is not None:
+            everybody = self.data.counts.sum(axis=0) / self.data.counts.sum()
+            labels = max(1, int(self.data.counts[self.client].sum()))
+            draws = generator(0, "labels by chance").multinomial(labels, everybody, size=CHANCE_DRAWS)
+            found["label divergence"] = float(divergence(draws / labels, everybody).mean())
+        return found
+
+    @cached_property
+    def far(self) -> dict[str, str]:
+        """In what it is in the third that is farthest from all, and beyond chance; with its rank."""
+        names = {"label divergence": "labels", "target shift": "targets", "feature distance": "features"}
+        return {
+            what: f"{name} ({rank_text(self.study.measured[what], self.client)})"
+            for what, name in names.items()
+            if self.third(what) == LARGE and self.study.measured[what][self.client] > FAR * self.chance.get(what, 0)
+        }
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients of this method deploy models of their own."""
+        return type(self.study.outcome.algorithm).personalize is not Algorithm.personalize
+
+    @cached_property
+    def weights(self) -> Values | None:
+        """The share of every client in what it gets: from the method's matrix, or from one mean over clients."""
+        outcome = self.study.outcome
+        if outcome.mixing is not None:
+            row = outcome.mixing[self.client]
+            return np.asarray(row / (np.abs(row).sum() or 1))
+        if type(outcome.algorithm).mixing is not Algorithm.mixing or not hasattr(outcome.algorithm, "weighting"):
+            return None
+        weighting = outcome.algorithm.weighting
+        if weighting == "uniform":
+            return np.full(self.study.clients, 1 / self.study.clients)
+        return None if self.data is None or weighting != "samples" else self.data.samples / self.data.samples.sum()
+
+    @cached_property
+    def alike(self) -> list[int]:
+        """The other clients, those with the most similar labels first; none if labels do not tell them apart."""
+        if self.data is None or self.data.counts is None or not self.data.counts[self.client].any():
+            return []
+        totals = self.data.counts.sum(axis=1)
+        shares = self.data.counts / np.maximum(totals, 1)[:, None]
+        distances = divergence(shares, shares[self.client])
+        order = np.argsort(distances, kind="stable")
+        others = [int(other) for other in order if other != self.client and totals[other]]
+        return others if np.ptp(distances) > 1e-9 else []
+
+    def holds(self, what: str) -> str:
+        """Whether the gain falls with something over all clients, as a rule supposes."""
+        relation = self.study.relations.get(what)
+        if relation is None:
+            return ""
+        if relation.p >= SIGNIFICANT:
+            return f"; over all clients the gain does not clearly go with {what} ({relation})"
+        way = "over all clients the gain falls with" if relation.rho < 0 else "yet over all clients the gain rises with"
+        return f"; {way} {what} ({relation})"
+
+
+def data_of(case: Case) -> list[str]:
+    """How the client's data differ."""
+    data, client, measured = case.data, case.client, case.study.measured
+    if data is None:
+        return ["What the clients have was not written down, so that how their data differ is not known."]
+    samples, median = int(data.samples[client]), float(np.median(data.samples))
+    times = f", {samples / median:.2f} times the median of {median:,g}" if median else ""
+    among = f"{times}, {rank_text(data.samples, client)} by size" if np.ptp(data.samples) else ", as all clients do"
+    words = [f"It trains on {counted(samples, 'sample')}{among}{_group(case)}."]
+    if not samples:
+        return words
+
+    def place(what: str) -> str:
+        by_chance = f" (by chance alone about {case.chance[what]:.2g})" if what in case.chance else ""
+        return f"{by_chance}, {rank_text(measured[what], client)}"
+
+    if data.present is not None and data.entropy is not None:
+        most = math.log2(data.classes or 2)
+        words.append(
+            f"It has {data.present[client]} of {data.classes} classes{_dominant(case)}; its label entropy is "
+            f"{data.entropy[client]:.1f} bits of at most {most:.1f}."
+        )
+    if data.divergence is not None and data.variation is not None:
+        words.append(
+            f"Its labels diverge from those of all by {data.divergence[client]:.2g} bits of at most 1"
+            f"{place('label divergence')}; total variation {data.variation[client]:.2f}."
+        )
+    if data.target_shift is not None and data.target_mean is not None:
+        side = "above" if data.target_shift[client] > 0 else "below"
+        words.append(
+            f"Its mean target, {data.target_mean[client]:.3g}, is {abs(data.target_shift[client]):.2f} standard "
+            f"deviations {side} that of all{place('target shift')}."
+        )
+    if data.feature_distance is not None:
+        words.append(
+            f"Its mean sample is {data.feature_distance[client]:.2f} standard deviations from that of all"
+            f"{place('feature distance')}."
+        )
+    return words
+
+
+def _group(case: Case) -> str:
+    if case.data is None or case.data.groups is None:
+        return ""
+    group = case.data.groups[case.client]
+    return f"; it belongs to planted group {group}, as {int((case.data.groups == group).sum()) - 1} others do"
+
+
+def _dominant(case: Case) -> str:
+    """The most frequent classes, with their shares."""
+    if case.data is None or case.data.counts is None:
+        return ""
+    counts = case.data.counts[case.client]
+    top = [label for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
+    return f", the most frequent {enumerated([f'{label} ({percent(counts[label] / counts.sum())})' for label in top])}"
+
+
+def sources_of(case: Case) -> list[str]:
+    """Which clients it learned from."""
+    outcome, replies = case.study.outcome, case.study.replies
+    if not outcome.algorithm.sends:
+        return ["It learned from nobody: every client trains alone."]
+    if case.weights is None:
+        words = ["Which clients it learned from is not known."]
+    elif outcome.mixing is not None:
+        words = _mixed(case, case.weights)
+    else:
+        words = _averaged(case, case.weights)
+    words += [*_companions(case), *_gate(case), *_fallback(case)]
+    if replies is not None:
+        mine = int(replies[case.client])
+        there = "all" if mine == outcome.done else f"{mine} of the"
+        mean = "" if mine == outcome.done else f", the mean client in {replies.mean():.1f}"
+        words.append(f"It took part in {there} {outcome.done} rounds{mean}.")
+    return words
+
+
+def _mixed(case: Case, weights: Values) -> list[str]:
+    """Whom the method's matrix names."""
+    shares = np.abs(weights)
+    if not shares.any():
+        return ["The method gives no client any weight in what it gets."]
+    spread = math.exp(-sum(share * math.log(share) for share in shares if share > 0))
+    others = [int(one) for one in np.argsort(-shares, kind="stable") if one != case.client and shares[one]][:NEAREST]
+    listed = enumerated([f"{case.study.name(one)} ({percent(weights[one])})" for one in others])
+    mine, largest = percent(weights[case.client]), f", most of the rest that of {listed}" if others else ""
+    words = [f"Of what it gets, {mine} is its own{largest}; it is as spread as over {spread:.1f} equal clients."]
+    if case.data is not None and case.data.groups is not None:
+        same = case.data.groups == case.data.groups[case.client]
+        words.append(f"Its planted group has {percent(shares[same].sum())} of the weight.")
+    elif case.alike and others:
+        near = len(set(others) & set(case.alike[: len(others)]))
+        words.append(f"{near} of these {len(others)} are among the {len(others)} with the most similar labels.")
+    return words
+
+
+def _companions(case: Case) -> list[str]:
+    """Its cluster, and who else is in it."""
+    found = case.study.outcome.clusters
+    if found is None:
+        return []
+    cluster = found.of_client[case.client]
+    if cluster < 0:
+        return [f"It is in none of the {counted(found.number, 'cluster')}."]
+    others = [int(one) for one in np.flatnonzero(found.of_client == cluster) if one != case.client]
+    company = f"with {case.study.named(others)}" if others else "alone"
+    return [f"It is in cluster {cluster}, one of {found.number}, {company}."]
+
+
+def _gate(case: Case) -> list[str]:
+    """When a method that pulls a client to what others sent let it be pulled, and how strongly."""
+    told = [(line["round"], line.get("observed", {}).get("lam", {})) for line in case.study.outcome.history]
+    pulls = [(round, of[str(case.client)]) for round, of in told if str(case.client) in of]
+    if not pulls:
+        return []
+    opened = [(round, pull) for round, pull in pulls if pull > 0]
+    if not opened:
+        never = "what others sent was never better on its validation data than its own model"
+        return [f"The gate stayed shut in all {len(pulls)} rounds: {never}."]
+    mean = sum(pull for _, pull in opened) / len(opened)
+    shut = "" if opened[-1][0] == pulls[-1][0] else f" and has been shut since round {opened[-1][0] + 1}"
+    when = f"in {len(opened)} of {len(pulls)} rounds, first in round {opened[0][0]}"
+    return [f"The gate was open {when}, with a pull of {mean:.2g} on average{shut}."]
+
+
+def _fallback(case: Case) -> list[str]:
+    """Whether it deploys the model that it trained alone, where a gate decides that."""
+    told, client = case.study.outcome.deployment, str(case.client)
+    if client not in told.get("alone", {}):
+        return []
+    lead, margin = told["lead"][client], getattr(case.study.outcome.algorithm, "margin", None)
+    what = "the model that it trained alone" if told["alone"][client] else "what the method offers"
+    way = "better" if lead > 0 else "worse"
+    asked = f"; the margin is {margin:g}" if isinstance(margin, float) else ""
+    return [f"It deploys {what}: on its validation data its own model is {abs(lead):.1f} standard errors {way}{asked}."]
+
+
+def _averaged(case: Case, weights: Values) -> list[str]:
+    """Its share of one mean over clients, and that of clients like it."""
+    nearest, even = case.alike[:NEAREST], np.ptp(weights) == 0
+    mine, theirs = percent(weights[case.client]), percent(weights[nearest].sum())
+    how = "each the same" if even else "weighted by samples"
+    similar = f", those with the most similar labels ({case.study.named(nearest)}) together {theirs}" if nearest else ""
+    return [f"What the server hands out is a mean over clients, {how}: it has {mine} of all weight{similar}."]
+
+
+def result_of(case: Case) -> list[str]:
+    """What it has, and what it gained or lost."""
+    study = case.study
+    if not case.tested:
+        return ["It has no test samples, so that what it gains or loses is not known."]
+    score = study.score(float(study.scores[case.client]))
+    words = [f"With {study.method} its {study.numbers.name} is {score} on {counted(case.tested, 'test sample')}."]
+    gains = [gain for over in REFERENCES if (gain := case.gain_over(over)) is not None]
+    return [*words, *(_gained(study, gain) for gain in gains), *_other_seeds(case)]
+
+
+def _gained(study: Study, gain: Gain) -> str:
+    only, beyond = "", "beyond" if gain.helped or gain.harmed else "within"
+    if gain.only is not None:
+        ours, theirs, p = gain.only
+        only = f"; right only with {study.method}: {ours}, only with {gain.over}: {theirs} (McNemar's {p_text(p)})"
+    return (
+        f"Against {gain.over} ({study.score(gain.score)}) that is {study.points(gain.value)}, {beyond} one standard "
+        f"error ({study.numbers.score(gain.error)}){only}."
+    )
+
+
+def _other_seeds(case: Case) -> list[str]:
+    """The same client with other seeds, where its data are the same."""
+    study, gain = case.study, case.gain
+    gains = None if study.over is None else study.comparison.gains(study.method, study.over)
+    data = [outcome.config["task"].get("data") for outcome in study.comparison.outcomes[study.method]]
+    same = [one for one in range(len(data)) if one != study.index and data[one] == data[study.index] is not None]
+    if gains is None or gain is None or not same:
+        return []
+    listed = enumerated([study.points(float(gains[one, case.client])) for one in same])
+    return [f"With other seeds, on the same data, it is {listed} against {gain.over}."]
+
+
+def divergence(p: Values, q: Values) -> Values:
+    """Jensen and Shannon's, in bits, of distributions along the last axis."""
+    from scipy.special import rel_entr
+
+    middle = (p + q) / 2
+    return np.asarray((rel_entr(p, middle) + rel_entr(q, middle)).sum(axis=-1) / (2 * math.log(2)))

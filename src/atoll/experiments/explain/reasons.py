@@ -1,0 +1,212 @@
+"""Why a gain or a loss is plausible, and what would likely help: rules, each with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll import algorithms
+from atoll.algorithms import name_of
+from atoll.experiments.explain.client import LARGE, SMALL, Case
+from atoll.experiments.explain.study import Gain
+from atoll.experiments.explain.words import counted, enumerated, percent
+from atoll.metrics import significance
+from atoll.records.results import SIGNIFICANT
+
+MOST_REASONS = 2
+FEWEST_SAMPLES = 10  # for a validation loss
+NO_ROOM = 0.95  # a score alone that leaves little to gain
+WORSE = 1.25  # times the lowest validation loss
+
+
+class Reason(NamedTuple):
+    """What may explain a gain or a loss, and what would help."""
+
+    text: str
+    advice: tuple[str, ...] = ()
+
+
+def reasons_of(case: Case) -> list[Reason]:
+    """The first of those that apply; the rules are about gains over Local."""
+    if case.study.over != "local" or case.gain is None:
+        return []
+    reasons = [reason for rule in RULES if (reason := rule(case, case.gain)) is not None]
+    return reasons[:MOST_REASONS] or [Reason("None of the rules accounts for it.")]
+
+
+def _by_chance(case: Case, gain: Gain) -> Reason | None:
+    """Few test samples: noise."""
+    if gain.helped or gain.harmed:
+        doubtful = gain.only is not None and gain.only[-1] >= SIGNIFICANT
+        return Reason("By McNemar's test it may still be chance.") if doubtful else None
+    what = f"a difference of {case.study.points(gain.value)} may be chance" if gain.value else "it makes no difference"
+    return Reason(
+        f"On {counted(case.tested, 'test sample')} {what}.",
+        ("More seeds (--seeds) or a larger test share (--split 50/15/35) would tell more.",),
+    )
+
+
+def _seldom(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
+    """It was hardly there."""
+    replies = case.study.replies
+    if replies is None or replies[case.client] > replies.mean() / 2:
+        return None
+    return Reason(
+        f"It took part in {counted(int(replies[case.client]), 'round')}, the mean client in {replies.mean():.1f}, so "
+        "that what it gets owes little to its data.",
+        ("Ask it more often: a larger --cohort, or more --rounds.",),
+    )
+
+
+def _other_groups(case: Case, gain: Gain) -> Reason | None:
+    """It learns from planted groups that have another truth."""
+    if case.data is None or case.data.groups is None or case.weights is None or not gain.harmed:
+        return None
+    share = np.abs(case.weights[case.data.groups != case.data.groups[case.client]]).sum()
+    if not share:
+        return None
+    return Reason(
+        f"{percent(share)} of the weight in what it gets is that of other planted groups, which have another truth.",
+        _more_personal(case),
+    )
+
+
+def _pulled_away(case: Case, gain: Gain) -> Reason | None:
+    """Far data and a shared model."""
+    if not case.far or not gain.harmed:
+        return None
+    how = "its own part may be too weak against what it shares" if case.personal else "one model serves all"
+    return Reason(
+        f"Its {enumerated([*case.far.values()])} are far from those of all, and {how}: it may be pulled away from its "
+        f"task{case.holds(next(iter(case.far)))}.",
+        _more_personal(case),
+    )
+
+
+def _few_samples(case: Case, gain: Gain) -> Reason | None:
+    """Federation has much to give to a small client."""
+    if case.data is None or case.third("size") != SMALL or not gain.helped:
+        return None
+    far = f"although its {enumerated([*case.far.values()])} are far from those of all"
+    return Reason(
+        f"It has few samples ({case.data.samples[case.client]:,}, median {np.median(case.data.samples):,g}), which "
+        f"leaves much to learn from others, {far if case.far else 'and its data are ordinary'}{case.holds('size')}."
+    )
+
+
+def _large(case: Case, gain: Gain) -> Reason | None:
+    """A large client with ordinary data knows what the others know."""
+    if case.data is None or case.third("size") != LARGE or case.far or gain.helped:
+        return None
+    return Reason(
+        f"It has many samples ({case.data.samples[case.client]:,}, median {np.median(case.data.samples):,g}) and "
+        f"ordinary data, so that others add little{case.holds('size')}."
+    )
+
+
+def _no_room(case: Case, gain: Gain) -> Reason | None:
+    """Alone it is nearly as good as can be."""
+    numbers = case.study.numbers
+    if not (numbers.share and numbers.higher_is_better and gain.score >= NO_ROOM) or gain.helped:
+        return None
+    return Reason(
+        f"Alone it has {case.study.score(gain.score)}: at most {numbers.score(1 - gain.score)} points are left to gain."
+    )
+
+
+def _against_shared(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
+    """Its own model and the shared one, on the same samples."""
+    study, client = case.study, case.client
+    models = study.outcome.chosen(study.select)["evaluation"]
+    if "shared" not in models:
+        return None
+    own, shared = (models[name]["test"] for name in ("personal", "shared"))
+    error = float(significance.standard_error(own["variances"][client], shared["variances"][client], case.tested))
+    difference = study.outcome.sign * (own["clients"][client] - shared["clients"][client])
+    if abs(difference) <= error:
+        return None
+    verdict = "what is personal helps it" if difference > 0 else "what is personal costs it, as few samples may"
+    return Reason(
+        f"Its own model has {study.score(own['clients'][client])}, the shared one "
+        f"{study.score(shared['clients'][client])} (standard error {study.numbers.score(error)}): {verdict}.",
+        () if difference > 0 else _less_personal(case),
+    )
+
+
+def _worse_validation(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
+    """Its validation loss was lower before: a little longer ago is overfitting, just before is a jump."""
+    figures = [(line["round"], line["evaluation"]["personal"]["val"]) for line in case.study.outcome.evaluations]
+    if len(figures) < 2 or figures[-1][1]["samples"][case.client] < FEWEST_SAMPLES:
+        return None
+    losses = [(val["losses"][case.client], round) for round, val in figures]
+    (lowest, when), (before, _), (last, now) = min(losses), losses[-2], losses[-1]
+    if not last > WORSE * lowest:
+        return None
+    if before <= WORSE * lowest:
+        return Reason(
+            f"Its validation loss jumped from {before:.3g} to {last:.3g} in round {now}: its steps may be too large.",
+            ("A smaller --lr or --clip makes its steps steadier.",),
+        )
+    return Reason(
+        f"Its validation loss was lowest after round {when} ({lowest:.3g}) and is {last:.3g} now: it may overfit.",
+        ("Fewer --rounds, a smaller --lr or --weight-decay may stop the overfitting.",),
+    )
+
+
+RULES: tuple[Callable[[Case, Gain], Reason | None], ...] = (
+    _by_chance, _seldom, _other_groups, _pulled_away, _few_samples, _large, _no_room, _worse_validation,
+    _against_shared,
+)  # fmt: skip
+
+
+# -- what would likely help --------------------------------------------------------------------------------------------
+
+
+def stay_local(case: Case) -> list[str]:
+    """A client that is better off alone may stay so."""
+    gain = case.gain
+    if case.study.over != "local" or gain is None or not gain.harmed:
+        return []
+    return [f"It can stay with {gain.over}, which has {case.study.score(gain.score)} here."]
+
+
+def _more_personal(case: Case) -> tuple[str, ...]:
+    """Ways to a model that is more its own, among the methods there are."""
+    algorithm = case.study.outcome.algorithm
+    name, lam = name_of(type(algorithm)), getattr(algorithm, "lam", 0)
+    if name == "ditto" and lam:
+        return (f"A smaller pull towards the shared model (ditto:lam={lam / 10:g}) leaves it more of its own.",)
+    ways = {
+        "fedper": "fedper keeps a head for each client, which suits other labels",
+        "fedavg-ft": "fedavg-ft tunes the shared model on each client's data",
+        "ditto": "ditto gives each client a second model",
+    }
+    there = [words for way, words in ways.items() if way in algorithms.found() and way != name]
+    return (f"It may need more of its own: {', '.join(there[:2])}.",) if there else ()
+
+
+def _less_personal(case: Case) -> tuple[str, ...]:
+    """Ways to a model that is more the shared one."""
+    algorithm = case.study.outcome.algorithm
+    name, lam, epochs = name_of(type(algorithm)), getattr(algorithm, "lam", 0), getattr(algorithm, "tune_epochs", 0)
+    if name == "ditto":
+        return (f"A stronger pull towards the shared model (ditto:lam={10 * lam or 1:g}) lets it share more.",)
+    if name == "fedavg-ft":
+        return (f"Fewer epochs of tuning than {epochs} (tune_epochs) keep it nearer to the shared model.",)
+    return ("It can deploy the shared model instead.",)
+
+
+def best_on_validation(case: Case) -> list[str]:
+    """Which method of the comparison its validation samples prefer."""
+    study, samples = case.study, int(case.study.outcome.samples("val")[case.client])
+    scores = {
+        method: float(study.outcome.sign * study.comparison.scores(method, "val")[study.index, case.client])
+        for method in study.comparison.outcomes
+    }
+    best = max(scores, key=lambda method: scores[method])
+    if not samples or scores[best] <= scores[study.method]:
+        return []
+    mine, other = (study.score(study.outcome.sign * scores[method]) for method in (study.method, best))
+    return [f"On its {counted(samples, 'validation sample')} {best} is the best method here, {other} against {mine}."]

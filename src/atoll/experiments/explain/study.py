@@ -1,0 +1,315 @@
+"""One method and one seed of a comparison, with all clients: what can be said of them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.algorithms import name_of
+from atoll.data.statistics import Statistics
+from atoll.experiments.comparison import Comparison, runs_in
+from atoll.experiments.explain.words import enumerated, p_text
+from atoll.kernel.errors import UnknownName, unknown
+from atoll.records.results import REFERENCES, SIGNIFICANT, Outcome, Select
+from atoll.records.runs import Run
+from atoll.report.table import Numbers
+
+Values = NDArray[np.float64]
+
+FEWEST_CLIENTS = 5  # for a rank correlation
+STILL_RISING = 0.01  # of the score, over the last quarter of the rounds
+
+
+class Gain(NamedTuple):
+    """What a client gains over a reference, on its test samples."""
+
+    over: str
+    score: float  # of the reference
+    value: float
+    error: float
+    only: tuple[int, int, float] | None = None  # samples right with the method or the reference only, McNemar's p
+
+    @property
+    def helped(self) -> bool:
+        """Whether it gains more than one standard error."""
+        return self.value > self.error
+
+    @property
+    def harmed(self) -> bool:
+        """Whether it loses more than one standard error."""
+        return self.value < -self.error
+
+
+class Relation(NamedTuple):
+    """Spearman's rank correlation of the gain with something that clients have, over all clients."""
+
+    rho: float
+    p: float
+
+    def __str__(self) -> str:
+        return f"ρ = {self.rho:+.2f}, {p_text(self.p)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One method of a comparison with one of its seeds."""
+
+    comparison: Comparison
+    method: str
+    index: int = 0  # of the seed
+
+    @classmethod
+    def read(cls, folder: Path, method: str | None = None, seed: int | None = None) -> Study:
+        """Of the folder of a comparison, or of a run; for a run of a comparison, the references beside it are found.
+
+        Of a comparison, the best mean that is not a reference's and the first seed, unless others are asked for.
+        """
+        if (folder / "comparison.json").exists():
+            comparison = Comparison.of_runs(map(Outcome.read, runs_in(folder)))
+            method = best_method(comparison) if method is None else method
+        else:
+            run = Outcome.read(folder)
+            run.chosen()  # says what to do where nothing was evaluated
+            comparison = Comparison.of_runs([run, *references_beside(run, folder)])
+            method = run.label if method is None else method
+        if method not in comparison.outcomes:
+            raise unknown("method", method, comparison.outcomes)
+        if seed is not None and seed not in comparison.seeds:
+            raise unknown("seed", str(seed), map(str, comparison.seeds))
+        return cls(comparison, method, 0 if seed is None else comparison.seeds.index(seed))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the run has shown."""
+        return self.comparison.outcomes[self.method][self.index]
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What the clients have."""
+        return self.outcome.statistics
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return self.comparison.clients
+
+    @property
+    def select(self) -> Select:
+        """Which round counts."""
+        return self.comparison.select
+
+    @property
+    def scores(self) -> Values:
+        """Every client's score."""
+        return self.outcome.scores(select=self.select)
+
+    @property
+    def over(self) -> str | None:
+        """What gains are measured against: Local, or FedAvg for Local itself; None if it is not there."""
+        return next((name for name in REFERENCES if self.reference(name) not in (None, self.method)), None)
+
+    def reference(self, over: str) -> str | None:
+        """What Local or FedAvg is called here, if there is one."""
+        return self.comparison.reference(over)
+
+    def gains(self, over: str) -> tuple[Values, Values] | None:
+        """What every client gains over a reference, and the standard errors."""
+        values, errors = self.comparison.gains(self.method, over), self.comparison.errors(self.method, over)
+        return None if values is None or errors is None else (values[self.index], errors[self.index])
+
+    def affected(self, most: int) -> list[int]:
+        """The clients that lose or gain most, beyond one standard error: half of them harmed, and these first.
+
+        Where there are too few of one kind, there are more of the other. Without references, the worst scores.
+        """
+        gains = None if self.over is None else self.gains(self.over)
+        if gains is None:
+            order = np.argsort(self.outcome.sign * self.scores, kind="stable")  # NaN, without test samples, comes last
+            return [int(client) for client in order[: np.count_nonzero(self.outcome.samples())]][:most]
+        values, errors = gains
+        order = np.argsort(values, kind="stable")
+        harmed = [int(client) for client in order if values[client] < -errors[client]]
+        helped = [int(client) for client in order[::-1] if values[client] > errors[client]]
+        first = harmed[: max(math.ceil(most / 2), most - len(helped))]
+        return [*first, *helped[: most - len(first)]]
+
+    @cached_property
+    def measured(self) -> dict[str, Values]:
+        """In what clients differ, one value for each."""
+        data = self.statistics
+        if data is None:
+            return {}
+        values = {
+            "size": data.samples.astype(np.float64), "label divergence": data.divergence,
+            "target shift": None if data.target_shift is None else np.abs(data.target_shift),
+            "feature distance": data.feature_distance,
+        }  # fmt: skip
+        return {what: one for what, one in values.items() if one is not None}
+
+    @cached_property
+    def relations(self) -> dict[str, Relation]:
+        """How the gain goes with what clients have."""
+        gains = None if self.over is None else self.gains(self.over)
+        related = {} if gains is None else {what: relation_of(gains[0], one) for what, one in self.measured.items()}
+        return {what: relation for what, relation in related.items() if relation is not None}
+
+    @cached_property
+    def replies(self) -> NDArray[np.int64] | None:
+        """In how many rounds each client replied; None if it was not written down."""
+        if self.outcome.folder is None or not self.outcome.algorithm.sends:
+            return None
+        who: dict[int, set[int]] = {}
+        for entry in Run.open(self.outcome.folder).ledger():
+            if entry.direction == "up" and entry.round >= 0:
+                who.setdefault(entry.round, set()).update(entry.clients)
+        return np.bincount([client for some in who.values() for client in some], minlength=self.clients)
+
+    # -- words -----------------------------------------------------------------------------------------------------
+    @property
+    def numbers(self) -> Numbers:
+        """How figures are written."""
+        return Numbers.of(self.comparison)
+
+    def score(self, value: float) -> str:
+        """A score with its unit."""
+        return f"{self.numbers.score(value)}{' %' if self.numbers.share else ''}"
+
+    def points(self, value: float) -> str:
+        """A gain with its unit."""
+        return f"{self.numbers.gain(value)}{' points' if self.numbers.share else ''}"
+
+    def name(self, client: int) -> str:
+        """What a client is called."""
+        return str(client) if self.statistics is None else self.statistics.name(client)
+
+    def named(self, clients: Iterable[int]) -> str:
+        """Clients by name."""
+        return enumerated([self.name(client) for client in clients])
+
+    def title(self, client: int) -> str:
+        """What a client is called, with its number."""
+        name = self.name(client)
+        return f"Client {client}" if name in (str(client), f"client {client}") else f"{name} (client {client})"
+
+    def find(self, text: str) -> int:
+        """The client of a name or a number; names count first."""
+        names = [self.name(client) for client in range(self.clients)]
+        if text in names:
+            return names.index(text)
+        if text.isdecimal() and int(text) < self.clients:
+            return int(text)
+        near = get_close_matches(text, names)
+        raise UnknownName(
+            f"A client must be given by its name or by a number from 0 to {self.clients - 1}. Got {text!r}.",
+            hint=f"did you mean: {', '.join(near)}?" if near else f"they are called {enumerated(names)}.",
+        )
+
+
+def overview(study: Study) -> list[str]:
+    """All clients in a few sentences."""
+    outcome, task = study.outcome, study.outcome.config["task"]
+    dealt = task.get("recipe", {}).get("partition")
+    lower = "" if study.numbers.higher_is_better else "; lower is better, and a positive gain is good"
+    level = (
+        f"{study.method} on {task['name']}{f' ({dealt})' if dealt else ''}, seed {outcome.seed}: {study.numbers.name} "
+        f"{study.score(outcome.figures(select=study.select)['macro'])} on average over {study.clients} clients after "
+        f"round {outcome.chosen(study.select)['round']}{lower}."
+    )
+    gains = _no_gains(study) if study.over is None else _helped_and_harmed(study, study.over)
+    return [level, *study.comparison.missing, *_uneven(study), gains, *_related(study), *_still_rising(study)]
+
+
+# -- the sentences of an overview --------------------------------------------------------------------------------------
+
+
+def _no_gains(study: Study) -> str:
+    return (
+        "What clients gain is not known, because no run of Local or FedAvg is beside this one; "
+        f"`atoll compare {study.method}` with the same options makes them."
+    )
+
+
+def _helped_and_harmed(study: Study, over: str) -> str:
+    gains = study.gains(over)
+    assert gains is not None
+    values, errors = gains
+    known = ~np.isnan(values)
+    if not known.any():
+        return "No client has test samples, so that nothing is known about gains."
+    harmed = np.flatnonzero(values < -errors)
+    which = f" ({study.named(harmed)})" if len(harmed) else ""
+    return (
+        f"Against {study.reference(over)} the mean gain is {study.points(float(values[known].mean()))}; "
+        f"{int((values > errors).sum())} of {known.sum()} clients gain and {len(harmed)} lose{which} more than one "
+        "standard error, a bar that chance alone lets up to a third pass."
+    )
+
+
+def _uneven(study: Study) -> list[str]:
+    """A run that was cut short is behind its references."""
+    beside = [study.method, *(study.reference(name) for name in REFERENCES)]
+    outcomes = {name: study.comparison.outcomes[name][study.index] for name in dict.fromkeys(beside) if name}
+    rounds = {name: one.chosen(study.select)["round"] for name, one in outcomes.items() if not one.algorithm.one_shot}
+    if len(set(rounds.values())) < 2:
+        return []
+    listed = enumerated([f"{name} after round {done}" for name, done in rounds.items()])
+    return [f"Gains compare scores of different rounds: {listed}."]
+
+
+def _related(study: Study) -> list[str]:
+    if not study.relations:
+        return []
+    listed = "; ".join(f"{what} {relation}" for what, relation in study.relations.items())
+    clear = [what for what, relation in study.relations.items() if relation.p < SIGNIFICANT]
+    verdict = f"clear (p < {SIGNIFICANT}) is {enumerated(clear) if clear else 'none'}"
+    return [f"Rank correlation of the gain with what clients have, over all clients: {listed}; {verdict}."]
+
+
+def _still_rising(study: Study) -> list[str]:
+    """More rounds may help where the mean validation score still improves."""
+    curve = [(round, value) for round, value in study.outcome.curve() if math.isfinite(value)]
+    before = [point for point in curve if point[0] <= 0.75 * curve[-1][0]]
+    if not before:
+        return []
+    (then, old), (now, new) = before[-1], curve[-1]
+    if study.outcome.sign * (new - old) < STILL_RISING * (1 if study.numbers.share else abs(old)):
+        return []
+    rise = f"from {study.score(old)} after round {then} to {study.score(new)} after round {now}"
+    return [f"Validation still improves, {rise}: more --rounds may help everybody."]
+
+
+def relation_of(gains: Values, values: Values) -> Relation | None:
+    """None where there are too few clients, or nothing varies."""
+    from scipy.stats import spearmanr
+
+    known = ~np.isnan(gains) & ~np.isnan(values)
+    gains, values = np.round(gains[known], 12), values[known]  # equal differences may differ in their last digit
+    if len(gains) < FEWEST_CLIENTS or np.ptp(gains) == 0 or np.ptp(values) == 0:
+        return None
+    rho, p = spearmanr(gains, values)
+    return Relation(float(rho), float(p))
+
+
+def references_beside(run: Outcome, folder: Path) -> list[Outcome]:
+    """Local and FedAvg with the same seed, if the run is one of a comparison."""
+    parent = folder.resolve().parent
+    beside = map(Outcome.read, runs_in(parent)) if (parent / "comparison.json").exists() else ()
+    of_seed = [one for one in beside if one.seed == run.seed and one.label != run.label]
+    return [one for one in of_seed if name_of(type(one.algorithm)) in REFERENCES]
+
+
+def best_method(comparison: Comparison) -> str:
+    """The best mean that is not a reference's; of references alone, FedAvg."""
+    local, fedavg = (comparison.reference(name) for name in REFERENCES)
+    rows = [row for row in comparison.results if row["method"] not in (local, fedavg)]
+    if not rows:
+        return fedavg or comparison.best
+    return str(max(rows, key=lambda row: comparison.example.sign * row["mean"])["method"])

@@ -1,0 +1,218 @@
+"""A `Batch` is what a step sees: some samples of one client, and the model's functions of them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from atoll.kernel.errors import CohortError
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.params import Params, Structure, flatten, unflatten
+from atoll.kernel.randomness import Keys, number
+
+A = TypeVar("A")
+_taken = threading.local()
+AUGMENTATION = 0x61756700  # keeps its draws apart from those of dropout layers
+
+
+def gradients_taken() -> int:
+    """How many gradients this thread's steps have taken so far; a traced step counts when it is traced."""
+    return getattr(_taken, "count", 0)
+
+
+@contextmanager
+def _differentiating() -> Iterator[bool]:
+    """Record gradients; whether that was being done already, around this."""
+    inner = getattr(_taken, "recording", False)
+    _taken.recording = True
+    try:
+        with torch.enable_grad():
+            yield inner
+    finally:
+        _taken.recording = inner
+
+
+class Augment(Protocol):
+    """A rule that changes the samples of a batch; a frozen dataclass, so that equal rules share programs."""
+
+    def __call__(self, x: Tensor, keys: Keys) -> Tensor:
+        """The samples, changed."""
+        ...
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise unless samples of this shape can be changed so."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples `x` with targets `y`; `mask` is None or says which of them are not padding."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+    keys: Keys | None
+    network: Network
+    variant: Variant
+    vectorised: bool = False  # whether the step runs inside `vmap`, where gradients must be functional
+    augment: Augment | None = None  # how the samples may be changed
+    raw: Tensor | None = None  # the samples before they were changed, where `x` is a view of them
+    shown: int | None = None  # the number of that view
+
+    def view(self, number: int = 0) -> Batch:
+        """The samples as they look this time; views of other numbers are drawn independently of this one.
+
+        A step sees view 0. Every view starts from the samples as they are in the data, also that of a view.
+        """
+        if self.augment is None or number == self.shown:
+            return self
+        assert self.keys is not None, "a batch that is augmented has keys"
+        raw = self.x if self.raw is None else self.raw
+        x = self.augment(raw, self.keys.fold(AUGMENTATION).fold(number))
+        return replace(self, x=x, raw=raw, shown=number)
+
+    def views(self, count: int) -> Batch:
+        """One batch of the views 0 to count - 1, one after the other; copies where the task changes no samples."""
+
+        def repeated(values: Tensor) -> Tensor:
+            return torch.cat([values] * count)
+
+        return replace(
+            self,
+            x=torch.cat([self.view(number).x for number in range(count)]),
+            y=repeated(self.y),
+            mask=None if self.mask is None else repeated(self.mask),
+            augment=None,  # these are the views: there are no others of them
+            raw=None,
+            shown=None,
+        )
+
+    def rows(self, chosen: Tensor) -> Batch:
+        """The samples at these places, some perhaps several times; where samples are changed, each time otherwise."""
+        x = self.x if self.raw is None else self.raw
+        again = replace(self, x=x[chosen], y=self.y[chosen], raw=None, shown=None)
+        return again if self.shown is None else again.view(self.shown)
+
+    @property
+    def deployed(self) -> Batch:
+        """The same samples for a model that is not being trained, such as a teacher: statistics stay, nothing drops."""
+        return replace(self, variant=replace(self.variant, train=False))
+
+    @property
+    def count(self) -> Tensor:
+        """How many samples are not padding."""
+        if self.mask is None:
+            return torch.full((), len(self.x), dtype=torch.get_default_dtype(), device=self.x.device)
+        return self.mask.sum()
+
+    def split(self, parts: int) -> tuple[Batch, ...]:
+        """The batches that lie side by side in this one; each draws its own dropout masks, the first as this one."""
+        keys = [self.keys if part == 0 else self.keys and self.keys.fold(part) for part in range(parts)]
+        masks = [None] * parts if self.mask is None else self.mask.chunk(parts)
+        raws = [None] * parts if self.raw is None else self.raw.chunk(parts)
+        pieces = zip(self.x.chunk(parts), self.y.chunk(parts), masks, keys, raws, strict=True)
+        return tuple(replace(self, x=x, y=y, mask=mask, keys=key, raw=raw) for x, y, mask, key, raw in pieces)
+
+    def total(self, per_sample: Tensor) -> Tensor:
+        """The sum over the samples that are not padding."""
+        return per_sample.sum() if self.mask is None else (per_sample * self.mask).sum()
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """The mean over the samples that are not padding."""
+        return per_sample.mean() if self.mask is None else self.total(per_sample) / self.count
+
+    def outputs(self, w: Params) -> Tensor:
+        """What the model answers, one row per sample."""
+        return self.forward(w)[0]
+
+    def features(self, w: Params) -> Tensor:
+        """What enters the model's head, one row per sample."""
+        return replace(self, variant=replace(self.variant, features=True)).outputs(w)
+
+    def head(self, w: Params, features: Tensor) -> Tensor:
+        """What the model's head answers to features, of any number of samples; w may lack the other leaves."""
+        variant = replace(self.variant, head=True)
+        return replace(self, x=features, mask=None, variant=variant).outputs(w)
+
+    def uniform(self, purpose: str, *shape: int) -> Tensor:
+        """Draws from [0, 1), the same for this client, round and step however the scan is run."""
+        if self.keys is None:
+            raise CohortError("A step may draw only in a scan that says so.", hint="cohort.scan(..., draws=True).")
+        counter = torch.arange(math.prod(shape), device=self.x.device).reshape(shape)
+        return self.keys.fold(number(0, purpose) & 0xFFFFFFFF).uniform(counter, self.network.dtype)
+
+    def normal(self, purpose: str, *shape: int) -> Tensor:
+        """Draws from the standard normal distribution, as `uniform`; two from every two, by Box and Muller."""
+        count = math.prod(shape)
+        drawn, angle = self.uniform(purpose, 2, -(-count // 2))
+        length, angle = torch.sqrt(-2 * torch.log1p(-drawn)), 2 * math.pi * angle
+        return torch.cat([length * torch.cos(angle), length * torch.sin(angle)])[:count].reshape(shape)
+
+    def loss(self, w: Params) -> Tensor:
+        """The mean loss."""
+        return self.mean(self.network.loss(self.outputs(w), self.y))
+
+    def gradient(
+        self,
+        w: Params,
+        only: Iterable[str] | None = None,
+        through: Callable[[Params], Params] | None = None,
+    ) -> tuple[Params, Params, Tensor]:
+        """The gradient g of the loss; w with the buffers of the pass; the loss.
+
+        With `only`, the gradient is taken for these leaves, and the buffers of all others stay as they are. With
+        `through`, the loss is that of the model through(w), and g follows from it by the chain rule.
+        """
+        names = frozenset(w if only is None else only)
+
+        def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+            whole = w | trained
+            outputs, after = self.forward(whole if through is None else through(whole))
+            loss = self.mean(self.network.loss(outputs, self.y))
+            return loss, (loss, after.buffers.only(names))
+
+        g, (loss, buffers) = self.differentiate(objective, w.trained.only(names))
+        return g, w | buffers, loss
+
+    def differentiate(self, function: Callable[[Params], tuple[Tensor, A]], at: Params) -> tuple[Params, A]:
+        """The gradient of the first value that `function` returns, and its second value.
+
+        Inside another function that is differentiated, both can be differentiated again.
+        """
+        _taken.count = gradients_taken() + 1
+        names, layout = tuple(at), at.layout
+        made: list[Structure] = []
+
+        def flat(*leaves: Tensor) -> tuple[Tensor, list[Tensor]]:
+            value, extra = function(Params(dict(zip(names, leaves, strict=True)), layout))
+            tensors, structure = flatten(extra)
+            made.append(structure)
+            return value, tensors
+
+        if self.vectorised and names:
+            everything = tuple(range(len(names)))
+            gradients, (_, extra) = grad_and_value(flat, argnums=everything, has_aux=True)(*at.values())
+        else:  # plain autograd has less overhead
+            with _differentiating() as inner:  # then the result needs a graph of its own
+                leaves = [leaf if inner else leaf.detach() for leaf in at.values()]
+                leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in leaves]
+                value, extra = flat(*leaves)
+                gradients = (
+                    torch.autograd.grad(value, leaves, create_graph=inner, allow_unused=True, materialize_grads=True)
+                    if names
+                    else ()
+                )
+            extra = extra if inner else [tensor.detach() for tensor in extra]
+        return Params(dict(zip(names, gradients, strict=True)), layout), unflatten(made[0], extra)
+
+    def forward(self, w: Params) -> tuple[Tensor, Params]:
+        """What the model answers, and w with the buffers of the pass."""
+        return self.network.module(self.variant)(self.variant, w, self.x, self.mask, self.keys)

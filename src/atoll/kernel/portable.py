@@ -1,0 +1,152 @@
+"""Layers that mean the same in every execution strategy.
+
+PyTorch's Dropout draws from a global generator, its BatchNorm would count the padding of a short batch and writes
+its statistics in place, and its Conv2d turns into a slow grouped convolution when every client has weights of its
+own. `portable` returns a copy of a network in which these layers are replaced by equivalents without those traits.
+What they need beyond their input (a mask, a key) arrives as a buffer, so that a forward pass stays a pure function.
+"""
+
+from copy import deepcopy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.kernel.randomness import Keys
+
+KEY_LOW, KEY_HIGH, MASK = "_key_low", "_key_high", "_mask"
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a hash of (key, layer, element): the same alone, in a chunk or in a cohort."""
+
+    _key_low: Tensor
+    _key_high: Tensor
+
+    def __init__(self, rate: float, layer: int, *, channels: bool) -> None:
+        super().__init__()
+        self.rate, self.layer, self.channels = rate, layer, channels
+        self.calls = 0  # in this forward pass: one layer may be used in several places
+        for name in (KEY_LOW, KEY_HIGH):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero a share `rate` of the elements (or channels) and scale the rest up."""
+        if not self.training or self.rate == 0:
+            return x
+        shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.channels else x.shape
+        counter = torch.arange(shape.numel(), device=x.device).reshape(shape)
+        bits = Keys(self._key_low, self._key_high).fold(self.layer).fold(self.calls).bits(counter)
+        self.calls += 1
+        keep = bits >= int(self.rate * 2**32)
+        return x * keep / (1 - self.rate if self.rate < 1 else 1)
+
+
+class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm whose statistics leave out padded samples; made from a `_BatchNorm` by changing its class."""
+
+    _mask: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise by the batch in training, by the running statistics otherwise."""
+        if not self.training and self.running_mean is not None:
+            return self._normalised(x, self.running_mean, self.running_var)  # type: ignore[arg-type]
+        if self._mask.ndim == 0:  # no sample is padding
+            weight = torch.ones(len(x), device=x.device, dtype=self._precision(x))
+        else:
+            weight = self._mask.to(self._precision(x))
+        weight = weight.reshape(-1, *[1] * (x.ndim - 1))
+        axes = [0, *range(2, x.ndim)]
+        count = weight.sum() * (x.numel() // (x.shape[0] * x.shape[1]))
+        wide = x.to(weight.dtype)
+        mean = (wide * weight).sum(axes) / count
+        centred = (wide - self._channelwise(mean, x)) * weight
+        variance = centred.square().sum(axes) / count
+        if self.training and self.running_mean is not None:
+            self._follow(mean.detach(), variance.detach(), count)
+        return self._normalised(x, mean, variance)
+
+    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked = self.num_batches_tracked + 1
+        rate = 1.0 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
+        # One sample has no unbiased variance; its biased one, 0, is at least finite.
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        # Assigned, not written in place: `functional_call` hands the new buffers back.
+        for name, value in (("running_mean", mean), ("running_var", unbiased)):
+            old = getattr(self, name)
+            setattr(self, name, old + rate * (value.to(old.dtype) - old))
+
+    def _normalised(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        scale = torch.rsqrt(variance + self.eps)
+        scale = scale if self.weight is None else scale * self.weight
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        # In one pass: in bf16 every product would be written and read again in fp32.
+        return torch.addcmul(self._channelwise(shift, x), x, self._channelwise(scale, x)).to(x.dtype)
+
+    def _channelwise(self, value: Tensor, x: Tensor) -> Tensor:
+        return value.reshape(1, -1, *[1] * (x.ndim - 2))
+
+    def _precision(self, x: Tensor) -> torch.dtype:
+        """Statistics in bf16 would be worthless."""
+        return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - the name nn.Module gives it
+        """Any rank; the original layer has checked nothing more than that."""
+
+
+class ColumnConv2d(nn.Conv2d):
+    """Conv2d as one matrix product over shifted slices; made from a `Conv2d` by changing its class.
+
+    With one weight per client the product is a batched matrix product, which GPUs run several times faster than
+    the grouped convolution it replaces.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name nn.Conv2d gives it
+        """The same values as Conv2d, to rounding."""
+        (down, right), (rows, columns) = self.stride, self.kernel_size
+        assert not isinstance(self.padding, str)
+        pad_rows, pad_columns = self.padding
+        x = F.pad(input, (pad_columns, pad_columns, pad_rows, pad_rows))
+        samples, channels, height, width = x.shape
+        high, wide = (height - rows) // down + 1, (width - columns) // right + 1
+        shifted = [
+            x[:, :, i : i + down * high : down, j : j + right * wide : right]
+            for i in range(rows)
+            for j in range(columns)
+        ]
+        # (offset, sample, channel, y, x) -> (channel x offset, sample x y x x), as the weight is laid out
+        table = torch.stack(shifted).permute(2, 0, 1, 3, 4)
+        table = table.reshape(channels * rows * columns, samples * high * wide)
+        weight = self.weight.reshape(self.out_channels, -1)
+        y = weight @ table if self.bias is None else torch.addmm(self.bias[:, None], weight, table)
+        return y.reshape(self.out_channels, samples, high, wide).transpose(0, 1)
+
+
+def portable(module: nn.Module, *, columns: bool = False) -> nn.Module:
+    """A copy of `module` with portable layers; with `columns`, convolutions become matrix products."""
+    copy = deepcopy(module)
+    for layer, (name, part) in enumerate(list(copy.named_modules(remove_duplicate=False))):
+        if isinstance(part, nn.modules.dropout._DropoutNd) and type(part).__module__ == nn.Dropout.__module__:
+            if type(part) in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
+                _replace(copy, name, KeyedDropout(part.p, layer, channels=type(part) is not nn.Dropout))
+        elif type(part) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            part.__class__ = MaskedBatchNorm
+            part.register_buffer(MASK, torch.zeros(()), persistent=False)
+        elif columns and type(part) is nn.Conv2d and _is_plain(part):
+            part.__class__ = ColumnConv2d
+    return copy
+
+
+def _is_plain(conv: nn.Conv2d) -> bool:
+    return (
+        conv.groups == 1
+        and conv.dilation == (1, 1)
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+    )
+
+
+def _replace(root: nn.Module, name: str, part: nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(root.get_submodule(parent), attribute, part)

@@ -1,0 +1,65 @@
+"""What a client deploys: a model, or a model with something beside it that changes its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.kernel.batch import Batch
+from atoll.kernel.params import Params, Stack
+
+BESIDE = "beside."  # before the names of what stands beside a model, where all numbers are listed together
+MEMBER = "member."  # before the names of an ensemble's leaves, which hold all its models
+Answer = Callable[[Params, Params, Batch], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A model that answers by another rule than its network: with prototypes, a store of samples, a second head.
+
+    `answer(model, beside, batch)` is a pure function of one client's values; it returns one row of logits per sample.
+    Where no single model answers, as in an ensemble, `model` has no leaves: `Params({}, layout)`.
+    """
+
+    model: Params | Stack  # of the task's network
+    beside: Params | Stack  # whatever else the rule needs
+    answer: Answer
+
+    @property
+    def values(self) -> Params | Stack:
+        """All its numbers, as those of a model; what stands beside the model is called `beside.NAME`."""
+        beside = {f"{BESIDE}{name}": leaf for name, leaf in self.beside.items()}
+        return self.model | type(self.beside)(beside, self.model.layout)
+
+    @property
+    def bytes(self) -> int:
+        """What one client must hold to answer by itself."""
+        parts = (self.model, self.beside)
+        return sum((leaf[0] if isinstance(part, Stack) else leaf).nbytes for part in parts for leaf in part.values())
+
+
+Deployed = Params | Stack | Predictor
+
+
+def predictor_of(deployed: Deployed) -> Predictor:
+    """What is deployed as a Predictor: a model by itself answers as its network does."""
+    return deployed if isinstance(deployed, Predictor) else Predictor(deployed, Params({}), _network)
+
+
+def _network(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
+    return batch.outputs(model)
+
+
+def ensemble(members: Stack, beside: Params, answer: Answer) -> Predictor:
+    """Several models that answer together; the rule finds them with `members_of(beside)`."""
+    together = Params({f"{MEMBER}{name}": leaf for name, leaf in members.items()}, members.layout)
+    return Predictor(Params({}, members.layout), together | beside, answer)
+
+
+def members_of(beside: Params) -> list[Params]:
+    """The models of an ensemble, one after another."""
+    leaves = {name.removeprefix(MEMBER): leaf for name, leaf in beside.items() if name.startswith(MEMBER)}
+    count = len(next(iter(leaves.values())))
+    return [Params({name: leaf[k] for name, leaf in leaves.items()}, beside.layout) for k in range(count)]

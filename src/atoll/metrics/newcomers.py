@@ -1,0 +1,140 @@
+"""Clients that were never seen: what a method gives them, and how fast they make it their own.
+
+After the last round a task's `unseen` clients are welcomed: with their labels, and then tuned for some epochs on their
+training samples; and without labels, as those who have samples only. The federation is over: nothing is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.data.batches import Split
+from atoll.data.task import Task
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import LabelsNeeded, TaskError
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.predictor import predictor_of
+from atoll.kernel.randomness import number
+from atoll.metrics.evaluation import ClientSums
+from atoll.runtime.engines.local import Done, Job, LocalEngine
+from atoll.runtime.memory import open_memory
+from atoll.runtime.population import Population
+from atoll.toolbox.client import sgd
+
+EPOCHS = (0, 1, 5, 10)  # of tuning
+
+
+def evaluate_newcomers(
+    engine: LocalEngine, algorithm: Algorithm, server: Tree, newcomers: Task, *, seed: int, round: int
+) -> dict[str, Any]:
+    """Scores on the test samples of new clients: `labelled`, by epochs of tuning, and `unlabelled`.
+
+    A method that needs labels gives clients without them its shared model, if it has one; `way` says what it was.
+    """
+    own_seed = number(seed, "newcomers") % 2**31  # their batches are not those of the clients with the same numbers
+    population = Population(newcomers, open_memory("ram", newcomers.clients, None), own_seed)
+
+    def tuned(cohort: Cohort) -> dict[str, Stack]:
+        cohort = replace(cohort, exact=algorithm.solved)
+        learner = replace(cohort, splits=cohort.splits - {"test"})
+        deployed = algorithm.welcome(server, learner)
+        found = {"0": sums["0"].scan(cohort, deployed)}
+        # Whatever stands beside the model is not tuned, and is left out then.
+        model = given = learner.stacked(predictor_of(deployed).model)
+        for before, after in pairwise(EPOCHS):
+            if not model:  # an ensemble, for example: there is no single model to tune
+                found[str(after)] = found["0"]
+                continue
+            epochs, stream = after - before, f"tune {after}"
+            own_way = algorithm.tune_newcomer(given, model, learner, epochs=epochs, stream=stream)
+            model = sgd(learner, start=model, epochs=epochs, stream=stream) if own_way is None else own_way
+            found[str(after)] = sums[str(after)].scan(cohort, model)
+        return found
+
+    def unlabelled(cohort: Cohort) -> dict[str, Stack]:
+        cohort = replace(cohort, exact=algorithm.solved)
+        learner = replace(cohort, splits=cohort.splits - {"test"}, labelled=False)
+        return {"unlabelled": sums["unlabelled"].scan(cohort, algorithm.welcome(server, learner))}
+
+    def shared(cohort: Cohort) -> dict[str, Stack]:
+        cohort = replace(cohort, exact=algorithm.solved)
+        model = algorithm.shared(server)
+        assert model is not None
+        return {"unlabelled": sums["unlabelled"].scan(cohort, model)}
+
+    sums = {name: ClientSums(newcomers, "test") for name in [*map(str, EPOCHS), "unlabelled"]}
+
+    def run(phase: str, work: Any) -> None:
+        everybody = np.arange(newcomers.clients)
+        splits = frozenset({"train", "val", "test"})
+        for outcome in engine.run(
+            Job(population, everybody, round, work, ("newcomers", phase, algorithm), splits=splits)
+        ):
+            if isinstance(outcome, Done):
+                for name, found in outcome.result.items():
+                    sums[name].add(outcome.cohort.clients, found)
+
+    run("labelled", tuned)
+    way = "welcome"
+    try:
+        run("unlabelled", unlabelled)
+    except LabelsNeeded:
+        way = "shared" if algorithm.shared(server) is not None else "none"
+        if way == "shared":
+            run("shared", shared)
+    without = {} if way == "none" else sums.pop("unlabelled").scores().as_json()
+    labelled = {str(epochs): sums[str(epochs)].scores().as_json() for epochs in EPOCHS}
+    return {"labelled": labelled, "unlabelled": {"way": way, **without}}
+
+
+def welcome(
+    engine: LocalEngine, algorithm: Algorithm, server: Tree, task: Task, x: Any, y: Any = None, *, seed: int, round: int
+) -> Params:
+    """The model of one new client of a finished federation, from its samples, and its targets if it has them."""
+    samples = torch.as_tensor(x).to(task.x.device, task.x.dtype)
+    if samples.shape[1:] != task.x.shape[1:] or len(samples) == 0:
+        raise TaskError(
+            f"A new client's samples must have the shape of the others', {tuple(task.x.shape[1:])}, and be at least 1. "
+            f"Got {tuple(samples.shape)}."
+        )
+    targets = _targets(task, y, len(samples))
+    everything = Split(torch.arange(len(samples), device=task.x.device), np.array([0, len(samples)]))
+    nothing = Split(everything.order[:0], np.array([0, 0]))
+    newcomer = replace(
+        task, x=samples, y=targets, splits={"train": everything, "val": nothing, "test": nothing},
+        names=None, groups=None, architecture=None, unseen=None,
+    )  # fmt: skip
+    population = Population(newcomer, open_memory("ram", 1, None), number(seed, "newcomer") % 2**31)
+
+    def work(cohort: Cohort) -> Stack:
+        learner = replace(cohort, labelled=y is not None)
+        return learner.stacked(predictor_of(algorithm.welcome(server, learner)).values)
+
+    job = Job(population, np.arange(1), round, work, ("newcomer", algorithm))
+    for outcome in engine.run(job):
+        if isinstance(outcome, Done):
+            model: Params = outcome.result.client(0)
+            return model
+    raise TaskError("The new client's work failed; see the log.")
+
+
+def _targets(task: Task, y: Any, samples: int) -> Tensor:
+    if y is None:
+        return torch.zeros((samples, *task.y.shape[1:]), dtype=task.y.dtype, device=task.y.device)
+    targets = torch.as_tensor(y).to(task.y.device)
+    if targets.shape != (samples, *task.y.shape[1:]):
+        raise TaskError(f"There must be one target per sample, {samples}. Got {tuple(targets.shape)}.")
+    if task.classes is not None and not bool(((targets >= 0) & (targets < task.classes)).all()):
+        unknown = sorted({*targets.tolist()} - {*range(task.classes)})
+        raise TaskError(
+            f"A new client's labels must be among the {task.classes} classes of the others. Got {unknown[:5]}.",
+            hint="a model cannot learn a class that it has no output for: begin a new federation with it.",
+        )
+    return targets.to(task.y.dtype)

@@ -1,0 +1,1 @@
+"""What a run was and showed: its folder, checkpoints, and the report."""

@@ -1,0 +1,1 @@
+"""Where methods run: engines, memory, channel and ledger, workbench, participation."""

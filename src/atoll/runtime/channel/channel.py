@@ -1,0 +1,110 @@
+"""The channel between server and clients: stages that change replies, and the ledger that counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.kernel.algorithm import Algorithm, Arrival, Update
+from atoll.kernel.errors import HyperparameterError, PayloadError
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.runtime.channel.ledger import Entry, Ledger
+from atoll.runtime.serialise import size_of
+
+
+class Stage(Protocol):
+    """Something that replies pass through before they reach the server."""
+
+    def apply(self, fields: Mapping[str, Stack], *, round: int, clients: NDArray[np.int64]) -> Mapping[str, Stack]:
+        """The fields as they leave the stage."""
+        ...
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Scale each client's delta down to a largest norm; the first step of robustness and of privacy."""
+
+    norm: float
+    field: str = "delta"
+
+    def __post_init__(self) -> None:
+        if not self.norm > 0:
+            raise HyperparameterError(f"`norm` of Clip must be a float in (0, inf). Got {self.norm!r} instead.")
+
+    def apply(self, fields: Mapping[str, Stack], *, round: int, clients: NDArray[np.int64]) -> Mapping[str, Stack]:
+        """See `Stage.apply`."""
+        if self.field not in fields:
+            return fields
+        value = fields[self.field]
+        scale = (self.norm / value.norm().clamp(min=1e-12)).clamp(max=1.0)
+        return {**fields, self.field: value * scale}
+
+
+class Channel:
+    """Carries messages both ways, changes replies by its stages, and counts every byte."""
+
+    def __init__(self, stages: Sequence[Stage] = (), ledger: Ledger | None = None) -> None:
+        self.stages = tuple(stages)
+        self.ledger = ledger or Ledger()
+
+    def broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
+        """Count what the server sends to all of these clients alike."""
+        self._down("broadcast", tree, clients, round, each=False)
+
+    def last_broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
+        """Count what the server sends to all of these clients alike after the last round."""
+        self._down("last broadcast", tree, clients, round, each=False)
+
+    def unicast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
+        """Count what the server sends to each of these clients by itself: its row of a stacked tree."""
+        self._down("unicast", tree, clients, round, each=True)
+
+    def _down(self, field: str, tree: Tree, clients: NDArray[np.int64], round: int, *, each: bool) -> None:
+        if tree is not None:
+            size = size_of(tree, each=each)
+            self.ledger.record(Entry("down", round, field, _kind(tree), size, tuple(map(int, clients))))
+
+    def up(self, algorithm: Algorithm, clients: NDArray[np.int64], update: Update, round: int) -> Arrival:
+        """Pass on what these clients send, after checking that it is what the method declares."""
+        for name, value in update.send.items():
+            if name not in algorithm.sends:
+                raise PayloadError(
+                    f"{type(algorithm).__name__} sends a field {name!r} that it does not declare.",
+                    hint=f'declare it: sends = {{"{name}": "model"}} (or "statistic", "labels").',
+                )
+            if not isinstance(value, Stack) or (len(value) and value.clients != len(clients)):
+                raise PayloadError(
+                    f"Field {name!r} must be a Stack with one row per client, {len(clients)}. Got {value!r}."
+                )
+        fields = dict(update.send)
+        for stage in self.stages:
+            fields = dict(stage.apply(fields, round=round, clients=clients))
+        messages = [(name, algorithm.sends[name], value) for name, value in fields.items()]
+        if fields and update.weight is not None:  # it tells the server how much data a client has
+            messages.append(("weight", "statistic", Stack.of(weight=update.weight)))
+        for name, kind, value in messages:
+            size = size_of(value, each=True)
+            self.ledger.record(Entry("up", round, name, kind, size, tuple(map(int, clients))))
+        return Arrival(clients, fields, _weight(update, clients))
+
+
+def _weight(update: Update, clients: NDArray[np.int64]) -> Tensor:
+    if update.weight is None:
+        leaves = [leaf for value in update.send.values() for leaf in value.values()]
+        like = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
+        return torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
+    if update.weight.shape != (len(clients),):
+        raise PayloadError(
+            f"`weight` must have one value per client, {len(clients)}. Got shape {tuple(update.weight.shape)}."
+        )
+    return update.weight
+
+
+def _kind(tree: Tree) -> str:
+    return "model" if isinstance(tree, Params | Stack) else "state"

@@ -1,0 +1,597 @@
+"""The engine of one machine: runs local work one client at a time, in threads, in chunks or as a whole cohort.
+
+Which of these is fastest depends on the model, the batch and the hardware, so the engine measures: on the first steps
+of real work it tries the candidates worth trying, and remembers the winner. Measuring has no side effects, because
+local work is a pure function. How much is tried depends on how much work lies ahead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from atoll.data.task import Task
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import AtollError, EngineError
+from atoll.kernel.network import Precision
+from atoll.kernel.params import Tree
+from atoll.runtime.engines.programs import VARIANTS, Mode, NotVectorisable, Plan, Programs, arithmetic
+from atoll.runtime.engines.scan import Scanner
+from atoll.runtime.engines.trainings import Trainings
+from atoll.runtime.population import Population
+
+log = logging.getLogger("atoll.engine")
+
+T = TypeVar("T")
+Clients = NDArray[np.int64]
+Phase = tuple[Hashable, ...]  # what is done, and last by which algorithm: ("local", Ditto())
+PlanKey = tuple[Phase, Hashable, int]  # with the facts of the task and the number of clients
+
+LARGEST_CHUNK = 128  # larger ones gain nothing, and memory would grow with the cohort
+WORTH_MEASURING = 3.0  # seconds of work ahead
+WORTH_COMPILING = 60.0
+MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
+FILLS_A_GPU = 10**9  # parameters times samples in a batch: with so many, one client at a time is as fast as several
+MODES = get_args(Mode)
+REPLIES = ("local", "prepare")  # the phases whose work a server waits for
+FORCED = 10**9  # calls ahead of a plan that is being measured or was asked for: its programs are always made
+
+
+class Done(NamedTuple, Generic[T]):
+    """The result of some clients' work."""
+
+    cohort: Cohort
+    result: T
+
+
+class Lost(NamedTuple):
+    """Clients whose reply did not arrive, and why."""
+
+    clients: Clients
+    reason: str
+
+
+class Job(NamedTuple):
+    """Work for some clients in one round, the same for all of them."""
+
+    population: Population
+    clients: Clients
+    round: int
+    work: Callable[[Cohort], Any]
+    phase: Phase  # jobs of the same phase do the same kind of steps
+    calls: int = 1  # how often such a job comes in a run; the same from beginning to end, so that a resumed run agrees
+    usual: int = 0  # how many clients such a job has when nobody drops out
+    splits: frozenset[str] = frozenset({"train", "val"})
+    unicast: Callable[[Clients], Tree] | None = None
+    groups: NDArray[np.int64] | None = None  # of all clients: those of different groups are never in one cohort
+    trainings: Trainings | None = None  # where trained clients are kept
+
+    def cohort(self, clients: Clients, scanner: Scanner) -> Cohort:
+        """Some of the clients, as the work sees them."""
+        received = None if self.unicast is None else self.unicast(clients)
+        return Cohort(self.population, clients, self.round, scanner, received, self.splits)
+
+
+def work_of(job: Job) -> Callable[[Cohort], Any]:
+    """The work of a job, from which no client's code can end the program."""
+
+    def work(cohort: Cohort) -> Any:
+        try:
+            return job.work(cohort)
+        except SystemExit as error:
+            raise RuntimeError(f"a client's code ended itself (exit code {error.code})") from error
+
+    return work
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What calibration found: seconds per client-step, and the client-steps of one job."""
+
+    plan: Plan
+    seconds: float
+    steps: float
+
+    def ahead(self, job: Job) -> float:
+        """The seconds that this and all coming jobs would take."""
+        return self.seconds * self.steps * job.calls
+
+
+class LocalEngine:
+    """Runs jobs on this machine's CPU or GPU.
+
+    `strategy` is `auto`, `loop`, `threads`, `whole` or `chunk:N`, or a whole plan as logs name it, such as
+    `whole traced graph`: then nothing is measured. `compile` is True, False or None for what pays. A reply that takes
+    longer than `timeout` seconds counts as lost; a client that never returns is waited for, because work in this
+    process cannot be interrupted.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        strategy: str = "auto",
+        compile: bool | None = None,  # noqa: A002 - the word users know
+        precision: Precision = "fp32",
+        dtype: torch.dtype = torch.float32,
+        timeout: float | None = None,
+    ) -> None:
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise EngineError(
+                f"Device {device!r} must be present. This machine has no CUDA device.",
+                hint="use --device cpu.",
+            )
+        if timeout is not None and not timeout > 0:
+            raise EngineError(
+                f"`timeout` must be a number of seconds above 0, or None for no limit. Got {timeout!r}.",
+                hint="leave out --timeout to wait for every client.",
+            )
+        if precision not in ("fp32", "tf32", "bf16"):
+            raise EngineError(f"`precision` must be fp32, tf32 or bf16. Got {precision!r}.")
+        try:
+            self.device = torch.device(device)
+        except RuntimeError as error:
+            raise EngineError(f"`device` must be auto, cpu, cuda or cuda:N. Got {device!r}.") from error
+        self.options: dict[str, Any] = {  # what was asked for, for the run's configuration
+            "device": device, "strategy": strategy, "compile": compile, "precision": precision, "timeout": timeout,
+        }  # fmt: skip
+        grouping, *words = strategy.split() or [""]
+        self.strategy, self.chunk = parse_strategy(grouping)
+        self.spelled = self._spelled_out(words, precision, compile) if words else None
+        self.compile, self.precision, self.dtype, self.timeout = compile, precision, dtype, timeout
+        self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        self.programs = Programs()
+        self.plans: dict[PlanKey, Plan] = {}
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether images are best laid out as tensor cores read them, where no plan was measured."""
+        return self.device.type == "cuda" and self.precision != "fp32"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether compiling was asked for, whatever it takes."""
+        return bool(self.compile) or (self.spelled is not None and self.spelled.mode == "compiled")
+
+    def best_alone(self, task: Task) -> bool:
+        """Whether models are faster one at a time: grouped convolutions are slow, and here nothing makes up for it."""
+        return _convolves(task) and (self.device.type == "cpu" or _fills_a_gpu(task))
+
+    def place(self, task: Task) -> Task:
+        """The task with its tensors where this engine computes."""
+        if self.device.type == "cuda" and self.precision == "fp32" and self.best_alone(task):
+            log.warning("fp32 leaves tensor cores idle: with --precision tf32 or bf16 this may be five times as fast")
+        return task.to(self.device, self.dtype)
+
+    def run(self, job: Job) -> Iterator[Done[Any] | Lost]:
+        """The results of all clients, chunk after chunk, in an order that depends on the clients alone.
+
+        The clients of a chunk have one architecture and belong to one group, and those of each follow each other.
+        """
+        lost, failure = 0, None
+        for part in parts_of(job):
+            for outcome in self._all(part):
+                if isinstance(outcome, Exception):
+                    failure = outcome
+                    continue
+                lost += len(outcome.clients) if isinstance(outcome, Lost) else 0
+                yield outcome
+        if failure is not None and lost == len(job.clients):
+            raise failure  # nobody is left: this is the method's fault, not a client's
+
+    # -- running ---------------------------------------------------------------------------------------------------
+    def _all(self, job: Job) -> Iterator[Done[Any] | Lost | Exception]:
+        """What becomes of all clients of a job, who have one architecture."""
+        job = job._replace(clients=canonical(job), usual=max(job.usual, len(job.clients)))
+        waiting, plan = job.clients, self._plan(job)
+        while len(waiting):
+            try:
+                for outcome in self._outcomes(job._replace(clients=waiting), plan):
+                    if not isinstance(outcome, Exception):
+                        clients = outcome.cohort.clients if isinstance(outcome, Done) else outcome.clients
+                        waiting = waiting[len(clients) :]
+                    yield outcome
+            except NotVectorisable as reason:  # those that are done stay done; the others go on one at a time
+                plan = self.plans[self._key(job)] = self._alone(job, reason)
+
+    def _outcomes(self, job: Job, plan: Plan) -> Iterator[Done[Any] | Lost | Exception]:
+        size = plan.size(len(job.clients))
+        chunks = [job.clients[start : start + size] for start in range(0, len(job.clients), size)]
+        attempts = self._threaded(job, plan, chunks) if plan.strategy == "threads" else self._in_turn(job, plan, chunks)
+        for clients, outcome in attempts:
+            if not isinstance(outcome, Exception):
+                yield outcome
+            elif len(clients) == 1:
+                yield outcome
+                yield Lost(clients, f"{type(outcome).__name__}: {outcome}")
+            else:  # find out which of them failed
+                alone = replace(plan, strategy="loop", chunk=None)
+                for client in clients:
+                    one = np.array([client])
+                    result = self._attempt(job, alone, one)
+                    if isinstance(result, Exception):
+                        yield result
+                        yield Lost(one, f"{type(result).__name__}: {result}")
+                    else:
+                        yield result
+
+    def _in_turn(self, job: Job, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
+        for clients in chunks:
+            yield clients, self._attempt(job, plan, clients)
+
+    def _threaded(self, job: Job, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
+        """One chunk per thread; results in order, and only a few of them waiting."""
+        waiting: deque[tuple[Clients, Future[Any]]] = deque()
+        upcoming = iter(chunks)
+        with one_thread_each():
+            try:
+                for clients in itertools.islice(upcoming, 2 * self.threads):
+                    waiting.append((clients, self._pool.submit(self._attempt, job, plan, clients)))
+                while waiting:
+                    clients, future = waiting.popleft()
+                    yield clients, future.result()
+                    for following in itertools.islice(upcoming, 1):
+                        waiting.append((following, self._pool.submit(self._attempt, job, plan, following)))
+            finally:  # after an error, nothing may go on in the background
+                for _, future in waiting:
+                    future.cancel()
+                wait([future for _, future in waiting])
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        """Threads that live as long as the engine, because each has a copy of the model."""
+        return ThreadPoolExecutor(self.threads)
+
+    def _attempt(self, job: Job, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
+        """The outcome for some clients; an exception that is theirs is returned, not raised."""
+        scanner = Scanner(
+            plan, self.programs, nominal=plan.size(job.usual), calls=self._calls(job, plan), trainings=job.trainings
+        )
+        began = time.perf_counter()
+        try:
+            with torch.no_grad(), arithmetic(plan.precision), cores(plan):
+                cohort = job.cohort(clients, scanner)
+                result = work_of(job)(cohort)
+        except (AtollError, NotVectorisable):
+            raise
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise EngineError(
+                f"The work of {len(clients)} client(s) at a time must fit in memory on {self.device}. It does not: "
+                f"{str(error).strip() or type(error).__name__}",
+                hint="take a smaller model, batch or cohort, or train fewer clients at a time: --engine loop.",
+            ) from error
+        except Exception as error:  # noqa: BLE001 - a client may fail in any way, and the round goes on
+            log.warning("round %d: work of client(s) %s failed: %s", job.round, _some(clients), error)
+            return error
+        took = time.perf_counter() - began
+        if self.timeout is not None and took > self.timeout and job.phase[0] in REPLIES:
+            reason = f"late: {took:.2f} s, allowed {self.timeout:g} s"
+            # Several clients together say nothing of each: they go again, one by one.
+            return Lost(clients, reason) if len(clients) == 1 else TimeoutError(reason)
+        return Done(cohort, result)
+
+    def _calls(self, job: Job, plan: Plan) -> int:
+        """How often a program made now will be used: in every coming job, once per chunk."""
+        if self.spelled is not None and job.phase[0] == "local":
+            return FORCED  # it was asked for
+        return job.calls * -(-job.usual // plan.size(job.usual))
+
+    # -- choosing a plan -------------------------------------------------------------------------------------------
+    def _plan(self, job: Job) -> Plan:
+        key = self._key(job)
+        if key not in self.plans:
+            try:
+                self.plans[key] = self._calibrate(job)
+            except (AtollError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
+                log.info("%s: nothing was measured, because a client failed (%s)", job.phase, error)
+                return self._first(job)
+        return self.plans[key]
+
+    def chosen(self, algorithm: Hashable, task: Task) -> list[Tree]:
+        """The plans for a method on a task. A run that is resumed must go on with them to get the same bits."""
+        return [
+            {"phase": list(phase[:-1]), "architecture": number, "clients": clients, "plan": asdict(plan)}
+            for (phase, facts, clients), plan in self.plans.items()
+            for number, one in enumerate(task.by_architecture)
+            if phase[-1] == algorithm and facts == _facts(one)
+        ]
+
+    def adopt(self, chosen: list[Tree], algorithm: Hashable, task: Task) -> None:
+        """Take over what `chosen` gave, unless something else is forced now."""
+        for one in chosen if self.spelled is None else ():
+            plan = Plan(**one["plan"])
+            if self.strategy in ("auto", plan.strategy) and self.precision == plan.precision:
+                facts = _facts(task.by_architecture[one.get("architecture", 0)])  # once, a run had one
+                self.plans[(*one["phase"], algorithm), facts, one["clients"]] = plan
+
+    def _key(self, job: Job) -> PlanKey:
+        return job.phase, _facts(job.population.task), job.usual
+
+    def _spelled_out(self, words: list[str], precision: Precision, compile: bool | None) -> Plan:  # noqa: A002
+        """The plan of such words as `traced graph`, after its grouping."""
+        modes, known = [word for word in words if word in MODES], {*MODES, *VARIANTS, precision}
+        if self.strategy == "auto" or len(modes) != 1 or not known.issuperset(words):
+            raise EngineError(
+                f"A plan that is spelled out must be a grouping (not auto), one of {', '.join(MODES)}, and any of "
+                f"{', '.join(VARIANTS)}. Got {self.options['strategy']!r} with precision {precision}.",
+                hint="take the words from a log, such as `whole traced graph`, and give the precision by itself.",
+            )
+        if compile is not None:
+            raise EngineError(
+                f"A plan that is spelled out says itself whether it is compiled. Got {self.options['strategy']!r} "
+                f"and compile={compile}.",
+                hint="leave out --compile and --no-compile.",
+            )
+        variants = {name: name in words for name in VARIANTS}
+        return Plan(self.strategy, self.chunk, cast("Mode", modes[0]), **variants, precision=precision)
+
+    def _only(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
+        one_core = self.device.type == "cpu" and strategy != "threads"
+        return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
+
+    def _first(self, job: Job) -> Plan:
+        """The plan to begin with: as forced, else as many clients at once as is sensible."""
+        if self.strategy != "auto":
+            return self._only(self.strategy)
+        if self.best_alone(job.population.task):
+            return self._only("loop")
+        on_cpu = self.device.type == "cpu"
+        return replace(self._grouped(min(job.usual, LARGEST_CHUNK), job.usual), one_core=on_cpu)
+
+    def _alone(self, job: Job, reason: NotVectorisable) -> Plan:
+        """The plan for a step that fails under `vmap`."""
+        if self.strategy in ("chunk", "whole"):
+            raise EngineError(
+                f"This step cannot run for many clients at once: {reason}", hint="use --engine loop."
+            ) from reason
+        log.warning("%s: runs one client at a time, because the step cannot be vectorised (%s)", job.phase, reason)
+        return Plan("threads" if self.strategy == "threads" else "loop", plain=True, precision=self.precision)
+
+    def _grouped(self, size: int, clients: int) -> Plan:
+        whole = size >= clients
+        return Plan("whole" if whole else "chunk", None if whole else size, precision=self.precision)
+
+    def _calibrate(self, job: Job) -> Plan:
+        network = job.population.task.network
+        if network.draws_globally:
+            log.warning("the model draws random numbers of its own in its forward pass: it runs one client at a time")
+            return Plan("loop", plain=True, precision=self.precision)
+        if self.spelled is not None:
+            # Compiling takes long and is asked for where most of the time goes.
+            compiles = job.phase[0] == "local" or self.spelled.mode != "compiled"
+            return self.spelled if compiles else replace(self.spelled, mode="traced")
+        first = self._first(job)
+        try:
+            best = self._measure(first, job)
+        except NotVectorisable as reason:
+            return self._alone(job, reason)
+        except torch.OutOfMemoryError:
+            if self.strategy != "auto" or not first.vectorised:
+                raise
+            log.info("%s: %s needs more memory than there is", job.phase, first)
+            torch.cuda.empty_cache()
+            best = self._measure(self._only("loop"), job)
+        tried = [best]
+        if best.ahead(job) > WORTH_MEASURING or self.compile:
+            tried += self._try(self._candidates(job, best), job, tried)
+        best = min(tried, key=lambda measured: measured.seconds)
+        if self.compile or (self.compile is None and best.ahead(job) > WORTH_COMPILING):
+            compiled = self._try(self._compiled(job, tried), job, tried)
+            best = min(compiled if self.compile and compiled else [*tried, *compiled], key=lambda one: one.seconds)
+            tried += compiled
+        log.info(
+            "%s: %s, %.1f us per client-step, %.1f s ahead (tried %s)",
+            job.phase, best.plan, best.seconds * 1e6, best.ahead(job),
+            "; ".join(f"{one.plan} {one.seconds * 1e6:.1f}" for one in tried),
+        )  # fmt: skip
+        return best.plan
+
+    def _candidates(self, job: Job, first: Measured) -> list[Plan]:
+        """Plans that need no compiler."""
+        clients, convolves = job.usual, _convolves(job.population.task)
+        on_gpu = self.device.type == "cuda"
+        first_traced = replace(first.plan, mode="traced", graph=on_gpu)
+        loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
+        loops = [loop, replace(loop, channels_last=True)] if convolves else [loop]
+        if on_gpu and first.plan.strategy == "loop":
+            # Programs of a large network take long to make, so that what tensor cores read comes first, or alone.
+            return loops[::-1] if self.precision == "fp32" else loops[-1:]
+        if self.strategy != "auto":
+            extras = [replace(first_traced, columns=True)] if on_gpu and convolves else []
+            if not first.plan.vectorised and convolves:
+                extras = [replace(first_traced, channels_last=True)]
+            plans = [first_traced, *extras]
+            return plans + [replace(plan, one_core=False) for plan in plans if plan.one_core]
+        if on_gpu:
+            return [first_traced, *([replace(first_traced, columns=True)] if convolves else []), *loops]
+        threads = [replace(plan, strategy="threads") for plan in loops] if self.threads > 1 else []
+        grouped = [
+            replace(self._grouped(size, clients), mode="traced")
+            for size in (min(clients, LARGEST_CHUNK), 32, 16, 8)
+            if size <= clients
+        ]
+        if convolves:
+            # What is usually best comes first: measuring stops when it has taken its share of the work ahead.
+            return [*loops, *threads, *grouped[-1:]]
+        several = [Plan("threads", size, "traced", precision=self.precision) for size in (16, 8)]
+        several = [plan for plan in several if threads and self.threads * plan.size(clients) <= clients]
+        return [first_traced, *grouped, *several, *loops]
+
+    def _compiled(self, job: Job, tried: list[Measured]) -> list[Plan]:
+        """What is worth compiling, by how well it does without."""
+        ranked = sorted((one for one in tried if one.plan.mode == "traced"), key=lambda one: one.seconds)
+        if not ranked:
+            return []
+        chosen = ranked[:1]
+        if self.device.type == "cuda":  # the compiler favours either form of convolution, so both are tried
+            chosen += [
+                one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=not ranked[0].plan.columns)
+            ]
+        elif ranked[0].plan.vectorised and self.strategy == "auto":
+            # Compiled steps are bound by memory, so that a chunk that fits the cache may win, or one per core.
+            size = min(job.usual, 10)
+            others = [self._grouped(size, job.usual)]
+            if 1 < self.threads <= job.usual // size:
+                others.append(Plan("threads", size, precision=self.precision))
+            chosen += [replace(ranked[0], plan=plan) for plan in others]
+        plans = [replace(one.plan, mode="compiled") for one in chosen]
+        return list(dict.fromkeys(plans))
+
+    def _try(self, plans: list[Plan], job: Job, so_far: list[Measured]) -> list[Measured]:
+        """Measure plans one after another, as long as the work ahead is worth it."""
+        measured: list[Measured] = []
+        began = time.perf_counter()
+        for plan in plans:
+            ahead = min(one.ahead(job) for one in [*so_far, *measured])
+            if time.perf_counter() - began > MEASURING_SHARE * ahead and not self.compile:
+                break
+            try:
+                measured.append(self._measure(plan, job))
+            except NotVectorisable as reason:
+                log.info("%s: %s is not possible (%s)", job.phase, plan, reason)
+            except torch.OutOfMemoryError:
+                log.info("%s: %s needs more memory than there is", job.phase, plan)
+                torch.cuda.empty_cache()
+        return measured
+
+    def _measure(self, plan: Plan, job: Job) -> Measured:
+        """Time a plan on a few real steps, after one that makes its programs."""
+        size = plan.size(len(job.clients))
+        workers = self.threads if plan.strategy == "threads" else 1
+        starts = range(0, min(workers * size, len(job.clients)), size)
+        groups = [job.clients[start : start + size] for start in starts]
+
+        def timed(limit: int) -> tuple[float, int, int]:
+            scanners = [Scanner(plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
+
+            def one(position: int) -> None:
+                with torch.no_grad(), arithmetic(plan.precision), cores(plan):
+                    work_of(job)(job.cohort(groups[position], scanners[position]))
+
+            if plan.strategy == "threads":
+                with one_thread_each():
+                    list(self._pool.map(one, range(len(groups))))
+            else:
+                one(0)
+            steps = sum(scanner.tally.client_steps for scanner in scanners)
+            planned = sum(scanner.tally.planned for scanner in scanners)
+            return max(scanner.tally.seconds for scanner in scanners), steps, planned
+
+        samples = job.population.task.splits["train"].sizes(job.clients)
+        share = samples[: sum(map(len, groups))].sum() / max(samples.sum(), 1)
+
+        def measured(seconds: float, steps: int, planned: int) -> Measured:
+            return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
+
+        timed(limit=1)
+        # The better of two, so that a moment in which the machine was busy elsewhere decides nothing.
+        seconds, steps, planned = min(timed(limit=2), timed(limit=2))
+        rough = measured(seconds, steps, planned)
+        matters = self.compile or rough.ahead(job) > WORTH_MEASURING / 3  # else nothing is decided by the figure
+        if not steps or seconds >= 0.2 or not matters:
+            return rough
+        # Too short to trust: take as many steps as fit into a fifth of a second.
+        limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))
+        found = [timed(limit)]
+        found += [timed(limit) for _ in range(int(np.clip(0.2 / max(found[0][0], 1e-6), 1, 8)))]
+        return min((measured(*one) for one in found), key=lambda one: one.seconds)
+
+
+def parse_strategy(text: str) -> tuple[Any, int | None]:
+    """`auto`, `loop`, `threads`, `whole`, `chunk:N`, or `threads:N` for chunks of N in threads."""
+    if text in ("auto", "loop", "threads", "whole"):
+        return text, None
+    name, _, number = text.partition(":")
+    if name in ("chunk", "threads") and number.isdigit() and int(number) >= 1:
+        return name, int(number)
+    raise EngineError(
+        f"`engine` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got {text!r}."
+    )
+
+
+def parts_of(job: Job) -> list[Job]:
+    """The same work for the clients of each architecture, and of each group."""
+    architecture = job.population.task.architecture
+    parts = [job]
+    if architecture is not None:
+        parts = [
+            part._replace(population=job.population.of_architecture(number))
+            for number, part in _divided(job, architecture)
+        ]
+    return parts if job.groups is None else [one for part in parts for _, one in _divided(part, job.groups)]
+
+
+def _divided(job: Job, numbers: NDArray[np.int64]) -> list[tuple[int, Job]]:
+    """The same work for clients of each number, which all clients have."""
+    mine = numbers[job.clients]
+    return [
+        (
+            number,
+            job._replace(
+                clients=np.asarray(job.clients)[mine == number],
+                usual=min(job.usual, int((numbers == number).sum())),  # the same in every round
+            ),
+        )
+        for number in np.unique(mine).tolist()
+    ]
+
+
+def canonical(job: Job) -> Clients:
+    """Clients by falling number of training samples, so that those trained together take equally many steps."""
+    clients = np.sort(np.asarray(job.clients, dtype=np.int64))
+    sizes = job.population.task.splits["train"].sizes(clients)
+    ordered: Clients = clients[np.argsort(-sizes, kind="stable")]
+    return ordered
+
+
+def cores(plan: Plan) -> AbstractContextManager[None]:
+    """One core for a plan that asks for it; in threads, each has one already."""
+    return one_thread_each() if plan.one_core else nullcontext()
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Let several threads share the cores, with one core each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _facts(task: Task) -> Hashable:
+    """What the speed of a plan depends on."""
+    return task.network.signature, tuple(task.x.shape[1:]), task.training.batch_size
+
+
+def _convolves(task: Task) -> bool:
+    return any(isinstance(part, nn.Conv2d) for part in task.network.submodules())
+
+
+def _fills_a_gpu(task: Task) -> bool:
+    """Whether one client's step keeps a GPU busy by itself."""
+    return task.network.parameters * task.training.batch_size >= FILLS_A_GPU
+
+
+def _some(clients: Clients) -> str:
+    shown = ", ".join(map(str, clients[:5]))
+    return shown if len(clients) <= 5 else f"{shown}, ... ({len(clients)} in all)"

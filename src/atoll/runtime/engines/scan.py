@@ -1,0 +1,308 @@
+"""Folding a step over the batches of a cohort.
+
+Clients are in the order of their steps, so that at step t the active ones are a prefix and nothing is computed for the
+others. Programs exist for a few sizes of prefix only; rows past the active ones compute into the void.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from atoll.data.batches import BatchTable, batch_table
+from atoll.kernel.fingerprints import Unstable
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Stack, Tree, flatten, stacked_leaves, unflatten
+from atoll.kernel.randomness import Keys, number
+from atoll.runtime.engines.programs import (
+    Leaves,
+    Plan,
+    Programs,
+    Timed,
+    Work,
+    arithmetic,
+    forbid_captured_stacks,
+    vectorising,
+)
+from atoll.runtime.engines.trainings import Trainings, digests
+
+if TYPE_CHECKING:
+    from atoll.kernel.cohort import Cohort, Step
+
+log = logging.getLogger("atoll.engine")
+
+
+@dataclass
+class Tally:
+    """What a scanner has done, for calibration and for the log."""
+
+    client_steps: int = 0
+    seconds: float = 0.0
+    planned: int = 0  # client-steps, had no limit cut them short
+    gradients: int = 0  # of one batch of one client each
+    passes: int = 0  # over each client's training data, to train: epochs times the gradients of a step
+
+
+class Scanner:
+    """Runs scans and maps as a plan says; `limit` cuts every scan short, to measure a plan.
+
+    `nominal` is the number of clients that a call usually has. With `trainings`, training is looked up and kept there.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        programs: Programs,
+        *,
+        nominal: int = 1,
+        calls: int = 1,
+        limit: int | None = None,
+        trainings: Trainings | None = None,
+    ) -> None:
+        self.plan, self.programs, self.trainings = plan, programs, trainings
+        self.nominal, self.calls, self.limit = nominal, calls, limit
+        self.tally = Tally()
+
+    def scan(
+        self,
+        cohort: Cohort,
+        step: Step,
+        carry: Tree,
+        given: Tree,
+        *,
+        epochs: int,
+        split: str,
+        stream: str | tuple[str, ...],
+        batch_size: int,
+        shuffle: bool,
+        train: bool,
+        draws: bool = False,
+        exact: bool = False,
+    ) -> Tree:
+        """See `Cohort.scan`."""
+        forbid_captured_stacks(step)
+        task, seed, round = cohort.population.task, cohort.population.seed, cohort.round
+        data, ids = task.splits[split], cohort.ids
+        steps_each = -(-data.sizes(cohort.clients) // batch_size)
+        self.tally.planned += int(steps_each.sum()) * epochs
+        streams = (stream,) if isinstance(stream, str) else stream
+        augment = task.augment if train and split == "train" else None
+        keyed = draws or augment is not None or (train and task.network.draws)
+        dropout = Keys.of(ids, seed, "dropout", round, streams[0]) if keyed else None
+        vectorised = self._vectorises(cohort)
+        variant = Variant(
+            train=train,
+            columns=self.plan.columns and vectorised,
+            channels_last=self.plan.channels_last,
+            precision="fp32" if exact else self.plan.precision,
+        )
+        for mode in (replace(variant, train=train) for train in (True, False)):  # a step may ask for the other, too
+            task.network.module(mode)  # this thread's copy is made here, because inside `vmap` it cannot be
+            if task.network.has_features:
+                task.network.module(replace(mode, features=True))
+            if task.network.has_head:
+                task.network.module(replace(mode, head=True))
+        carry_leaves, carry_structure = flatten(carry)
+        given_leaves, given_structure = flatten(given)
+        work = Work(
+            step, carry_structure, given_structure, task.network, variant, vectorised, task.x, task.y,
+            data.uneven(batch_size), dropout is not None,
+            functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
+            augment=augment, streams=None if isinstance(stream, str) else len(stream),
+        )  # fmt: skip
+
+        def tables(first: int, last: int) -> BatchTable:
+            """The batches of some epochs."""
+            each = [Keys.of(ids, seed, "batches", round, one) if shuffle else None for one in streams]
+            return _side_by_side([
+                batch_table(
+                    data, cohort.clients, keys, batch_size=batch_size, epochs=last - first, limit=self.limit,
+                    first=first,
+                )
+                for keys in each
+            ])  # fmt: skip
+
+        @arithmetic(variant.precision)
+        def run(carry: Leaves, first: int, last: int) -> Leaves:
+            """The carry after some epochs."""
+            table = tables(first, last)
+            mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
+            before = torch.from_numpy(steps_each * first).to(ids.device)
+            timed = None if dropout is None else Timed(dropout.low, dropout.high, before)
+            inputs = _Inputs(carry, given_leaves, table.index, mask, timed, table.steps)
+            ahead = self.calls * -(-(epochs - first) // (last - first)) if last > first else self.calls
+            order = np.argsort(-table.steps, kind="stable")
+            if (order[1:] > order[:-1]).all():
+                return self._fold(work, inputs, ahead)
+            there = torch.from_numpy(order).to(ids.device)
+            back = torch.from_numpy(np.argsort(order)).to(ids.device)
+            leaves = self._fold(work, inputs.permuted(there, order, stacked_leaves(given_structure)), ahead)
+            return [leaf[back] for leaf in leaves]
+
+        def after(leaves: Leaves) -> Tree:
+            """The carry at the end."""
+            if train and split == "train":
+                self.tally.passes += epochs * work.gradients[0]
+            return unflatten(carry_structure, leaves)
+
+        if self.trainings is None or not train or split != "train" or task.network.draws_globally:
+            return after(run(carry_leaves, 0, epochs))
+        facts = (streams, batch_size, shuffle, draws)
+        try:
+            names = digests(cohort, work, carry_leaves, given_leaves, facts)
+        except Unstable as reason:
+            log.info("local training is not kept: %s", reason)
+            return after(run(carry_leaves, 0, epochs))
+        leaves, found = self.trainings.carry_on(names, carry_leaves, epochs, run, work)
+        self.tally.gradients += work.gradients[0] * int(steps_each.sum()) * found
+        return after(leaves)
+
+    def _fold(self, work: Work, inputs: _Inputs, calls: int) -> Leaves:
+        steps, index, mask = inputs.steps, inputs.index, inputs.mask
+        clients, total = len(steps), int(steps.max(initial=0))
+        active = clients - np.searchsorted(np.sort(steps), np.arange(total), side="right")
+        if self.limit is not None:  # a measurement ends with the first program: the others might have to be compiled
+            active = active[active == active.max(initial=0)]
+            total = len(active)
+        # Programs are made for the sizes of a full cohort: one with drop-outs uses them too, with rows to spare.
+        sizes = self.programs.sizes(self.plan.mode, max(clients, self.nominal))
+        size_at = active if sizes is None else sizes[np.searchsorted(sizes, active)]
+        if total and size_at[0] > clients:
+            inputs = inputs.padded(int(size_at[0]) - clients, stacked_leaves(work.given))
+            index, mask = inputs.index, inputs.mask
+        turns = np.flatnonzero(np.diff(size_at)) + 1
+        self.tally.client_steps += int(active.sum())
+        began = self._clock(index.device)
+
+        carry, rows, done = inputs.carry, clients, list[Leaves]()
+        for start, stop in zip([0, *turns], [*turns, total], strict=True) if total else ():
+            # One stretch: the same program runs until few enough clients are active for a smaller one.
+            size = int(size_at[start])
+            if active[start] < rows:
+                done.append([leaf[active[start] : rows] for leaf in carry])
+                rows = int(active[start])
+            timed = inputs.timed and Timed(*(part[:size] for part in inputs.timed))
+            here = [leaf[:size] for leaf in carry]
+            given = work.rows(inputs.given, size)
+            example = (
+                here, given, index[start, :size], None if mask is None else mask[start, :size],
+                *(timed or (None, None, None)),
+            )  # fmt: skip
+            program = self.programs.get(self.plan, work, example, int(stop - start) * calls)
+            running = program.begin(work, here, given, timed)
+            for t in range(start, stop):
+                if active[t] < rows:  # these clients are done: set them aside before they are overwritten
+                    done.append([leaf[active[t] : rows].clone() for leaf in running.carry])
+                    rows = int(active[t])
+                running.step(index[t, :size], None if mask is None else mask[t, :size], t)
+            carry = running.end()
+            self.tally.gradients += work.gradients[0] * int(active[start:stop].sum())
+        self.tally.seconds += self._clock(index.device) - began
+        pieces = [[leaf[:rows] for leaf in carry], *reversed(done)]
+        return pieces[0] if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+
+    def _vectorises(self, cohort: Cohort) -> bool:
+        """Alone, a client runs plain autograd, which has less overhead.
+
+        Its sums may differ in the last bit from those of a cohort, so that in float64, where bits are compared, it
+        runs as a cohort of one instead.
+        """
+        return self.plan.vectorised or (cohort.initial_dtype == torch.float64 and not self.plan.plain)
+
+    def _clock(self, device: torch.device) -> float:
+        if self.limit is not None and device.type == "cuda":  # a measurement waits for the device; a run does not
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def map(self, cohort: Cohort, function: Callable[..., Any], values: tuple[Tree, ...]) -> Tree:
+        """See `Cohort.map`."""
+        forbid_captured_stacks(function)
+        leaves, structure = flatten(values)
+        rows = stacked_leaves(structure)
+        made: list[Any] = []
+
+        def one_client(*mine: Tensor) -> Leaves:
+            results, shape = flatten(function(*unflatten(structure, mine, one_client=True)))
+            made.append(shape)
+            return results
+
+        if self._vectorises(cohort) and any(rows):
+            with vectorising():
+                results = vmap(one_client, in_dims=tuple(0 if row else None for row in rows))(*leaves)
+        else:
+            each = [
+                one_client(*(leaf[k] if row else leaf for leaf, row in zip(leaves, rows, strict=True)))
+                for k in range(len(cohort))
+            ]
+            results = [torch.stack(parts) for parts in zip(*each, strict=True)]
+        return _stacked(unflatten(made[0], results))
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a fold reads: one row per client, and one per step and client for `index` and `mask`."""
+
+    carry: Leaves
+    given: Leaves
+    index: Tensor
+    mask: Tensor | None
+    timed: Timed | None
+    steps: NDArray[np.int64]
+
+    def padded(self, rows: int, given_rows: list[bool]) -> _Inputs:
+        """With more rows, whose values nothing reads."""
+
+        def longer(leaf: Tensor, axis: int = 0) -> Tensor:
+            return torch.cat(
+                [leaf, leaf.narrow(axis, 0, 1).expand(*leaf.shape[:axis], rows, *leaf.shape[axis + 1 :])], axis
+            )
+
+        return _Inputs(
+            [longer(leaf) for leaf in self.carry],
+            [longer(leaf) if row else leaf for leaf, row in zip(self.given, given_rows, strict=True)],
+            longer(self.index, 1),
+            None if self.mask is None else longer(self.mask, 1),
+            self.timed and Timed(*map(longer, self.timed)),
+            self.steps,
+        )
+
+    def permuted(self, there: Tensor, order: NDArray[np.int64], rows: list[bool]) -> _Inputs:
+        return _Inputs(
+            [leaf[there] for leaf in self.carry],
+            [leaf[there] if row else leaf for leaf, row in zip(self.given, rows, strict=True)],
+            self.index[:, there],
+            None if self.mask is None else self.mask[:, there],
+            self.timed and Timed(*(part[there] for part in self.timed)),
+            self.steps[order],
+        )
+
+
+def _side_by_side(tables: list[BatchTable]) -> BatchTable:
+    """One table whose batches hold those of all `tables`; which places are real depends on sizes alone."""
+    if len(tables) == 1:
+        return tables[0]
+    index = torch.cat([table.index for table in tables], -1)
+    valid = [table.valid for table in tables if table.valid is not None]
+    return BatchTable(index, torch.cat(valid, -1) if valid else None, tables[0].steps)
+
+
+def _stacked(tree: Tree) -> Tree:
+    """What one client returned as Params is a Stack for the cohort."""
+    match tree:
+        case dict():
+            return {name: _stacked(part) for name, part in tree.items()}
+        case list() | tuple():
+            return type(tree)(_stacked(part) for part in tree)
+        case Tensor() | None | int() | float() | str():
+            return tree
+    return Stack(tree, tree.layout)

@@ -1,0 +1,107 @@
+"""What clients keep, in one SQLite file: for more clients than RAM holds, and whole after `kill -9`.
+
+Rows are (piece, client, round), so that a run resumed at an earlier round does not see what later rounds kept; a
+checkpoint removes what it supersedes.
+"""
+
+from __future__ import annotations
+
+import copy
+import sqlite3
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.kernel.errors import CohortError, RunError
+from atoll.kernel.params import Tree, flatten, unflatten
+from atoll.runtime.files import require_no_link
+from atoll.runtime.serialise import from_bytes, to_bytes
+
+
+class DiskMemory:
+    """One row per piece, client and round; a cohort is read and written in one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._piece = path, ""
+        for beside in ("", "-wal", "-shm"):
+            require_no_link(path.with_name(path.name + beside))
+        self._connection = sqlite3.connect(path, check_same_thread=False)
+        self.close = weakref.finalize(self, self._connection.close)  # by itself, when nobody holds the memory
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS kept (piece TEXT, client INTEGER, round INTEGER, tree BLOB, "
+            "PRIMARY KEY (piece, client, round))"
+        )
+
+    def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
+        """See `Memory.recall`."""
+        leaves, structure = flatten(default)
+        newest = [self._newest("tree", client, before) for client in clients]
+        found: dict[int, bytes] = {position: row[0] for position, row in enumerate(newest) if row is not None}
+        if not found:
+            return default
+        mixed = [leaf.clone() for leaf in leaves]
+        for position, message in found.items():
+            kept = from_bytes(message)
+            if len(kept) != len(mixed):
+                raise CohortError("`recall` must be given a default made like what was kept.")
+            for leaf, row_of_leaf in zip(mixed, kept, strict=True):
+                leaf[position] = row_of_leaf.to(leaf.device)
+        return unflatten(structure, mixed)
+
+    def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
+        """See `Memory.holds`."""
+        return np.array([self._newest("round", client, before) is not None for client in clients], dtype=np.bool_)
+
+    def _newest(self, column: str, client: np.int64, before: int) -> tuple[Any, ...] | None:
+        """A column of what a client kept last, before a round."""
+        row: tuple[Any, ...] | None = self._connection.execute(
+            f"SELECT {column} FROM kept WHERE piece = ? AND client = ? AND round < ? ORDER BY round DESC LIMIT 1",
+            (self._piece, int(client), before),
+        ).fetchone()
+        return row
+
+    def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
+        """See `Memory.keep`."""
+        leaves = [leaf.detach().cpu() for leaf in flatten(tree)[0]]
+        rows = [
+            (self._piece, int(client), round, to_bytes([leaf[position] for leaf in leaves]))
+            for position, client in enumerate(clients)
+        ]
+        try:
+            with self._connection:
+                self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?)", rows)
+        except sqlite3.OperationalError as error:
+            raise RunError(
+                f"What clients keep must be written to {self._path}. It cannot be: {error}.",
+                hint=f"make room, then continue with `atoll resume {self._path.parent}`.",
+            ) from error
+
+    def save(self, *, round: int) -> Tree:
+        """See `Memory.save`: the rows are on disk; those that an older checkpoint could need stay."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return None
+
+    def load(self, saved: Tree, *, round: int) -> None:
+        """See `Memory.load`."""
+        with self._connection:
+            self._connection.execute("DELETE FROM kept WHERE round >= ?", (round,))
+
+    def prune(self, *, round: int) -> None:
+        """See `Memory.prune`: what a client kept before the newest that the checkpoint at `round` sees."""
+        with self._connection:
+            self._connection.execute(
+                "DELETE FROM kept WHERE EXISTS (SELECT 1 FROM kept AS newer WHERE newer.piece = kept.piece "
+                "AND newer.client = kept.client AND newer.round > kept.round AND newer.round < ?)",
+                (round,),
+            )
+
+    def beside(self, name: str) -> DiskMemory:
+        """See `Memory.beside`: other rows of the same file."""
+        apart = copy.copy(self)
+        apart._piece = f"{self._piece}/{name}"
+        return apart

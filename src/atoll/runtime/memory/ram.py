@@ -1,0 +1,97 @@
+"""What clients keep, in RAM or on the GPU: one growing block per leaf, so that recalling a cohort is one gather."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.kernel.errors import CohortError
+from atoll.kernel.params import Structure, Tree, flatten, unflatten
+
+
+class RamMemory:
+    """Rows are handed out as clients first keep something, so that memory grows with the clients seen."""
+
+    def __init__(self, clients: int) -> None:
+        self._beside: dict[str, RamMemory] = {}
+        self._row = np.full(clients, -1, dtype=np.int64)
+        self._rows = 0
+        self._blocks: list[Tensor] = []
+        self._structure: Structure | None = None
+
+    def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
+        """See `Memory.recall`."""
+        rows = self._row[clients]
+        known = rows >= 0
+        if self._structure is None or not known.any():
+            return default
+        leaves, structure = flatten(default)
+        if structure != self._structure:
+            raise CohortError(
+                "`recall` must be given a default made like what was kept.",
+                hint="compare the names and nesting of `Update.keep` with those of `default`.",
+            )
+        if known.all():
+            at = torch.from_numpy(rows)
+            return unflatten(structure, [block[at.to(block.device)] for block in self._blocks])
+        where, at = torch.from_numpy(np.flatnonzero(known)), torch.from_numpy(rows[known])
+        recalled = []
+        for leaf, block in zip(leaves, self._blocks, strict=True):
+            mixed = leaf.clone()
+            mixed[where.to(leaf.device)] = block[at.to(block.device)]
+            recalled.append(mixed)
+        return unflatten(structure, recalled)
+
+    def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
+        """See `Memory.holds`."""
+        return self._row[clients] >= 0
+
+    def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
+        """See `Memory.keep`."""
+        leaves, structure = flatten(tree)
+        if self._structure is None:
+            self._structure = structure
+            self._blocks = [leaf.new_empty((0, *leaf.shape[1:])) for leaf in leaves]
+        if structure != self._structure:
+            raise CohortError("A method must keep a tree of the same names and nesting in every round.")
+        new = clients[self._row[clients] < 0]
+        self._row[new] = np.arange(self._rows, self._rows + len(new))
+        self._rows += len(new)
+        at = torch.from_numpy(self._row[clients])
+        for number, leaf in enumerate(leaves):
+            block = self._blocks[number]
+            if len(block) < self._rows:  # double, so that growing costs little per client
+                room = min(max(self._rows, 2 * len(block)), len(self._row))
+                block = torch.cat([block, leaf.new_empty((room - len(block), *leaf.shape[1:]))])
+                self._blocks[number] = block
+            block[at.to(block.device)] = leaf
+
+    def save(self, *, round: int) -> Tree:
+        """See `Memory.save`."""
+        beside = {name: saved for name, one in self._beside.items() if (saved := one.save(round=round)) is not None}
+        if self._structure is None and not beside:
+            return None
+        owners = np.flatnonzero(self._row >= 0)
+        rows = torch.from_numpy(self._row[owners])
+        blocks = [block[rows.to(block.device)] for block in self._blocks]
+        kept = None if self._structure is None else unflatten(self._structure, blocks)
+        return {"clients": torch.from_numpy(owners), "kept": kept, "beside": beside}
+
+    def prune(self, *, round: int) -> None:
+        """See `Memory.prune`: only the newest is held anyway."""
+
+    def load(self, saved: Tree, *, round: int) -> None:
+        """See `Memory.load`."""
+        self._row.fill(-1)
+        self._rows, self._blocks, self._structure = 0, [], None
+        self._beside = {}
+        for name, apart in (saved or {}).get("beside", {}).items():
+            self.beside(name).load(apart, round=round)
+        if saved is not None and saved["kept"] is not None:
+            self.keep(saved["clients"].cpu().numpy(), saved["kept"], round=round)
+
+    def beside(self, name: str) -> RamMemory:
+        """See `Memory.beside`."""
+        return self._beside.setdefault(name, RamMemory(len(self._row)))

@@ -1,0 +1,1 @@
+"""What every method must pass, and how fast it is."""

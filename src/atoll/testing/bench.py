@@ -1,0 +1,186 @@
+"""How fast training is, against the plain loop a researcher writes; both are measured in one run, by turns.
+
+The baseline trains one client after another with `torch.optim.SGD`, all tensors on the device, no DataLoader. Atoll
+runs a round of FedAvg through its engine, everything included. Figures are microseconds per client-step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from atoll import models
+from atoll.algorithms.fedavg import FedAvg
+from atoll.data.batches import Split
+from atoll.data.task import Task, Training
+from atoll.kernel.errors import unknown
+from atoll.kernel.network import Network, Precision
+from atoll.kernel.randomness import default_generator, generator
+from atoll.runtime.engines.local import Done, Job, LocalEngine
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
+
+
+@dataclass(frozen=True)
+class Workload:
+    """K clients with `steps` batches of B samples each."""
+
+    model: str
+    shape: tuple[int, ...]
+    clients: int
+    batch: int
+    target: float  # the least speed-up
+    steps: int = 50
+    precision: Precision = "fp32"
+    compile: bool | None = None  # whatever pays, unless compiling takes longer than is worth waiting for
+
+    @property
+    def name(self) -> str:
+        """For the table and for `--only`."""
+        shape = "x".join(map(str, self.shape))
+        return f"{self.model}-{shape}-{self.clients}x{self.batch}"
+
+
+CPU = (
+    Workload("mlp", (1, 8, 8), 50, 10, target=5.0),
+    Workload("mlp", (1, 28, 28), 50, 10, target=5.0),
+    Workload("cnn", (1, 28, 28), 20, 10, target=1.2),
+    Workload("cnn", (3, 32, 32), 20, 10, target=1.2),
+    Workload("cnn", (1, 28, 28), 10, 50, target=1.0, steps=16),
+    Workload("cnn", (3, 32, 32), 10, 50, target=1.0, steps=16),
+)
+CUDA = (
+    Workload("cnn", (3, 32, 32), 20, 10, target=40.0, precision="bf16"),
+    Workload("cnn", (3, 32, 32), 100, 10, target=60.0, precision="bf16"),
+    Workload("cnn", (3, 32, 32), 100, 50, target=25.0, precision="bf16"),
+    Workload("resnet18-gn", (3, 32, 32), 20, 32, target=4.0, steps=10, precision="bf16", compile=False),
+    Workload("mlp", (1, 28, 28), 50, 10, target=5.0),
+)
+
+
+def synthetic(workload: Workload) -> Task:
+    """A task of random samples, the same number for every client."""
+    rng = generator(0, "bench", workload.name)
+    each = workload.batch * workload.steps
+    count = min(workload.clients * each, 20_000)  # clients may share samples: only speed is measured
+    x = torch.from_numpy(rng.standard_normal((count, *workload.shape), dtype=np.float32))
+    y = torch.from_numpy(rng.integers(0, 10, count))
+    order = torch.arange(workload.clients * each) % count
+    offsets = np.arange(workload.clients + 1) * each
+    nothing = Split(torch.zeros(0, dtype=torch.int64), np.zeros(workload.clients + 1, dtype=np.int64))
+    with default_generator(0):
+        module = models.build(workload.model, workload.shape, 10)
+    return Task(
+        name=workload.name,
+        x=x,
+        y=y,
+        splits={"train": Split(order, offsets), "val": nothing, "test": nothing},
+        network=Network(module, signature=(workload.model, workload.shape)),
+        classes=10,
+        training=Training(lr=0.01, batch_size=workload.batch),
+    )
+
+
+def baseline(task: Task, workload: Workload, device: torch.device) -> Callable[[], int]:
+    """One round of the plain loop; returns how many client-steps it took."""
+    task = task.to(device, torch.float32)
+    with default_generator(0):
+        model: nn.Module = models.build(workload.model, workload.shape, 10).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    order = task.splits["train"].order.reshape(workload.clients, workload.steps, workload.batch)
+    clients = workload.clients if device.type == "cpu" else min(workload.clients, 5)
+
+    def round() -> int:
+        for client in range(clients):
+            model.load_state_dict(start)
+            for step in range(workload.steps):
+                batch = order[client, step]
+                optimizer.zero_grad()
+                F.cross_entropy(model(task.x[batch]), task.y[batch]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        return clients * workload.steps
+
+    return round
+
+
+def atoll(task: Task, engine: LocalEngine) -> Callable[[], int]:
+    """One round of FedAvg through the engine."""
+    population = Population(engine.place(task), RamMemory(task.clients), seed=0)
+    algorithm = FedAvg()
+    w = algorithm.start(population.task)
+    everybody = np.arange(task.clients)
+    work = lambda cohort: algorithm.local(w, cohort)  # noqa: E731 - it is the one line that is measured
+
+    def round() -> int:
+        job = Job(population, everybody, 0, work, phase=("local", algorithm), calls=100_000)
+        trained = [outcome.cohort.clients for outcome in engine.run(job) if isinstance(outcome, Done)]
+        samples = task.splits["train"].sizes(np.concatenate(trained))
+        return int(-(-samples // task.training.batch_size).sum())
+
+    return round
+
+
+def seconds_per_step(round: Callable[[], int], device: torch.device) -> float:
+    """One timed round."""
+    _wait(device)
+    began = time.perf_counter()
+    steps = round()
+    _wait(device)
+    return (time.perf_counter() - began) / steps
+
+
+def measure(workload: Workload, device: torch.device, repeats: int) -> tuple[float, float, str]:
+    """Seconds per client-step of the baseline and of Atoll (medians), and the plan that Atoll chose."""
+    task = synthetic(workload)
+    engine = LocalEngine(device=str(device), precision=workload.precision, compile=workload.compile)
+    theirs, ours = baseline(task, workload, device), atoll(task, engine)
+    theirs()
+    ours()  # calibrates and compiles
+    ours()
+    times = [(seconds_per_step(theirs, device), seconds_per_step(ours, device)) for _ in range(repeats)]
+    plan = next(iter(engine.plans.values()))
+    return statistics.median(a for a, _ in times), statistics.median(b for _, b in times), str(plan)
+
+
+def run(device: str = "auto", quick: bool = False, only: list[str] | None = None) -> int:
+    """Print the speed table; returns 1 if a target was missed."""
+    where = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
+    workloads = {workload.name: workload for workload in (CUDA if where.type == "cuda" else CPU)}
+    for name in only or ():
+        if name not in workloads:
+            raise unknown("workload", name, workloads)
+    console = Console()
+    kind = torch.cuda.get_device_name() if where.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    table = Table(title=f"Microseconds per client-step on {kind}, torch {torch.__version__}")
+    for column in ("workload", "plain loop", "atoll", "speed-up", "target", "plan"):
+        table.add_column(column, justify="left" if column in ("workload", "plan") else "right")
+    missed = 0
+    for name in only or workloads:
+        workload = workloads[name]
+        if quick:
+            workload = replace(workload, steps=max(2, workload.steps // 4))
+        with Console(stderr=True).status(f"measuring {name} (calibrates and compiles first)"):
+            theirs, ours, plan = measure(workload, where, repeats=3 if quick else 5)
+        ratio = theirs / ours
+        missed += ratio < workload.target
+        mark = "" if ratio >= workload.target else " missed"
+        row = (name, f"{theirs * 1e6:.0f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}x{mark}", f"{workload.target:g}x", plan)
+        table.add_row(*row)
+        console.print(" ".join(row))
+    console.print(table)
+    return 1 if missed else 0
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

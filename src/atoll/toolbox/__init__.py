@@ -1,0 +1,1 @@
+"""What methods are made of: work of clients, work of servers, objectives."""

@@ -1,0 +1,209 @@
+"""The blocks of a network: which leaves belong to which, what each of them says, and training above some of them.
+
+A block is a layer of the body with all that follows up to the next one, or what the model declares in `block_starts`
+(ResNet-18: the stem and four stages); the last block is the head. A split s divides the L blocks: the first s are the
+base, the others lie above it. With s = 0 everything lies above, with s = L nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import ModelError
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.models.split import BodyAndHead
+from atoll.toolbox.client.features import membership
+
+NORMS = nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one network, the head last."""
+
+    leaves: tuple[frozenset[str], ...]
+    widths: tuple[int, ...]  # how many numbers each says about a sample
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    def below(self, split: int) -> frozenset[str]:
+        """The leaves of the base."""
+        return frozenset[str]().union(*self.leaves[:split])
+
+    def above(self, split: int) -> frozenset[str]:
+        """All other leaves."""
+        return frozenset[str]().union(*self.leaves[split:])
+
+    def parted(self, said: Tensor) -> tuple[Tensor, ...]:
+        """What all blocks say, or anything with as many numbers on its last axis, block by block."""
+        return torch.split(said, list(self.widths), dim=-1)
+
+
+class Talkative(BodyAndHead):
+    """The same network, whose `features` are what every block says, averaged over places, the head last."""
+
+    def __init__(self, network: nn.Module) -> None:
+        body, head = getattr(network, "body", None), getattr(network, "head", None)
+        if not isinstance(body, nn.Sequential | nn.Flatten) or not isinstance(head, nn.Module):
+            raise ModelError(
+                "To have blocks, a network must be a `body`, an nn.Sequential, and a `head`. Got a "
+                f"{type(network).__name__} whose body is a {type(body).__name__}.",
+                hint="build it as atoll.models.BodyAndHead(nn.Sequential(...), head).",
+            )
+        super().__init__(body, head)
+        starts = getattr(network, "block_starts", None) or _layers(body)
+        ends = [*starts[1:], len([*body.children()])]
+        self.groups = list(zip(starts, ends, strict=False))
+
+    def each(self, x: Tensor) -> list[Tensor]:
+        """What every block says, one row per sample."""
+        said = []
+        for start, end in self.groups:
+            for part in [*self.body.children()][start:end]:
+                x = part(x)
+            said.append(x if x.ndim == 2 else x.flatten(2).mean(2))
+        return [*said, self.head(x if self.groups else self.body(x))]
+
+    def features(self, x: Tensor) -> Tensor:
+        """All of that in one row per sample."""
+        return torch.cat(self.each(x), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the network answers."""
+        return self.each(x)[-1]
+
+
+def _layers(body: nn.Module) -> tuple[int, ...]:
+    """The parts of a body at which its layers begin; a norm belongs to the layer before it, a Flatten to the next."""
+    parts = [*body.children()]
+    layers = [n for n, part in enumerate(parts) if any(True for _ in part.parameters()) and not isinstance(part, NORMS)]
+    return (0, *(n - isinstance(parts[n - 1], nn.Flatten) for n in layers[1:])) if layers else ()
+
+
+def blocks_of(task: Task) -> Blocks:
+    """The blocks of a task's network; what they say about its first sample shows how much that is."""
+    network = Talkative(deepcopy(next(iter(task.network.submodules())))).eval()
+    names = [name for name, _ in network.body.named_children()]
+    places = [*(tuple(f"body.{name}." for name in names[start:end]) for start, end in network.groups), ("head.",)]
+    leaves = tuple(frozenset(leaf for leaf in task.network.initial if leaf.startswith(place)) for place in places)
+    with torch.no_grad():
+        widths = tuple(one.shape[1] for one in network.each(task.x[:1]))
+    return Blocks(leaves, widths)
+
+
+class HeldBelow(BodyAndHead):
+    """The same network, whose first blocks always work as when deployed: BatchNorm there follows no batch."""
+
+    def __init__(self, network: nn.Module, split: int) -> None:
+        talkative = Talkative(network)
+        super().__init__(talkative.body, talkative.head)
+        self.split, ends = split, [end for _, end in talkative.groups]
+        self.parts = ([0, *ends, len([*self.body.children()])])[split]
+        self.all = split > len(ends)
+
+    def train(self, mode: bool = True) -> HeldBelow:
+        """Train what lies above the split."""
+        super().train(mode)
+        for part in [*[*self.body.children()][: self.parts], *([self.head] if self.all else [])]:
+            part.train(False)
+        return self
+
+    def extra_repr(self) -> str:
+        """By which it is told from the same network with another split."""
+        return f"split={self.split}"
+
+
+def talking(cohort: Cohort) -> Cohort:
+    """The same clients, with a network whose features are what all its blocks say."""
+    return cohort.with_network(cohort.population.task.network.through(Talkative))
+
+
+def talking_bench(bench: Workbench) -> Workbench:
+    """The same place, with such a network."""
+    return bench.with_network(bench.network.through(Talkative))
+
+
+def above(
+    cohort: Cohort,
+    blocks: Blocks,
+    start: Stack,
+    splits: Tensor,
+    train: Callable[[Cohort, Stack, frozenset[str]], Stack],
+) -> Stack:
+    """`train(cohort, start, leaves)` of the leaves above each client's own split; the base stays bit for bit.
+
+    Clients with the same split train together. The base works as when deployed.
+    """
+    network, after, notes = cohort.population.task.network, start, dict[str, Tensor]()
+    for split in torch.unique(splits).tolist():
+        rows = (splits == split).nonzero().flatten()
+        some = replace(cohort, clients=cohort.clients[rows.cpu().numpy()], received=None, notes={})
+        if split:
+            some = some.with_network(network.through(HeldBelow, split))
+        if split < len(blocks):
+            trained = train(some, start.rows(rows), blocks.above(split))
+            after = Stack({name: leaf.index_copy(0, rows, trained[name]) for name, leaf in after.items()}, start.layout)
+        for name, value in some.notes.items():  # of clients that train nothing: 0
+            notes[name] = notes.get(name, value.new_zeros(len(cohort))).index_copy(0, rows, value)
+    cohort.observe(**notes)
+    return after
+
+
+# -- what training did to blocks ---------------------------------------------------------------------------------------
+def drift(blocks: Blocks, w: Stack, start: Params) -> Tensor:
+    """|w_l - start_l| / |start_l| over the trained leaves of every block, [clients, blocks]."""
+    found = []
+    for leaves in blocks.leaves:
+        before, apart = start.only(leaves).trained, (w - start).only(leaves).trained
+        found.append(apart.norm() / before.norm().clamp(min=torch.finfo(w.norm().dtype).tiny))
+    return torch.stack(found, 1)
+
+
+def scatter(cohort: Cohort, blocks: Blocks, w: Stack) -> Tensor:
+    """tr(S_W) / tr(S_B) of what every block says about held-out samples, [clients, blocks]: within and between classes.
+
+    Of training samples for a client that holds out none. Infinite where there is only one class.
+    """
+    sizes = cohort.population.task.splits["val"].sizes(cohort.clients)
+    held = torch.from_numpy(sizes > 0).to(cohort.population.device)
+    ratios = [_ratios(cohort, blocks, w, split) for split in ("train", "val")]
+    return torch.where(held[:, None], ratios[1], ratios[0])
+
+
+def _ratios(cohort: Cohort, blocks: Blocks, w: Stack, split: str) -> Tensor:
+    classes = cohort.population.task.classes
+    assert classes is not None, "the task has no classes"
+    size = sum(blocks.widths)
+    start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes), square=torch.zeros(size))
+    seen = talking(cohort).scan(_add_scatter, start, given=w, split=split, shuffle=False, train=False, exact=True)
+    count = seen["count"][..., None]
+    samples = count.sum(1).clamp(min=1)
+    mean, center = seen["sum"] / count.clamp(min=1), seen["sum"].sum(1) / samples
+    between = (count * (mean - center[:, None]).square()).sum(1)
+    within = (seen["square"] - (count * mean.square()).sum(1)).clamp(min=0)
+    several = (seen["count"] > 0).sum(1) > 1
+    each = [
+        torch.where(several, part.sum(1) / other.sum(1).clamp(min=torch.finfo(other.dtype).tiny), torch.inf)
+        for part, other in zip(blocks.parted(within), blocks.parted(between), strict=True)
+    ]
+    return torch.stack(each, 1)
+
+
+def _add_scatter(seen: Params, batch: Batch, w: Params) -> Params:
+    same, said = membership(batch, len(seen["count"])), batch.features(w)
+    real = said if batch.mask is None else said * batch.mask[:, None]
+    return Params.of(
+        sum=seen["sum"] + same.T @ said,
+        count=seen["count"] + same.sum(0),
+        square=seen["square"] + (real * said).sum(0),
+    )

@@ -1,0 +1,27 @@
+"""What a piece changes in the local training of a method, without the method knowing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client.penalties import Penalty
+from atoll.toolbox.client.sharpness import Radius
+
+
+def _nothing(start: Params | Stack, end: Stack) -> None:
+    """Measure nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One change of every call of `sgd` on a cohort that has it in `changes`."""
+
+    term: Callable[[Params | Stack], Penalty] | None = None  # added to the loss, made from the call's start
+    radius: Callable[[Params | Stack], Radius] | None = None  # of a sharpness-aware gradient, in place of the method's
+    # own, made from the call's start
+    adaptive: bool = False  # the same for that radius
+    measure: Callable[[Params | Stack, Stack], Any] = _nothing  # of a call's start and end
+    measured: list[Any] = field(default_factory=list)  # by every call so far

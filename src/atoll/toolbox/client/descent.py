@@ -1,0 +1,29 @@
+"""One gradient step as the task's rule says: weight decay, clipping, momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from atoll.kernel.params import Params, Scalar, Stack
+from atoll.kernel.task import Training
+
+Found = tuple[Params, Params, Tensor]  # what `Batch.gradient` returns: g, w with the buffers of the pass, the loss
+
+
+def at_rest(rule: Training, w: Params | Stack, only: Iterable[str] | None = None) -> Params | Stack:
+    """The velocity before the first step, for the trained leaves of w or those named; empty without momentum."""
+    zeros = w.zeros()
+    return zeros.only((zeros if only is None else only) if rule.momentum else ())
+
+
+def descend(rule: Training, w: Params, g: Params, velocity: Params, lr: Scalar) -> tuple[Params, Params]:
+    """The model and its velocity after one step along g."""
+    if rule.weight_decay:
+        g = g.moved(w.only(g), rule.weight_decay)
+    if rule.clip is not None:
+        g = g * (rule.clip / (g.norm() + 1e-12)).clamp(max=1.0)
+    if rule.momentum:
+        g = velocity = velocity * rule.momentum + g
+    return w.moved(g, -lr), velocity

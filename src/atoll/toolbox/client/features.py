@@ -1,0 +1,101 @@
+"""What enters a model's head: beside its answers, class by class, in its moments, and how far apart it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import ModelError
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+from atoll.toolbox.client.labels import require_classes
+
+
+def one_sample(task: Task) -> Batch:
+    """A made-up sample as a batch, to find out what shape a network makes of it: nobody's own is read."""
+    x, y = torch.zeros_like(task.x[:1]), torch.zeros_like(task.y[:1])
+    return Batch(x + 1 if x.is_floating_point() else x, y, None, None, task.network, Variant(train=False))
+
+
+def feature_size(method: object, task: Task) -> int:
+    """How many numbers enter the head of the task's network; raises unless samples have a class and a row each."""
+    name = type(method).__name__
+    require_classes(method, task)
+    with torch.no_grad():
+        one = one_sample(task)
+        features = one.features(task.network.initial)
+        one.head(task.network.initial, features)
+    if features.ndim != 2:
+        raise ModelError(f"{name} needs one row of features per sample. Got features of shape {tuple(features.shape)}.")
+    return features.shape[1]
+
+
+def features_and_outputs(batch: Batch, w: Params) -> tuple[Tensor, Tensor, Params]:
+    """What enters the head, what the model answers, and w with the buffers of the pass: one pass for both."""
+    features, after = replace(batch, variant=replace(batch.variant, features=True)).forward(w)
+    outputs, after = outputs_of(batch, after, features)
+    return features, outputs, after
+
+
+def outputs_of(batch: Batch, w: Params, features: Tensor) -> tuple[Tensor, Params]:
+    """What the head of w answers to features of the batch's own samples, and w with the buffers of the pass."""
+    return replace(batch, x=features, variant=replace(batch.variant, head=True)).forward(w)
+
+
+def membership(batch: Batch, classes: int) -> Tensor:
+    """1 where a sample is of a class, [samples, classes]; padding is of none."""
+    same = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)).to(batch.network.dtype)
+    return same if batch.mask is None else same * batch.mask[:, None]
+
+
+def class_sums(cohort: Cohort, w: Params | Stack, size: int, *, unit: bool = False) -> Stack:
+    """Each client's training samples by class: the `sum` of their features, [classes, size], and their `count`.
+
+    Of `unit` features, each counts by its direction alone.
+    """
+    classes = cohort.population.task.classes
+    assert classes is not None, "the task has no classes"
+    start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes))
+    sums: Stack = cohort.scan(partial(_add, unit), start, given=w, shuffle=False, train=False, exact=True)
+    return sums
+
+
+def _add(unit: bool, seen: Params, batch: Batch, w: Params) -> Params:
+    same, features = membership(batch, len(seen["count"])), batch.features(w)
+    features = F.normalize(features, dim=-1) if unit else features
+    return Params.of(sum=seen["sum"] + same.T @ features, count=seen["count"] + same.sum(0))
+
+
+def moments(cohort: Cohort, w: Params | Stack) -> Stack:
+    """Mean and standard deviation of every feature over each client's training samples: two leaves."""
+    task = cohort.population.task
+    zeros = torch.zeros(one_sample(task).features(task.network.initial).numel())
+    seen = cohort.scan(
+        _add_moments,
+        Params.of(first=zeros, second=zeros),
+        given=w,
+        shuffle=False,
+        train=False,
+        labels=False,
+        exact=True,
+    )
+    mean, square = (seen[name] / cohort.samples[:, None] for name in ("first", "second"))
+    return Stack.of(mean=mean, deviation=(square - mean**2).clamp(min=0).sqrt())
+
+
+def _add_moments(seen: Params, batch: Batch, w: Params) -> Params:
+    features = batch.features(w).flatten(1)
+    real = features if batch.mask is None else features * batch.mask[:, None]
+    return Params.of(first=seen["first"] + real.sum(0), second=seen["second"] + (real * features).sum(0))
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Between every row of a and every row of b, [rows of a, rows of b]."""
+    return (a.square().sum(1)[:, None] - 2 * a @ b.T + b.square().sum(1)).clamp(min=0)

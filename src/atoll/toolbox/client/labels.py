@@ -1,0 +1,34 @@
+"""Classes of samples: that there are some, and how many training samples of each the clients have."""
+
+from __future__ import annotations
+
+import torch
+
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Task
+
+AT_ONCE = 256  # samples
+
+
+def require_classes(method: object, task: Task) -> None:
+    """Raise unless every sample of a task is of one class."""
+    if task.classes is None or task.y.ndim != 1:
+        raise TaskError(f"{type(method).__name__} needs samples of one class each. {task.name} has none.")
+
+
+def label_counts(cohort: Cohort) -> Stack:
+    """One row of counts per client, under the name `counts`."""
+    classes = cohort.population.task.classes
+    assert classes is not None, "the task has no classes"
+    start = Params.of(counts=torch.zeros(classes))
+    counts: Stack = cohort.scan(_count, start, batch_size=AT_ONCE, shuffle=False, train=False)
+    return counts
+
+
+def _count(seen: Params, batch: Batch, given: None) -> Params:  # noqa: ARG001
+    counts = seen["counts"]
+    same = (batch.y[:, None] == torch.arange(len(counts), device=batch.y.device)).to(counts.dtype)
+    return Params.of(counts=counts + (same if batch.mask is None else same * batch.mask[:, None]).sum(0))

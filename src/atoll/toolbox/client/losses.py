@@ -1,0 +1,52 @@
+"""How well several models fit each client, and how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import LabelsNeeded
+from atoll.kernel.params import Params, Stack
+
+
+def losses(models: Stack, cohort: Cohort) -> Tensor:
+    """The mean loss of every model on each client's training data, [clients, models]."""
+    return losses_of([models.client(row) for row in range(models.clients)], cohort)
+
+
+def losses_of(models: Sequence[Params | Stack], cohort: Cohort, split: str = "train") -> Tensor:
+    """The same on any split, for models of which each client may have its own; 0 for a client without samples."""
+    start = Params.of(loss=torch.zeros(len(models)), samples=0.0)
+    seen = cohort.scan(_measure, start, given=list(models), split=split, shuffle=False, train=False)
+    loss: Tensor = seen["loss"]
+    samples: Tensor = seen["samples"]
+    return loss / samples.clamp(min=1)[:, None]
+
+
+def entropies(models: Stack, cohort: Cohort) -> Tensor:
+    """The mean entropy of every model's answers to each client's training samples, [clients, models]: no labels."""
+    if cohort.population.task.classes is None:
+        raise LabelsNeeded("Models are compared by the entropy of their answers. These do not answer with classes.")
+    start = Params.of(entropy=torch.zeros(models.clients))
+    each = [models.client(row) for row in range(models.clients)]
+    seen = cohort.scan(_doubt, start, given=each, shuffle=False, train=False, labels=False)
+    entropy: Tensor = seen["entropy"]
+    return entropy / cohort.samples[:, None]
+
+
+def _doubt(seen: Params, batch: Batch, models: list[Params]) -> Params:
+    """Add up the entropies of every model's answers to one client's samples; those of several answers are averaged."""
+    each = [torch.special.entr(batch.outputs(w).softmax(1)).sum(1) for w in models]
+    return Params.of(
+        entropy=seen["entropy"] + torch.stack([batch.total(one.reshape(len(one), -1).mean(1)) for one in each])
+    )
+
+
+def _measure(seen: Params, batch: Batch, models: list[Params]) -> Params:
+    """Add up one client's loss with every model."""
+    each = [batch.total(batch.network.loss(batch.outputs(w), batch.y)) for w in models]
+    return Params.of(loss=seen["loss"] + torch.stack(each), samples=seen["samples"] + batch.count)

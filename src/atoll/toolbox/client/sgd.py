@@ -1,0 +1,85 @@
+"""Local training by stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Part, Stack, Tree
+from atoll.toolbox.client.descent import Found, at_rest, descend
+from atoll.toolbox.client.penalties import Penalty
+from atoll.toolbox.client.sharpness import Radius, sharp_gradient, sharpen
+
+Gradient = Callable[..., Found]  # of a model, a batch (a tuple of them where there are several streams), and `given`
+
+
+def sgd(
+    cohort: Cohort,
+    start: Params | Stack,
+    *,
+    epochs: int,
+    penalty: Penalty | None = None,
+    only: Part | Iterable[str] = "all",
+    lr: Tensor | None = None,
+    stream: str | tuple[str, ...] = "main",
+    gradient: Gradient | None = None,
+    given: Tree = None,
+    draws: bool = False,
+    radius: Radius = 0.0,
+    adaptive: bool = False,
+    pull: Mapping[str, Stack] | None = None,
+) -> Stack:
+    """Every client's model after `epochs` passes over its training data, from `start`.
+
+    Step size, batch size, momentum, weight decay and clipping are the task's (`cohort.training`); momentum starts
+    at zero. `only` restricts training to a part of the model, or to the leaves it names. Two calls with the same
+    `stream` see the same batches. With `gradient`, steps go along gradient(w, batch) and not along that of the loss;
+    with `given`, along gradient(w, batch, given). It may draw if `draws` says so. With a `radius`, the gradient is
+    sharpness-aware (`client.sharpness`); a `penalty` is added to it. With a `pull`, {"lam": ..., "center": ...},
+    each step of w ends with - lr lam (w - center), w before the step, outside of momentum, weight decay and clipping.
+    """
+    rule = cohort.training
+    layout = cohort.population.task.network.layout
+    names = layout.part(only) if isinstance(only, str) else frozenset(only)
+    for change in cohort.changes:
+        if change.term is not None:
+            penalty = change.term(start) if penalty is None else penalty + change.term(start)
+        if change.radius is not None:
+            radius, adaptive = change.radius(start), change.adaptive
+    onto = None if penalty is None else penalty.onto
+
+    def direction(w: Params, batch: Any, given: dict[str, Any]) -> Found:
+        if gradient is None:
+            return sharp_gradient(w, batch, given["radius"], adaptive=adaptive, only=names)
+        return sharpen(lambda v: gradient(v, batch, *given["more"]), w, given["radius"], adaptive=adaptive)
+
+    def step(carry: dict[str, Params], batch: Any, given: dict[str, Any]) -> dict[str, Params]:
+        before, seen = carry["w"], carry["seen"]
+        g, w, loss = direction(before, batch, given)
+        if onto is not None:
+            g = onto(g, before, given["penalty"])
+        w, velocity = descend(rule, w, g, carry["velocity"], given["lr"])
+        if given["pull"] is not None:
+            lam, center = given["pull"]["lam"]["lam"], given["pull"]["center"]
+            w = w.moved(before.only(center) - center, -given["lr"] * lam)
+        return {"w": w, "velocity": velocity, "seen": Params.of(loss=seen["loss"] + loss, steps=seen["steps"] + 1)}
+
+    carry = {"w": start, "velocity": at_rest(rule, start, names), "seen": Params.of(loss=0.0, steps=0.0)}
+    more = () if given is None else (given,)
+    given = {
+        "lr": cohort.lr if lr is None else lr,
+        "penalty": penalty and penalty.given,
+        "radius": radius,
+        "pull": pull,
+        "more": more,
+    }
+    end = cohort.scan(step, carry, given=given, epochs=epochs, stream=stream, draws=draws)
+    name = stream if isinstance(stream, str) else stream[0]
+    cohort.observe(**{f"loss/{name}": end["seen"]["loss"] / end["seen"]["steps"].clamp(min=1)})
+    trained: Stack = end["w"]
+    for change in cohort.changes:
+        change.measured.append(change.measure(start, trained))
+    return trained

@@ -1,0 +1,77 @@
+"""Sharpness-aware gradients: taken uphill of a model, where its loss is about the worst within a radius.
+
+    eps = radius g(w) / ||g(w)||,        g_s(w) = g(w + eps)        (both on the same batch)
+
+What is perturbed is the data's loss alone, or what a method descends along in its place. A penalty is a known function
+of w, and neither its gradient belongs to eps nor is it taken uphill; likewise weight decay. BatchNorm's statistics come
+from the pass at w, and so does the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from atoll.kernel.batch import Batch
+from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client.descent import Found
+
+Radius = float | Params | Stack  # for the whole model, or one number for every leaf, perhaps each client's own
+FLAT = 1e-7  # added to the norm of a gradient that may be zero
+
+
+def sharp_gradient(
+    w: Params,
+    batch: Batch,
+    radius: Radius,
+    *,
+    adaptive: bool = False,
+    only: Iterable[str] | None = None,
+) -> Found:
+    """As `batch.gradient`, with the loss's gradient taken uphill; at radius 0 it is that gradient, and one pass."""
+    if _is_zero(radius):
+        return batch.gradient(w, only)
+    g, after, loss = batch.gradient(w, only)
+    eps = ascent(w, g, radius, adaptive=adaptive)
+    return gradient_beside(w, batch, eps, only=only), after, loss
+
+
+def sharpen(gradient: Callable[[Params], Found], w: Params, radius: Radius, *, adaptive: bool = False) -> Found:
+    """Take any gradient uphill of w along itself; at radius 0 it is that gradient, and one pass."""
+    g, after, loss = gradient(w)
+    if _is_zero(radius):
+        return g, after, loss
+    uphill, _, _ = gradient(w.moved(ascent(w, g, radius, adaptive=adaptive), 1.0))
+    return uphill, after, loss
+
+
+def gradient_beside(w: Params, batch: Batch, eps: Params, *, only: Iterable[str] | None = None) -> Params:
+    """The gradient of the loss at w + eps."""
+    g, _, _ = batch.gradient(w, only, through=lambda v: v.moved(eps, 1.0))
+    return g
+
+
+def ascent(w: Params, g: Params, radius: Radius, *, adaptive: bool = False) -> Params:
+    """The perturbation of SAM: radius g / ||g||; or of ASAM, whose neighbourhood scales with w: each weight by |w|.
+
+    The norm is that of all leaves of g together. With a radius per leaf, each leaf's share of g / ||g|| is scaled by
+    its own, so that the whole is as long as none of them.
+    """
+    if adaptive:
+        size = w.only(g).map(lambda leaf: leaf.abs())
+        g = _scaled(g, size)
+        return _scaled(_stretched(g, radius), size)
+    return _stretched(g, radius)
+
+
+def _is_zero(radius: Radius) -> bool:
+    return isinstance(radius, int | float) and radius == 0
+
+
+def _stretched(g: Params, radius: Radius) -> Params:
+    unit = g / (g.norm() + FLAT)
+    return unit * radius if isinstance(radius, int | float) else _scaled(unit, radius)
+
+
+def _scaled(g: Params, scale: Params | Stack) -> Params:
+    """Every leaf times the one of that name."""
+    return Params({name: leaf * scale[name] for name, leaf in g.items()}, g.layout)

@@ -1,0 +1,1 @@
+"""What clients minimise besides a loss: contrast, margins, balance, alignment, frames."""

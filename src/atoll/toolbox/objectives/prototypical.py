@@ -1,0 +1,276 @@
+"""Training with unit features and one prototype per class: FAFI's local objective, and the one step that follows it.
+
+z are the unit features of two views of every sample in a batch; the rows p_c of the head's weight are the prototypes.
+
+    classification   CE(l, y),    l_ic = z_i . p_c,  or with a scale s and prototypes of unit length s z_i . p_c / |p_c|
+    contrast         supervised contrast of z (`atoll.toolbox.objectives.contrastive`)
+    separation       CE(p p^T, (0, 1, ..., C - 1)),   with a scale: CE(s cos(p, p), ...)
+
+An `Objective` is these three; what a method adds to them it says in a subclass: other terms, what they carry from step
+to step, and what they were given. Whatever the terms are, they are added up in one forward pass and one gradient.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import ModelError
+from atoll.kernel.params import Layout, Params, Stack, Tree, flatten, unflatten
+from atoll.kernel.task import Task, Training
+from atoll.toolbox.client.descent import at_rest, descend
+from atoll.toolbox.client.features import feature_size
+from atoll.toolbox.objectives.contrastive import supervised_contrast
+
+log = logging.getLogger("atoll.toolbox.client")
+
+Terms = dict[str, Tensor]
+Conflict = Literal["ignored", "measured", "projected"]
+LEAST = 2  # samples of an incomplete batch: one alone has nobody to be told apart from, and no variance
+
+
+def prototype_leaf(layout: Layout | None) -> str:
+    """The name of the head's weight, whose rows are the prototypes."""
+    assert layout is not None, "this is no model"
+    return min(name for name in layout.head if name.endswith("weight"))
+
+
+def require_prototypes(method: object, task: Task) -> None:
+    """Raise unless the head of the task's network is one linear layer, a row of its weight for each class."""
+    size, head = feature_size(method, task), task.network.initial.part("head")
+    shapes = [tuple(leaf.shape) for leaf in head.values()]
+    wanted = [(task.classes, size), (task.classes,)]
+    if not shapes or sorted(shapes, reverse=True) not in (wanted, wanted[:1]):
+        raise ModelError(
+            f"{type(method).__name__} takes the rows of the head's weight for prototypes: the head must be one linear "
+            f"layer of {size} features and {task.classes} classes. Got {', '.join(map(str, shapes)) or 'no leaves'}.",
+            hint="end the network in one nn.Linear, and let `features(x)` return what enters it.",
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an objective sees of one step."""
+
+    batch: Batch  # two views of every sample, one after the other
+    w: Params
+    z: Tensor  # unit features of the views
+    carry: Tree  # what the objective carries from step to step
+    given: Tree  # what it was given
+    epoch: Tensor | None  # how many are over, if the objective asks for it
+    begins: Tensor | None  # whether this is the first step of an epoch
+    progress: Tensor | None  # the share of all steps that is done, if the objective asks for it
+
+    @property
+    def prototypes(self) -> Tensor:
+        """One row per class."""
+        return self.w[prototype_leaf(self.w.layout)]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a client minimises; the numbers before terms are their weights."""
+
+    classification: float = 1.0
+    contrast: float = 1.0
+    separation: float = 1.0
+    temperature: float = 0.1  # of the contrast
+    scale: float = 16.0  # s; 0: prototypes are as long as they are
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all terms."""
+        return ("classification", "contrast", "separation")
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether a step must know its epoch."""
+        return False
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a step must know how many there will be."""
+        return False
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws."""
+        return False
+
+    @property
+    def counts(self) -> bool:
+        """Whether a step must know how many samples of each class the client has."""
+        return False
+
+    def carried(self, cohort: Cohort) -> Tree:
+        """What is carried from step to step, before the first one."""
+        return None
+
+    def next(self, seen: Seen, terms: Params) -> Tree:
+        """What is carried on from a step with these terms."""
+        return seen.carry
+
+    def samples(self, batch: Batch, given: Tree) -> Batch:
+        """What a step sees of a batch."""
+        return batch
+
+    def terms(self, seen: Seen) -> Terms:
+        """All terms, weighted."""
+        return {
+            "classification": self.classification * seen.batch.mean(self.misfit(seen)),
+            "contrast": self.contrast * seen.batch.mean(self.contrasted(seen)),
+            "separation": self.separation * self.crowding(seen.prototypes),
+        }
+
+    def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
+        """One row per feature vector, a column per prototype."""
+        return self.scale * z @ F.normalize(prototypes, dim=1).T if self.scale else z @ prototypes.T
+
+    def misfit(self, seen: Seen) -> Tensor:
+        """The cross-entropy of every view."""
+        return F.cross_entropy(self.logits(seen.z, seen.prototypes), seen.batch.y, reduction="none")
+
+    def contrasted(self, seen: Seen) -> Tensor:
+        """The contrast of every view with all others."""
+        return supervised_contrast(seen.z, seen.batch.y, seen.batch.mask, temperature=self.temperature)
+
+    def crowding(self, prototypes: Tensor) -> Tensor:
+        """How far prototypes are from being nearest to themselves only."""
+        rows = F.normalize(prototypes, dim=1) if self.scale else prototypes
+        return F.cross_entropy(self.logits(rows, rows), torch.arange(len(rows), device=rows.device))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a client, on two views of a batch."""
+
+    objective: Objective
+    rule: Training
+    afresh: bool = False  # momentum is forgotten at the end of every epoch
+    drop_last: bool = False  # an incomplete batch is no step; else it is one from `LEAST` samples on
+    conflict: Conflict = "ignored"
+
+    @property
+    def least(self) -> int:
+        """How many samples make a step."""
+        return self.rule.batch_size if self.drop_last else min(LEAST, self.rule.batch_size)
+
+    def start(self, cohort: Cohort, w: Params | Stack) -> dict[str, Any]:
+        """What is carried before the first step."""
+        sums = dict.fromkeys((*self.objective.names, *(["cosine"] if self.conflict != "ignored" else [])), 0.0)
+        return {
+            "w": w,
+            "velocity": at_rest(self.rule, w),
+            "own": self.objective.carried(cohort),
+            "seen": Params.of(steps=0.0, **sums),
+            "time": Params.of(steps=0.0),
+        }
+
+    def __call__(self, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+        """The carry after a batch; of a batch that is too small, only time passes."""
+        w, velocity, time = carry["w"], carry["velocity"], carry["time"]["steps"]
+        epoch = begins = progress = None
+        if given["epoch"] is not None:
+            epoch, begins = time // given["epoch"]["steps"], time % given["epoch"]["steps"] == 0
+        if given["all"] is not None:
+            progress = time / given["all"]["steps"]
+        if self.afresh:
+            assert begins is not None
+            velocity = velocity * (~begins).to(time.dtype)
+        views = self.objective.samples(batch, given["own"]).views(2)
+        seen = Seen(views, w, torch.empty(0), carry["own"], given["own"], epoch, begins, progress)
+        g, passed = self.gradient(seen)
+        cosine = {}
+        if self.conflict != "ignored":
+            contrast, _ = self.gradient(seen, only=("contrast",))
+            g, cosine["cosine"] = resolved(g, contrast, project=self.conflict == "projected")
+        moved, velocity = descend(self.rule, w | passed["buffers"], g, velocity, given["lr"])
+        after = {
+            "w": moved,
+            "velocity": velocity,
+            "own": self.objective.next(replace(seen, z=passed["z"]), passed["terms"]),
+            "seen": carry["seen"] + (passed["terms"] | Params.of(steps=torch.ones_like(time), **cosine)),
+        }
+        if batch.mask is not None:
+            after = chosen(batch.count >= self.least, after, {name: carry[name] for name in after})
+        return {**after, "time": Params.of(steps=time + 1)}
+
+    def gradient(self, seen: Seen, only: Iterable[str] | None = None) -> tuple[Params, dict[str, Any]]:
+        """Of the sum of all terms, or of those named; and what the pass left."""
+        batch, w = seen.batch, seen.w
+
+        def total(trained: Params) -> tuple[Tensor, dict[str, Any]]:
+            whole = w | trained
+            features, after = replace(batch, variant=replace(batch.variant, features=True)).forward(whole)
+            z = F.normalize(features, dim=1)
+            terms = self.objective.terms(replace(seen, w=whole, z=z))
+            loss = torch.stack([terms[name] for name in only or terms]).sum()
+            return loss, {"buffers": after.buffers, "z": z, "terms": Params.of(**terms)}
+
+        return batch.differentiate(total, w.trained)
+
+
+def train(cohort: Cohort, start: Params | Stack, step: Step, *, epochs: int, given: Tree = None) -> Stack:
+    """Every client's model after so many epochs from `start`; terms are recorded as losses, each by its name."""
+    objective, per_epoch = step.objective, cohort.steps(1)
+    _say_who_takes_no_step(cohort, step)
+    everything = {
+        "lr": cohort.lr,
+        "epoch": Stack.of(steps=per_epoch) if step.afresh or objective.by_epoch else None,
+        # Only where it matters: without it, training for more epochs goes on from where one for fewer ended.
+        "all": Stack.of(steps=per_epoch * epochs) if objective.scheduled else None,
+        "own": given,
+    }
+    carry = step.start(cohort, start)
+    end = cohort.scan(step, carry, given=everything, epochs=epochs, draws=objective.draws)
+    taken = end["seen"]["steps"].clamp(min=1)
+    cohort.observe(**{f"loss/{name}": end["seen"][name] / taken for name in objective.names})
+    if "cosine" in end["seen"]:
+        cohort.observe(conflict=end["seen"]["cosine"] / taken)
+    trained: Stack = end["w"]
+    return trained
+
+
+def resolved(g: Params, contrast: Params, *, project: bool) -> tuple[Params, Tensor]:
+    """The gradient g = contrast + rest, and the cosine of the two in the body, which they share.
+
+    With `project`, each loses what of it points against the other, as in PCGrad (Yu et al., NeurIPS 2020): nothing
+    where the cosine is positive.
+    """
+    body = g.without_part("head")
+    one = contrast.only(body)
+    rest = body - one
+    product, lengths = one.dot(rest), (one.dot(one), rest.dot(rest))
+    tiny = torch.finfo(product.dtype).tiny
+    cosine = product / (lengths[0].sqrt() * lengths[1].sqrt()).clamp(min=tiny)
+    if project:
+        against = product.clamp(max=0)
+        one, rest = (
+            one.moved(rest, -against / lengths[1].clamp(min=tiny)),
+            rest.moved(one, -against / lengths[0].clamp(min=tiny)),
+        )
+        g = g | (one + rest)
+    return g, cosine
+
+
+def chosen(condition: Tensor, yes: Tree, no: Tree) -> Tree:
+    """One of two trees that are made alike."""
+    (mine, structure), (others, _) = flatten(yes), flatten(no)
+    return unflatten(structure, [torch.where(condition, a, b) for a, b in zip(mine, others, strict=True)])
+
+
+def _say_who_takes_no_step(cohort: Cohort, step: Step) -> None:
+    small = int((cohort.samples < step.least).sum())
+    if small and cohort.scanner.limit is None:  # not in a measurement of the engine
+        log.warning(
+            "%d of %d clients have fewer than %d training samples and take no step: they send the model they received",
+            small, len(cohort), step.least,
+        )  # fmt: skip

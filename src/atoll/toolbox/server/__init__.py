@@ -1,0 +1,1 @@
+"""What servers do: mixing, clustering, similarity, distillation, prototypes, splitting."""

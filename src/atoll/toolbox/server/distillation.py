@@ -1,0 +1,80 @@
+"""Teaching a model what others answer to unlabelled samples.
+
+Teachers and student see the same: the samples as they are, also where the task augments those of its clients. A student
+that sees an augmented sample is not to be told what teachers answer to another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.network import Network
+from atoll.kernel.params import Params
+from atoll.toolbox.server.adam import adam, annealed, unmoved
+
+
+def lessons(
+    bench: Workbench, x: Tensor, wanted: Tensor, *, network: Network | None = None, batch_size: int | None = None
+) -> Cohort:
+    """Return the server as a cohort of one that sees samples x as its teachers did; targets are what they answered."""
+    return bench.cohort(x, wanted, network=network, batch_size=batch_size, augmented=False)
+
+
+def students(
+    bench: Workbench, start: Params, x: Tensor, wanted: Tensor, *, epochs: int, batch_size: int, lr: float
+) -> Iterator[Params]:
+    """The student after every pass over samples x with the `wanted` probabilities, by Adam, annealed over all of them.
+
+    The next pass is made when it is asked for.
+    """
+    server = lessons(bench, x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
+    given = {"lr": torch.full_like(server.lr, lr), "steps": epochs * -(-len(x) // batch_size)}
+    state = {"w": start, "past": unmoved(start)}
+    for epoch in range(epochs):
+        state = server.scan(_step, state, given=given, stream=f"distil {epoch}")
+        yield state["w"].client(0)
+
+
+def last_of(models: Iterable[Params], start: Params) -> Params:
+    """The last of the models, or the start if there are none."""
+    return deque(chain([start], models), maxlen=1).pop()
+
+
+def best_of(models: Iterable[Params], score: Callable[[Params], float], patience: int) -> Params | None:
+    """The best of the models, if there are any; no more are asked for once `patience` in a row were not better."""
+    best, best_score, since = None, -math.inf, 0
+    for model in models:
+        found = score(model)
+        best, best_score, since = (model, found, 0) if found > best_score else (best, best_score, since + 1)
+        if since == patience:
+            break
+    return best
+
+
+def divergence(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """KL(wanted || softmax of the outputs) of every sample; axes beyond the class axis (tokens) are averaged."""
+    apart = F.kl_div(outputs.log_softmax(1), wanted, reduction="none").sum(1)
+    return apart if apart.ndim == 1 else apart.flatten(1).mean(1)
+
+
+def disagreement(outputs: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(softmax(wanted / T) || softmax(outputs / T)) of every sample, both being logits."""
+    return divergence(outputs / temperature, (wanted / temperature).softmax(1)) * temperature**2
+
+
+def _step(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    g, w, _ = batch.gradient(state["w"])
+    lr = given["lr"] * annealed(state["past"]["steps"]["steps"], given["steps"])
+    w, past = adam(w, g, state["past"], lr)
+    return {"w": w, "past": past}

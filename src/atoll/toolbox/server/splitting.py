@@ -1,0 +1,284 @@
+"""One-shot methods with a common base under blocks of the clients' own, and what server and clients make of these.
+
+Of what clients sent, w_k with blocks above a common base and, class by class, sums of unit features z (`evidence`):
+
+    prototypes    p_c = unit((1 - rho_c) unit(sum_k omega_kc p_kc) + rho_c a_c),      omega_kc ~ n_kc^a r_k^b q_kc^g
+    together      s cos(sum_k (n_k / n) z_k(x), p_c), or where clients do not agree on directions: sum_k a_kc l_kc(x)
+    student       min_w  lf sum_{l <= s} |h_l(x; w) - h_l(x)|^2 / |h_l(x)|^2
+                         + T^2 KL(softmax(l(x) / T) || softmax(l(x; w) / T)) + lc CE,         x public samples,
+                  l_c(x) = sum_k a_kc l_kc(x),  a_kc ~ n_kc r_k,   h_l(x) = sum_k (n_k / n) h_kl(x)
+    personal      the blocks above the base, once the others' work came back:  CE + beta |f(x; v) - f(x)|^2 / d
+
+r_k is a client's reliability, q_kc its confidence, a_c a corner of a simplex (`server.prototypes`); l_k are a client's
+logits, h_kl what its block l says, f what enters the head: of the student, or of all models in the mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.kernel.algorithm import Deployed, Epochs, NonNegative, Positive, Predictor, Replies
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack, spread
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.randomness import generator
+from atoll.kernel.task import Task
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.blocks import Blocks, above, blocks_of, talking_bench
+from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.evidence import evidence
+from atoll.toolbox.client.features import class_sums, feature_size, features_and_outputs
+from atoll.toolbox.objectives.etf import simplex_etf
+from atoll.toolbox.objectives.margins import margins, own_moments
+from atoll.toolbox.objectives.margins import said as margin_logits
+from atoll.toolbox.oneshot import OneShot, Server, require_public, uploads
+from atoll.toolbox.server import prototypes
+from atoll.toolbox.server.distillation import lessons
+from atoll.toolbox.server.fusion import fused, together
+from atoll.toolbox.server.voting import of_logits
+
+log = logging.getLogger("atoll.toolbox.server.splitting")
+
+AGREED = 0.3  # the mean cosine between clients' directions of a class, below which their features are not mixed
+SCALE = 16.0  # s: of cosines that are logits
+TEMPERATURE = 4.0  # T
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splitting(OneShot):
+    """Base of such methods: a subclass says where the split is, and ends its `aggregate` with `concluded`."""
+
+    answer: Literal["auto", "prototypes", "outputs"] = "auto"  # how models answer together; auto: if they agree
+    volume: NonNegative = 1.0  # a: of samples in the weight of a client's prototype
+    reliability: NonNegative = 1.0  # b: of its accuracy on held-out samples
+    confidence: NonNegative = 1.0  # g: of the concentration of the class's features
+    shrinkage: NonNegative = 20.0  # m: samples that the anchor of a class counts as
+    robust: bool = False  # the geometric median of prototypes, not their mean
+    student_epochs: Epochs = 0  # of the server on public samples, to make one model of all; 0: all are kept
+    student_of: Literal["margins", "logits"] = "margins"  # what it is taught: what clients can tell apart, or
+    # their logits weighted by class
+    student_lr: Positive = 0.01  # step size of the student
+    align: NonNegative = 1.0  # lf: pull of what the student's base says
+    labels: NonNegative = 0.0  # lc: of the labels of public samples
+    personal: Literal["head", "prototypes", "none"] = "head"  # what clients deploy: their own model, with its head or
+    # with personal prototypes; or what everybody has
+    personal_epochs: Epochs = 5  # of clients, above the base, after the single download
+    beta: NonNegative = 0.1  # pull of own features to those that came back
+
+    sends: ClassVar[dict[str, str]] = {"model": "model", "evidence": "statistic", "moments": "statistic"}
+
+    # -- the clients -------------------------------------------------------------------------------------------------
+    def findings(self, cohort: Cohort, w: Stack) -> dict[str, Stack]:
+        """What clients send of their trained models beside these: about classes, and the moments that margins need."""
+        found = {"evidence": evidence(cohort, w, feature_size(self, cohort.population.task))}
+        taught = self.student_epochs > 0 and self.student_of == "margins"
+        return found | ({"moments": own_moments(cohort, w)} if taught else {})
+
+    @property
+    def deploys_a_model(self) -> bool:
+        """The client's own with its head, or a student; else prototypes or other models stand beside it."""
+        return self.personal == "head" or (self.personal == "none" and self.student_epochs > 0)
+
+    # -- the server --------------------------------------------------------------------------------------------------
+    def start(self, task: Task) -> Server:
+        """The initial model and the corners of a simplex; nobody shares anything yet."""
+        size, model = feature_size(self, task), task.network.initial
+        blocks_of(task)  # raises for a network without blocks
+        if self.student_epochs:
+            require_public(self, task)
+        assert task.classes is not None
+        anchors = simplex_etf(task.classes, size, generator(0, "anchors")).to(next(iter(model.floating.values())))
+        splits = torch.zeros(task.clients, dtype=torch.int64, device=task.x.device)
+        return {"model": model, "anchors": Params.of(anchors=anchors), "splits": splits}
+
+    def concluded(self, server: Server, replies: Replies, models: Stack, split: int) -> Server:
+        """The state with all models, whose first `split` blocks are the same, their prototypes, and one for all.
+
+        That is the student, or simply any of them if all their blocks are the same.
+        """
+        told = uploads(replies, "evidence")
+        said = prototypes.agreement(told["sum"], told["count"])
+        log.info("directions of a class agree with cosine %.2f between clients", float(said))
+        clients = torch.from_numpy(replies.clients).to(server["splits"].device).sort().values
+        server = {**server, "clients": clients, "models": models, "evidence": told, "agreement": said}
+        server["prototypes"] = Params.of(prototypes=self.directions(server))
+        if split == len(blocks_of(replies.workbench.population.task)):
+            server["one"] = models.client(0)
+        elif self.student_epochs:
+            server["one"] = self.distilled(server, replies, split)
+        return server
+
+    def directions(self, server: Server) -> Tensor:
+        """p_c, [classes, features]."""
+        told, anchors = server["evidence"], server["anchors"]["anchors"]
+        omega = prototypes.weights(
+            told["count"],
+            prototypes.reliability(told["correct"], told["tested"]),
+            prototypes.confidence(told["sum"], told["count"]),
+            powers=(self.volume, self.reliability, self.confidence),
+        )
+        mean = prototypes.fused(told["sum"], omega, robust=self.robust)
+        return prototypes.shrunk(mean, anchors, told["count"].sum(0), strength=self.shrinkage)
+
+    def distilled(self, server: Server, replies: Replies, split: int) -> Params:
+        """One model that says below the split what all say, and answers what all answer."""
+        bench, task = replies.workbench, replies.workbench.population.task
+        (x, y), blocks, talkative = bench.public, blocks_of(task), talking_bench(bench)
+        base = torch.einsum("k,ksd->sd", sizes(server), talkative.answers(server["models"], x, features=True))
+        likely = (self.taught_logits(server, replies, x) / TEMPERATURE).softmax(1)
+        classes = F.one_hot(y, task.classes or 0).to(base.dtype)
+        cohort = lessons(bench, x, torch.cat([base, likely, classes], 1), network=talkative.network)
+        step = functools.partial(taught, blocks, split, self.align, self.labels)
+        lr = torch.full_like(cohort.lr, self.student_lr)
+        return sgd(cohort, server["model"], epochs=self.student_epochs, lr=lr, gradient=step).client(0)
+
+    def taught_logits(self, server: Server, replies: Replies, x: Tensor) -> Tensor:
+        """What all models together answer to samples, as the student is taught it."""
+        bench, models = replies.workbench, server["models"]
+        if self.student_of == "logits":
+            return torch.einsum("kc,ksc->sc", votes(server), bench.answers(models, x))
+        trained = spread(server["model"], models.clients) | uploads(replies, "model")  # whose moments were sent
+        told = margins(uploads(replies, "moments")) * SCALE
+        return margin_logits(bench.answers(trained, x, features=True), told)
+
+    # -- what comes out ----------------------------------------------------------------------------------------------
+    def fused(self, server: Server) -> Params | Predictor:
+        """The one model that there is, or all together."""
+        if "one" in server:
+            one: Params = server["one"]
+            return one
+        if self.answer == "outputs" or (self.answer == "auto" and server["agreement"] < AGREED):
+            return ensemble(server["models"], Params.of(shares=votes(server)), of_logits)
+        beside = Params.of(shares=sizes(server), prototypes=server["prototypes"]["prototypes"])
+        return ensemble(server["models"], beside, by_directions)
+
+    def last_broadcast(self, server: Server) -> Server | None:
+        """What all others found, on which clients train on: the one model or all, and prototypes to be near to."""
+        if self.personal == "none" or "models" not in server:
+            return None
+        found = {"one": server["one"]} if "one" in server else {"models": server["models"], "shares": sizes(server)}
+        return found | ({"prototypes": server["prototypes"]} if self.personal == "prototypes" else {})
+
+    def finish(self, server: Server, cohort: Cohort) -> Stack | None:
+        """Every client trains what lies above the base of its own model, held to what all others found."""
+        received = self.last_broadcast(server)
+        if received is None:
+            return None
+        w = self.own(server, cohort)
+        if "one" in received:
+            many, shares = [received["one"]], torch.ones_like(sizes(server)[:1])
+        else:
+            models, shares = received["models"], received["shares"]
+            many = [models.client(k) for k in range(models.clients)]
+        given = {"many": many, "shares": shares, "beta": self.beta}
+
+        def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:
+            step = functools.partial(held, names)
+            return sgd(some, start, epochs=self.personal_epochs, only=names, gradient=step, given=given)
+
+        return above(cohort, blocks_of(cohort.population.task), w, server["splits"][cohort.ids], train)
+
+    def own(self, server: Server, cohort: Cohort) -> Stack:
+        """What each client sent; the broadcast model for who sent nothing."""
+        start, models = cohort.stacked(server["model"]), server["models"]
+        same = server["clients"] == cohort.ids[:, None]
+        there, row = same.any(1), same.long().argmax(1)
+        return Stack(
+            {
+                name: torch.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), models[name][row], leaf)
+                for name, leaf in start.items()
+            },
+            start.layout,
+        )
+
+    def personalize(self, server: Server, cohort: Cohort) -> Deployed:
+        """The client's own model, with its head or with prototypes near its own; or what everybody has."""
+        if self.personal == "none" or "models" not in server:
+            return self.shared(server)
+        v = cohort.recall(default=self.own(server, cohort))
+        if self.personal == "head":
+            return v
+        everybody = server["prototypes"]["prototypes"]
+        mine = class_sums(cohort, v, everybody.shape[1], unit=True)
+        near = prototypes.personal(mine["sum"], everybody, mine["count"])
+        return Predictor(v, Stack.of(prototypes=near), by_own_directions)
+
+    def welcome(self, server: Server, cohort: Cohort) -> Deployed:
+        """A new client deploys what everybody has."""
+        return self.shared(server)
+
+
+# -- how much clients count --------------------------------------------------------------------------------------------
+def sizes(server: Server) -> Tensor:
+    """n_k / n."""
+    samples: Tensor = server["evidence"]["count"].sum(1)
+    return samples / samples.sum()
+
+
+def votes(server: Server) -> Tensor:
+    """a_kc ~ n_kc r_k: who has no sample of a class is not heard about it; where nobody has one, all are, alike."""
+    told = server["evidence"]
+    shares = prototypes.weights(told["count"], prototypes.reliability(told["correct"], told["tested"]), least=1)
+    return torch.where(shares.sum(0) > 0, shares, 1 / len(shares))
+
+
+# -- rules of answering ------------------------------------------------------------------------------------------------
+def by_directions(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
+    """Cosines of the mean of all members' unit features with the prototypes."""
+    features = together([batch.features(member) for member in members_of(beside)])
+    mean = fused(features, "size", shares=beside["shares"], normalise=True)
+    return SCALE * prototypes.unit(mean) @ beside["prototypes"].T
+
+
+def by_own_directions(model: Params, beside: Params, batch: Batch) -> Tensor:
+    """Cosines of the model's features with the prototypes."""
+    return SCALE * prototypes.unit(batch.features(model)) @ beside["prototypes"].T
+
+
+# -- what is minimised -------------------------------------------------------------------------------------------------
+def taught(blocks: Blocks, split: int, align: float, labels: float, w: Params, batch: Batch) -> Found:
+    """The gradient of the student's loss; targets are what blocks should say, probabilities, and classes."""
+    widths = [*blocks.widths, blocks.widths[-1], blocks.widths[-1]]
+    *wanted, _, likely, right = torch.split(batch.y, widths, dim=1)
+
+    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+        said, after = replace(batch, variant=replace(batch.variant, features=True)).forward(w | trained)
+        *base, logits = blocks.parted(said)
+        apart = F.kl_div((logits / TEMPERATURE).log_softmax(1), likely, reduction="none").sum(1) * TEMPERATURE**2
+        for here, there in zip(base[:split], wanted[:split], strict=True):
+            apart = apart + align * relative(here, there)
+        loss = batch.mean(apart - labels * (right * logits.log_softmax(1)).sum(1))
+        return loss, (loss, after.buffers)
+
+    g, (loss, buffers) = batch.differentiate(objective, w.trained)
+    return g, w | buffers, loss
+
+
+def relative(here: Tensor, there: Tensor) -> Tensor:
+    """|here - there|^2 / |there|^2 of every row; 0 where there is nothing to be like."""
+    length = there.square().sum(1)
+    apart = (here - there).square().sum(1)
+    return torch.where(length > 0, apart / torch.where(length > 0, length, 1), 0)
+
+
+def held(names: frozenset[str], v: Params, batch: Batch, given: dict[str, Any]) -> Found:
+    """The gradient, for some leaves, of the loss plus the distance of own features to those of the given models."""
+    each = together([batch.deployed.features(one) for one in given["many"]])
+    wanted = torch.einsum("k,ksd->sd", given["shares"], each)
+
+    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+        features, outputs, after = features_and_outputs(batch, v | trained)
+        loss = batch.mean(batch.network.loss(outputs, batch.y))
+        apart = batch.mean((features - wanted).square().mean(1))
+        return loss + given["beta"] * apart, (loss, after.buffers.only(names))
+
+    g, (loss, buffers) = batch.differentiate(objective, v.trained.only(names))
+    return g, v | buffers, loss
