@@ -203,7 +203,8 @@ def test_pieces_act_on_the_gradient_that_a_method_takes() -> None:
             for text in (f"perfedavg+{piece},alpha=0,order=fo,weighting=samples", f"fedavg+{piece}")
         )
         assert _difference(one, other) is None
-        with_generator = [personal_models(play(_task(), create(text), 2)) for text in (f"fedgen+{piece}", "fedgen")]
+        names = (f"fedgen+{piece},server_steps=2", "fedgen:server_steps=2")
+        with_generator = [personal_models(play(_task(), create(text), 2)) for text in names]
         assert _difference(*with_generator) is not None
 
 
