@@ -102,10 +102,10 @@ def test_the_task_is_not_changed(make_task):
 
 def test_a_federation_leaves_global_generators_alone(make_task):
     task = make_task()
-    torchs, numpys = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002, TID251
+    torchs, numpys = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     federate(task, Ditto(), rounds=1)
     assert torch.equal(torch.random.get_rng_state(), torchs)
-    assert (np.random.get_state()[1] == numpys).all()  # noqa: NPY002, TID251
+    assert (np.random.get_state()[1] == numpys).all()  # noqa: NPY002
 
 
 # -- who takes part ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll.compose import create
     from atoll.data.recipe import Recipe
     from atoll.data.task import Task, Training
     from atoll.experiments.comparison import Comparison, compare
@@ -35,6 +36,7 @@ _HOMES = {
     "Training": "kernel.task",
     "Update": "kernel.algorithm",
     "compare": "experiments.comparison",
+    "create": "compose",
     "federate": "federation",
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "Training",
     "Update",
     "compare",
+    "create",
     "federate",
 ]
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.compose import upgrade_record
+from atoll.compose import create, upgrade_record
 from atoll.compose.architectures import within_architectures
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update, describe_values
@@ -79,7 +79,7 @@ class Traffic:
 
 def federate(
     task: Task,
-    algorithm: Algorithm,
+    algorithm: Algorithm | str,
     *,
     settings: Settings | None = None,
     engine: LocalEngine | None = None,
@@ -90,19 +90,21 @@ def federate(
     on_round: Callable[[dict[str, Any]], None] | None = None,
     on_epoch: OnEpoch | None = None,
     stop: threading.Event | None = None,
-    trained: Path | None = None,
+    trained: Path | str | None = None,
     **more: Any,
 ) -> Report:
     """Run `algorithm` on `task` and report on every client.
 
-    Settings can be given as keywords: `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run
-    is written there and can be resumed after an interruption, bit for bit. `stages` change what clients send;
+    A method may be given by its name: `federate(task, "ditto:lam=0.1")`. Settings can be given as keywords:
+    `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run is written there and can be
+    resumed after an interruption, bit for bit. `stages` change what clients send;
     `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
     `on_epoch` in the long training of one-shot methods with how many clients have done how many epochs of all.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
     method train long: where they are is kept in the folder `trained`, by default in the run's, and found there by other
     runs whose clients train the same way.
     """
+    algorithm = create(algorithm) if isinstance(algorithm, str) else algorithm
     settings = replace(settings or Settings(), **more)
     settings.check(task, algorithm)
     algorithm = within_architectures(algorithm, task)
@@ -120,7 +122,7 @@ def federate(
 
     watch = interruptions(enabled=run is not None) if stop is None else nullcontext(stop)
     with run.logging() if run else nullcontext(), watch as stop:
-        kept_in = trained or (run.folder / TRAINED if run else None)
+        kept_in = Path(trained) if trained else run.folder / TRAINED if run else None
         trainings = Trainings(kept_in, stop, on_epoch) if algorithm.one_shot and kept_in else None
         server, first = algorithm.start(here), 0
         loaded = run.load(here.layouts, engine.device) if run and begun else None

@@ -40,6 +40,15 @@ def file_of(method: type[Algorithm]) -> Path | None:
     return Path(inspect.getfile(method)) if method.__module__.startswith(f"{FROM_FILES}.") else None
 
 
+def __getattr__(name: str) -> type[Algorithm]:
+    """Find a method by the name of its class, `from atoll.algorithms import Ditto`; only its own file is imported."""
+    for entry in pkgutil.iter_modules(__path__):
+        if f"class {name}(" in Path(__path__[0], f"{entry.name}.py").read_text(encoding="utf-8"):
+            method: type[Algorithm] = getattr(importlib.import_module(f"{__name__}.{entry.name}"), name)
+            return method
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _methods(module: ModuleType) -> list[type[Algorithm]]:
     return [
         value

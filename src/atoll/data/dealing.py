@@ -66,9 +66,9 @@ def whole_counts(shares: NDArray[np.float64], total: int) -> Indices:
     return np.diff(cuts, prepend=0, append=total)
 
 
-def older_generator(seed: int | None, rng: np.random.Generator) -> "np.random.RandomState":  # noqa: TID251
+def older_generator(seed: int | None, rng: np.random.Generator) -> "np.random.RandomState":
     """NumPy's older generator, with which published partitions were drawn; a local one, not the global."""
-    return np.random.RandomState(int(rng.integers(2**32)) if seed is None else seed)  # noqa: TID251
+    return np.random.RandomState(int(rng.integers(2**32)) if seed is None else seed)
 
 
 def redraw(

@@ -54,7 +54,7 @@ class PFLlib(OfLabels):
         draw = partial(self._draw, labels, clients, older_generator(self.seed, rng))
         return redraw(self, labels, clients, draw, hint, tries=10 * MAX_TRIES)  # PFLlib tries forever
 
-    def _draw(self, labels: Labels, clients: int, rng: "np.random.RandomState") -> list[Indices]:  # noqa: TID251
+    def _draw(self, labels: Labels, clients: int, rng: "np.random.RandomState") -> list[Indices]:
         owner = np.empty(len(labels), dtype=np.int64)
         sizes = np.zeros(clients, dtype=np.int64)
         for members in by_class(self, labels):
@@ -98,7 +98,7 @@ class Pathological(OfLabels):
             self, labels, clients, partial(self._draw, labels, clients, older_generator(self.seed, rng)), hint
         )
 
-    def _draw(self, labels: Labels, clients: int, rng: "np.random.RandomState") -> list[Indices]:  # noqa: TID251
+    def _draw(self, labels: Labels, clients: int, rng: "np.random.RandomState") -> list[Indices]:
         owner = np.empty(len(labels), dtype=np.int64)
         lacks = np.full(clients, self.classes)
         groups = by_class(self, labels)

@@ -21,6 +21,6 @@ def bibtex(cites: str) -> str:
 
 @cache
 def _entries() -> dict[str, str]:
-    text = (resources.files("atoll") / "references.bib").read_text()
+    text = (resources.files("atoll.kernel") / "references.bib").read_text()
     entries = (entry.strip() for entry in re.split(r"\n(?=@)", text))
     return {entry.partition("{")[2].partition(",")[0]: entry for entry in entries}

@@ -68,23 +68,12 @@ def groups_of(
 def adjusted_rand(one: ArrayLike, other: ArrayLike) -> float:
     """How far two partitions of the clients agree: 1 if they are the same, 0 on average by chance.
 
-    It counts pairs of clients that are together in both, in one, in the other (Hubert and Arabie, 1985):
-
-        (both - chance) / ((in one + in other) / 2 - chance),        chance = in one * in other / all pairs
-
-    Clients that are in no part (-1) of one of them are left out.
+    The adjusted Rand index (Hubert and Arabie, 1985). Clients that are in no part (-1) of one of them are left out.
     """
+    from sklearn.metrics import adjusted_rand_score
+
     parts = np.stack([np.asarray(one), np.asarray(other)])
-    parts = parts[:, (parts >= 0).all(axis=0)]
-
-    def pairs(members: NDArray[np.int64]) -> float:
-        sizes = np.unique(members, axis=1, return_counts=True)[1]
-        return float((sizes * (sizes - 1)).sum()) / 2
-
-    both, in_one, in_other = pairs(parts), pairs(parts[:1]), pairs(parts[1:])
-    chance = in_one * in_other / max(1.0, parts.shape[1] * (parts.shape[1] - 1) / 2)
-    most = (in_one + in_other) / 2
-    return 1.0 if most == chance else (both - chance) / (most - chance)
+    return float(adjusted_rand_score(*parts[:, (parts >= 0).all(axis=0)]))
 
 
 def by_group(scores: ArrayLike, grouping: Grouping, *, higher_is_better: bool = True) -> dict[str, GroupScore]:

@@ -75,13 +75,13 @@ class Outcome:
         return cls(report.algorithm, config, report.history, kinds, report.task.statistics, report.outcomes)
 
     @classmethod
-    def read(cls, folder: Path) -> Outcome:
+    def read(cls, folder: Path | str) -> Outcome:
         """Of a run in a folder, finished or not."""
         run = Run.open(folder)
         config, found = run.config, run.statistics
         return cls(
             from_record(config["algorithm"]), config, run.metrics(), Ledger(run.ledger()).by_kind(),
-            None if found is None else Statistics.of_json(found), run.outcomes(), folder,
+            None if found is None else Statistics.of_json(found), run.outcomes(), run.folder,
         )  # fmt: skip
 
     @property

@@ -53,13 +53,14 @@ KEPT_CHECKPOINTS = 2
 class Run:
     """A run's folder, open for writing."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
 
     # -- opening ---------------------------------------------------------------------------------------------------
     @classmethod
-    def create(cls, folder: Path, config: Mapping[str, Any]) -> Run:
+    def create(cls, folder: Path | str, config: Mapping[str, Any]) -> Run:
         """A new folder; refuses one that already holds a run."""
+        folder = Path(folder)
         if (folder / "config.json").exists():
             raise RunError(
                 f"A new run must have a folder of its own. {folder} already holds one.",
@@ -73,8 +74,9 @@ class Run:
         return cls(folder)
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
+    def open(cls, folder: Path | str) -> Run:
         """A folder that holds a run."""
+        folder = Path(folder)
         if not (folder / "config.json").exists():
             raise RunError(
                 f"A run's folder must hold config.json. {folder} does not.",
