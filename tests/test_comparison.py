@@ -83,7 +83,7 @@ def test_runs_of_different_hyperparameters_have_different_folders():
 
 def test_the_folder_of_a_users_method_changes_with_its_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    source = (files("atoll") / "templates" / "example.py").read_text()
+    source = (files("atoll.cli") / "templates" / "example.py").read_text()
     Path("mine.py").write_text(source)
     first = create("mine.py")
     assert label(first) == "mine.py"
@@ -94,7 +94,7 @@ def test_the_folder_of_a_users_method_changes_with_its_text(tmp_path, monkeypatc
 
 def test_the_folder_of_a_users_method_changes_with_what_it_imports(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    source = (files("atoll") / "templates" / "example.py").read_text()
+    source = (files("atoll.cli") / "templates" / "example.py").read_text()
     (tmp_path / "mine.py").write_text(f"import beside_mine  # noqa\n{source}")
     (tmp_path / "beside_mine.py").write_text("X = 1\n")
     name = run_name(create(str(tmp_path / "mine.py")), 0)

@@ -30,14 +30,17 @@ def edit(file: Path) -> None:
     forget()
 
 
+SGD, TERMS = "toolbox/client/sgd.py", "toolbox/objectives/terms.py"
+
+
 def of_training(package: Path) -> str:
-    return sources.training_digest([package / "local" / "sgd.py", package / "local" / "terms.py"])
+    return sources.training_digest([package / SGD, package / TERMS])
 
 
 @pytest.mark.parametrize(
     "name",
-    ["report/html.py", "report/table.py", "cli/program.py", "explain/words.py", "tracking.py", "results.py",
-     "federation.py", "metrics/evaluation.py", "conformance.py", "data/statistics.py", "algorithms/ditto.py"],
+    ["report/html.py", "report/table.py", "cli/program.py", "experiments/explain/words.py", "experiments/tracking.py",
+     "records/results.py", "federation.py", "metrics/evaluation.py", "testing/conformance.py", "data/statistics.py", "algorithms/ditto.py"],
 )  # fmt: skip
 def test_an_edit_that_training_cannot_reach_keeps_its_digest(package, name):
     before = of_training(package)
@@ -47,9 +50,9 @@ def test_an_edit_that_training_cannot_reach_keeps_its_digest(package, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["local/sgd.py", "local/descent.py", "params.py", "batch.py", "engines/scan.py", "engines/programs.py",
-     "models/network.py", "models/portable.py", "data/augment.py", "data/batches.py", "randomness.py",
-     "local/terms.py", "local/prototypical.py", "local/contrastive.py"],
+    ["toolbox/client/sgd.py", "toolbox/client/descent.py", "kernel/params.py", "kernel/batch.py",
+     "runtime/engines/scan.py", "runtime/engines/programs.py", "kernel/network.py", "kernel/portable.py", "data/augment.py", "data/batches.py", "kernel/randomness.py",
+     "toolbox/objectives/terms.py", "toolbox/objectives/prototypical.py", "toolbox/objectives/contrastive.py"],
 )  # fmt: skip
 def test_an_edit_of_what_training_runs_changes_its_digest(package, name):
     before = of_training(package)
@@ -58,15 +61,15 @@ def test_an_edit_of_what_training_runs_changes_its_digest(package, name):
 
 
 def test_the_objective_of_another_method_is_not_reached(package):
-    before = sources.training_digest([package / "local" / "sgd.py"])
-    edit(package / "local" / "terms.py")
-    assert sources.training_digest([package / "local" / "sgd.py"]) == before
+    before = sources.training_digest([package / SGD])
+    edit(package / TERMS)
+    assert sources.training_digest([package / SGD]) == before
 
 
 @pytest.mark.parametrize(
     ("name", "kept"),
     [("report/html.py", True), ("cli/program.py", True), ("metrics/evaluation.py", False), ("federation.py", False),
-     ("algorithms/ditto.py", False), ("local/sgd.py", False)],
+     ("algorithms/ditto.py", False), ("toolbox/client/sgd.py", False)],
 )  # fmt: skip
 def test_runs_are_reused_unless_code_that_decides_their_numbers_was_edited(package, name, kept):
     before = sources.code_digest()
@@ -88,8 +91,8 @@ def test_what_a_user_imports_from_atoll_is_followed_to_where_it_is(package, tmp_
     )
     found = sources.reach([file], sources.AROUND_TRAINING)
     names = {one.relative_to(package).as_posix() for one in found if package in one.parents}
-    assert {"params.py", "local/sgd.py", "models/__init__.py"} <= names
-    assert not {"__init__.py", "federation.py", "local/__init__.py"} & names
+    assert {"kernel/params.py", "toolbox/client/sgd.py", "models/__init__.py"} <= names
+    assert not {"__init__.py", "federation.py", "toolbox/client/__init__.py"} & names
 
 
 def test_where_a_file_is_does_not_matter_but_what_it_is_called(tmp_path):

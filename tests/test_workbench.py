@@ -10,11 +10,12 @@ from marks import needs_compiler
 from atoll import LocalEngine
 from atoll.data.augment import CropAndFlip
 from atoll.kernel.errors import TaskError
+from atoll.kernel.network import NO_NETWORK
 from atoll.kernel.params import Stack, stack
 from atoll.runtime.engines.programs import WORTHWHILE_CALLS
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
-from atoll.runtime.workbench import NO_NETWORK, Workbench
+from atoll.runtime.workbench import Workbench
 from atoll.toolbox.client import sgd
 
 

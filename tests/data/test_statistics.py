@@ -12,6 +12,7 @@ from atoll.data import statistics as module
 from atoll.data.partition import Dirichlet
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.errors import DataError
+from atoll.report.partition import statistics_table
 
 LABELS = np.array([0, 0, 1, 1, 1, 1, 2, 0])
 PARTS = [np.array([0, 1, 2, 3]), np.array([4, 5]), np.array([7, 6])]
@@ -137,7 +138,7 @@ def test_sentences():
 
 def test_table():
     found = statistics(LABELS, PARTS, 3, features=np.arange(8.0), groups=[0, 1, 0], names=["a", "[b]", "c"])
-    lines = printed(found.table()).splitlines()
+    lines = printed(statistics_table(found)).splitlines()
     head = " ".join(lines[:2])
     for word in ("client", "group", "samples", "of 3", "divergence", "distance"):
         assert word in head
@@ -147,7 +148,7 @@ def test_table():
 
 def test_a_table_of_many_clients_is_short():
     found = statistics(rng().integers(3, size=500), np.split(np.arange(500), 100), 3)
-    text = printed(found.table())
+    text = printed(statistics_table(found))
     assert "mean of 100" in text
     assert "…" in text
     assert len(text.splitlines()) < 40

@@ -22,7 +22,7 @@ AROUND_RUNS = ("cli", "data/statistics", "experiments", "kernel/references", "re
 # What calls training and is never called by it.
 AROUND_TRAINING = (*AROUND_RUNS, "federation", "metrics", "records", "runtime/participation")
 TRAINING = (
-    "kernel/batch", "kernel/cohort", "kernel/network", "kernel/params",
+    "data/augment", "kernel/batch", "kernel/cohort", "kernel/network", "kernel/params",
     "runtime/engines/local", "runtime/engines/scan", "runtime/engines/trainings",
 )  # fmt: skip
 
