@@ -40,7 +40,8 @@ def of_training(package: Path) -> str:
 @pytest.mark.parametrize(
     "name",
     ["report/html.py", "report/table.py", "cli/program.py", "experiments/explain/words.py", "experiments/tracking.py",
-     "records/results.py", "federation.py", "metrics/evaluation.py", "testing/conformance.py", "data/statistics.py", "algorithms/ditto.py"],
+     "records/results.py", "federation.py", "metrics/evaluation.py", "testing/conformance.py", "data/statistics.py",
+     "algorithms/ditto.py"],
 )  # fmt: skip
 def test_an_edit_that_training_cannot_reach_keeps_its_digest(package, name):
     before = of_training(package)
@@ -51,7 +52,8 @@ def test_an_edit_that_training_cannot_reach_keeps_its_digest(package, name):
 @pytest.mark.parametrize(
     "name",
     ["toolbox/client/sgd.py", "toolbox/client/descent.py", "kernel/params.py", "kernel/batch.py",
-     "runtime/engines/scan.py", "runtime/engines/programs.py", "kernel/network.py", "kernel/portable.py", "data/augment.py", "data/batches.py", "kernel/randomness.py",
+     "runtime/engines/scan.py", "runtime/engines/programs.py", "kernel/network.py",
+     "kernel/portable.py", "data/augment.py", "data/batches.py", "kernel/randomness.py",
      "toolbox/objectives/terms.py", "toolbox/objectives/prototypical.py", "toolbox/objectives/contrastive.py"],
 )  # fmt: skip
 def test_an_edit_of_what_training_runs_changes_its_digest(package, name):

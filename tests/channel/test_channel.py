@@ -6,7 +6,7 @@ from atoll import LocalEngine, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.local import Local
-from atoll.kernel.algorithm import Update
+from atoll.kernel.algorithm import Replies, Update
 from atoll.kernel.errors import HyperparameterError, PayloadError
 from atoll.kernel.params import Layout, Params, Stack
 from atoll.runtime.channel import Channel, Clip, Entry, Ledger
@@ -148,3 +148,14 @@ def test_what_is_kept_never_passes_the_channel(make_task):
 
     federate(make_task(), Ditto(), rounds=1, evaluation="none", stages=[Stage()])
     assert seen == [{"delta"}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_replies_without_a_weight_count_alike_in_the_type_of_what_is_sent(dtype):
+    """With float32 weights, a mean of float64 replies would be right to eight digits only."""
+    delta = Stack.of(count=torch.ones(2, dtype=torch.int64), a=torch.full((2, 3), 0.1, dtype=dtype))
+    arrival = up(Channel(), {"delta": delta})
+    assert arrival.weight.dtype == dtype
+    third = arrival._replace(late=2)  # 1 / sqrt(3) has no short form
+    mean = Replies([arrival, third], keep=False).mean("delta")["a"]
+    assert torch.allclose(mean, torch.tensor(0.1, dtype=dtype), rtol=0, atol=1e-15 if dtype == torch.float64 else 1e-7)
