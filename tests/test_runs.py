@@ -20,8 +20,10 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.params import Layout, Params
+from atoll.records.results import Outcome
 from atoll.records.runs import KEPT_CHECKPOINTS, Run
 from atoll.runtime.channel.ledger import Entry
+from atoll.runtime.files import alone_in
 from atoll.runtime.serialise import to_bytes
 
 CPU = torch.device("cpu")
@@ -70,10 +72,14 @@ def test_only_the_newest_checkpoints_stay(run):
     assert len(list((run.folder / "checkpoints").iterdir())) == 2 * KEPT_CHECKPOINTS
 
 
-def test_a_checkpoint_records_its_own_checksum(run):
+def test_a_checkpoint_records_its_own_checksum_and_those_of_what_it_builds_on(run):
     data = (run.folder / "checkpoints" / "round-000003.safetensors").read_bytes()
     facts = json.loads((run.folder / "checkpoints" / "round-000003.json").read_text())
-    assert facts == {"round": 3, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    files = facts.pop("files")
+    assert facts == {"round": 3, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "kept": None}
+    assert files.keys() == {"config.json", "metrics.jsonl", "ledger.jsonl"}
+    config = (run.folder / "config.json").read_bytes()
+    assert files["config.json"] == {"lines": len(config.splitlines()), "sha256": hashlib.sha256(config).hexdigest()}
 
 
 def test_a_folder_that_holds_a_run_is_refused(run):
@@ -552,3 +558,117 @@ def test_a_resumed_run_does_not_write_through_links_either(make_task, tmp_path):
 
 def _interrupt(line: dict) -> None:
     raise KeyboardInterrupt
+
+
+# -- one writer at a time ----------------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused_by_name(make_task, tmp_path):
+    folder, refused = tmp_path / "run", []
+
+    def meanwhile(line):
+        if line["round"] == 1:
+            with pytest.raises(RunError, match=f"process {os.getpid()} on .* does") as error:
+                federate(make_task(), Ditto(), rounds=3, evaluation="none", folder=folder, resume=True)
+            refused.append(str(error.value))
+
+    federate(make_task(), Ditto(), rounds=3, evaluation="none", folder=folder, on_round=meanwhile)
+    assert len(refused) == 1
+    assert f"One process at a time may write to {folder}." in refused[0]
+    assert [line["round"] for line in Run.open(folder).metrics()] == [1, 2, 3]
+    assert not (folder / ".writer").exists()
+
+
+HOLDING = """
+import sys
+from pathlib import Path
+from atoll.runtime.files import alone_in
+with alone_in(Path(sys.argv[1])):
+    print("holding", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDING, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"holding\n"
+    with pytest.raises(RunError, match=f"process {holder.pid} on"), alone_in(tmp_path):
+        pass
+    holder.kill()
+    holder.communicate()
+    with alone_in(tmp_path):
+        assert (tmp_path / ".writer").read_text().startswith(f"process {os.getpid()} ")
+
+
+# -- files that a checkpoint builds on ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(make_task, tmp_path):
+    """A run of five rounds that was stopped after three, with a memory on disk."""
+    asked = {"rounds": 5, "eval_every": 1, "memory": "disk", "folder": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        federate(make_task(), Ditto(), on_round=lambda line: line["round"] == 3 and stop_now(), **asked)
+    return lambda: federate(make_task(), Ditto(), resume=True, **asked), tmp_path / "run"
+
+
+def stop_now():
+    raise KeyboardInterrupt
+
+
+def edit_config(folder):
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"cites"', '"cited"').replace('"machine"', '"machinery"'))
+
+
+def drop_line(name):
+    def drop(folder):
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[:1] + lines[2:]))
+
+    return drop
+
+
+def change_digit(folder):
+    file = folder / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"gradients": ', '"gradients": 1', 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(edit_config, "config.json"), (drop_line("metrics.jsonl"), "metrics.jsonl"),
+     (drop_line("ledger.jsonl"), "ledger.jsonl"), (change_digit, "metrics.jsonl"),
+     (lambda folder: (folder / "ledger.jsonl").unlink(), "ledger.jsonl")],
+)  # fmt: skip
+def test_a_run_is_not_resumed_from_other_files_than_it_wrote(stopped, change, name):
+    resume, folder = stopped
+    change(folder)
+    with pytest.raises(RunError, match=f"{name} was changed after round 3"):
+        resume()
+
+
+def test_a_run_is_not_resumed_without_what_its_clients_kept(stopped):
+    resume, folder = stopped
+    for file in folder.glob("memory.sqlite*"):
+        file.unlink()
+    with pytest.raises(RunError, match="they had 4 trees in .*memory.sqlite, now there are 0"):
+        resume()
+
+
+def test_a_run_as_it_was_is_resumed(stopped):
+    resume, folder = stopped
+    resume()
+    assert Outcome.read(folder).finished
+
+
+def test_a_run_without_its_last_checkpoint_is_not_finished(make_task, tmp_path):
+    asked = {"rounds": 2, "eval_every": 1, "folder": tmp_path / "run"}
+    whole = federate(make_task(), Ditto(), **asked)
+    last = tmp_path / "run" / "checkpoints" / "round-000002.safetensors"
+    kept = last.read_bytes()
+    for damage in (last.unlink, lambda: last.write_bytes(kept[:-1])):
+        damage()
+        assert not Outcome.read(tmp_path / "run").finished
+        again = federate(make_task(), Ditto(), resume=True, **asked)
+        np.testing.assert_array_equal(again.scores(), whole.scores())
+        assert Outcome.read(tmp_path / "run").finished

@@ -45,6 +45,7 @@ from atoll.records.runs import Run, peak_memory
 from atoll.runtime.channel import Channel, Ledger, Stage
 from atoll.runtime.engines.local import Done, Job, LocalEngine, Lost
 from atoll.runtime.engines.trainings import OnEpoch, Trainings
+from atoll.runtime.files import alone_in
 from atoll.runtime.memory import Memory, open_memory
 from atoll.runtime.participation import Late, Moment
 from atoll.runtime.population import Population
@@ -111,6 +112,27 @@ def federate(
     say_limits(algorithm)
     say_overshooting(algorithm, task.training.lr)
     engine = engine or LocalEngine()
+    with alone_in(Path(folder)) if folder is not None else nullcontext():
+        return _federate(
+            task, algorithm, settings, engine, folder, resume, stages, faults, on_round, on_epoch, stop, trained
+        )
+
+
+def _federate(
+    task: Task,
+    algorithm: Algorithm,
+    settings: Settings,
+    engine: LocalEngine,
+    folder: Path | str | None,
+    resume: bool,
+    stages: Sequence[Stage],
+    faults: Callable[[int, Clients], NDArray[np.bool_]] | None,
+    on_round: Callable[[dict[str, Any]], None] | None,
+    on_epoch: OnEpoch | None,
+    stop: threading.Event | None,
+    trained: Path | str | None,
+) -> Report:
+    """Run the rounds, as the only one that writes to the folder."""
     run, begun = _open_run(task, algorithm, settings, engine, folder, resume)
     if run and run.statistics is None:
         run.keep_statistics(task.statistics.as_json())
@@ -188,7 +210,7 @@ def federate(
                     kept, plans = population.memory.save(round=done), engine.chosen(algorithm, here)
                     state = {"server": server, "memory": kept, "plans": plans, "late": late.save()}
                     state["met"] = torch.from_numpy(met)
-                    run.save(done, state, here.layouts)
+                    run.save(done, state, here.layouts, population.memory.holders(before=done))
                     population.memory.prune(round=run.checkpoints()[0])
                     saved_at = time.monotonic()
             if on_round:
@@ -578,6 +600,13 @@ def _resume(
     rounds, state = loaded if loaded is not None else (0, {"server": server, "memory": None})
     run.rewind(rounds)
     memory.load(state["memory"], round=rounds)
+    kept, there = run.kept(rounds) if rounds else None, memory.holders(before=rounds)
+    if kept is not None and there != kept:
+        raise RunError(
+            f"A run must be resumed with what its clients kept. After round {rounds} they had {kept} trees in "
+            f"{run.folder / 'memory.sqlite'}, now there are {there}.",
+            hint="put the file back, or begin a new run in another folder.",
+        )
     channel.ledger.entries.extend(run.ledger())
     log.info("resumed after round %d", rounds)
     return state["server"], rounds

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from atoll.report.export import save
 from atoll.report.table import ComparisonTable
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import OnEpoch
+from atoll.runtime.files import alone_in
 from atoll.runtime.participation import fingerprint
 
 log = logging.getLogger("atoll.experiments.comparison")
@@ -82,10 +84,11 @@ def compare(
     chosen = with_references([create(method) if isinstance(method, str) else method for method in methods])
     build = _builder(task)
     folder = None if folder is None else Path(folder)
-    if folder is not None:
-        _claim(folder, task, list(chosen.values()), seeds, settings, engine)
     outcomes: dict[str, list[Outcome]] = {method: [] for method in chosen}
-    with interruptions(enabled=folder is not None) as stop:
+    alone = alone_in(folder) if folder is not None else nullcontext()
+    with alone, interruptions(enabled=folder is not None) as stop:
+        if folder is not None:
+            _claim(folder, task, list(chosen.values()), seeds, settings, engine)
         for seed in seeds:
             here = build(seed)
             _require_samples(here, select)

@@ -81,6 +81,10 @@ class Memory(Protocol):
         """Return to the state after `round` rounds."""
         ...
 
+    def holders(self, *, before: int) -> int | None:
+        """How many clients hold something on disk from before a round; None for a memory that checkpoints hold."""
+        ...
+
     def prune(self, *, round: int) -> None:
         """Forget what no checkpoint at or after `round` rounds can need."""
         ...

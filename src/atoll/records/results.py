@@ -106,8 +106,8 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were done."""
-        return self.done == self.rounds
+        """Whether all rounds were done and, of a run in a folder, their checkpoint is there."""
+        return self.done == self.rounds and (self.folder is None or Run(self.folder).finished(self.rounds))
 
     @property
     def metric(self) -> Mapping[str, Any]:

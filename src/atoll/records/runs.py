@@ -48,6 +48,7 @@ from atoll.runtime.serialise import pack, unpack
 log = logging.getLogger("atoll.run")
 
 KEPT_CHECKPOINTS = 2
+LINES = ("metrics.jsonl", "ledger.jsonl")  # files that grow by lines
 
 
 class Run:
@@ -141,25 +142,28 @@ class Run:
             for stale in self.folder.rglob(".*.tmp"):
                 stale.unlink(missing_ok=True)
             # Metrics count rounds from 1, messages from 0; those before the first round are sent again with it.
-            for name, last in (("metrics.jsonl", rounds), ("ledger.jsonl", rounds - 1)):
+            for name, last in zip(LINES, (rounds, rounds - 1), strict=True):
                 kept = [line for line in _lines(self.folder / name) if rounds and line["round"] <= last]
                 write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
-    def save(self, rounds: int, state: Tree, layouts: Sequence[Layout] = ()) -> None:
-        """A checkpoint after `rounds` rounds; older ones but the last are removed."""
+    def save(self, rounds: int, state: Tree, layouts: Sequence[Layout] = (), kept: int | None = None) -> None:
+        """A checkpoint after `rounds` rounds; older ones but the last are removed.
+
+        It seals what it builds on: the configuration, the lines of metrics and ledger so far, and how many clients have
+        something in a memory on disk (`kept`).
+        """
         tensors, structure = pack(state, layouts)
         data = safetensors.torch.save(tensors, {"structure": structure})
-        facts = {"round": rounds, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        facts: dict[str, Any] = {"round": rounds, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        facts["kept"] = kept
         with writing(self.folder):
             require_no_link(self.folder / "checkpoints")
-            for name in (
-                "metrics.jsonl",
-                "ledger.jsonl",
-            ):  # what a checkpoint builds on must not be lost after it
+            for name in LINES:  # what a checkpoint builds on must not be lost after it
                 if (self.folder / name).exists():
                     with (self.folder / name).open("rb") as file:
                         os.fsync(file.fileno())
+            facts["files"] = {name: self._seal(name) for name in ("config.json", *LINES)}
             write_whole(self._checkpoint(rounds, "safetensors"), data)
             write_json(self._checkpoint(rounds, "json"), facts)
         for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
@@ -173,13 +177,19 @@ class Run:
         )
 
     def load(self, layouts: Sequence[Layout], device: torch.device) -> tuple[int, Tree] | None:
-        """The newest checkpoint that is whole, as (rounds, state); None if there is none at all."""
+        """The newest checkpoint that is whole, as (rounds, state); None if there is none at all.
+
+        Raises RunError if the files that it builds on are not those that it was written with.
+        """
         found = self.checkpoints()
         for rounds in reversed(found):
             try:
-                return rounds, self._load(rounds, layouts, device)
+                state = self._load(rounds, layouts, device)
             except CheckpointError as error:
                 log.warning("%s", error)
+                continue
+            self._require_sealed(rounds)
+            return rounds, state
         if found:
             log.warning("no checkpoint is whole: the run begins again")
         return None
@@ -201,6 +211,38 @@ class Run:
             raise CheckpointError(
                 f"Checkpoint {path.name} cannot be read ({error}). The one before it is used."
             ) from error
+
+    def kept(self, rounds: int) -> int | None:
+        """How many clients had something in a memory on disk after `rounds` rounds, if that was written down."""
+        found: int | None = self._facts(rounds).get("kept")
+        return found
+
+    def finished(self, rounds: int) -> bool:
+        """Whether the checkpoint after the last of `rounds` rounds is there, as long as it should be."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return bool(self._checkpoint(rounds, "safetensors").stat().st_size == self._facts(rounds)["bytes"])
+        return False
+
+    def _facts(self, rounds: int) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(self._checkpoint(rounds, "json").read_text())
+        return facts
+
+    def _seal(self, name: str, lines: int | None = None) -> dict[str, Any]:
+        """How many lines a file has, and their digest; with `lines`, of so many of them."""
+        path = self.folder / name
+        text = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        some = text if lines is None else text[:lines]
+        return {"lines": len(some), "sha256": hashlib.sha256(b"".join(some)).hexdigest()}
+
+    def _require_sealed(self, rounds: int) -> None:
+        """Raise unless the files of the run are those that a checkpoint was written with."""
+        for name, seal in self._facts(rounds).get("files", {}).items():
+            if self._seal(name, seal["lines"] if name in LINES else None) != seal:
+                raise RunError(
+                    f"A run must be resumed from the files that it wrote. {self.folder / name} was changed after round "
+                    f"{rounds}.",
+                    hint="put the file back as it was, or begin a new run in another folder.",
+                )
 
     def _checkpoint(self, rounds: int, suffix: str) -> Path:
         return self.folder / "checkpoints" / f"round-{rounds:06d}.{suffix}"

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from atoll.kernel.errors import RunError
+
+LOCK, WRITER = ".lock", ".writer"
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -36,6 +42,31 @@ def flush_folder(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Be the only one that writes to a folder; raise if another process, or this one, is writing there already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (LOCK, WRITER):
+        require_no_link(folder / name)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        writer = folder / WRITER
+        who = writer.read_text(errors="replace").strip() if writer.is_file() else "another process"
+        raise RunError(
+            f"One process at a time may write to {folder}. {who} does.",
+            hint="wait until it is done, or choose another folder.",
+        ) from None
+    try:
+        (folder / WRITER).write_text(f"process {os.getpid()} on {platform.node()}\n")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / WRITER).unlink()
+        lock.release()
 
 
 def require_no_link(path: Path) -> None:

@@ -664,6 +664,9 @@ class _OwnMemory:
     def prune(self, *, round: int) -> None:
         raise ConformanceError("What all clients keep must not be written.")
 
+    def holders(self, *, before: int) -> int | None:
+        raise ConformanceError("What all clients keep must not be read.")
+
     def _require_own(self, clients: NDArray[np.int64]) -> None:
         if clients.tolist() != [self.client]:
             who = "The server" if self.client is None else f"Client {self.client}"

@@ -91,6 +91,11 @@ class DiskMemory:
         with self._connection:
             self._connection.execute("DELETE FROM kept WHERE round >= ?", (round,))
 
+    def holders(self, *, before: int) -> int | None:
+        """See `Memory.holders`: of all pieces together."""
+        question = "SELECT COUNT(*) FROM (SELECT DISTINCT piece, client FROM kept WHERE round < ?)"
+        return int(self._connection.execute(question, (before,)).fetchone()[0])
+
     def prune(self, *, round: int) -> None:
         """See `Memory.prune`: what a client kept before the newest that the checkpoint at `round` sees."""
         with self._connection:

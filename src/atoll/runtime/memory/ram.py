@@ -79,6 +79,10 @@ class RamMemory:
         kept = None if self._structure is None else unflatten(self._structure, blocks)
         return {"clients": torch.from_numpy(owners), "kept": kept, "beside": beside}
 
+    def holders(self, *, before: int) -> int | None:
+        """See `Memory.holders`: a checkpoint holds it all."""
+        return None
+
     def prune(self, *, round: int) -> None:
         """See `Memory.prune`: only the newest is held anyway."""
 
