@@ -16,7 +16,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.params import Params
 from atoll.records.results import Outcome, label
-from atoll.testing.conformance import _difference, _task, check, personal_models, play
+from atoll.testing.conformance import _difference, _shortened, _task, check, personal_models, play
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_piece_works_in_every_round_or_is_refused_before_the_first(name: str) 
     """catches: fedgen+fsa, which trains by another gradient from the second round on; fafi+gate, an ensemble."""
     for piece in ("fsa", "tune", "gate"):
         try:
-            method = create(f"{name}+{piece}")
+            method = _shortened(find(f"{name}+{piece}"))()
         except HyperparameterError:
             continue
         rounds, cohort = (1, None) if method.one_shot else (3, 2)

@@ -12,14 +12,14 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedgen import FedGen, alike, any_of, reminded
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
-from atoll.kernel.network import Variant
+from atoll.kernel.network import NO_NETWORK, Variant
 from atoll.kernel.params import Params, Stack, stack
 from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, CharTransformer
 from atoll.models.generator import conditional, generate
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
-from atoll.runtime.workbench import NO_NETWORK, Workbench
+from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import personal_models, play, quadratics
 
 CLASSES = 3

@@ -11,7 +11,6 @@ from torch import Tensor
 from atoll import Task
 from atoll.algorithms.pfedhn import PFedHN
 from atoll.kernel.params import Params
-from atoll.metrics.newcomers import welcome
 from atoll.models.hypernetwork import Spectral
 from atoll.testing.conformance import play, quadratics
 
@@ -99,4 +98,4 @@ def test_a_new_client_reaches_what_is_nearest_among_all_that_can_be_generated() 
     report = replace(report, server=report.server | {"phi": planted})
     c = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     x = torch.cat([c, EYE.flatten()])[None]
-    torch.testing.assert_close(welcome(report, x, torch.zeros(1))["w"], U @ U.T @ c, rtol=0, atol=1e-9)
+    torch.testing.assert_close(report.welcome(x, torch.zeros(1))["w"], U @ U.T @ c, rtol=0, atol=1e-9)
