@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from atoll.compose import create, upgrade_record
 from atoll.compose.architectures import within_architectures
@@ -498,8 +499,11 @@ def _line(done: int, traffic: Traffic, ledger: Ledger, round: int) -> dict[str, 
 
 
 def _require_finite(server: Tree, round: int, task: Task) -> None:
-    leaves = [leaf for leaf in flatten(server)[0] if leaf.is_floating_point()]
-    if leaves and not bool(torch.isfinite(torch.stack([leaf.sum() for leaf in leaves]).sum())):
+    sums: dict[torch.device, list[Tensor]] = {}  # a server may hold a few tables on the CPU beside models on a GPU
+    for leaf in flatten(server)[0]:
+        if leaf.is_floating_point():
+            sums.setdefault(leaf.device, []).append(leaf.sum())
+    if not all(bool(torch.isfinite(torch.stack(some).sum())) for some in sums.values()):
         raise DivergedError(
             f"Training must stay finite. The server's state after round {round} of {task.name} is not.",
             round=round,
