@@ -192,8 +192,8 @@ def test_a_finished_run_is_not_run_again():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_was_stopped_is_resumed_to_the_same_numbers(number):
-    small = ["--model", "mlp:4", "--batch-size", "200", "--engine", "whole eager", "--eval-every", "20"]
-    asked = ["run", "ditto", "--rounds", "40", "--clients", "6", "--cohort", "4", "--drop", "0.2", *small]
+    small = ["--model", "mlp:4", "--batch-size", "200", "--engine", "whole eager", "--eval-every", "10"]
+    asked = ["run", "ditto", "--rounds", "20", "--clients", "6", "--cohort", "4", "--drop", "0.2", *small]
     process = subprocess.Popen(
         [*PROGRAM, *asked, "--out", "stopped"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
@@ -204,7 +204,7 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_numbers(number):
     _, messages = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "atoll resume stopped" in messages
-    assert len(metrics(Path("stopped"))) < 40
+    assert len(metrics(Path("stopped"))) < 20
     assert atoll("resume", "stopped").exit_code == 0
     assert atoll(*asked, "--out", "whole").exit_code == 0
     assert metrics(Path("stopped")) == metrics(Path("whole"))
