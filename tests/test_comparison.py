@@ -17,6 +17,7 @@ from atoll.experiments.comparison import folder_name, reopen, run_name, runs_in,
 from atoll.kernel.errors import AtollError, RunError, UnknownName
 from atoll.records.results import label
 from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.files import alone_in
 
 SMALL = Recipe(clients=4)
 
@@ -304,3 +305,11 @@ def test_what_was_asked_for_is_in_the_folder(tmp_path):
     assert asked["methods"][2]["values"]["lam"] == 0.5
     assert asked["seeds"] == [7]
     assert runs_in(tmp_path / "ditto-lam=0.5-seed7") == [tmp_path / "ditto-lam=0.5-seed7"]
+
+
+def test_a_second_comparison_in_the_same_folder_is_refused(tmp_path):
+    folder = tmp_path / "both"
+    folder.mkdir()
+    with alone_in(folder), pytest.raises(RunError, match=f"One process at a time may write to {folder}"):
+        compare(Recipe(clients=4), ["local"], seeds=1, rounds=1, folder=folder)
+    assert not (folder / "comparison.json").exists()

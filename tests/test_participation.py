@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from atoll import LocalEngine, Recipe, Settings, federate
+from atoll.algorithms.fedrep import FedRep
 from atoll.compose import create
 from atoll.federation import choose
+from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import CohortError, DataError, RunError, UnknownName
-from atoll.kernel.params import Stack
+from atoll.kernel.params import Stack, Tree
 from atoll.records.report import Report
 from atoll.runtime.participation import Moment, parse
-from atoll.testing.conformance import _task, play, quadratics
+from atoll.testing.conformance import _task, personal_models, play, quadratics
 
 ROUNDS = 40
 
@@ -277,3 +279,24 @@ def test_exchanges_are_resumed(tmp_path: Path) -> None:
     straight = play(_task(), create("fedora"), 4, **asked)
     assert resumed.ledger.entries == straight.ledger.entries
     assert torch.equal(resumed.server["P"], straight.server["P"])
+
+
+def test_what_a_newcomer_says_of_others_models_stands_for_both(tmp_path: Path) -> None:
+    """Clients 1 and 4 never tried the model of client 2, which comes later and tries theirs."""
+    settings = three_of_six(tmp_path, late=3)
+    scores = play(_task(), create("fedora:similarity=loss"), 4, participation=settings.participation).server["scores"]
+    assert (scores[2, [1, 4]] > 0).all()
+    assert torch.equal(scores[[1, 4], 2], scores[2, [1, 4]])
+    assert scores[1, 4] != scores[4, 1]
+
+
+def test_a_last_step_that_is_not_finite_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(FedRep):
+        def finish(self, server: Tree, cohort: Cohort) -> Tree:
+            bad = torch.where(cohort.ids == 1, torch.nan, 1.0).to(cohort.lr)
+            return super().finish(server, cohort) * bad
+
+    report = federate(_task(), Fails(), rounds=2, evaluation="none")
+    assert all(torch.isfinite(leaf).all() for model in personal_models(report) for leaf in model.values())
+    assert report.history[-1]["lost"] == {"not finite": 1}
+    assert "client client 1 is lost: its training did not stay finite" in caplog.text

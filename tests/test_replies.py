@@ -204,3 +204,32 @@ def test_the_server_may_know_the_segments_and_learns_who_was_where(keep):
     assert found["w"].flatten().tolist() == pytest.approx([3.0, 4.0, (1 + 4 * 10) / 5, (2 + 4 * 20) / 5])
     clients, segments, weights = replies.members
     assert (clients.tolist(), segments.tolist(), weights.tolist()) == ([0, 1, 2], [1, 0, 1], [1.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_late_reply_counts_less_in_a_mean_and_whole_in_a_sum(keep):
+    def arrivals():
+        for late, value in ((0, 1.0), (3, 5.0)):
+            delta = Stack.of(w=torch.tensor([[value]], dtype=torch.float64))
+            yield Arrival(np.array([late]), {"delta": delta}, torch.tensor([2.0], dtype=torch.float64), late=late)
+
+    replies = Replies(arrivals(), keep=keep)
+    assert replies.sum("delta")["w"].item() == 2 * 1 + 2 * 5
+    assert replies.mean("delta")["w"].item() == pytest.approx((2 * 1 + 1 * 5) / (2 + 1))
+    assert replies.total.item() == pytest.approx(3)
+
+
+def test_models_are_what_was_sent_and_what_changed():
+    """Two arrivals with other broadcasts, of which the second holds a part of the model by itself for each client."""
+    sent = [Params.of(a=torch.tensor(1.0), b=torch.tensor(2.0)), Params.of(a=torch.tensor(10.0), b=torch.tensor(20.0))]
+    own = Stack.of(b=torch.tensor([7.0, 8.0]))
+    delta = [Stack.of(a=torch.tensor([0.5]), b=torch.tensor([0.5])), Stack.of(a=torch.ones(2), b=torch.ones(2))]
+    replies = Replies(
+        [Arrival(np.array([4]), {"delta": delta[0]}, torch.ones(1), 1, sent[0]),
+         Arrival(np.array([0, 2]), {"delta": delta[1]}, torch.ones(2), 0, sent[1], own)],
+        keep=True,
+    )  # fmt: skip
+    assert replies.models(lambda w, _: w)["a"].tolist() == [1.5, 11.0, 11.0]
+    assert replies.where(lambda one: one.unicast is not None).models(lambda _, mine: mine)["b"].tolist() == [8.0, 9.0]
+    assert replies.of(np.array([True, False, True])).clients.tolist() == [4, 2]
+    assert replies.of(np.array([False, False, True])).models(lambda _, mine: mine)["b"].tolist() == [9.0]

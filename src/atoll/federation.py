@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -113,38 +113,18 @@ def federate(
     say_limits(algorithm)
     say_overshooting(algorithm, task.training.lr)
     engine = engine or LocalEngine()
-    with alone_in(Path(folder)) if folder is not None else nullcontext():
-        return _federate(
-            task, algorithm, settings, engine, folder, resume, stages, faults, on_round, on_epoch, stop, trained
-        )
-
-
-def _federate(
-    task: Task,
-    algorithm: Algorithm,
-    settings: Settings,
-    engine: LocalEngine,
-    folder: Path | str | None,
-    resume: bool,
-    stages: Sequence[Stage],
-    faults: Callable[[int, Clients], NDArray[np.bool_]] | None,
-    on_round: Callable[[dict[str, Any]], None] | None,
-    on_epoch: OnEpoch | None,
-    stop: threading.Event | None,
-    trained: Path | str | None,
-) -> Report:
-    """Run the rounds, as the only one that writes to the folder."""
-    run, begun = _open_run(task, algorithm, settings, engine, folder, resume)
-    if run and run.statistics is None:
-        run.keep_statistics(task.statistics.as_json())
-    here = engine.place(task)
-    population = Population(
-        here, open_memory(settings.memory, task.clients, run.folder if run else None), settings.seed
-    )
-    channel = Channel(stages)
-
-    watch = interruptions(enabled=run is not None) if stop is None else nullcontext(stop)
-    with run.logging() if run else nullcontext(), watch as stop:
+    with ExitStack() as held:
+        if folder is not None:
+            held.enter_context(alone_in(Path(folder)))
+        run, begun = _open_run(task, algorithm, settings, engine, folder, resume)
+        if run and run.statistics is None:
+            run.keep_statistics(task.statistics.as_json())
+        here = engine.place(task)
+        memory = open_memory(settings.memory, task.clients, run.folder if run else None)
+        population, channel = Population(here, memory, settings.seed), Channel(stages)
+        if run:
+            held.enter_context(run.logging())
+        stop = held.enter_context(interruptions(enabled=run is not None)) if stop is None else stop
         kept_in = Path(trained) if trained else run.folder / TRAINED if run else None
         trainings = Trainings(kept_in, stop, on_epoch) if algorithm.one_shot and kept_in else None
         server, first = algorithm.start(here), 0
@@ -190,8 +170,8 @@ def _federate(
             took = time.perf_counter() - began
             done = round + 1
             if done == settings.rounds:
-                reachable = np.setdiff1d(there(settings, task.clients, round), np.setdiff1d(cohort, present))
-                traffic.gradients += _finish(algorithm, server, engine, population, channel, reachable, done)
+                reachable = np.setdiff1d(list_present(settings, task.clients, round), np.setdiff1d(cohort, present))
+                _finish(algorithm, server, engine, population, channel, reachable, done, traffic)
             line = _line(done, traffic, channel.ledger, round)
             if settings.evaluates_after(done):
                 line["evaluation"], outcomes = _evaluate(algorithm, server, engine, population, settings, done)
@@ -225,14 +205,14 @@ def _federate(
 # -- the parts of a round ------------------------------------------------------------------------------------------
 
 
-def there(settings: Settings, clients: int, round: int) -> Clients:
-    """The clients that are there in a round, as the schedule says."""
+def list_present(settings: Settings, clients: int, round: int) -> Clients:
+    """Return the clients that are there in a round, as the schedule says."""
     return np.flatnonzero(settings.schedule(Moment(round, clients, settings.seed, settings.rounds))).astype(np.int64)
 
 
 def choose(settings: Settings, clients: int, round: int, busy: Clients | None = None) -> Clients:
     """The clients asked in a round: of those who are there, and not busy with an older reply."""
-    present = there(settings, clients, round)
+    present = list_present(settings, clients, round)
     if busy is not None:
         present = np.setdiff1d(present, busy)
     size = settings.cohort_size(clients)
@@ -384,27 +364,30 @@ def _prepare(
     for number in range(-algorithm.exchanges, 0):
         at, broadcast = round + number, algorithm.broadcast(server)
         job = Job(population, new, at, partial(algorithm.prepare, broadcast), ("prepare", number, algorithm))
-        arrivals = []
+        arrivals, answered = [], [new[:0]]
         for outcome in engine.run(job):
             if not isinstance(outcome, Done):
                 log.warning("client(s) %s could not prepare: %s", outcome.clients.tolist(), outcome.reason)
-            elif outcome.result is None:
-                met[outcome.cohort.clients] = True
+            elif outcome.result is None:  # they have nothing to say
+                answered.append(outcome.cohort.clients)
             else:
                 cohort, update, _ = _finite(outcome, round, traffic, population.task)
+                answered.append(cohort.clients)
                 if len(cohort):
-                    met[cohort.clients] = True
                     written = round or at
                     channel.broadcast(broadcast, cohort.clients, written)
                     _keep(cohort.population.memory, cohort.clients, update, at)
-                    arrivals.append(
-                        channel.up(algorithm, cohort.clients, update, written)._replace(broadcast=broadcast)
-                    )
+                    arrival = channel.up(algorithm, cohort.clients, update, written)
+                    arrivals.append(arrival._replace(broadcast=broadcast))
+        if not any(map(len, answered)) and traffic.lost["not finite"]:
+            raise _diverged(new, round, population.task)
+        new = np.concatenate(answered)
         if arrivals:
             bench = Workbench(population, engine, at)
             server = algorithm.absorb(server, Replies(arrivals, keep=True, workbench=bench))
-        elif traffic.lost["not finite"]:
-            raise _diverged(new, round, population.task)
+        if not len(new):
+            return server
+    met[new] = True
     return server
 
 
@@ -416,27 +399,22 @@ def _finish(
     channel: Channel,
     clients: Clients,
     round: int,
-) -> int:
-    """The last local step of those who are there, if the method has one; returns the gradients it took."""
+    traffic: Traffic,
+) -> None:
+    """The last local step of those who are there, if the method has one."""
     if type(algorithm).finish is Algorithm.finish or not len(clients):
-        return 0
-    gradients, broadcast = 0, algorithm.last_broadcast(server)
-    job = Job(
-        population,
-        clients,
-        round,
-        partial(algorithm.finish, server),
-        ("finish", algorithm),
-        groups=algorithm.groups(server),
-    )
+        return
+    broadcast, groups = algorithm.last_broadcast(server), algorithm.groups(server)
+    job = Job(population, clients, round, partial(algorithm.finish, server), ("finish", algorithm), groups=groups)
     for outcome in engine.run(job):
         if not isinstance(outcome, Done):
             log.warning("client(s) %s did not finish: %s", outcome.clients.tolist(), outcome.reason)
         elif outcome.result is not None:
-            gradients += outcome.cohort.scanner.tally.gradients
-            channel.last_broadcast(broadcast, outcome.cohort.clients, round - 1)
-            outcome.cohort.population.memory.keep(outcome.cohort.clients, outcome.result, round=round - 1)
-    return gradients
+            made = Done(replace(outcome.cohort, notes={}), Update(keep=outcome.result))
+            cohort, update, _ = _finite(made, round - 1, traffic, population.task)
+            if len(cohort):
+                channel.last_broadcast(broadcast, cohort.clients, round - 1)
+                _keep(cohort.population.memory, cohort.clients, update, round - 1)
 
 
 def _evaluate(

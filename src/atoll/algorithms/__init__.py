@@ -42,7 +42,7 @@ def file_of(method: type[Algorithm]) -> Path | None:
 
 def __getattr__(name: str) -> type[Algorithm]:
     """Find a method by the name of its class, `from atoll.algorithms import Ditto`; only its own file is imported."""
-    for entry in pkgutil.iter_modules(__path__):
+    for entry in pkgutil.iter_modules(__path__) if name[:1].isupper() else ():  # modules look each other up here, too
         if f"class {name}(" in Path(__path__[0], f"{entry.name}.py").read_text(encoding="utf-8"):
             method: type[Algorithm] = getattr(importlib.import_module(f"{__name__}.{entry.name}"), name)
             return method

@@ -68,7 +68,7 @@ class FedFomo(Algorithm):
         """Move to the models that help, and train."""
         v = cohort.recall(default=cohort.initial)
         start, omega = v, cohort.lr.new_zeros(len(cohort), self.models)
-        others = cohort.ids[:, None].expand(-1, self.models)  # of less than M models, oneself at worth 0
+        others = cohort.ids[:, None].expand(-1, self.models)  # of fewer than M models, oneself at worth 0
         if cohort.received is not None:
             received = cohort.received["models"]
             start, worth = self.combine(v, received, cohort)

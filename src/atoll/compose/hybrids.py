@@ -149,12 +149,11 @@ class InClusters(Algorithm):
         """The clustering's work, then the method's, with what its cluster's server sent."""
         if not broadcast["inside"]:
             return self.clustering.local(broadcast["clustering"], cohort)
-        received, start = cohort.received["sent"], cohort.received["start"]
-        if start is not None:
-            update = self.method.local(received, replace(cohort, received=None).starting_from(start))
-            return replace(update, beside={**update.beside, START: cohort.stacked(start)})
-        start = cohort.beside(START).recall(default=cohort.initial).client(0)  # that of the cluster, the same for all
-        return self.method.local(received, replace(cohort, received=None).starting_from(start))
+        received, new = cohort.received["sent"], cohort.received["start"]
+        # Whoever has the start of its cluster keeps it; a cohort is of one cluster, so one client's is everybody's.
+        start = cohort.beside(START).recall(default=cohort.initial).client(0) if new is None else new
+        update = self.method.local(received, replace(cohort, received=None).starting_from(start))
+        return update if new is None else replace(update, beside={**update.beside, START: cohort.stacked(start)})
 
     def finish(self, server: Server, cohort: Cohort) -> Tree:
         """The method's last step, inside the clusters."""

@@ -28,7 +28,7 @@ from atoll.kernel.hyperparameters import (
     Weighting,
     hyperparameters,
 )
-from atoll.kernel.params import Params, Stack, Tree, rows_of
+from atoll.kernel.params import Layout, Params, Stack, Tree, rows_of
 from atoll.kernel.predictor import Deployed, Predictor
 from atoll.kernel.task import Task
 
@@ -291,12 +291,7 @@ class Replies:
         For what the server adds up over rounds and must not lose a part of, such as changes of control variates.
         """
         if self._kept is not None:
-            sums: dict[str, _Sum] = {}
-            layout = None
-            for arrival in self._kept:
-                layout = _field(arrival, name).layout
-                for leaf_name, leaf in _field(arrival, name).items():
-                    sums.setdefault(leaf_name, _Sum()).add(leaf, arrival.weight)
+            sums, _, layout = self._collect(name, lambda arrival, _: arrival.weight)
             return Params({leaf: part.total for leaf, part in sums.items()}, layout)
         if self._means is None:
             self._means = self._stream()
@@ -464,6 +459,13 @@ class Replies:
         }
 
     def _reduce(self, name: str, weigh: Callable[[Arrival, str], Tensor]) -> Params:
+        sums, totals, layout = self._collect(name, weigh)
+        return Params({leaf: part.divided(totals[leaf]) for leaf, part in sums.items()}, layout)
+
+    def _collect(
+        self, name: str, weigh: Callable[[Arrival, str], Tensor]
+    ) -> tuple[dict[str, _Sum], dict[str, Tensor], Layout | None]:
+        """The weighted sums of a field's leaves, and the sums of their weights."""
         sums: dict[str, _Sum] = {}
         totals: dict[str, Tensor] = {}
         layout = None
@@ -473,7 +475,7 @@ class Replies:
                 weight = weigh(arrival, leaf_name)
                 sums.setdefault(leaf_name, _Sum()).add(leaf, weight)
                 totals[leaf_name] = _running(totals.get(leaf_name), weight)
-        return Params({leaf: part.divided(totals[leaf]) for leaf, part in sums.items()}, layout)
+        return sums, totals, layout
 
 
 def _field(arrival: Arrival, name: str) -> Stack:

@@ -19,6 +19,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -51,11 +52,37 @@ KEPT_CHECKPOINTS = 2
 LINES = ("metrics.jsonl", "ledger.jsonl")  # files that grow by lines
 
 
+class _Seal:
+    """How many lines a file has, and their digest."""
+
+    def __init__(self) -> None:
+        self.lines, self.digest = 0, hashlib.sha256()
+
+    @classmethod
+    def of(cls, path: Path, lines: int | None = None) -> _Seal:
+        """Read the seal of a file, or of its first `lines` lines; one that is not there has none."""
+        seal = cls()
+        with path.open("rb") if path.exists() else io.BytesIO() as file:
+            for line in itertools.islice(file, lines):
+                seal.add(line)
+        return seal
+
+    def add(self, line: bytes) -> None:
+        """Go on with another line."""
+        self.lines += 1
+        self.digest.update(line)
+
+    def as_json(self) -> dict[str, Any]:
+        """What a checkpoint writes down."""
+        return {"lines": self.lines, "sha256": self.digest.hexdigest()}
+
+
 class Run:
     """A run's folder, open for writing."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
+        self._sealed: dict[str, _Seal] = {}  # of files that grow, as far as this process has written or read them
 
     # -- opening ---------------------------------------------------------------------------------------------------
     @classmethod
@@ -107,10 +134,13 @@ class Run:
     def record(self, line: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """Append one round's metrics and messages."""
         with writing(self.folder):
-            with _appending(self.folder / "metrics.jsonl") as file:
-                file.write(json.dumps(line) + "\n")
-            with _appending(self.folder / "ledger.jsonl") as file:
-                file.writelines(json.dumps(entry.as_json()) + "\n" for entry in entries)
+            for name, lines in zip(LINES, ([line], (entry.as_json() for entry in entries)), strict=True):
+                seal = self._seal(name)  # before the file grows
+                with _appending(self.folder / name) as file:
+                    for one in lines:
+                        text = json.dumps(one) + "\n"
+                        file.write(text)
+                        seal.add(text.encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         """All rounds so far; a last line that was cut short is left out."""
@@ -139,6 +169,7 @@ class Run:
     def rewind(self, rounds: int) -> None:
         """Forget what came after the first `rounds` rounds, and what a crash left half written."""
         with writing(self.folder):
+            self._sealed.clear()
             for stale in self.folder.rglob(".*.tmp"):
                 stale.unlink(missing_ok=True)
             # Metrics count rounds from 1, messages from 0; those before the first round are sent again with it.
@@ -163,7 +194,7 @@ class Run:
                 if (self.folder / name).exists():
                     with (self.folder / name).open("rb") as file:
                         os.fsync(file.fileno())
-            facts["files"] = {name: self._seal(name) for name in ("config.json", *LINES)}
+            facts["files"] = {name: self._seal(name).as_json() for name in ("config.json", *LINES)}
             write_whole(self._checkpoint(rounds, "safetensors"), data)
             write_json(self._checkpoint(rounds, "json"), facts)
         for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
@@ -227,17 +258,16 @@ class Run:
         facts: dict[str, Any] = json.loads(self._checkpoint(rounds, "json").read_text())
         return facts
 
-    def _seal(self, name: str, lines: int | None = None) -> dict[str, Any]:
-        """How many lines a file has, and their digest; with `lines`, of so many of them."""
-        path = self.folder / name
-        text = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        some = text if lines is None else text[:lines]
-        return {"lines": len(some), "sha256": hashlib.sha256(b"".join(some)).hexdigest()}
+    def _seal(self, name: str) -> _Seal:
+        """The seal of a file: read once, and then kept up with what is written."""
+        if name not in self._sealed:
+            self._sealed[name] = _Seal.of(self.folder / name)
+        return self._sealed[name]
 
     def _require_sealed(self, rounds: int) -> None:
         """Raise unless the files of the run are those that a checkpoint was written with."""
         for name, seal in self._facts(rounds).get("files", {}).items():
-            if self._seal(name, seal["lines"] if name in LINES else None) != seal:
+            if _Seal.of(self.folder / name, seal["lines"] if name in LINES else None).as_json() != seal:
                 raise RunError(
                     f"A run must be resumed from the files that it wrote. {self.folder / name} was changed after round "
                     f"{rounds}.",
