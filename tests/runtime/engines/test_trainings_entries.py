@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines.test_trainings import Sum, images, models, same
+from runtime.engines.test_trainings import Sum, images, models, same
 
 from atoll.federation import federate
 from atoll.runtime.engines import trainings
