@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.int64]
 
 
-def sentence(comparison: Results, method: str, name: str) -> str | None:
+def describe_clusters(comparison: Results, method: str, name: str) -> str | None:
     """How many there are and how far they agree with the planted groups, over all seeds; None if none were sought."""
     outcomes = comparison.outcomes[method]
     found = [clusters for clusters in (one.clusters for one in outcomes) if clusters is not None]
@@ -39,7 +39,7 @@ def _agreement(found: list[float | None]) -> str:
     return f"; agreement with the planted groups is adjusted Rand {index} (1 is full agreement, 0 chance)"
 
 
-def in_order(clusters: Clusters, planted: Numbers | None) -> Numbers:
+def order_clients(clusters: Clusters, planted: Numbers | None) -> Numbers:
     """The clients, so that no branches of the tree cross; others by cluster and planted group."""
     clients, merges = len(clusters.of_client), clusters.merges
     below = {client: [client] for client in range(clients)}

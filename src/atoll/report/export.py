@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.records.runs import write_json, write_text, writing
-from atoll.report.html import page
+from atoll.report.html import render_page
 from atoll.report.table import (
     BEST,
     comparison_cells,
@@ -37,7 +37,7 @@ def save(comparison: Results, folder: Path) -> dict[str, Path]:
     }
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(paths["report"], page(comparison))
+        write_text(paths["report"], render_page(comparison))
         write_text(paths["results"], _csv(comparison.results))
         write_json(paths["json"], as_json(comparison))
         write_text(paths["markdown"], markdown(comparison))

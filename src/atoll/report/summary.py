@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from atoll.algorithms import file_of
 from atoll.metrics import significance
 from atoll.records.results import SIGNIFICANT
-from atoll.report import clusters
 from atoll.report.clients import Scores, same_clients
+from atoll.report.clusters import describe_clusters
 from atoll.report.table import Numbers, megabytes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def sentences(comparison: Results) -> list[str]:
 
 def findings(comparison: Results) -> list[str]:
     """Who is helped, who leads, which clusters were found, what it costs."""
-    found = [clusters.sentence(comparison, method, name) for method, name in spoken(comparison).items()]
+    found = [describe_clusters(comparison, method, name) for method, name in name_methods(comparison).items()]
     level = [*_level(comparison), *_on_the_server(comparison)]
     return [*_against_local(comparison), *level, *filter(None, found), *_costs(comparison)]
 
@@ -53,15 +53,15 @@ def _helped(comparison: Results, method: str, *, first: bool) -> str:
     assert harmed is not None
     known = gains[~np.isnan(gains)]
     if not len(known):
-        return f"Nobody has test samples to say whom {spoken(comparison)[method]} helps."
+        return f"Nobody has test samples to say whom {name_methods(comparison)[method]} helps."
     seeds, clients = gains.shape
     counted = f" ({clients} in each of {seeds} seeds)" if first and seeds > 1 and len(known) == gains.size else ""
     alone = " compared with training alone" if first else ""
     mean = float(known.mean())
     change = f"{'gains' if mean >= 0 else 'loses'} {_amount(numbers, mean)}"
-    p = _p(comparison.significant["local"][method])
+    name, p = name_methods(comparison)[method], _p(comparison.significant["local"][method])
     return (
-        f"{spoken(comparison)[method]} helps {(known > 0).sum()} of {_clients(len(known))}{counted}{alone}; on average "
+        f"{name} helps {(known > 0).sum()} of {_clients(len(known))}{counted}{alone}; on average "
         f"a client {change} ({p}). {_better_off_alone(comparison, gains, harmed)}"
     )
 
@@ -97,7 +97,7 @@ def _named(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str
 
 def _level(comparison: Results) -> list[str]:
     """The best mean, and whether its lead is more than chance."""
-    numbers, names, ranked = Numbers.of(comparison), spoken(comparison), _ranked(comparison)
+    numbers, names, ranked = Numbers.of(comparison), name_methods(comparison), _ranked(comparison)
     best, level = ranked[0]["method"], f"{numbers.name} {_score(numbers, ranked[0]['mean'])}"
     if len(ranked) == 1:
         worst = _score(numbers, ranked[0]["worst"])
@@ -116,7 +116,7 @@ def _level(comparison: Results) -> list[str]:
 
 def _on_the_server(comparison: Results) -> list[str]:
     """The best on the server's own test set, where several methods deploy something that all have alike."""
-    numbers, names = Numbers.of(comparison), spoken(comparison)
+    numbers, names = Numbers.of(comparison), name_methods(comparison)
     scored = [row for row in comparison.results if row["central"] is not None]
     if len(scored) < 2:
         return []
@@ -141,8 +141,9 @@ def _lead(comparison: Results, method: str, other: str) -> str:
     verdict = "which may be chance" if p >= SIGNIFICANT else "more than chance"
     if p < SIGNIFICANT and better < worse:
         verdict = "although more clients lose than gain"
+    behind = name_methods(comparison)[other]
     return (
-        f"{_amount(Numbers.of(comparison), lead)} ahead of {spoken(comparison)[other]}, {verdict} (better for {better} "
+        f"{_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {better} "
         f"and worse for {worse} of {_clients(known)}, {_p(p)})"
     )
 
@@ -168,7 +169,7 @@ def _p_of(comparison: Results, method: str, other: str) -> float:
 
 def _costs(comparison: Results) -> list[str]:
     """What a client sends and receives, and how soon the target is reached."""
-    names = spoken(comparison)
+    names = name_methods(comparison)
     by_size: dict[str, list[str]] = {}
     for row in sorted(comparison.results, key=lambda row: -row["megabytes_up"] - row["megabytes_down"]):
         size = megabytes((row["megabytes_up"] + row["megabytes_down"]) / comparison.clients)
@@ -179,7 +180,7 @@ def _costs(comparison: Results) -> list[str]:
 
 
 def _to_target(comparison: Results) -> str:
-    numbers, names = Numbers.of(comparison), spoken(comparison)
+    numbers, names = Numbers.of(comparison), name_methods(comparison)
     by_rounds: dict[float | None, list[str]] = {}
     for row in comparison.results:
         by_rounds.setdefault(row["rounds_to_target"], []).append(names[row["method"]])
@@ -239,7 +240,7 @@ def cautions(comparison: Results) -> list[str]:
 
 
 def _few_seeds(comparison: Results) -> str:
-    numbers, names, ranked = Numbers.of(comparison), spoken(comparison), _ranked(comparison)
+    numbers, names, ranked = Numbers.of(comparison), name_methods(comparison), _ranked(comparison)
     few = f"{len(comparison.seeds)} seeds are few"
     if len(ranked) == 1:
         return f"{few}: the mean is known up to ± {_amount(numbers, ranked[0]['interval'])} (95 % interval)."
@@ -255,7 +256,7 @@ def _few_seeds(comparison: Results) -> str:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def spoken(comparison: Results) -> dict[str, str]:
+def name_methods(comparison: Results) -> dict[str, str]:
     """What methods are called in a sentence: `Ditto with lam=0.1`. A user's own method is called as in tables."""
     found = {}
     for method, (one, *_) in comparison.outcomes.items():
