@@ -4,7 +4,7 @@ import pytest
 from atoll.experiments.comparison import Comparison
 from atoll.kernel.clusters import Clusters
 from atoll.report.clusters import describe_clusters, order_clients
-from atoll.report.summary import findings
+from atoll.report.summary import write_findings
 
 SCORES = [0.5, 0.6, 0.7, 0.8]
 
@@ -37,20 +37,20 @@ PART = "agreement with the planted groups is adjusted Rand {} (1 is full agreeme
         (
             [[0, 0, 1, 1], [1, -1, 0, -1]],
             [5, 5, 3, 3],
-            f"2 clusters with each of 2 seeds{EXACT} 2 clients are in none.",
+            f"2 clusters with each of 2 seeds{EXACT} 2 clients are in no cluster.",
         ),
     ],
 )
 def test_what_was_found_is_said(make, numbers, groups, words):
     found = one(make, *numbers, groups=groups)
     assert describe_clusters(found, "ifca", "IFCA") == f"IFCA found {words}"
-    assert f"IFCA found {words}" in findings(found)
+    assert f"IFCA found {words}" in write_findings(found)
 
 
 def test_a_method_that_seeks_none_says_nothing(make):
     found = make({"ditto": [SCORES]})
     assert describe_clusters(found, "ditto", "Ditto") is None
-    assert not any("cluster" in words for words in findings(found))
+    assert not any("cluster" in words for words in write_findings(found))
 
 
 def test_clients_are_drawn_by_cluster_and_planted_group():

@@ -236,7 +236,7 @@ def test_neighbours_of_one_cluster_share_a_box_that_names_it():
     assert boxes == [78.0, 38.0, 38.0]  # columns of 40
     assert [box.get("class") for box in drawn(svg, "cluster")] == ["cluster m0", "cluster m1", "cluster none"]
     assert len(drawn(svg, "group")) == 3  # 5; 6 and 6; 5
-    assert [text for text in texts(svg) if text] == ["0", "2", "1", "3", "cluster", "cluster 0", "1", "–", "planted",
+    assert [text for text in texts(svg) if text] == ["0", "2", "1", "3", "cluster", "cluster 0", "1", "none", "planted",
                                                      "5", "group 6", "5"]  # fmt: skip
     assert [one.get("data-client") for one in drawn(svg, "hit")] == ["0", "2", "1", "3"]
     assert not drawn(svg, "branch")

@@ -10,7 +10,7 @@ import pytest
 from atoll.experiments.comparison import Comparison
 from atoll.kernel.clusters import Clusters
 from atoll.report.html import render_page
-from atoll.report.summary import sentences
+from atoll.report.summary import write_summary
 
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
 SECTIONS = [
@@ -48,8 +48,8 @@ def cells(text, row):
     return re.findall(r"<td[^>]*>(.*?)</td>", line)
 
 
-def told(text):
-    return json.loads(re.search(r'<script type="application/json" id="told">(.*?)</script>', text)[1])
+def shown_data(text):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1])
 
 
 def test_the_page_needs_nothing_from_elsewhere(found):
@@ -84,7 +84,7 @@ def test_every_figure_is_well_formed_and_has_a_name(found):
 
 def test_the_summary_is_on_the_page(found):
     shown = re.sub(r"<[^>]+>", "", section(render_page(found), "Summary"))
-    for sentence in sentences(found):
+    for sentence in write_summary(found):
         assert sentence in unescape(shown)
 
 
@@ -153,13 +153,13 @@ def test_no_name_is_taken_for_markup(make):
 
 
 def test_the_script_reads_names_as_they_are(make):
-    data = told(render_page(called(make, HOSTILE)))
+    data = shown_data(render_page(called(make, HOSTILE)))
     assert data["clients"]["0"][0] == f"client {HOSTILE}0"
     assert data["methods"][2] == f"ditto {HOSTILE}"
 
 
 def test_what_is_told_of_a_client(found):
-    data = told(render_page(found))
+    data = shown_data(render_page(found))
     assert data["methods"] == ["local", "fedavg", "ditto"]
     name, samples, figures = data["clients"]["1"]
     assert (name, samples) == ("1", 100)
@@ -173,17 +173,19 @@ def test_harmed_clients_are_marked(found):
 
 
 def test_a_page_says_which_seeds_its_clients_are_of(make):
-    assert "Seed 0, because the clients are others in every seed." in render_page(make(SCORES))
+    assert "Seed 0 only: every seed has other clients." in render_page(make(SCORES))
     same = render_page(make(SCORES, same=True))
-    assert "Means over 2 seeds: the clients are the same in all of them." in same
+    assert "Means over 2 seeds, which have the same clients." in same
     assert cells(section(same, "Client by client"), "0")[1] == "81.0"  # of 0.80 and 0.82
 
 
 def test_what_is_missing_is_said_once(make):
-    assert "Incomplete" not in render_page(make(SCORES))
+    assert "not finished" not in render_page(make(SCORES))
     listed = render_page(make(SCORES, missing=["Left out: <seed 3>."]))
-    assert "Incomplete: what there is is shown." in listed
+    assert "This comparison is not finished; showing the rounds so far." in listed
     assert "Left out: &lt;seed 3&gt;." in listed
+    alone = render_page(make({"ditto": [[0.9, 0.8]]}, rounds=9))
+    assert "This run is not finished; showing the rounds so far." in alone
     begun = render_page(make(SCORES, rounds=9))
     assert begun.count("ditto with seed 1 is incomplete: 3 of 9 rounds.") == 1
     both = render_page(make(SCORES, rounds=9, missing=["ditto with seed 1 is incomplete: 3 of 9 rounds."]))
@@ -227,7 +229,7 @@ def test_a_score_that_is_no_share_and_better_when_lower(make):
     assert "validation mean absolute error<" in text
     assert "in %" not in section(text, "Learning curves")
     assert "median 1.65, worst 2.5, best 0.8" in text
-    assert "+0.4" in told(text)["clients"]["0"][2][1]
+    assert "+0.4" in shown_data(text)["clients"]["0"][2][1]
     assert "ECE" not in section(text, "Results")
 
 
@@ -252,16 +254,16 @@ def test_new_clients_where_some_were_held_out(make, found):
 
 
 def test_clusters_where_some_were_found(make, found):
-    assert "Clusters that were found" not in heads(render_page(found))
+    assert "Clusters" not in heads(render_page(found))
     tree = Clusters(np.array([0, 0, 1]), np.array([[0.0, 1.0, 0.5, 2.0], [3.0, 2.0, 2.0, 3.0]]), "distance <l2>")
     text = render_page(make(SCORES, clusters=tree, groups=[4, 4, 7]))
-    shown = section(text, "Clusters that were found")
+    shown = section(text, "Clusters")
     assert "Ditto found 2 clusters with each of 2 seeds, in exact agreement with the planted groups" in shown
     assert cells(shown, "0") == ["2", "2 of group 4", "0, 1"]
     assert cells(shown, "1") == ["1", "1 of group 7", "2"]
     assert "client 2 is in cluster 1, of planted group 7" in shown
     assert "distance &lt;l2&gt;" in shown
-    assert "Of seed 0; other seeds have clusters of their own." in shown
+    assert "Seed 0; other seeds have other clusters." in shown
     details = section(text, "Results")
     assert cells(details, "Adjusted Rand index of clusters and planted groups") == ["1.000"] * 3
     for svg in svgs(shown):
@@ -271,12 +273,12 @@ def test_clusters_where_some_were_found(make, found):
 def test_clusters_without_tree_and_planted_groups(make):
     nobody = Clusters(np.array([3, -1, 3]))
     text = render_page(make({"local": [SCORES["local"][0]], "ditto": [SCORES["ditto"][0]]}, clusters=nobody))
-    shown = section(text, "Clusters that were found")
-    assert "Ditto found 1 cluster. 1 client is in none." in shown
+    shown = section(text, "Clusters")
+    assert "Ditto found 1 cluster. 1 client is in no cluster." in shown
     assert "planted" not in shown
     assert "client 1 is in no cluster" in shown
     assert cells(shown, "3") == ["2", "0, 2"]
-    assert cells(shown, "in none") == ["1", "1"]
+    assert cells(shown, "none") == ["1", "1"]
     assert 'class="branch' not in shown
 
 

@@ -88,7 +88,7 @@ def test_very_many_clients_become_histograms():
     svg = draw_partition(found)
     assert len(svg) < 20_000
     assert "divergence of its labels, bits" in svg
-    assert describe_picture(found).startswith("How many clients")
+    assert describe_picture(found).startswith("The number of clients")
     # the bars of the first histogram hold all clients: heights are shares of the highest
     bars = re.search(r'fill-opacity="0.7" d="([^"]+)"', svg)[1]
     heights = np.array([float(height) for height in re.findall(r"v-([\d.]+)", bars)])

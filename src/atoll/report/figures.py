@@ -330,7 +330,7 @@ def _draw_runs(kind: str, numbers: Sequence[int], left: float, top: float, step:
     ranks = {number: rank for rank, number in enumerate(sorted({*numbers}))}
     for number, members in groupby(numbers):
         wide = step * len([*members])
-        texts = (f"{kind} {number}", f"{number}") if number >= 0 else ("in none", "–")
+        texts = (f"{kind} {number}", f"{number}") if number >= 0 else ("none", "–")
         fits = [text for text in texts if 8 + 6.6 * len(text) <= wide]
         look = _colour(number) if kind == "cluster" else f"g{ranks[number] % 2}"
         width = float(max(wide - 2, 1))

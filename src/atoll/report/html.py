@@ -19,7 +19,7 @@ from atoll.report.sections.curves import collect_curves, collect_megabytes, coll
 from atoll.report.sections.results import collect_results
 from atoll.report.sections.setup import collect_citations, collect_configuration, collect_costs
 from atoll.report.sections.structure import collect_clusters, collect_mixing, collect_partition, collect_sensitivity
-from atoll.report.summary import cautions, findings
+from atoll.report.summary import write_cautions, write_findings
 from atoll.report.svg import join
 from atoll.report.view import View
 
@@ -35,7 +35,7 @@ SECTIONS: dict[str, Callable[[View], list[Part]]] = {
     "How scores are spread": collect_spread,
     "Groups of clients": collect_groups,
     "Who has what": collect_partition,
-    "Clusters that were found": collect_clusters,
+    "Clusters": collect_clusters,
     "Who learns from whom": collect_mixing,
     "Which layers are sensitive": collect_sensitivity,
     "Client by client": collect_clients,
@@ -47,7 +47,7 @@ SECTIONS: dict[str, Callable[[View], list[Part]]] = {
 
 def render_page(comparison: Results) -> str:
     """Render the whole page."""
-    view = View(comparison)
+    view, several = View(comparison), sum(map(len, comparison.outcomes.values())) > 1
     bodies = {head: join(*collect(view)) for head, collect in SECTIONS.items()}
     sections = {head: body for head, body in bodies.items() if body}
     return (
@@ -56,12 +56,13 @@ def render_page(comparison: Results) -> str:
         .render(
             title=_write_title(comparison),
             protocol=comparison.protocol,
+            unfinished=f"This {'comparison' if several else 'run'} is not finished; showing the rounds so far.",
             missing=_list_missing(comparison),
-            findings=findings(comparison),
-            cautions=cautions(comparison),
+            findings=write_findings(comparison),
+            cautions=write_cautions(comparison),
             sections=sections,
             looks=view.looks,
-            told=_describe_clients(view, _find_clients(sections.values())),
+            data=_describe_clients(view, _find_clients(sections.values())),
             style=Markup(write_palette() + _read("page.css")),
             script=Markup(_read("page.js")),
         )
@@ -90,7 +91,7 @@ def _find_clients(bodies: Iterable[Markup]) -> list[int]:
 
 
 def _describe_clients(view: View, clients: Iterable[int]) -> dict[str, Any]:
-    """Collect what the script tells about a client that is pointed at: name, test samples, and figures by method."""
+    """Collect what the script shows of a client under the pointer: name, test samples, and figures by method."""
     found = view.clients
 
     def describe(client: int) -> list[Any]:

@@ -42,12 +42,12 @@ def draw_partition(statistics: Statistics, *, style: str = "") -> Markup:
 def describe_picture(statistics: Statistics) -> str:
     """Say what the picture shows, to stand beside it."""
     if _has_many(statistics):
-        return "How many clients have a value in each interval."
-    words = ["Each column is a client; its number of samples stands above."]
+        return "The number of clients in each interval."
+    words = ["Each column is a client, with its number of samples on top."]
     if statistics.counts is not None:
-        words.append("The larger a disc or the stronger a cell, the more samples it has of the class.")
+        words.append("A larger disc or a stronger shade means more samples of the class.")
     else:
-        words.append("The dot is the mean of its targets, the line one standard deviation to both sides.")
+        words.append("The dot is the mean of its targets, the line one standard deviation to each side.")
     if statistics.divergence is not None:
         words.append("Below: the Jensen-Shannon divergence of its labels from those of all clients, 0 to 1 bit.")
     if statistics.groups is not None:

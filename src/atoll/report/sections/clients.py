@@ -40,8 +40,8 @@ def collect_gains(view: View) -> list[Part]:
         drawing = figures.draw_gains(values * view.scale, harmed, view.names, notes, look, ticks, title)
         charts.append(Block(look.place, [drawing], method, words))
     words = (
-        f"What each client gains over training alone, in {view.numbers.points}. {HARM} and hatching mark clients "
-        f"that are harmed: worse off than alone by more than one standard error. {clients.words}"
+        f"Gain of each client over training alone, in {view.numbers.points}. {HARM} and hatching mark harmed clients: "
+        f"worse than alone by more than one standard error. {clients.words}"
     )
     return [Figure(words, Grid(charts))]
 
@@ -78,7 +78,7 @@ def collect_spread(view: View) -> list[Part]:
 
 
 def collect_groups(view: View) -> list[Part]:
-    """List the means of groups, which a mean over all may hide."""
+    """List the mean scores of groups of clients: a mean over all may hide whom a method fails."""
     comparison = view.comparison
     by_method = {method: comparison.groups(method) for method in comparison.outcomes}
     several, sign = len(by_method) > 1, comparison.example.sign
@@ -101,7 +101,10 @@ def collect_groups(view: View) -> list[Part]:
     if not rows:
         return []
     heads = [Cell(method, method=place) for place, method in enumerate(by_method)]
-    note = "Means over the clients of a group. Thirds by rank, of the training data; the best of a row is bold."
+    note = (
+        "Means over the clients of each group. Size, entropy and divergence are those of the training data, in thirds "
+        "of the clients. The best mean of each row is bold."
+    )
     return [Table(["Group", "Clients", *heads], rows, note)]
 
 
@@ -117,7 +120,7 @@ def collect_clients(view: View) -> list[Part]:
             cells.append(Cell(f"{HARM} {text}" if harmed else text, "harm" if harmed else None, place))
         rows.append(Row(view.names[client], cells, client=client))
     heads = [Cell(method, method=place) for place, method in enumerate(view.comparison.outcomes)]
-    marks = f" {HARM} harmed: worse off than alone by more than one standard error." if clients.gains else ""
+    marks = f" {HARM} harmed: worse than alone by more than one standard error." if clients.gains else ""
     some = f" The first {MOST_CLIENTS}; clients.csv has all." if view.comparison.clients > MOST_CLIENTS else ""
     table = Table(["Client", "Test samples", *heads], rows, f"{clients.words}{marks}{some}")
     return [Details(f"{len(rows)} clients", table, open=len(rows) <= MOST_UNFOLDED)]

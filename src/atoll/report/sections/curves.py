@@ -33,7 +33,7 @@ def collect_curves(view: View) -> list[Part]:
 
 
 def collect_megabytes(view: View) -> list[Part]:
-    """Draw the validation score by megabytes; of methods that send nothing, their last score as a level."""
+    """Draw the validation score by megabytes; for methods that send nothing, their last score as a horizontal line."""
     sending = [method for method, (one, *_) in view.comparison.outcomes.items() if one.bytes]
     lines = {method: _average(view, method, _list_megabytes).bare for method in sending}
     known = [point[0] for line in lines.values() for point in line.points]
@@ -41,15 +41,12 @@ def collect_megabytes(view: View) -> list[Part]:
         return []
     low, high = min(known), max(known)
     silent = [method for method in view.looks if method not in sending]
-    for method in silent:  # a level to be beaten, wherever one looks
+    for method in silent:  # others can be compared with it wherever they end
         last = _average(view, method, _list_rounds).bare.points[-1:]
         lines[method] = Line([(at, *point[1:]) for point in last for at in (low, high)])
     log = high > WIDE_SPREAD * low
-    level = f" {silent[0]} sends nothing: its last score is drawn as a level." if len(silent) == 1 else ""
-    words = (
-        "Mean validation score of all clients after so many megabytes, sent by all clients and the server together."
-        f"{level}"
-    )
+    level = f" {silent[0]} sends nothing: its last score is drawn as a horizontal line." if len(silent) == 1 else ""
+    words = f"Mean validation score of all clients, by the megabytes that clients and server have sent so far.{level}"
     title = f"Mean validation {view.numbers.name} against megabytes, one line per method"
     across = f"megabytes, both directions{', logarithmic' if log else ''}"
     return _draw(view, lines, words, title, across, log=log)
@@ -65,7 +62,7 @@ def collect_newcomers(view: View) -> list[Part]:
     heads = ["Method", *(f"{head[0].upper()}{head[1:]}" for head in heads)]
     lines = {row["method"]: _average(view, row["method"], _list_tuning).bare for row in comparison.newcomers}
     title = f"Mean test {view.numbers.name} of new clients by epochs of tuning, one line per method"
-    words = "Test score of new clients with labels, after so many epochs of tuning on their own training samples."
+    words = "Test score of new clients with labels, by epochs of tuning on their own training samples."
     drawn = _draw(view, lines, words, title, "epochs of tuning", split="test")
     return [Table(heads, rows, newcomers_notes(comparison)), *drawn]
 

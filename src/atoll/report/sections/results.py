@@ -13,6 +13,7 @@ from atoll.report.table import (
     SERVERS_TEST,
     UNKNOWN,
     gain_text,
+    gains_note,
     harmed_text,
     mean_text,
     megabytes,
@@ -63,14 +64,13 @@ def _explain_columns(view: View, columns: Iterable[str]) -> str:
         else "95 % as good as FedAvg's best"
     )
     notes = {
-        "Gain": f"Gains are paired, client by client, in {numbers.points}; † differs by Wilcoxon's test over "
-        "all clients of all seeds (p < 0.05 after Holm's correction).",
-        "Harmed": f"{HARM} Harmed: worse off than alone by more than one standard error, mean over seeds.",
+        "Gain": gains_note(comparison),
+        "Harmed": f"{HARM} Harmed: worse than with Local by more than one standard error, mean over seeds.",
         "Server": SERVERS_TEST,
-        "Shared": "Shared model: the one model of all, on the test samples of all clients together.",
+        "Shared": "Shared model: the global model, on the test samples of all clients together.",
         "ECE": "ECE: expected calibration error, 0 is best.",
-        "Rounds": f"Target: a validation score of {target}, by the mean of three evaluations; – if a seed does not "
-        "reach it. MB are of all clients, both directions.",
+        "Rounds": f"Target: a validation score of {target}, as a mean of three evaluations; – if a seed does not "
+        "reach it. MB count all clients and both directions.",
     }
     star = [f"{BEST} best mean."] if len(comparison.outcomes) > 1 else []
     return " ".join([*star, *(note for word, note in notes.items() if any(head.startswith(word) for head in columns))])
@@ -81,7 +81,7 @@ def _list_details(view: View) -> Table:
     numbers, results = view.numbers, view.comparison.results
     lines: dict[str, tuple[str, Callable[[float | None], str]]] = {
         **{f"Decile p{decile}": (f"p{decile}", numbers.score) for decile in DECILES},
-        "Best less worst client": ("spread", numbers.score),
+        "Best minus worst client": ("spread", numbers.score),
         "Wilson bound of the worst client": ("worst_wilson", numbers.score),
         "Coefficient of variation": ("cv", _write_figure),
         "Gini": ("gini", _write_figure),
@@ -93,7 +93,7 @@ def _list_details(view: View) -> Table:
         "Adjusted Rand index of clusters and planted groups": ("adjusted_rand", _write_figure),
         "Median gain vs Local": ("gain_local_median", numbers.gain),
         "± 95 % of the gain vs Local": ("gain_local_interval", numbers.score),
-        "Mean loss against Local, gains as 0": ("harm_mass", numbers.score),
+        "Mean loss against Local (a gain counts as 0)": ("harm_mass", numbers.score),
         "Clients that gain vs Local": ("helped", _write_count),
         "Harmed vs FedAvg": ("harmed_fedavg", _write_count),
         "p vs Local": ("p_local", _write_p),

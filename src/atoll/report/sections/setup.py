@@ -37,10 +37,10 @@ def collect_costs(view: View) -> list[Part]:
         "Peak MB of memory",
     ]  # fmt: skip
     note = (
-        "All clients and rounds together, means over seeds; bytes are those of the serialised payloads. "
-        "Deployed: what one client must hold to answer by itself, an ensemble all of its models. "
-        "Seconds include what the engine takes to measure and compile; memory is the largest of all seeds, of "
-        "tensors on a GPU, else of the process."
+        "Totals of all clients and rounds, means over seeds. Bytes are those of the serialised payloads. "
+        "Deployed: what one client must hold to predict on its own; for an ensemble, all of its models. "
+        "Seconds include the time that the engine takes to measure and compile. Memory is the largest of all seeds: "
+        "tensors on a GPU, else the whole process."
     )
     parts: list[Part] = [Table(heads, rows, note)]
     if by_kind:

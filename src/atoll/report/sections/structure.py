@@ -30,7 +30,7 @@ def collect_partition(view: View) -> list[Part]:
         return []
     seeds = view.comparison.seeds
     others = len(seeds) > 1 and not view.clients.together
-    seed = f" With seed {seeds[0]}; other seeds deal anew." if others else ""
+    seed = f" Seed {seeds[0]}; other seeds have other partitions." if others else ""
     words = f"{statistics.sentence} {describe_picture(statistics)} Training data.{seed}"
     return [Figure(words, Scrolled(draw_partition(statistics)))]
 
@@ -44,11 +44,11 @@ def collect_clusters(view: View) -> list[Part]:
         if clusters is None or words is None:
             continue
         planted = None if one.statistics is None else one.statistics.groups
-        tree = "" if clusters.merges is None else "the tree they are cut from, "
-        beside = "their clusters" if planted is None else "their clusters and their planted groups"
+        tree = "" if clusters.merges is None else "the tree that clusters are cut from, "
+        groups = "" if planted is None else ", planted groups"
         some = f" {figures.MOST_MARKS} of them are drawn." if view.comparison.clients > figures.MOST_MARKS else ""
-        seed = f" Of seed {one.seed}; other seeds have clusters of their own." if others else ""
-        caption = f"Each column is a client; below each other are {tree}{beside}.{some}{seed}"
+        seed = f" Seed {one.seed}; other seeds have other clusters." if others else ""
+        caption = f"Each column is a client. From top to bottom: {tree}clusters{groups}.{some}{seed}"
         order = order_clients(clusters, planted)
         notes = [_describe_client(view, client, clusters, planted) for client in range(len(clusters.of_client))]
         title = f"Clusters of clients with {method}"
@@ -80,7 +80,7 @@ def _list_members(view: View, clusters: Clusters, planted: Groups) -> Table:
             groups, counts = np.unique(planted[members], return_counts=True)
             mixed = (f"{count} of group {group}" for group, count in zip(groups, counts, strict=True))
             cells.insert(1, ", ".join(mixed))
-        rows.append(Row(str(cluster) if cluster >= 0 else "in none", cells))
+        rows.append(Row(str(cluster) if cluster >= 0 else "none", cells))
     heads = ["Cluster", "Clients", *([] if planted is None else ["Planted"]), "Who"]
     if len(rows) > MOST_CLUSTERS:
         rest = Row(f"{len(rows) - MOST_CLUSTERS} more in clients.csv", [""] * (len(heads) - 1))
@@ -99,8 +99,8 @@ def collect_mixing(view: View) -> list[Part]:
         title = f"Who learns from whom with {method}: row by row what a client takes from each client"
         some = f" The first {figures.MOST_MIXING} clients." if len(matrix) > figures.MOST_MIXING else ""
         words = (
-            f"{method}, seed {one.seed}. Each row is a client, each column one it takes from; the strongest shade "
-            f"is {np.nanmax(matrix):.3g}.{some}"
+            f"{method}, seed {one.seed}. Each row is a client, each column a client that it learns from; the strongest "
+            f"shade is {np.nanmax(matrix):.3g}.{some}"
         )
         drawing = figures.draw_heatmap(matrix, view.names, notes, title)
         parts.append(Block(view.place(method), [Figure(words, Scrolled(drawing))]))
