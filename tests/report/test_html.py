@@ -158,7 +158,7 @@ def test_the_script_reads_names_as_they_are(make):
     assert data["methods"][2] == f"ditto {HOSTILE}"
 
 
-def test_what_is_told_of_a_client(found):
+def test_what_the_script_shows_of_a_client(found):
     data = shown_data(render_page(found))
     assert data["methods"] == ["local", "fedavg", "ditto"]
     name, samples, figures = data["clients"]["1"]

@@ -61,7 +61,7 @@ def save_picture(statistics: Statistics, path: str | Path) -> None:
 
 
 def _has_many(statistics: Statistics) -> bool:
-    """Whether clients are too many to be drawn one by one, or have nothing that could be."""
+    """Say whether clients are too many to be drawn one by one, or have nothing that could be drawn."""
     return statistics.clients > MOST_CLIENTS or (statistics.counts is None and statistics.target_mean is None)
 
 
