@@ -171,9 +171,11 @@ def test_the_target_is_reached_or_not(make):
     found = make({"local": [[0.5]], "fedavg": [[0.6]]}, target=0.6)
     assert "target of 60.0 % is reached by Local and FedAvg after 3 rounds." in has(found, "target")
     found = make({"local": [[0.5]], "fedavg": [[0.6]]}, target=0.9)
-    assert "target of 90.0 % is not reached by any method." in has(found, "target")
+    assert "No method reaches the validation target of 90.0 %." in has(found, "target")
     found = make({"local": [[0.5]] * 2, "fedavg": [[0.6]] * 2})  # 95 % of 0.7, and the last three have a mean of 0.6
-    assert "95 % as good as FedAvg's best is not reached in every seed by any method." in has(found, "95 % as good")
+    assert "No method reaches a validation score 95 % as good as FedAvg's best in every seed." in has(
+        found, "95 % as good"
+    )
 
 
 # -- care --------------------------------------------------------------------------------------------------------------

@@ -47,25 +47,22 @@ SECTIONS: dict[str, Callable[[View], list[Part]]] = {
 
 def render_page(comparison: Results) -> str:
     """Render the whole page."""
-    view, several = View(comparison), sum(map(len, comparison.outcomes.values())) > 1
+    view = View(comparison)
     bodies = {head: join(*collect(view)) for head, collect in SECTIONS.items()}
     sections = {head: body for head, body in bodies.items() if body}
-    return (
-        templates()
-        .get_template("page.html")
-        .render(
-            title=_write_title(comparison),
-            protocol=comparison.protocol,
-            unfinished=f"This {'comparison' if several else 'run'} is not finished; showing the rounds so far.",
-            missing=_list_missing(comparison),
-            findings=write_findings(comparison),
-            cautions=write_cautions(comparison),
-            sections=sections,
-            looks=view.looks,
-            data=_describe_clients(view, _find_clients(sections.values())),
-            style=Markup(write_palette() + _read("page.css")),
-            script=Markup(_read("page.js")),
-        )
+    template = templates().get_template("page.html")
+    return template.render(
+        title=_write_title(comparison),
+        protocol=comparison.protocol,
+        runs=sum(map(len, comparison.outcomes.values())),
+        missing=_list_missing(comparison),
+        findings=write_findings(comparison),
+        cautions=write_cautions(comparison),
+        sections=sections,
+        looks=view.looks,
+        data=_describe_clients(view, _find_clients(sections.values())),
+        style=Markup(write_palette() + _read("page.css")),
+        script=Markup(_read("page.js")),
     )
 
 

@@ -190,15 +190,15 @@ def _describe_target(comparison: Results) -> str:
         for rounds in sorted(filter(None, by_rounds))
     ]
     what = (
-        f"The validation target of {_write_score(numbers, comparison.target)}"
+        f"the validation target of {_write_score(numbers, comparison.target)}"
         if comparison.target is not None
-        else "A validation score 95 % as good as FedAvg's best"
+        else "a validation score 95 % as good as FedAvg's best"
     )
     always = "" if len(comparison.seeds) == 1 else " in every seed"
     if not soon:
-        return f"{what} is not reached{always} by any method."
+        return f"No method reaches {what}{always}."
     rest = f"; not{always} by {_join(never, 'or')}" if never else ""
-    return f"{what} is reached by {_join(soon)}{rest}."
+    return f"{what[0].upper()}{what[1:]} is reached by {_join(soon)}{rest}."
 
 
 # -- what to be careful about ------------------------------------------------------------------------------------------
