@@ -136,7 +136,7 @@ def test_a_piece_works_inside_architectures() -> None:
 
 
 def test_new_clients_get_the_model_of_their_architecture() -> None:
-    task = mixed().holding_out(0.4)
+    task = mixed().hold_out(0.4)
     assert task.unseen is not None
     report = play(task, FedAvg(), 1, evaluation="all")
     found = report.history[-1]["evaluation"]["newcomers"]["labelled"]["0"]["clients"]

@@ -268,7 +268,7 @@ def test_what_is_held_out_depends_on_the_partition_seed_only():
 
 def test_public_samples_of_ones_own_must_be_new():
     source = numbered(central=(torch.full((3, 4), 70.0), torch.zeros(3, dtype=torch.int64)))
-    task = Task.build(source, Iid(), clients=5, model=lambda: nn.Linear(4, 3)).holding_out(0.2)
+    task = Task.build(source, Iid(), clients=5, model=lambda: nn.Linear(4, 3)).hold_out(0.2)
     new = np.arange(90, 94, dtype=np.float64)[:, None].repeat(4, axis=1)
     found = task.with_public(new, [0, 1, 2, 0])
     assert torch.equal(found.public[0], torch.from_numpy(new).float())

@@ -289,7 +289,7 @@ def test_folder_names_answer_to_task_and_settings_and_not_to_methods_or_seeds():
     engine = LocalEngine()
     name = folder_name(SMALL, Settings(), engine)
     assert name.startswith("digits-compare-")
-    assert name == folder_name(SMALL.seeded(4), Settings(seed=4), engine)
+    assert name == folder_name(SMALL.with_seed(4), Settings(seed=4), engine)
     others = {
         folder_name(SMALL, Settings(rounds=7), engine),
         folder_name(Recipe(clients=5), Settings(), engine),

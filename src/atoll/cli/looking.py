@@ -53,7 +53,9 @@ def _algorithms(one_shot: bool) -> Table:
 def _tasks() -> Table:
     from atoll.data import datasets
 
-    return plain_table(["task", "where it comes from"], [[name, datasets.origin(name)] for name in datasets.names()])
+    return plain_table(
+        ["task", "where it comes from"], [[name, datasets.describe_origin(name)] for name in datasets.names()]
+    )
 
 
 def _partitions() -> Table:
@@ -157,7 +159,7 @@ def explain(
 
 
 def field_comments(method: type) -> dict[str, str]:
-    """What the comment after each field of a class says, in the class and in those it is made from."""
+    """Return what the comment after each field of a class says, in the class and in those it is made from."""
     found: dict[str, str] = {}
     for part in reversed(method.__mro__[:-1]):
         lines = inspect.getsource(part).splitlines()
@@ -181,10 +183,10 @@ def data_(
     if download:
         if name is None:
             raise UnknownName("`--download` must be given the name of a data set.", hint="`atoll data` lists them.")
-        with files.shown(messages()) as progress:
-            files.fetch(name, datasets.known(root), progress=progress)
+        with files.show_progress(messages()) as progress:
+            files.fetch(name, datasets.require_root(root), progress=progress)
     if verify:
-        folder = datasets.known(root)
+        folder = datasets.require_root(root)
         verdicts = files.verify(folder, name)
         rows = [[str(path.relative_to(folder)), verdict] for path, verdict in verdicts.items()]
         write(plain_table([f"file in {folder}", "checksum"], rows))
@@ -193,5 +195,5 @@ def data_(
         return
     write(plain_table(datasets.OVERVIEW, datasets.overview(root, name)))
     say(f"folder: {root}" if root else "no data folder is known: give --data DIR, or set ATOLL_DATA")
-    if name and datasets.where(name, root) == datasets.ABSENT:
+    if name and datasets.locate(name, root) == datasets.ABSENT:
         say(f"to get it: {files.how_to_get(name)}")

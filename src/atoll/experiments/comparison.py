@@ -122,7 +122,7 @@ def compare(
 
 
 def _settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Settings:
-    """A one-shot method has one round, however many the others have."""
+    """Return a one-shot method has one round, however many the others have."""
     return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds)
 
 
@@ -161,7 +161,7 @@ def _require_same_data(done: Outcome, task: Task) -> None:
 
 
 def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
-    """The algorithms by label, each once, with Local and FedAvg in front if they are missing."""
+    """Return the algorithms by label, each once, with Local and FedAvg in front if they are missing."""
     present = {name_of(type(algorithm)) for algorithm in algorithms}
     # the same gradient budget: as many local epochs as the methods they are a reference for
     many = [algorithm for algorithm in algorithms if not algorithm.one_shot] or algorithms
@@ -173,7 +173,7 @@ def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
 
 
 def run_name(algorithm: Algorithm, seed: int) -> str:
-    """The folder of a run in a comparison.
+    """Return the folder of a run in a comparison.
 
     It changes with the hyperparameters, and with the text of a user's file and of what that imports from beside it.
     """
@@ -183,16 +183,16 @@ def run_name(algorithm: Algorithm, seed: int) -> str:
 
 
 def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:
-    """The folder of all comparisons of one task with the same settings and code: their runs are shared."""
+    """Return the folder of all comparisons of one task with the same settings and code: their runs are shared."""
     question = [
-        asdict(recipe.seeded(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
+        asdict(recipe.with_seed(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
         engine.precision, code_digest(),
     ]  # fmt: skip
     return f"{recipe.dataset}-compare-{_digest(json.dumps(question).encode())}"
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folders of the runs that were asked for last in a comparison's folder; a run's own folder as it is."""
+    """Return the folders of the runs that were asked for last in a comparison's folder; a run's own folder as it is."""
     if not (folder / "comparison.json").exists():
         return [folder]
     asked = json.loads((folder / "comparison.json").read_text())
@@ -202,7 +202,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def reopen(folder: Path) -> dict[str, Any]:
-    """The arguments for `compare` of the comparison in a folder; its `engine` as the options of one."""
+    """Return the arguments for `compare` of the comparison in a folder; its `engine` as the options of one."""
     asked = json.loads((folder / "comparison.json").read_text())
     if asked["recipe"] is None:
         raise RunError(
@@ -257,7 +257,7 @@ def _claim(
 
 def _builder(task: Recipe | Task | Callable[[int], Task]) -> Callable[[int], Task]:
     if isinstance(task, Recipe):
-        return lambda seed: task.seeded(seed).build()
+        return lambda seed: task.with_seed(seed).build()
     return (lambda _: task) if isinstance(task, Task) else task
 
 

@@ -144,13 +144,13 @@ class Scanner:
         given_leaves, given_structure = flatten(given)
         work = Work(
             step, carry_structure, given_structure, network, variant, vectorised, task.x, task.y,
-            data.uneven(batch_size), dropout is not None,
+            data.has_short_batch(batch_size), dropout is not None,
             functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
             augment=augment, streams=None if isinstance(stream, str) else len(stream),
         )  # fmt: skip
 
         def tables(first: int, last: int) -> BatchTable:
-            """The batches of some epochs."""
+            """Return the batches of some epochs."""
             each = [Keys.of(ids, seed, "batches", round, one) if shuffle else None for one in streams]
             return _side_by_side([
                 batch_table(
@@ -162,7 +162,7 @@ class Scanner:
 
         @arithmetic(variant.precision)
         def run(carry: Leaves, first: int, last: int) -> Leaves:
-            """The carry after some epochs."""
+            """Return the carry after some epochs."""
             table = tables(first, last)
             mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
             before = torch.from_numpy(steps_each * first).to(ids.device)
@@ -178,7 +178,7 @@ class Scanner:
             return [leaf[back] for leaf in leaves]
 
         def after(leaves: Leaves) -> Tree:
-            """The carry at the end."""
+            """Return the carry at the end."""
             if train and split == "train":
                 self.tally.passes += epochs * work.gradients[0]
             return unflatten(carry_structure, leaves)
@@ -316,7 +316,7 @@ class _Inputs:
 
 
 def _side_by_side(tables: list[BatchTable]) -> BatchTable:
-    """One table whose batches hold those of all `tables`; which places are real depends on sizes alone."""
+    """Return one table whose batches hold those of all `tables`; which places are real depends on sizes alone."""
     if len(tables) == 1:
         return tables[0]
     index = torch.cat([table.index for table in tables], -1)
@@ -325,7 +325,7 @@ def _side_by_side(tables: list[BatchTable]) -> BatchTable:
 
 
 def _stacked(tree: Tree) -> Tree:
-    """What one client returned as Params is a Stack for the cohort."""
+    """Return what one client returned as Params is a Stack for the cohort."""
     match tree:
         case dict():
             return {name: _stacked(part) for name, part in tree.items()}
