@@ -32,7 +32,7 @@ from atoll.kernel.job import Job, Local
 from atoll.kernel.params import Tree
 from atoll.kernel.randomness import generator
 from atoll.metrics.afterwards import evaluate_round
-from atoll.metrics.evaluation import observed
+from atoll.metrics.evaluation import collect_observations
 from atoll.records.configuration import Settings
 from atoll.records.opening import open_run, rewind
 from atoll.records.report import Report
@@ -265,7 +265,7 @@ class Session:
             "replied": traffic.replied,
             "lost": dict(traffic.lost),
             "loss": traffic.losses(),
-            **({"observed": seen} if (seen := observed(traffic.notes)) else {}),
+            **({"observed": seen} if (seen := collect_observations(traffic.notes)) else {}),
             "gradients": traffic.gradients,
             "bytes": self.channel.ledger.in_round(round),
         }

@@ -11,7 +11,7 @@ from atoll import LocalEngine, Task
 from atoll.algorithms.fedcvae import FedCVAE
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, stack
-from atoll.models.vae import decoded, decoder_of
+from atoll.models.vae import decode, decoder_of
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
@@ -62,7 +62,7 @@ def test_samples_are_what_the_decoder_of_their_client_makes(task: Task) -> None:
     first, second = made["y"] == 0, made["y"] > 0
     for mine, decoder in ((first, start), (second, start * 2.0)):
         assert mine.any()
-        torch.testing.assert_close(made["x"][mine], decoded(decoder, made["y"][mine], made["e"][mine]))
+        torch.testing.assert_close(made["x"][mine], decode(decoder, made["y"][mine], made["e"][mine]))
 
 
 def test_a_secret_center_shifts_what_is_drawn_and_what_is_trained(task: Task) -> None:
@@ -90,7 +90,7 @@ def test_one_decoder_for_all_is_trained_on_what_all_made(task: Task) -> None:
     for epochs in (0, 40):
         method = Distilled(samples=100, decoder_epochs=epochs, lr=0.01)
         made = method.made(bench, decoders, torch.ones(1, 3))
-        errors.append((decoded(method.distilled(bench, made), made["y"], made["e"]) - made["x"]).square().mean())
+        errors.append((decode(method.distilled(bench, made), made["y"], made["e"]) - made["x"]).square().mean())
     assert errors[1] < 0.2 * errors[0]
 
 

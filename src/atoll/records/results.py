@@ -389,7 +389,7 @@ class Results:
     def harmed(self, method: str, over: str = "local") -> NDArray[np.bool_] | None:
         """Which clients are worse off than with the reference by more than one standard error, as [seed, client]."""
         gains, errors = self.gains(method, over), self.errors(method, over)
-        return None if gains is None or errors is None else significance.harmed(gains, errors)
+        return None if gains is None or errors is None else significance.is_harmed(gains, errors)
 
     def certain(self, method: str, over: str = "local") -> Scores | None:
         """McNemar's p for each client, as [seed, client]: whether it gains or loses beyond chance, sample by sample.
