@@ -267,7 +267,7 @@ def test_other_seeds_count_where_the_data_are_the_same():
 def test_without_references_gains_are_unknown():
     of = study([0.9, 0.2, 0.4, 0.9, 0.9, 0.9], methods=("ditto",))
     assert "`atoll compare ditto`" in " ".join(overview(of))
-    assert of.affected(2) == [1, 2]
+    assert of.most_affected(2) == [1, 2]
     assert [*explain(of, 1)] == ["data", "learned from", "result"]
     assert "Against" not in words(of, 1, "result")
 
@@ -278,7 +278,7 @@ def test_without_references_gains_are_unknown():
 def test_a_small_difference_is_called_chance():
     of = study(SAME, SAME, [0.55, *SAME[1:]])
     assert words(of, 0, "plausible") == "On 20 test samples a difference of +5.0 points may be chance."
-    assert "--split" in words(of, 0, "may help")
+    assert "a larger test share" in words(of, 0, "may help")
     losing = study(SAME, SAME, [0.45, *SAME[1:]])
     assert words(losing, 0, "plausible") == "On 20 test samples a difference of -5.0 points may be chance."
     assert "stay with local" not in words(losing, 0, "may help")
@@ -370,7 +370,7 @@ def test_the_shared_model_is_compared_on_the_same_samples():
     of = study(SAME, SAME, SAME, shared=shared)
     error = 100 * math.sqrt((0.25 + 0.09) / 20)
     assert (
-        f"Its own model has 50.0 %, the shared one 10.0 % (standard error {error:.1f}): what is personal helps it."
+        f"Its own model has 50.0 %, the shared one 10.0 % (standard error {error:.1f}): personalization helps it."
         in words(of, 0, "plausible")
     )
     assert "costs it" in words(of, 1, "plausible")
@@ -422,10 +422,10 @@ def test_no_client_gets_more_than_a_dozen_sentences_or_so():
 
 def test_the_most_affected_are_harmed_and_helped():
     of = study([0.5] * 8, [0.5] * 8, [0.1, 0.2, 0.25, 0.3, 0.9, 0.8, 0.55, 0.45], facts=data([[3, 3]] * 8))
-    assert of.affected(3) == [0, 1, 4]  # beyond one standard error: 0 to 3 are harmed, 4 and 5 helped
-    assert of.affected(5) == [0, 1, 2, 4, 5]
-    assert of.affected(10) == [0, 1, 2, 3, 4, 5]
-    assert of.affected(1) == [0]
+    assert of.most_affected(3) == [0, 1, 4]  # beyond one standard error: 0 to 3 are harmed, 4 and 5 helped
+    assert of.most_affected(5) == [0, 1, 2, 4, 5]
+    assert of.most_affected(10) == [0, 1, 2, 3, 4, 5]
+    assert of.most_affected(1) == [0]
 
 
 def test_overview_counts_and_correlates():
@@ -444,8 +444,8 @@ def test_a_curve_that_still_rises_asks_for_more_rounds():
     one = outcome("ditto", SAME)
     one.history[0]["evaluation"]["personal"]["val"]["macro"] = 0.4
     of = Study(Comparison({"ditto": [one]}), "ditto")
-    assert "from 40.0 % after round 2 to 50.0 % after round 4: more --rounds" in " ".join(overview(of))
-    assert "more --rounds" not in " ".join(overview(study(SAME, methods=("ditto",))))
+    assert "from 40.0 % after round 2 to 50.0 % after round 4: more rounds" in " ".join(overview(of))
+    assert "more rounds" not in " ".join(overview(study(SAME, methods=("ditto",))))
 
 
 def test_an_error_that_still_falls_asks_for_more_rounds():
@@ -454,7 +454,7 @@ def test_an_error_that_still_falls_asks_for_more_rounds():
     last["macro"], first["macro"] = 100.0, 102.0
     assert "from 102 after round 2 to 100 after round 4" in " ".join(overview(of))
     first["macro"] = 100.5
-    assert "more --rounds" not in " ".join(overview(of))
+    assert "more rounds" not in " ".join(overview(of))
 
 
 def test_a_client_that_was_hardly_there_is_noticed(tmp_path):
@@ -468,7 +468,7 @@ def test_a_client_that_was_hardly_there_is_noticed(tmp_path):
     of = Study(Comparison(outcomes), "ditto")
     assert "It took part in 0 of the 4 rounds, the mean client in 3.3." in words(of, 0, "learned from")
     assert "It took part in 0 rounds, the mean client in 3.3, so what it gets" in words(of, 0, "plausible")
-    assert "larger --cohort" in words(of, 0, "may help")
+    assert "larger cohort" in words(of, 0, "may help")
     assert "took part" not in words(of, 1, "plausible")
 
 
@@ -483,7 +483,7 @@ def test_runs_of_different_length_are_not_passed_over():
 def test_gains_of_local_itself_are_over_fedavg():
     of = study([0.2, *SAME[1:]], SAME, SAME, method="local")
     assert "Against fedavg the mean gain is -5.0 points" in " ".join(overview(of))
-    assert of.affected(3) == [0]
+    assert of.most_affected(3) == [0]
     assert "plausible" not in explain(of, 0)
 
 
@@ -591,7 +591,7 @@ def test_explain_the_most_affected(folder):
     one = Study.read(folder / "c", "fedavg")
     shown = atoll("explain", str(folder / "c"), "--method", "fedavg", "--most", "2").stdout
     titles = [line for line in shown.splitlines() if line.startswith("Client ")]
-    assert titles == [one.title(client) for client in one.affected(2)]
+    assert titles == [one.title(client) for client in one.most_affected(2)]
     assert Study.read(folder / "c").method not in ("local", "fedavg")
 
 

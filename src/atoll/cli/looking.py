@@ -1,4 +1,4 @@
-"""Commands that show what there is: list, show, partition, explain, data."""
+"""Commands that only show: list, show, partition, explain, data."""
 
 import functools
 import inspect
@@ -12,8 +12,8 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from atoll.cli.display import messages, out, say, write, write_paths
 from atoll.cli.program import FAILED, RUNS, app, option
-from atoll.cli.shown import messages, out, paths_of, say, write
 from atoll.kernel.errors import UnknownName, unknown
 from atoll.kernel.references import bibtex
 from atoll.report.table import UNKNOWN, Numbers, plain_table
@@ -24,17 +24,17 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, tasks, partitions, models or runs")] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
 ) -> None:
-    """Say what there is."""
+    """List algorithms, tasks, partitions, models or runs."""
     kinds: dict[str, Callable[[], Table]] = {
-        "algorithms": functools.partial(_algorithms, one_shot),
-        "tasks": _tasks, "partitions": _partitions, "models": _models, "runs": _runs,
+        "algorithms": functools.partial(_list_algorithms, one_shot),
+        "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models, "runs": _list_runs,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
     out().print(kinds[what]())
 
 
-def _algorithms(one_shot: bool) -> Table:
+def _list_algorithms(one_shot: bool) -> Table:
     from atoll.algorithms import found
     from atoll.kernel.algorithm import hyperparameters
 
@@ -50,7 +50,7 @@ def _algorithms(one_shot: bool) -> Table:
     return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
 
 
-def _tasks() -> Table:
+def _list_tasks() -> Table:
     from atoll.data import datasets
 
     return plain_table(
@@ -58,19 +58,19 @@ def _tasks() -> Table:
     )
 
 
-def _partitions() -> Table:
+def _list_partitions() -> Table:
     from atoll.data import partition
 
     return plain_table(["partition", "what it does"], [[*both] for both in partition.meanings().items()])
 
 
-def _models() -> Table:
+def _list_models() -> Table:
     from atoll import models
 
     return plain_table(["model"], [["auto"], *([name] for name in models.names())])
 
 
-def _runs() -> Table:
+def _list_runs() -> Table:
     from atoll.records.runs import Run
 
     rows = []
@@ -104,7 +104,7 @@ def partition(
     write(statistics_table(found), "", Text(f"{found.sentence} Training samples, seed {seed}."))
     if out is not None:
         save_picture(found, out)
-        paths_of(picture=out)
+        write_paths(picture=out)
 
 
 @app.command()
@@ -147,7 +147,7 @@ def explain(
     from atoll.experiments.explain import explain as explain_client
 
     study = Study.read(folder, method, seed)
-    clients = study.affected(most) if client is None else [study.find(client)]
+    clients = study.most_affected(most) if client is None else [study.find(client)]
     write(*map(Text, overview(study)))
     for one in clients:
         paragraphs = Table.grid(Column(no_wrap=True, style="dim"), Column(), padding=(0, 2))
@@ -159,7 +159,7 @@ def explain(
 
 
 def field_comments(method: type) -> dict[str, str]:
-    """Return what the comment after each field of a class says, in the class and in those it is made from."""
+    """Return the comment after each field of a class and of the classes it is made from."""
     found: dict[str, str] = {}
     for part in reversed(method.__mro__[:-1]):
         lines = inspect.getsource(part).splitlines()
@@ -175,7 +175,7 @@ def data_(
     verify: Annotated[bool, option("Check the files against known checksums.", "--verify")] = False,
     folder: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", "--data")] = None,
 ) -> None:
-    """Say which data sets are there and where; fetch one; check files."""
+    """List data sets and where they are; fetch one; check files."""
     from atoll.data import datasets
     from atoll.data import download as files
 
@@ -194,6 +194,6 @@ def data_(
             raise typer.Exit(FAILED)
         return
     write(plain_table(datasets.OVERVIEW, datasets.overview(root, name)))
-    say(f"folder: {root}" if root else "no data folder is known: give --data DIR, or set ATOLL_DATA")
+    say(f"folder: {root}" if root else "no data folder is given: use --data DIR, or set ATOLL_DATA")
     if name and datasets.locate(name, root) == datasets.ABSENT:
         say(f"to get it: {files.how_to_get(name)}")

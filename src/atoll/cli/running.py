@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.display import combine, listen, present_comparison, present_run, say, show_progress
 from atoll.cli.options import ROUNDS, Options, with_options
 from atoll.cli.program import RUNS, VERBOSE, app, option
-from atoll.cli.shown import each, listen, present_comparison, present_run, progress, say
 from atoll.kernel.errors import unknown
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ def run(
 
     algorithm = create(method, **options.hyperparameters)
     settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
-    folder = options.out or unused(RUNS / f"{options.task}-{name_of(type(algorithm))}-{now()}")
+    folder = options.out or unused_folder(RUNS / f"{options.task}-{name_of(type(algorithm))}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
-        with progress(settings.rounds) as shown:
-            shown.begin(method)
+        with show_progress(settings.rounds) as bar:
+            bar.begin(method)
             tracked.begin(folder)
-            on_round = each(shown.after, tracked.after)
+            on_round = combine(bar.show_round, tracked.after)
             federate(
                 task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round,
-                on_epoch=shown.in_training,
+                on_epoch=bar.show_epoch,
             )  # fmt: skip
         present_run(folder)
 
@@ -65,29 +65,29 @@ def compare(
     options: Options,
 ) -> None:
     """Compare methods over several seeds; finished runs of the same task and settings are reused."""
+    from atoll.experiments.comparison import add_references, folder_name
     from atoll.experiments.comparison import compare as compare_methods
-    from atoll.experiments.comparison import folder_name, with_references
     from atoll.experiments.tracking import tracking
 
     asked = _create_all(methods, options.hyperparameters)
-    algorithms = list(with_references(asked).values())
+    algorithms = list(add_references(asked).values())
     recipe, settings, engine = options.recipe(), options.settings(asked), options.local_engine()
     numbers = [*range(options.seed, options.seed + seeds)]
     folder = options.out or RUNS / folder_name(recipe, settings, engine)
-    folder = unused(folder) if fresh else folder
+    folder = unused_folder(folder) if fresh else folder
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
-        with progress(settings.rounds, runs=len(algorithms) * seeds) as shown:
+        with show_progress(settings.rounds, runs=len(algorithms) * seeds) as bar:
             comparison = compare_methods(
                 recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
-                on_run=each(shown.begin_run, _tracked_run(tracked, algorithms)),
-                on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
-                select=_selection(select), target=target,
+                on_run=combine(bar.begin_run, _track_run(tracked, algorithms)),
+                on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
+                select=_require_selection(select), target=target,
             )  # fmt: skip
-        present_comparison(comparison, folder, shown.reused)
+        present_comparison(comparison, folder, bar.reused)
 
 
-def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
-    """Tells trackers which run of a comparison begins."""
+def _track_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
+    """Return a function that tells trackers which run of a comparison begins."""
     from atoll.experiments.comparison import run_name
     from atoll.records.results import label
 
@@ -96,7 +96,7 @@ def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Call
 
 
 def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorithm"]:
-    """The methods; a hyperparameter given with --set goes to each one that has it."""
+    """Create the methods; a hyperparameter given with --set goes to each one that has it."""
     from atoll.compose import create, find
     from atoll.kernel.algorithm import hyperparameters
 
@@ -117,7 +117,7 @@ def resume(
     from atoll.data.recipe import Recipe
     from atoll.experiments.comparison import compare as compare_methods
     from atoll.experiments.comparison import reopen
-    from atoll.experiments.tracking import tracking, used_in
+    from atoll.experiments.tracking import trackers_in, tracking
     from atoll.federation import federate
     from atoll.records.configuration import Settings
     from atoll.records.results import Outcome
@@ -127,34 +127,34 @@ def resume(
     if (folder / "comparison.json").exists():
         asked = reopen(folder)
         runs = len(asked["methods"]) * len(asked["seeds"])
-        with tracking(folder, **used_in(folder)) as tracked:
-            with progress(asked["settings"].rounds, runs) as shown:
-                engine = _engine_again(asked.pop("engine"), device)
+        with tracking(folder, **trackers_in(folder)) as tracked:
+            with show_progress(asked["settings"].rounds, runs) as bar:
+                engine = _rebuild_engine(asked.pop("engine"), device)
                 comparison = compare_methods(
                     **asked, engine=engine,
-                    on_run=each(shown.begin_run, _tracked_run(tracked, asked["methods"])),
-                    on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
+                    on_run=combine(bar.begin_run, _track_run(tracked, asked["methods"])),
+                    on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
                 )  # fmt: skip
-            return present_comparison(comparison, folder, shown.reused)
+            return present_comparison(comparison, folder, bar.reused)
     config = Run.open(folder).config
     done = Outcome.read(folder)
     if done.finished:
         say(f"{folder} is finished already.")
         return present_run(folder)
     task, settings = Recipe.of_config(config).build(), Settings(**config["settings"])
-    with tracking(folder, **used_in(folder)) as tracked:
-        with progress(settings.rounds) as shown:
-            shown.begin(config["algorithm"]["name"])
+    with tracking(folder, **trackers_in(folder)) as tracked:
+        with show_progress(settings.rounds) as bar:
+            bar.begin(config["algorithm"]["name"])
             tracked.begin(folder)
-            engine = _engine_again(config["engine"], device)
+            engine = _rebuild_engine(config["engine"], device)
             federate(
                 task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
-                on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
+                on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
             )  # fmt: skip
         return present_run(folder)
 
 
-def _engine_again(options: dict[str, Any], device: str | None) -> "LocalEngine":
+def _rebuild_engine(options: dict[str, Any], device: str | None) -> "LocalEngine":
     from atoll.runtime.engines.local import LocalEngine
 
     return LocalEngine(**{**options, **({"device": device} if device else {})})
@@ -174,11 +174,11 @@ def report(
     runs = [Outcome.read(path) for folder in folders for path in runs_in(folder)]
     if len(runs) == 1 and not runs[0].evaluations:
         return present_run(folders[0])
-    comparison = Comparison.of_runs(runs, select=_selection(select), target=target)
+    comparison = Comparison.of_runs(runs, select=_require_selection(select), target=target)
     return present_comparison(comparison, out or folders[0])
 
 
-def _selection(text: str) -> "Select":
+def _require_selection(text: str) -> "Select":
     from atoll.records.results import SELECTIONS
 
     if text not in SELECTIONS:
@@ -186,8 +186,8 @@ def _selection(text: str) -> "Select":
     return text
 
 
-def unused(folder: Path) -> Path:
-    """The folder, or the first of folder-2, folder-3, ... that is not there yet."""
+def unused_folder(folder: Path) -> Path:
+    """Return the folder, or the first of folder-2, folder-3, ... that does not exist yet."""
     found, number = folder, 1
     while found.exists():
         number += 1

@@ -118,9 +118,9 @@ class Task:
             central=move_both(self.central),
             public=move_both(self.public),
         )
-        return here if self.unseen is None else replace(here, unseen=self.unseen._sharing_tensors(here))
+        return here if self.unseen is None else replace(here, unseen=self.unseen._share_tensors(here))
 
-    def _sharing_tensors(self, seen: Task) -> Task:
+    def _share_tensors(self, seen: Task) -> Task:
         """Return these clients with the samples and the network of `seen`, so no tensor is there twice."""
         device = seen.x.device
         splits = {name: Split(split.order.to(device), split.offsets) for name, split in self.splits.items()}

@@ -1,4 +1,4 @@
-"""compare(): several methods, several seeds, every client. Runs what is missing, reuses what is there."""
+"""compare(): several methods, several seeds, every client. Missing runs are made, finished ones reused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Begun = Literal["new", "resumed", "reused"]
 
 
 class Comparison(Results):
-    """Methods side by side, with what shows them."""
+    """Methods side by side, with their table and report."""
 
     def table(self) -> ComparisonTable:
         """Return the table for a terminal."""
@@ -82,7 +82,7 @@ def compare(
         raise unknown("selection", select, SELECTIONS)
     if settings.evaluation != "all":
         raise RunError(f"A comparison needs every client's score: evaluation='all'. Got {settings.evaluation!r}.")
-    chosen = with_references([create(method) if isinstance(method, str) else method for method in methods])
+    chosen = add_references([create(method) if isinstance(method, str) else method for method in methods])
     build = _builder(task)
     folder = None if folder is None else Path(folder)
     outcomes: dict[str, list[Outcome]] = {method: [] for method in chosen}
@@ -122,22 +122,22 @@ def compare(
 
 
 def _settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Settings:
-    """Return a one-shot method has one round, however many the others have."""
+    """Return the settings of a run; a one-shot method has one round, however many the others have."""
     return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds)
 
 
 def _require_samples(task: Task, select: Select) -> None:
-    """Say before the first run what would be missing after the last one."""
+    """Raise before the first run if samples would be missing after the last one."""
     for split in ("test", "val") if select == "best" else ("test",):
         if not len(task.splits[split].order):
             raise RunError(
                 f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
-                hint="give every split a share, as with --split 60/15/25.",
+                hint="give every split a share, as `split=60/15/25`.",
             )
 
 
 def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: Settings, seed: int) -> None:
-    """Say before the first run which method could not begin; what methods say of themselves, they will say then."""
+    """Raise before the first run if a method could not begin; warnings of methods wait until they run."""
     facts = task.public_facts(seed)
     for algorithm in algorithms:
         _settings_of(algorithm, settings, seed).check(task, algorithm)
@@ -160,7 +160,7 @@ def _require_same_data(done: Outcome, task: Task) -> None:
         )
 
 
-def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
+def add_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
     """Return the algorithms by label, each once, with Local and FedAvg in front if they are missing."""
     present = {name_of(type(algorithm)) for algorithm in algorithms}
     # the same gradient budget: as many local epochs as the methods they are a reference for
@@ -173,9 +173,9 @@ def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
 
 
 def run_name(algorithm: Algorithm, seed: int) -> str:
-    """Return the folder of a run in a comparison.
+    """Return the folder name of a run in a comparison.
 
-    It changes with the hyperparameters, and with the text of a user's file and of what that imports from beside it.
+    It changes with the hyperparameters, and with the text of a user's file and of the files that it imports.
     """
     file = file_of(type(algorithm))
     name = None if file is None else f"{file.stem}-{file_digest(file)}{algorithm.added}"
@@ -183,7 +183,7 @@ def run_name(algorithm: Algorithm, seed: int) -> str:
 
 
 def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:
-    """Return the folder of all comparisons of one task with the same settings and code: their runs are shared."""
+    """Return the folder name of all comparisons of one task with the same settings and code, which share runs."""
     question = [
         asdict(recipe.with_seed(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
         engine.precision, code_digest(),
@@ -192,7 +192,7 @@ def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folders of the runs that were asked for last in a comparison's folder; a run's own folder as it is."""
+    """Return the folders of the runs that a comparison asked for last; a run's own folder as it is."""
     if not (folder / "comparison.json").exists():
         return [folder]
     asked = json.loads((folder / "comparison.json").read_text())
@@ -202,7 +202,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def reopen(folder: Path) -> dict[str, Any]:
-    """Return the arguments for `compare` of the comparison in a folder; its `engine` as the options of one."""
+    """Return the arguments for `compare` of the comparison in a folder; `engine` holds the options of an engine."""
     asked = json.loads((folder / "comparison.json").read_text())
     if asked["recipe"] is None:
         raise RunError(
@@ -223,7 +223,7 @@ def reopen(folder: Path) -> dict[str, Any]:
 def _claim(
     folder: Path, task: Any, methods: list[Algorithm], seeds: list[int], settings: Settings, engine: LocalEngine
 ) -> None:
-    """Write what is asked for into the folder; refuse one whose runs answer another question."""
+    """Write the question into the folder; raise if its runs answer another one."""
     asked = {
         "recipe": asdict(task) if isinstance(task, Recipe) else None,
         "methods": [to_record(one) for one in methods],
@@ -240,7 +240,7 @@ def _claim(
         if differs:
             raise RunError(
                 f"The runs of a comparison must have task and settings in common. {folder} has another {differs[0]}.",
-                hint="choose another --out.",
+                hint="choose another `folder`.",
             )
         if before["code"] != asked["code"]:
             log.warning(
@@ -248,7 +248,7 @@ def _claim(
             )
     elif (folder / "config.json").exists():
         raise RunError(
-            f"A comparison must have a folder of its own. {folder} holds a single run.", hint="choose another --out."
+            f"A comparison must have a folder of its own. {folder} holds a single run.", hint="choose another `folder`."
         )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
