@@ -164,7 +164,7 @@ class Session:
             if run and begun:
                 session._resume(run)
             if session.first == 0:
-                alone = replace(population, trainings=trainings.of_the_server() if trainings else None)
+                alone = replace(population, trainings=trainings.for_server() if trainings else None)
                 session.server = method.equip(session.server, engine.bench(alone, -1))
             session.held = held.pop_all()
         return session
@@ -215,7 +215,7 @@ class Session:
             Local(), self.method, self.server, present, round, self.method.groups(self.server),
             calls=self.settings.rounds, usual=self.settings.cohort_size(len(met)),
         )  # fmt: skip
-        self.arrivals = self.late.passing(self.exchanges.gather(job, self.traffic), round, len(met))
+        self.arrivals = self.late.pass_on(self.exchanges.gather(job, self.traffic), round, len(met))
         first: Arrival | None = next(self.arrivals, None)
         if first is None:
             log.warning("round %d: no client replied; the server's state stays as it is", round)
@@ -267,7 +267,7 @@ class Session:
             "loss": traffic.losses(),
             **({"observed": seen} if (seen := collect_observations(traffic.notes)) else {}),
             "gradients": traffic.gradients,
-            "bytes": self.channel.ledger.in_round(round),
+            "bytes": self.channel.ledger.bytes_in_round(round),
         }
 
     def _record(self, run: Run, line: dict[str, Any], done: int, *, stopping: bool) -> None:

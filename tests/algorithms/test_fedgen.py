@@ -198,7 +198,7 @@ def test_label_counts_go_up_and_the_generator_down(task: Task) -> None:
     mine, theirs = (play(task, one, rounds=2).ledger for one in (FedGen(noise=4, hidden=6), FedAvg()))
     fields = {(entry.direction, entry.field, entry.kind) for entry in mine.entries}
     assert ("up", "labels", "labels") in fields
-    extra = [mine.in_round(n)["down"] - theirs.in_round(n)["down"] for n in range(2)]
+    extra = [mine.bytes_in_round(n)["down"] - theirs.bytes_in_round(n)["down"] for n in range(2)]
     numbers = (4 + CLASSES + 1) * 6 + (6 + 1) * 6 + CLASSES
     assert extra[0] < 4 * 500  # a name
     assert numbers * 8 <= extra[1] / task.clients < numbers * 8 + 1500

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush to disk which files a folder holds."""
+    """Flush the list of files in a folder to disk."""
     with contextlib.suppress(OSError):  # some file systems cannot
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -46,7 +46,7 @@ def flush_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Be the only one that writes to a folder; raise if another process, or this one, is writing there already."""
+    """Hold a folder for writing; raise if another process, or this one, is writing there already."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (LOCK, WRITER):
         require_no_link(folder / name)
@@ -73,6 +73,6 @@ def require_no_link(path: Path) -> None:
     """Raise if a file of a run is a link: what is written would end up elsewhere."""
     if path.is_symlink():
         raise RunError(
-            f"What a run writes must lie in its folder. {path} is a link to {path.readlink()}.",
+            f"The files of a run must lie in its folder. {path} is a link to {path.readlink()}.",
             hint="replace the link by what it leads to, or by nothing.",
         )

@@ -19,7 +19,7 @@ MEMORIES = ("ram", "disk")
 
 
 def open_memory(kind: str, clients: int, folder: Path | None) -> Memory:
-    """A memory for a run: `ram`, or `disk` inside the run's folder."""
+    """Open a memory for a run: `ram`, or `disk` inside the run's folder."""
     if kind == "ram":
         return RamMemory(clients)
     if kind == "disk":

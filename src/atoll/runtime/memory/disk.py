@@ -1,7 +1,7 @@
-"""What clients keep, in one SQLite file: for more clients than RAM holds, and whole after `kill -9`.
+"""What clients keep, in one SQLite file: for more clients than RAM holds, and intact after `kill -9`.
 
-Rows are (piece, client, round), so that a run resumed at an earlier round does not see what later rounds kept; a
-checkpoint removes what it supersedes.
+Rows are (piece, client, round), so a run resumed at an earlier round does not see what later rounds kept; a checkpoint
+removes what it supersedes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DiskMemory:
         )
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
-        """See `Memory.recall`."""
+        """Recall what clients kept last; see `Memory.recall`."""
         leaves, structure = flatten(default)
         newest = [self._newest("tree", client, before) for client in clients]
         found: dict[int, bytes] = {position: row[0] for position, row in enumerate(newest) if row is not None}
@@ -54,11 +54,11 @@ class DiskMemory:
         return unflatten(structure, mixed)
 
     def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
-        """See `Memory.holds`."""
+        """Return who kept anything; see `Memory.holds`."""
         return np.array([self._newest("round", client, before) is not None for client in clients], dtype=np.bool_)
 
     def _newest(self, column: str, client: np.int64, before: int) -> tuple[Any, ...] | None:
-        """A column of what a client kept last, before a round."""
+        """Return a column of what a client kept last, before a round."""
         row: tuple[Any, ...] | None = self._connection.execute(
             f"SELECT {column} FROM kept WHERE piece = ? AND client = ? AND round < ? ORDER BY round DESC LIMIT 1",
             (self._piece, int(client), before),
@@ -66,7 +66,7 @@ class DiskMemory:
         return row
 
     def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
-        """See `Memory.keep`."""
+        """Keep a tree per client; see `Memory.keep`."""
         leaves = [leaf.detach().cpu() for leaf in flatten(tree)[0]]
         rows = [
             (self._piece, int(client), round, to_bytes([leaf[position] for leaf in leaves]))
@@ -82,22 +82,22 @@ class DiskMemory:
             ) from error
 
     def save(self, *, round: int) -> Tree:
-        """See `Memory.save`: the rows are on disk; those that an older checkpoint could need stay."""
+        """Flush the rows to disk, where they are; see `Memory.save`. Rows that an older checkpoint could need stay."""
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return None
 
     def load(self, saved: Tree, *, round: int) -> None:
-        """See `Memory.load`."""
+        """Drop the rows of later rounds; see `Memory.load`."""
         with self._connection:
             self._connection.execute("DELETE FROM kept WHERE round >= ?", (round,))
 
     def holders(self, *, before: int) -> int | None:
-        """See `Memory.holders`: of all pieces together."""
+        """Count who kept anything, in all pieces together; see `Memory.holders`."""
         question = "SELECT COUNT(*) FROM (SELECT DISTINCT piece, client FROM kept WHERE round < ?)"
         return int(self._connection.execute(question, (before,)).fetchone()[0])
 
     def prune(self, *, round: int) -> None:
-        """See `Memory.prune`: what a client kept before the newest that the checkpoint at `round` sees."""
+        """Remove what the checkpoint at `round` supersedes; see `Memory.prune`."""
         with self._connection:
             self._connection.execute(
                 "DELETE FROM kept WHERE EXISTS (SELECT 1 FROM kept AS newer WHERE newer.piece = kept.piece "
@@ -106,7 +106,7 @@ class DiskMemory:
             )
 
     def beside(self, name: str) -> DiskMemory:
-        """See `Memory.beside`: other rows of the same file."""
+        """Return a memory of other rows in the same file; see `Memory.beside`."""
         apart = copy.copy(self)
         apart._piece = f"{self._piece}/{name}"
         return apart
