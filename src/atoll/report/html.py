@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from importlib import resources
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from atoll.kernel.wrapper import values_of
 from atoll.metrics import significance
 from atoll.metrics.fairness import DECILES
 from atoll.records.runs import machine, versions
@@ -571,7 +572,7 @@ class Page:
         task = {name: value for name, value in config["task"].items() if name not in ("recipe", "metric")}
         parts = {
             **{
-                method: _pairs(asdict(one.algorithm)) or "no hyperparameters"
+                method: _pairs(values_of(one.algorithm)) or "no hyperparameters"
                 for method, (one, *_) in self.comparison.outcomes.items()
             },
             "Clients' steps": _pairs(config.get("training", {})),

@@ -24,9 +24,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ from atoll.kernel.params import Params, Stack, Tree, flatten, rows_of, stacked_l
 from atoll.kernel.predictor import BESIDE, Answer, predictor_of
 from atoll.kernel.randomness import default_generator, generator
 from atoll.kernel.task import Facts
+from atoll.kernel.wrapper import Wrapper, title_of, values_of, with_values
 from atoll.models import BodyAndHead
 from atoll.records.report import Report
 from atoll.records.runs import quietly
@@ -71,11 +72,11 @@ from atoll.runtime.workbench import Workbench
 from atoll.testing.leaks import copy_in, likeness_in
 
 __all__ = [
-    "Check", "ConformanceError", "Result", "check", "checks", "configured", "everything", "personal_models", "play",
+    "Check", "ConformanceError", "Result", "check", "checks", "everything", "personal_models", "play",
     "quadratics",
 ]  # fmt: skip
 
-Method = type[Algorithm]
+Method = Algorithm | type[Algorithm]  # as it is asked for: a class stands for its default values
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -111,23 +112,26 @@ class Check:
 
     name: str
     describe: str
-    function: Callable[[Method], str | None]
+    function: Callable[[Algorithm], str | None]
+    shortens: bool = True  # whether a little of everything that lasts is enough
 
     def run(self, method: Method) -> str:
         """Raise ConformanceError unless it holds; returns a remark, such as why there was nothing to check."""
-        with _as_conformance_error(method), quietly():  # lost clients and limits are provoked on purpose
-            return self.function(_shortened(method)) or ""
+        title = method.__name__ if isinstance(method, type) else title_of(method)
+        with _as_conformance_error(title), quietly():  # lost clients and limits are provoked on purpose
+            value = method() if isinstance(method, type) else method
+            return self.function(_shortened(value) if self.shortens else value) or ""
 
 
 @contextmanager
-def _as_conformance_error(method: Method) -> Iterator[None]:
+def _as_conformance_error(title: str) -> Iterator[None]:
     """Whatever a method raises is its failure."""
     try:
         yield
     except ConformanceError:
         raise
     except Exception as error:
-        raise ConformanceError(f"{method.__name__} failed: {type(error).__name__}: {error}") from error
+        raise ConformanceError(f"{title} failed: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,9 @@ def _latest(size: int | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
 _CHECKS: list[Check] = []
 
 
-def _check(function: Callable[[Method], str | None]) -> Callable[[Method], str | None]:
+def _check(function: Callable[[Algorithm], str | None], *, shortens: bool = True) -> Callable[[Algorithm], str | None]:
     """Name a check after its function; its docstring describes it."""
-    _CHECKS.append(Check(function.__name__.strip("_").replace("_", "-"), function.__doc__ or "", function))
+    _CHECKS.append(Check(function.__name__.strip("_").replace("_", "-"), function.__doc__ or "", function, shortens))
     return function
 
 
@@ -174,62 +178,36 @@ def check(method: Method, on_result: Callable[[Result], None] | None = None) -> 
     return results
 
 
-def everything() -> dict[str, Method]:
+def everything() -> dict[str, Algorithm]:
     """Every method by name, and some that are put together: with a piece, or inside clusters."""
-    return algorithms.found() | {name: compose.find(name) for name in TOGETHER}
+    return {name: compose.create(name) for name in (*algorithms.found(), *TOGETHER)}
 
 
-def configured(algorithm: Algorithm) -> Method:
-    """A method whose defaults are the hyperparameters of this one; of other ones it declares no limits."""
-    method = type(algorithm)
-    if algorithm == method():
-        return method
-    values = {one.name: getattr(algorithm, one.name) for one in fields(method) if one.init}
-    changed = {name: value for name, value in values.items() if value != getattr(method(), name)}
-    made = _with_defaults(method, changed)
-    made.limits = {}
-    _ASKED[made] = frozenset(changed)
-    return made
-
-
-_ASKED: dict[Method, frozenset[str]] = {}  # the hyperparameters that were chosen by whoever asks
-
-
-_FULL: dict[Method, Method] = {}  # the method that each shortened one was made from
+def _asked(method: Algorithm) -> set[str]:
+    """The hyperparameters whose values were chosen by whoever asks."""
+    values = values_of(method)
+    return {one.name for one in hyperparameters(method) if values[one.name] != one.default}
 
 
 @_latest(None)
-def _shortened(method: Method) -> Method:
+def _shortened(method: Algorithm) -> Algorithm:
     """The method with as much as is enough of everything that lasts, unless its length was asked for."""
-    asked = _ASKED.get(method, frozenset())
     enough = {
         one.name: one.enough
         for one in hyperparameters(method)
         if one.enough is not None and isinstance(one.default, int) and one.default > one.enough
     }
-    made = _with_defaults(method, {name: value for name, value in enough.items() if name not in asked})
-    _FULL[made] = method
-    return made
-
-
-def _with_defaults(method: Method, values: Mapping[str, Any]) -> Method:
-    """The same method with other defaults; its annotations are resolved, because it may not be in their module."""
-    if not values:
-        return method
-    hints = get_type_hints(method, include_extras=True)
-    changed = [(name, hints[name], value) for name, value in values.items()]
-    space = {"__module__": method.__module__, "__doc__": method.__doc__}
-    return make_dataclass(method.__name__, changed, bases=(method,), namespace=space, frozen=True, kw_only=True)
+    return with_values(method, **{name: enough[name] for name in enough.keys() - _asked(method)})
 
 
 # -- the checks ----------------------------------------------------------------------------------------------------
 
 
 @_check
-def _same_seed_same_bits(method: Method) -> None:
+def _same_seed_same_bits(method: Algorithm) -> None:
     """Two runs with one seed agree in every bit; another seed gives another run, unless of a closed form."""
     first = _rehearse(method)
-    second = _train(method(), evaluation="all", eval_every=1)
+    second = _train(method, evaluation="all", eval_every=1)
     hint = "draw from `atoll.kernel.randomness` only, and keep no state in the method or its module."
     _require_same(first.outcome, _outcome(second), "Two runs with one seed must agree.", hint)
     if first.report.ledger.entries != second.ledger.entries or _metrics(first.report) != _metrics(second):
@@ -237,7 +215,7 @@ def _same_seed_same_bits(method: Method) -> None:
     models, initial = first.outcome["personal"], _task().network.initial
     trained = any(_difference(model, initial) is not None for model in models)
     networks = all(_difference(model, initial, math.inf) is None for model in models)
-    other = personal_models(_train(method(), seed=1)) if method.closed_form or (trained and networks) else []
+    other = personal_models(_train(method, seed=1)) if method.closed_form or (trained and networks) else []
     if method.closed_form:
         message = "A closed form must not depend on the order of batches, and so not on the seed."
         _require_same(models, other, message, tolerance=1e-8)
@@ -249,18 +227,18 @@ def _same_seed_same_bits(method: Method) -> None:
 
 
 @_check
-def _strategies_agree(method: Method) -> None:
+def _strategies_agree(method: Algorithm) -> None:
     """One vectorised cohort, chunks, one client at a time, threads and traced steps give the same bits."""
     whole = _rehearse(method).outcome
     for strategy in STRATEGIES:
         loop = strategy == "loop"
-        other = _rehearse(method, "loop").outcome if loop else _outcome(_train(method(), strategy=strategy))
+        other = _rehearse(method, "loop").outcome if loop else _outcome(_train(method, strategy=strategy))
         message = f"The engine's strategies `whole` and `{strategy}` must give the same numbers."
         _require_same(whole, other, message, PURE)
 
 
 @_check
-def _clients_are_isolated(method: Method) -> None:
+def _clients_are_isolated(method: Algorithm) -> None:
     """A client does the same in a cohort as on a device, which holds its samples and its memory alone; in any round."""
     together, apart = _rehearse(method), _rehearse(method, "device")
     _require_same_clients(together, apart)
@@ -270,33 +248,33 @@ def _clients_are_isolated(method: Method) -> None:
 
 
 @_check
-def _order_of_clients_does_not_matter(method: Method) -> None:
+def _order_of_clients_does_not_matter(method: Algorithm) -> None:
     """Clients in another order do the same, and the server makes the same of their replies."""
     _rehearse(method).require("order-of-clients-does-not-matter")
 
 
 @_check
-def _the_server_holds_no_samples(method: Method) -> None:
+def _the_server_holds_no_samples(method: Algorithm) -> None:
     """The server does the same where no client's samples are, no number of them, and no memory."""
     task = _task()
     _require_same(
-        method().start(task.public_facts()),
-        method().start(_held_by(task, None).public_facts()),
-        f"`start` of {method.__name__} must not depend on clients' samples.",
+        method.start(task.public_facts()),
+        method.start(_held_by(task, None).public_facts()),
+        f"`start` of {title_of(method)} must not depend on clients' samples.",
         "what the server needs to know of clients they tell it in `prepare`.",
     )
     _rehearse(method).require("the-server-holds-no-samples")
 
 
 @_check
-def _inputs_are_unchanged(method: Method) -> None:
+def _inputs_are_unchanged(method: Algorithm) -> None:
     """No part of a method writes into what it receives: states, messages, memory, data, initial parameters."""
     for strategy in ("whole", "loop"):  # some writes are possible only where there is a single client
         _rehearse(method, strategy).require("inputs-are-unchanged")
 
 
 @_check
-def _payload_survives_serialisation(method: Method) -> str | None:
+def _payload_survives_serialisation(method: Algorithm) -> str | None:
     """What is sent comes out of its bytes as it went in, and the ledger counts exactly these bytes."""
     seen = _rehearse(method)
     measured: dict[tuple[str, int, int, str], int] = {}
@@ -330,7 +308,7 @@ def _payload_survives_serialisation(method: Method) -> str | None:
 
 
 @_check
-def _only_what_is_declared_leaves(method: Method) -> str | None:
+def _only_what_is_declared_leaves(method: Algorithm) -> str | None:
     """Only declared fields are sent; neither what clients keep nor their samples, changed a little, are among them."""
     seen, task = _rehearse(method), _task()
     sends, before, likes = False, set[int](), list[str]()
@@ -338,7 +316,7 @@ def _only_what_is_declared_leaves(method: Method) -> str | None:
         undeclared = update.send.keys() - method.sends.keys()
         if undeclared:
             raise ConformanceError(
-                f"{method.__name__} must declare what it sends. It sends {sorted(undeclared)}, declared are "
+                f"{title_of(method)} must declare what it sends. It sends {sorted(undeclared)}, declared are "
                 f"{sorted(method.sends)}.",
                 hint='declare it: sends = {"name": "model"} (or "statistic", "labels").',
             )
@@ -374,7 +352,7 @@ def _only_what_is_declared_leaves(method: Method) -> str | None:
 
 
 @_check
-def _stop_and_resume(method: Method) -> str | None:
+def _stop_and_resume(method: Algorithm) -> str | None:
     """A run that is stopped and resumed ends as the one that was not, with either kind of memory."""
     if method.one_shot:
         return "a one-shot method has one round"
@@ -386,30 +364,30 @@ def _stop_and_resume(method: Method) -> str | None:
 
 
 @_check
-def _clients_may_drop_out(method: Method) -> None:
+def _clients_may_drop_out(method: Algorithm) -> None:
     """A round with lost clients is valid, and one in which all are lost leaves the server as it was."""
-    report = _train(method(), faults=lambda round, clients: (round == 0) & np.isin(clients, (0, 2)))
+    report = _train(method, faults=lambda round, clients: (round == 0) & np.isin(clients, (0, 2)))
     _require_sound(report, "with clients that drop out")
     if report.history[0]["replied"] != len(SIZES) - 2:
         raise ConformanceError(f"All but 2 clients must have replied. Got {report.history[0]}.")
     if not method.one_shot:
         before = _rehearse(method).servers[0]
-        after = _train(method(), rounds=2, faults=lambda round, clients: np.full(len(clients), round == 1))
+        after = _train(method, rounds=2, faults=lambda round, clients: np.full(len(clients), round == 1))
         hint = "who does not reply must not count."
         _require_same(before, after.server, "A round without replies must leave the server as it was.", hint)
-        never = _train(method(), rounds=2, faults=lambda round, clients: np.full(len(clients), round == 0))
+        never = _train(method, rounds=2, faults=lambda round, clients: np.full(len(clients), round == 0))
         _require_sound(never, "when nobody replied in the first round")
 
 
 @_check
-def _late_replies_are_read(method: Method) -> str | None:
+def _late_replies_are_read(method: Algorithm) -> str | None:
     """With replies that are up to two rounds late and three of six clients asked, all of the above holds as well."""
     if method.one_shot:
         return "a one-shot method has one round"
     asked: dict[str, Any] = {"rounds": 5, "cohort": 3, "late": 0.5, "delay": 2}
-    straight = _train(method(), evaluation="all", eval_every=1, **asked)
+    straight = _train(method, evaluation="all", eval_every=1, **asked)
     _require_sound(straight, "with late replies")
-    loop = _outcome(_train(method(), strategy="loop", **asked))
+    loop = _outcome(_train(method, strategy="loop", **asked))
     message = "With late replies, the engine's strategies `whole` and `loop` must give the same numbers."
     _require_same(_outcome(straight), loop, message, PURE)
     message = "A run with late replies that was stopped and resumed must end like the one that was not."
@@ -418,17 +396,17 @@ def _late_replies_are_read(method: Method) -> str | None:
 
 
 @_check
-def _odd_clients_are_served(method: Method) -> None:
+def _odd_clients_are_served(method: Algorithm) -> None:
     """Clients with one sample, and clients that lack classes, train and stay finite, and so do their answers."""
-    _require_sound(_train(method(), _task(sizes=(1, 1, 6, 2))), "with one sample and with one class")
+    _require_sound(_train(method, _task(sizes=(1, 1, 6, 2))), "with one sample and with one class")
 
 
 @_check
-def _batchnorm_and_dropout_work(method: Method) -> None:
+def _batchnorm_and_dropout_work(method: Algorithm) -> None:
     """Models with BatchNorm and dropout train and answer; buffers keep their type; strategies agree."""
     for kind, tolerance in (("batchnorm", 1e-8), ("dropout", 0.0)):
         task, report = _task(kind), _on_odd_model(method, kind)
-        whole, loop = _outcome(report), _outcome(_train(method(), task, rounds=ODD_ROUNDS, strategy="loop"))
+        whole, loop = _outcome(report), _outcome(_train(method, task, rounds=ODD_ROUNDS, strategy="loop"))
         _require_sound(report, f"on a model with {kind}")
         types = {name: leaf.dtype for name, leaf in task.network.initial.items()}
         for place, leaf in _leaves(whole):
@@ -443,7 +421,7 @@ def _batchnorm_and_dropout_work(method: Method) -> None:
 
 
 @_check
-def _absent_clients_keep_their_memory(method: Method) -> str | None:
+def _absent_clients_keep_their_memory(method: Algorithm) -> str | None:
     """With two of six clients asked in a round, nothing changes in what the others keep."""
     if method.one_shot:
         return "a one-shot method has one round"
@@ -454,7 +432,7 @@ def _absent_clients_keep_their_memory(method: Method) -> str | None:
 
 
 @_check
-def _newcomers_are_welcome(method: Method) -> None:
+def _newcomers_are_welcome(method: Algorithm) -> None:
     """Clients that were never seen, more than took part, get models: whole, finite, the same in every strategy."""
     for kind in ("plain", "batchnorm"):
         plain = kind == "plain"
@@ -470,12 +448,12 @@ def _newcomers_are_welcome(method: Method) -> None:
 
 
 @_check
-def _bad_hyperparameters_are_refused(method: Method) -> str | None:
+def _bad_hyperparameters_are_refused(method: Algorithm) -> str | None:
     """Each bad value raises an error that says what must be and what was given."""
     for one in hyperparameters(method):
         for value in _bad_values(one):
             try:
-                method(**{one.name: value})
+                with_values(method, **{one.name: value})
             except HyperparameterError as error:
                 if "must be" not in str(error) or "Got" not in str(error):
                     raise ConformanceError(
@@ -483,53 +461,53 @@ def _bad_hyperparameters_are_refused(method: Method) -> str | None:
                     ) from error
             else:
                 raise ConformanceError(
-                    f"`{one.name}` of {method.__name__} must be {one.expected}, but {value!r} was accepted.",
+                    f"`{one.name}` of {title_of(method)} must be {one.expected}, but {value!r} was accepted.",
                     hint="give the field a range: Annotated[float, Range(low=0)]; call super().__post_init__().",
                 )
     return None if hyperparameters(method) else "this method has no hyperparameters"
 
 
-@_check
-def _declared_limits_hold(method: Method) -> str | None:
+@functools.partial(_check, shortens=False)  # a limit may name lengths
+def _declared_limits_hold(method: Algorithm) -> str | None:
     """With the hyperparameters of a declared limit, personal models equal those of the simpler method.
 
     So they must where few clients are asked in a round, unless the limit is declared for everybody only.
     """
     everybody = {None: "the same stream name and number of steps give the same batches."}
     some = {FEW: "begin with `cohort.initial`, or declare it `WithEverybody(...)`."}
-    for other, values in method.limits.items():
-        # which may name lengths, so nothing is shortened
-        limit, simple = _FULL[method](**values), compose.find(other)()
+    limits = {} if _asked(method) else method.limits  # they are declared for the default values of all others
+    for other, values in limits.items():
+        limit, simple = with_values(method, **values), compose.create(other)
         for asked, hint in (everybody if isinstance(values, WithEverybody) else everybody | some).items():
             _require_same(
                 personal_models(_train(limit, cohort=asked)),
                 personal_models(_train(simple, cohort=asked)),
-                f"{method.__name__} with {describe_values(values)} must equal {other}, as it declares"
+                f"{title_of(method)} with {describe_values(values)} must equal {other}, as it declares"
                 f"{'' if asked is None else f', also with {asked} clients a round'}.",
                 hint,
             )
-    return None if method.limits else "this method declares no limits"
+    return None if limits else "this method declares no limits"
 
 
 @_check
-def _test_data_are_never_read(method: Method) -> None:
+def _test_data_are_never_read(method: Algorithm) -> None:
     """With other test labels, fewer test samples, and such that are not even numbers, training is the same."""
     _require_same(
         _rehearse(method).outcome,
-        _outcome(_train(method(), _altered(_task(), "test"))),
+        _outcome(_train(method, _altered(_task(), "test"))),
         "Training must not depend on test samples, their labels or their number.",
         "select on the split `val`.",
     )
 
 
 @_check
-def _validation_data_are_read_where_declared(method: Method) -> str | None:
+def _validation_data_are_read_where_declared(method: Algorithm) -> str | None:
     """With other validation samples, training is the same, unless the method declares that it reads them."""
     if method.reads_validation:
         return "it says that it reads them"
     _require_same(
         _rehearse(method).outcome,
-        _outcome(_train(method(), _altered(_task(), "val"))),
+        _outcome(_train(method, _altered(_task(), "val"))),
         "Training must not depend on validation samples, by which rounds are chosen.",
         "train on the split `train`, or declare it: reads_validation: ClassVar[bool] = True.",
     )
@@ -537,7 +515,7 @@ def _validation_data_are_read_where_declared(method: Method) -> str | None:
 
 
 @_check
-def _one_shot_methods_upload_once(method: Method) -> str | None:
+def _one_shot_methods_upload_once(method: Algorithm) -> str | None:
     """Each client of a one-shot method uploads once and downloads once.
 
     One exchange of statistics may go before, and a download after the upload, for clients that then train on.
@@ -759,7 +737,7 @@ def _train(algorithm: Algorithm, task: Task | None = None, *, rounds: int = ROUN
 class Rehearsal:
     """A run that was watched: what went to and fro, what it left, and what was wrong, by the check that finds it so."""
 
-    method: Method
+    method: Algorithm
     updates: dict[tuple[int, int], tuple[Update, int]] = field(default_factory=dict)  # by round and client: its row
     broadcasts: dict[int, Tree] = field(default_factory=dict)  # by round
     unicasts: dict[tuple[int, int], Tree] = field(default_factory=dict)
@@ -773,7 +751,7 @@ class Rehearsal:
     def finding(self, check: str) -> Iterator[None]:
         """Remember what is wrong, and go on: others look at this run, too."""
         try:
-            with _as_conformance_error(self.method):
+            with _as_conformance_error(title_of(self.method)):
                 yield
         except ConformanceError as error:
             self.wrong.setdefault(check, error)
@@ -794,25 +772,25 @@ class Rehearsal:
 
 
 @_latest(6)
-def _rehearse(method: Method, strategy: str = "whole") -> Rehearsal:
+def _rehearse(method: Algorithm, strategy: str = "whole") -> Rehearsal:
     """The usual run, watched; on `device`s as each client sees it. Everything is tried on the whole cohort."""
     seen = Rehearsal(method)
     hooks: dict[str, Callable[..., Any]] = {"local": _noted(seen, "local"), "aggregate": _kept_servers(seen)}
-    if method.prepare is not Algorithm.prepare:
+    if method.defines("prepare"):
         hooks["prepare"] = _noted(seen, "prepare")
     if strategy == "whole":
         hooks = {**hooks, **_tried(seen, hooks)}
     if strategy != "device":
         hooks = _guarded(seen, hooks)
     settings: dict[str, Any] = {"evaluation": "all", "eval_every": 1} if strategy == "whole" else {}
-    report = _train(_subclass(method, hooks)(), strategy=strategy, **settings)
-    seen.report = replace(report, algorithm=method())  # nobody watches what is asked of it from now on
+    report = _train(_watched(method, hooks), strategy=strategy, **settings)
+    seen.report = replace(report, algorithm=method)  # nobody watches what is asked of it from now on
     seen.outcome = _outcome(seen.report)
     return seen
 
 
 @_latest(4)
-def _rehearse_long(method: Method, strategy: str = "whole") -> Rehearsal:
+def _rehearse_long(method: Algorithm, strategy: str = "whole") -> Rehearsal:
     """A long run with two clients in each round, watched; what the others keep must stay."""
     seen = Rehearsal(method)
     note = _noted(seen, "local")
@@ -830,28 +808,45 @@ def _rehearse_long(method: Method, strategy: str = "whole") -> Rehearsal:
         update: Update = note(algorithm, broadcast, cohort)
         return update
 
-    report = _train(_subclass(method, {"local": local})(), rounds=LONG, cohort=2, strategy=strategy)
-    seen.report = replace(report, algorithm=method())
+    report = _train(_watched(method, {"local": local}), rounds=LONG, cohort=2, strategy=strategy)
+    seen.report = replace(report, algorithm=method)
     seen.outcome = _outcome(seen.report)
     return seen
 
 
 @_latest(4)
-def _on_odd_model(method: Method, kind: str) -> Report:
+def _on_odd_model(method: Algorithm, kind: str) -> Report:
     """A run of a model with BatchNorm or dropout, in which every client comes back once."""
-    return _train(method(), _task(kind), rounds=ODD_ROUNDS)
+    return _train(method, _task(kind), rounds=ODD_ROUNDS)
 
 
-def _subclass(method: Method, hooks: Mapping[str, Callable[..., Any]]) -> Method:
-    """The same method with other hooks; it keeps its name, so that messages are about the author's own."""
-    return type(method.__name__, (method,), {**hooks, "__module__": method.__module__})
+@dataclass(frozen=True, kw_only=True)
+class _Watched(Wrapper):
+    """A method that is watched."""
+
+    inner: Algorithm
+
+
+def _watched(method: Algorithm, hooks: Mapping[str, Callable[..., Any]]) -> Algorithm:
+    """The same method with other hooks, each of which gets the method and what the hook of the method gets."""
+    around = {name: _around(hook) for name, hook in hooks.items()}
+    return cast("Algorithm", type(_Watched.__name__, (_Watched,), around)(inner=method))
+
+
+def _around(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda watched, *inputs: hook(watched.inner, *inputs)
+
+
+def _plain(name: str) -> Callable[..., Any]:
+    """The hook of a method as it is."""
+    return lambda algorithm, *inputs: getattr(algorithm, name)(*inputs)
 
 
 def _noted(seen: Rehearsal, name: str) -> Callable[..., Any]:
     """The method's `local` or `prepare`; what clients did is written down."""
 
     def hook(algorithm: Algorithm, broadcast: Tree, cohort: Cohort) -> Any:
-        update = getattr(seen.method, name)(algorithm, broadcast, cohort)
+        update = getattr(algorithm, name)(broadcast, cohort)
         seen.note(broadcast, cohort, update)
         return update
 
@@ -862,7 +857,7 @@ def _kept_servers(seen: Rehearsal) -> Callable[..., Any]:
     """The method's `aggregate`; what the server is after each round is written down."""
 
     def aggregate(algorithm: Algorithm, server: Tree, replies: Replies) -> Tree:
-        after = seen.method.aggregate(algorithm, server, replies)
+        after = algorithm.aggregate(server, replies)
         seen.servers[len(seen.servers)] = _copy(after)
         return after
 
@@ -884,7 +879,7 @@ def _tried(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str
             def again(other: Cohort) -> Update:
                 host = cast("Scanner", copy.copy(other._host))
                 host.tally = Tally()  # what is tried is not a part of the run
-                done: Update = getattr(method, name)(algorithm, broadcast, replace(other, _host=host, notes={}))
+                done: Update = getattr(algorithm, name)(broadcast, replace(other, _host=host, notes={}))
                 return done
 
             with seen.finding("order-of-clients-does-not-matter"):
@@ -898,7 +893,7 @@ def _tried(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str
 
     def server(name: str) -> Callable[..., Any]:
         def hook(algorithm: Algorithm, state: Tree, replies: Replies) -> Tree:
-            after = hooks.get(name, getattr(method, name))(algorithm, state, replies)
+            after = hooks.get(name, _plain(name))(algorithm, state, replies)
             if not last:  # nobody has replied yet, because nothing was asked of the replies
                 return after
             bench = cast("Workbench", replies.workbench)
@@ -907,14 +902,14 @@ def _tried(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str
 
             def again(step: int, workbench: Workbench) -> Tree:
                 sent = _sent_again(algorithm, state, tuple(last), step)
-                return getattr(method, name)(algorithm, state, Replies(sent, keep=keep, workbench=workbench))
+                return getattr(algorithm, name)(state, Replies(sent, keep=keep, workbench=workbench))
 
             with seen.finding("order-of-clients-does-not-matter"):
                 message = "The server must not depend on the order in which replies arrive."
                 back = again(-1, bench)
                 _require_same(after, back, message, "weigh replies by their weight, not by their position.", 1e-9)
             with seen.finding("the-server-holds-no-samples"):
-                message = f"`{name}` of {method.__name__} must not depend on clients' samples or memory."
+                message = f"`{name}` of {title_of(method)} must not depend on clients' samples or memory."
                 forth = again(1, blind)
                 _require_same(after, forth, message, "the server has what clients send, and public samples.", 1e-9)
             last.clear()
@@ -923,17 +918,17 @@ def _tried(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str
         return hook
 
     def equip(algorithm: Algorithm, state: Tree, workbench: Workbench) -> Tree:
-        after = method.equip(algorithm, state, workbench)
+        after = algorithm.equip(state, workbench)
         with seen.finding("the-server-holds-no-samples"):
             blind = replace(workbench, _population=_seen_by(workbench._population, None))
-            message = f"`equip` of {method.__name__} must not depend on clients' samples or memory."
-            _require_same(after, method.equip(algorithm, state, blind), message)
+            message = f"`equip` of {title_of(method)} must not depend on clients' samples or memory."
+            _require_same(after, algorithm.equip(state, blind), message)
         return after
 
     tried = {"local": clients("local"), "aggregate": server("aggregate")}
     if "prepare" in hooks:
         tried |= {"prepare": clients("prepare"), "absorb": server("absorb")}
-    return tried if method.equip is Algorithm.equip else {**tried, "equip": equip}
+    return {**tried, "equip": equip} if method.defines("equip") else tried
 
 
 def _try_in_another_order(cohort: Cohort, update: Update, again: Callable[[Cohort], Update]) -> None:
@@ -963,7 +958,7 @@ def _guarded(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[s
     method = seen.method
 
     def guarded(name: str) -> Callable[..., Any]:
-        work = hooks.get(name, getattr(method, name))
+        work = hooks.get(name, _plain(name))
 
         def hook(algorithm: Algorithm, *inputs: Any) -> Any:
             before = _copy([_readable(value) for value in inputs])
@@ -972,14 +967,14 @@ def _guarded(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[s
                 _require_same(
                     before,
                     [_readable(value) for value in inputs],
-                    f"`{name}` of {method.__name__} must leave its inputs as they are.",
+                    f"`{name}` of {title_of(method)} must leave its inputs as they are.",
                     "an operation whose name ends in `_`, or `+=` on a tensor, writes in place.",
                 )
             return result
 
         return hook
 
-    mine = {name for name in HOOKS if getattr(method, name) is not getattr(Algorithm, name)}
+    mine = {name for name in HOOKS if method.defines(name)}
     return {name: guarded(name) for name in sorted(mine | hooks.keys())}
 
 
@@ -987,7 +982,7 @@ class _Stopped(Exception):
     """Ends a run from outside."""
 
 
-def _require_resumes(straight: Report, method: Method, message: str, after: int, **asked: Any) -> None:
+def _require_resumes(straight: Report, method: Algorithm, message: str, after: int, **asked: Any) -> None:
     """Play a run once more, stop it after some rounds and resume it; it must end as the one that was not stopped."""
 
     def stop(line: dict[str, Any]) -> None:
@@ -997,8 +992,8 @@ def _require_resumes(straight: Report, method: Method, message: str, after: int,
     with tempfile.TemporaryDirectory() as folder:
         run: dict[str, Any] = {"evaluation": "all", "eval_every": 1, **asked, "folder": Path(folder) / "run"}
         with suppress(_Stopped):
-            _train(method(), on_round=stop, **run)
-        resumed = _train(method(), resume=True, **run)
+            _train(method, on_round=stop, **run)
+        resumed = _train(method, resume=True, **run)
         same = {"server": straight.server, "personal": personal_models(straight)}
         there = {"server": resumed.server, "personal": personal_models(resumed)}
         if asked.get("memory") != "disk":
