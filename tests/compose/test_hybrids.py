@@ -13,8 +13,8 @@ from atoll.algorithms import name_of
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.ifca import IFCA
 from atoll.algorithms.local import Local
-from atoll.compose import create, find
-from atoll.compose.hybrids import within_clusters
+from atoll.compose import create
+from atoll.compose.hybrids import InClusters
 from atoll.data.partition import Natural
 from atoll.data.synthetic import Gaussian
 from atoll.data.task import Task, Training
@@ -24,7 +24,7 @@ from atoll.kernel.params import Stack, spread, stack
 from atoll.records.results import Outcome, label
 from atoll.runtime.serialise import size_of
 from atoll.runtime.workbench import Workbench
-from atoll.testing.conformance import _difference, _task, check, configured, personal_models, play, quadratics
+from atoll.testing.conformance import _difference, _task, check, personal_models, play, quadratics
 from atoll.toolbox.client import sgd
 
 
@@ -54,7 +54,7 @@ def test_clusters_are_found_and_kept_apart(engine) -> None:
 
     mine = np.flatnonzero(server["cluster"].numpy() == 0)
     before = federate(task, hybrid, rounds=4, engine=engine, evaluation="none").server
-    alone = engine.place(task).of(mine, before["inside"][0])
+    alone = engine.place(task).of(mine)
     assert alone.clients == len(mine)
     # batches are drawn by client number and round, so that the comparison is of the size of the step only
     moved, other = (server["inside"][j] - before["inside"][j] for j in (0, 1))
@@ -98,18 +98,19 @@ def test_the_last_step_is_taken_inside_the_clusters(make_task, make_cohort) -> N
 
 def test_it_is_a_method_like_any_other() -> None:
     method = create("ditto@ifca:clusters=3,lam=0.5")
-    assert name_of(type(method)) == "ditto@ifca"
+    assert name_of(method) == "ditto@ifca"
     assert label(method) == "ditto@ifca:clusters=3,lam=0.5"
-    assert find("ditto@ifca") is find("ditto@ifca")
-    assert name_of(find("ditto+prox@flhc")) == "ditto+prox@flhc"
-    assert "Fair and Robust" in type(method).cites
-    assert "Clustered Federated Learning" in type(method).cites
+    assert method == create("ditto@ifca:clusters=3,lam=0.5") != create("ditto@ifca:clusters=3")
+    assert (method.lam, method.clusters, method.epochs) == (0.5, 3, 1)
+    assert name_of(create("ditto+prox@flhc")) == "ditto+prox@flhc"
+    assert "Fair and Robust" in method.cites
+    assert "Clustered Federated Learning" in method.cites
 
 
 @pytest.mark.parametrize("name", ["ditto@ifca", "fedper@flhc"])
 def test_it_passes_the_battery(name: str) -> None:
     """The battery plays one round of clustering; then clusters are fixed."""
-    results = list(check(configured(create(name))))
+    results = list(check(create(name)))
     assert [(result.name, result.message) for result in results if not result.passed] == []
 
 
@@ -131,11 +132,11 @@ def test_runs_are_resumed_across_the_change(make_task, tmp_path, engine) -> None
 
 def test_what_cannot_be_put_together_is_refused() -> None:
     with pytest.raises(UnknownName, match="must stand a method that finds clusters. fedavg does not"):
-        find("ditto@fedavg")
+        create("ditto@fedavg")
     with pytest.raises(UnknownName, match="must send the same to all of its clients. fedamp does not"):
-        find("fedamp@ifca")
+        create("fedamp@ifca")
     with pytest.raises(UnknownName, match="ensemble uploads once"):
-        find("ensemble@ifca")
+        create("ensemble@ifca")
 
 
 # -- new clients: more of them than there are clients ------------------------------------------------------------------
@@ -166,7 +167,7 @@ class From(IFCA):
 
 
 def test_a_cluster_that_is_empty_is_not_joined(make_cohort) -> None:
-    hybrid = within_clusters(FedAvg, From)(cluster_rounds=1)
+    hybrid = InClusters(inner=FedAvg(), finder=From(), cluster_rounds=1)
     server = play(clients(1.0, 5.0, 1.0), hybrid, rounds=2).server  # 0.5 and 4.5, then 0.75 and 4.75
     found = hybrid.welcome(server, make_cohort(clients(4.4, -8.0, 0.3, 5.0)))
     assert found["w"].flatten().tolist() == pytest.approx([4.75, 0.75, 0.75, 4.75])
@@ -180,13 +181,13 @@ def test_a_new_client_is_tuned_as_the_method_does_it(make_cohort) -> None:
 
     cohort = make_cohort(clients(1.0, 2.0))
     given, model = cohort.stacked(cohort.initial), cohort.stacked(cohort.initial + cohort.initial)
-    hybrid, plain = within_clusters(Stubborn, IFCA)(), within_clusters(FedAvg, IFCA)()
+    hybrid, plain = (InClusters(inner=method, finder=IFCA()) for method in (Stubborn(), FedAvg()))
     assert hybrid.tune_newcomer(given, model, cohort, epochs=1, stream="tune") is given
     assert plain.tune_newcomer(given, model, cohort, epochs=1, stream="tune") is None
 
 
 def test_before_the_clusters_are_fixed_the_clustering_welcomes(make_cohort) -> None:
-    hybrid = within_clusters(FedAvg, From)(cluster_rounds=9)
+    hybrid = InClusters(inner=FedAvg(), finder=From(), cluster_rounds=9)
     server = hybrid.start(clients(1.0, 5.0, 1.0).public_facts())
     found = hybrid.welcome(server, make_cohort(clients(4.4, -8.0, 0.3, 5.0)))
     assert found["w"].flatten().tolist() == pytest.approx([4.0, -9.0, 0.0, 4.0])
@@ -197,7 +198,7 @@ def test_before_the_clusters_are_fixed_the_clustering_welcomes(make_cohort) -> N
 
 def test_personal_models_begin_at_what_the_cluster_has_learned() -> None:
     """Clusters are at 0.5 and 4.5 when they are fixed, and a client goes half the way to its optimum; one is absent."""
-    task, hybrid = clients(1.0, 5.0, 1.0, 5.0), within_clusters(Local, From)(cluster_rounds=1)
+    task, hybrid = clients(1.0, 5.0, 1.0, 5.0), InClusters(inner=Local(), finder=From(), cluster_rounds=1)
     report = play(task, hybrid, rounds=2, faults=lambda round, ids: (ids == 3) & (round == 1))
     assert [start["w"].item() for start in report.server["starts"]] == pytest.approx([4.5, 0.5])
     models = [model["w"].item() for model in personal_models(report)]
@@ -268,7 +269,7 @@ def test_a_method_that_needs_public_data_says_so_before_the_first_round() -> Non
 
 def test_hyperparameters_of_one_name_must_mean_the_same() -> None:
     with pytest.raises(UnknownName, match="fedala and flhc mean different things by threshold"):
-        find("fedala@flhc")
+        create("fedala@flhc")
 
 
 def test_a_pull_inside_clusters_can_overshoot() -> None:
