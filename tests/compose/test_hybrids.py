@@ -14,12 +14,13 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.ifca import IFCA
 from atoll.algorithms.local import Local
 from atoll.compose import create
+from atoll.compose.architectures import InArchitectures
 from atoll.compose.hybrids import InClusters
 from atoll.data.partition import Natural
 from atoll.data.synthetic import Gaussian
 from atoll.data.task import Task, Training
-from atoll.kernel.algorithm import Arrival, Count, Replies
-from atoll.kernel.errors import CohortError, TaskError, UnknownName
+from atoll.kernel.algorithm import Algorithm, Arrival, Count, Replies
+from atoll.kernel.errors import CohortError, HyperparameterError, TaskError, UnknownName
 from atoll.kernel.params import Stack, spread, stack
 from atoll.records.results import Outcome, label
 from atoll.runtime.serialise import size_of
@@ -270,6 +271,20 @@ def test_a_method_that_needs_public_data_says_so_before_the_first_round() -> Non
 def test_hyperparameters_of_one_name_must_mean_the_same() -> None:
     with pytest.raises(UnknownName, match="fedala and flhc mean different things by threshold"):
         create("fedala@flhc")
+
+
+def test_hyperparameters_of_one_name_must_have_one_value() -> None:
+    assert create("fedavg@ifca:epochs=3") == InClusters(inner=FedAvg(epochs=3), finder=IFCA(epochs=3))
+    with pytest.raises(HyperparameterError, match="fedavg and ifca have different values of epochs"):
+        InClusters(inner=FedAvg(epochs=3), finder=IFCA(epochs=2))
+
+
+def test_no_hook_that_gets_the_servers_state_is_left_to_the_method_inside() -> None:
+    """catches: a new hook, which would pass the state of all clusters to a method that knows its own one."""
+    hooks = {name for name, hook in vars(Algorithm).items() if "server" in getattr(hook, "__annotations__", ())}
+    assert hooks - vars(InClusters).keys() == {"joined"}  # it finds no clusters that another method could be in
+    # methods that need one of these are refused: they send each client something else, or something before and after
+    assert hooks - vars(InArchitectures).keys() == {"absorb", "groups", "joined", "last_broadcast"}
 
 
 def test_a_pull_inside_clusters_can_overshoot() -> None:

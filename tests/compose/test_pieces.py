@@ -1,7 +1,7 @@
 """A piece changes how a method trains without editing it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,27 @@ def test_methods_that_others_are_made_of(composed: str, written: str) -> None:
     one, other = (personal_models(play(_task(), create(text), 3)) for text in (composed, written))
     assert _difference(one, other) is None
     assert _difference(one, personal_models(play(_task(), create(composed.partition("+")[0]), 3))) is not None
+
+
+def test_a_piece_that_changes_what_is_deployed_leaves_training_alone() -> None:
+    """catches: FedPer, which begins its training at what it deploys, and so began it at what was tuned."""
+    for method in ("fedper", "local", "fedrep:final_epochs=0", "mtl-reg"):
+        name, _, values = method.partition(":")
+        plain, tuned = (play(_task(), create(text), 3) for text in (method, f"{name}+tune:{values}"))
+        assert _difference(plain.server, tuned.server) is None
+        assert _difference(*(one.population.memory.save(round=3)["kept"] for one in (plain, tuned))) is None
+        assert _difference(personal_models(plain), personal_models(tuned)) is not None
+
+
+def test_a_new_client_tunes_once(make_cohort) -> None:
+    """catches: a model that is tuned where it is deployed, and tuned again because its client is new."""
+    written, pieced = (
+        create(text) for text in ("fedavg-ft:tune=head,tune_epochs=2", "fedavg+tune:tune=head,tune_epochs=2")
+    )
+    server, cohort = _task().network.initial, make_cohort(_task())
+    assert _difference(written.welcome(server, cohort), pieced.welcome(server, cohort)) is None
+    unlabelled = replace(cohort, labelled=False)
+    assert pieced.welcome(server, unlabelled) is server
 
 
 def test_layers_that_were_sensitive_get_the_larger_radius_the_next_time() -> None:

@@ -34,7 +34,7 @@ class InArchitectures(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for hook in ("unicast", "prepare"):
+        for hook in ("unicast", "prepare", "last_broadcast"):
             if self.inner.defines(hook):
                 raise TaskError(
                     "With several architectures a method must send the same to all clients of one. "
@@ -84,6 +84,9 @@ class InArchitectures(Wrapper):
 
     def mixing(self, server: Server) -> None:
         """It is not known across architectures."""
+
+    def found_clusters(self, server: Server) -> None:
+        """They are not known across architectures."""
 
 
 def _state(server: Server, cohort: Cohort) -> Tree:
