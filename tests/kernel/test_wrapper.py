@@ -64,7 +64,7 @@ def test_hyperparameters_stand_in_the_order_of_fields() -> None:
     assert [one.name for one in hyperparameters(method)] == [*values_of(method)]
     assert (values_of(method)["strength"], values_of(method)["lam"]) == (4, 3.0)
     assert (method.strength, method.lam) == (4, 3.0)
-    with pytest.raises(AttributeError, match="'Ditto' object has no attribute 'lamb'"):
+    with pytest.raises(AttributeError, match="'Plain' object has no attribute 'lamb'"):
         _ = method.lamb
 
 

@@ -130,15 +130,6 @@ class InClusters(Wrapper):
         """What both methods pull at."""
         return {**self.finder.pulls(lr), **self.inner.pulls(lr)}
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what only the method has or, if not that, the clustering: their hyperparameters."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "finder" or name.startswith("__"):
-                raise
-            return getattr(self.finder, name)
-
     # -- the server --------------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> Server:
         """Clustering begins; the method is asked whether it could begin, too."""

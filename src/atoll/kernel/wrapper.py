@@ -32,10 +32,12 @@ class Wrapper(Algorithm):
             one.check(title_of(self), getattr(self, one.name))
 
     def __getattr__(self, name: str) -> Any:
-        """Return what only the method inside has: its hyperparameters."""
-        if name == "inner" or name.startswith("__"):  # asked for while a copy is made
+        """Return a hyperparameter of a method inside."""
+        half_made = name in {one.name for one in fields(self)} or name.startswith("__")  # asked for by copies
+        values = {} if half_made else values_of(self)
+        if name not in values:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.inner, name)
+        return values[name]
 
     def defines(self, hook: str) -> bool:
         """Return whether this or the method inside has a hook of its own."""
