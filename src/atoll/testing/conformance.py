@@ -689,6 +689,13 @@ class _Traced(LocalEngine):
         return FORCED
 
 
+class _Thrifty(LocalEngine):
+    """Traces a step where the run is long enough to win back what tracing costs, though its plan is spelled out."""
+
+    def _calls(self, job: Job, plan: Plan) -> int:
+        return job.calls
+
+
 class _Devices(LocalEngine):
     """Runs every client as a device would."""
 
@@ -700,8 +707,9 @@ class _Devices(LocalEngine):
 @functools.cache
 def _engine(strategy: str) -> LocalEngine:
     """An engine whose plan is spelled out: nothing is measured."""
-    kind = {"traced": _Traced, "device": _Devices}.get(strategy, LocalEngine)
-    plan = {"traced": "chunk:2 traced", "device": "loop eager"}.get(strategy, f"{strategy} eager")
+    kind = {"traced": _Traced, "thrifty": _Thrifty, "device": _Devices}.get(strategy, LocalEngine)
+    plans = {"traced": "chunk:2 traced", "thrifty": "whole traced", "device": "loop eager"}
+    plan = plans.get(strategy, f"{strategy} eager")
     engine = kind(device="cpu", dtype=torch.float64, strategy=plan)
     engine.programs = _PROGRAMS
     return engine
@@ -710,7 +718,7 @@ def _engine(strategy: str) -> LocalEngine:
 # -- training and watching -----------------------------------------------------------------------------------------
 
 
-def play(task: Task, algorithm: Algorithm, rounds: int = 1, *, strategy: str = "whole", **more: Any) -> Report:
+def play(task: Task, algorithm: Algorithm, rounds: int = 1, *, strategy: str = "thrifty", **more: Any) -> Report:
     """A run in float64 without evaluation, in which no client may fail; `more` goes to `federate`."""
     with one_thread_each():  # these models are so small that a second thread only costs
         more = {"evaluation": "none", **more}
@@ -721,9 +729,11 @@ def play(task: Task, algorithm: Algorithm, rounds: int = 1, *, strategy: str = "
     return report
 
 
-def _train(algorithm: Algorithm, task: Task | None = None, *, rounds: int = ROUNDS, **more: Any) -> Report:
+def _train(
+    algorithm: Algorithm, task: Task | None = None, *, rounds: int = ROUNDS, strategy: str = "whole", **more: Any
+) -> Report:
     """A short run on the usual task."""
-    return play(task or _task(), algorithm, 1 if algorithm.one_shot else rounds, **more)
+    return play(task or _task(), algorithm, 1 if algorithm.one_shot else rounds, strategy=strategy, **more)
 
 
 @dataclass
