@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, Replies, Rounds, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.randomness import generator
+from atoll.kernel.task import Facts
 from atoll.testing.conformance import ConformanceError, checks
 from atoll.toolbox.client import sgd
 
@@ -43,7 +43,7 @@ class Sending(Honest):
 
 
 def first_samples(cohort: Cohort, split: str = "train") -> Tensor:
-    task = cohort.population.task
+    task = cohort._host._population.task
     return task.x[task.splits[split].order[task.splits[split].offsets[cohort.clients]]]
 
 
@@ -78,7 +78,7 @@ class LeaksFromRound99(Honest):
 class LeaksAfterSixAnswers(Honest):
     """The server counts its rounds and tells clients when to leak."""
 
-    def start(self, task: Task) -> Tree:
+    def start(self, task: Facts) -> Tree:
         return {"w": task.network.initial, "rounds": 0}
 
     def local(self, received: Tree, cohort: Cohort) -> Update:
@@ -111,7 +111,7 @@ class ExpectsFreshReplies(Honest):
     sends: ClassVar[Mapping[str, str]] = {"delta": "model", "round": "statistic"}
     sums_suffice: ClassVar[bool] = False
 
-    def start(self, task: Task) -> Tree:
+    def start(self, task: Facts) -> Tree:
         return {"w": task.network.initial, "rounds": 0}
 
     def local(self, received: Tree, cohort: Cohort) -> Update:
@@ -136,7 +136,7 @@ class CountsLikeTheNext(Honest):
     """Weighs its reply by the number of samples of the next client."""
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        task = cohort.population.task
+        task = cohort._host._population.task
         sizes = task.splits["train"].sizes((cohort.clients + 1) % task.clients)
         return replace(super().local(w, cohort), weight=torch.from_numpy(sizes).to(cohort.samples))
 
@@ -146,8 +146,8 @@ class ReadsTheLargest(Honest):
     """Scales its delta by the largest client of all."""
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        update, everybody = super().local(w, cohort), np.arange(cohort.population.task.clients)
-        largest = int(cohort.population.task.splits["train"].sizes(everybody).max())
+        update, everybody = super().local(w, cohort), np.arange(cohort._host._population.task.clients)
+        largest = int(cohort._host._population.task.splits["train"].sizes(everybody).max())
         return replace(update, send={"delta": update.send["delta"] * (1 + 1 / largest)})
 
 
@@ -156,7 +156,7 @@ class RecallsTheFirst(Honest):
     """Begins where the first client ended."""
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        memory = cohort.population.memory
+        memory = cohort._host._population.memory
         first = memory.recall(np.zeros(len(cohort), np.int64), cohort.stacked(w), before=cohort.round)
         w_k = sgd(cohort, start=first, epochs=1)
         return Update(send={"delta": w_k - w}, weight=cohort.samples, keep=w_k)
@@ -186,16 +186,17 @@ class TeachesTheServer(Honest):
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
         bench = replies.workbench
-        mine = bench.cohort(bench.population.task.x, bench.population.task.y)
+        mine = bench.cohort(bench._population.task.x, bench._population.task.y)
         return sgd(mine, start=w + replies.mean("delta"), epochs=1).client(0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartsFromSamples(Honest):
-    """The server's first model is shifted by the mean of all samples."""
+class StartsFromSizes(Honest):
+    """The server's first model is shifted by the size of the largest client; it has no way to the samples."""
 
-    def start(self, task: Task) -> Params:
-        return task.network.initial.map(lambda leaf: leaf + 0.01 * task.x.mean())
+    def start(self, task: Facts) -> Params:
+        assert not hasattr(task, "x")
+        return task.network.initial.map(lambda leaf: leaf + 0.01 * task.largest["train"])
 
 
 # -- what reads more than it may ---------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class CountsTestSamples(Honest):
     """Weighs its reply by how many test samples it has."""
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        sizes = cohort.population.task.splits["test"].sizes(cohort.clients)
+        sizes = cohort._host._population.task.splits["test"].sizes(cohort.clients)
         return replace(super().local(w, cohort), weight=cohort.samples + torch.from_numpy(sizes))
 
 
@@ -235,7 +236,7 @@ class ReadsTheCentralTestSet(Honest):
     """Shifts the model by a number of the server's test set."""
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
-        central = replies.workbench.population.task.central
+        central = replies.workbench._population.task.central
         assert central is not None
         return w + replies.mean("delta") * (1 + 0.01 * float(central[0].mean()))
 
@@ -255,7 +256,7 @@ class KnowsItsChunk(Honest):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         update = super().local(w, cohort)
-        return replace(update, send={"delta": update.send["delta"] * (1 + 0.1 * (cohort.scanner.plan.chunk or 0))})
+        return replace(update, send={"delta": update.send["delta"] * (1 + 0.1 * (cohort._host.plan.chunk or 0))})
 
 
 # -- what sends samples ------------------------------------------------------------------------------------------------
@@ -373,7 +374,7 @@ CAUGHT: dict[type[Algorithm], str] = {
     RecallsTheFirst: "clients-are-isolated",
     PassesNotes: "stop-and-resume",
     TeachesTheServer: "the-server-holds-no-samples",
-    StartsFromSamples: "the-server-holds-no-samples",
+    StartsFromSizes: "the-server-holds-no-samples",
     TrainsOnValidation: "validation-data-are-read-where-declared",
     CountsTestSamples: "test-data-are-never-read",
     ReadsTheCentralTestSet: "test-data-are-never-read",

@@ -14,10 +14,10 @@ from atoll.kernel.references import bibtex
 if TYPE_CHECKING:
     from atoll.data.task import Task
     from atoll.kernel.algorithm import Algorithm
+    from atoll.kernel.engine import Engine
     from atoll.kernel.params import Params, Tree
     from atoll.records.configuration import Settings
     from atoll.runtime.channel import Ledger
-    from atoll.runtime.engines.local import LocalEngine
     from atoll.runtime.population import Population
 
 
@@ -32,7 +32,7 @@ class Report:
     ledger: Ledger
     server: Tree
     population: Population
-    engine: LocalEngine
+    engine: Engine
     outcomes: NDArray[np.float64] | None = None  # the score of every test sample after the last round
 
     @cached_property

@@ -182,7 +182,7 @@ class Outcome:
         found = self.chosen()["evaluation"]
         if "shared" in found:
             return float(found["shared"]["test"]["micro"])
-        same = type(self.algorithm).personalize is Algorithm.personalize
+        same = not self.algorithm.defines("personalize")
         return float(found["personal"]["test"]["micro"]) if same else None
 
     @property

@@ -11,7 +11,6 @@ import numpy as np
 from atoll.data.statistics import Statistics
 from atoll.experiments.explain.study import Gain, Study, Values
 from atoll.experiments.explain.words import counted, enumerated, p_text, percent, rank_text
-from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.randomness import generator
 from atoll.metrics import significance
 from atoll.metrics.groups import terciles
@@ -97,7 +96,7 @@ class Case:
     @property
     def personal(self) -> bool:
         """Whether clients of this method deploy models of their own."""
-        return type(self.study.outcome.algorithm).personalize is not Algorithm.personalize
+        return self.study.outcome.algorithm.defines("personalize")
 
     @cached_property
     def weights(self) -> Values | None:
@@ -106,7 +105,7 @@ class Case:
         if outcome.mixing is not None:
             row = outcome.mixing[self.client]
             return np.asarray(row / (np.abs(row).sum() or 1))
-        if type(outcome.algorithm).mixing is not Algorithm.mixing or not hasattr(outcome.algorithm, "weighting"):
+        if outcome.algorithm.defines("mixing") or not hasattr(outcome.algorithm, "weighting"):
             return None
         weighting = outcome.algorithm.weighting
         if weighting == "uniform":
@@ -131,7 +130,7 @@ class Case:
         if relation is None:
             return ""
         if relation.p >= SIGNIFICANT:
-            return f"; over all clients the gain does not clearly go with {what} ({relation})"
+            return f"; over all clients the gain is not significantly correlated with {what} ({relation})"
         way = "over all clients the gain falls with" if relation.rho < 0 else "yet over all clients the gain rises with"
         return f"; {way} {what} ({relation})"
 
@@ -140,7 +139,7 @@ def data_of(case: Case) -> list[str]:
     """How the client's data differ."""
     data, client, measured = case.data, case.client, case.study.measured
     if data is None:
-        return ["What the clients have was not written down, so that how their data differ is not known."]
+        return ["The run has no statistics of its clients' data, so it is not known how they differ."]
     samples, median = int(data.samples[client]), float(np.median(data.samples))
     times = f", {samples / median:.2f} times the median of {median:,g}" if median else ""
     among = f"{times}, {rank_text(data.samples, client)} by size" if np.ptp(data.samples) else ", as all clients do"
@@ -286,7 +285,7 @@ def result_of(case: Case) -> list[str]:
     """What it has, and what it gained or lost."""
     study = case.study
     if not case.tested:
-        return ["It has no test samples, so that what it gains or loses is not known."]
+        return ["It has no test samples, so its gain or loss is not known."]
     score = study.score(float(study.scores[case.client]))
     words = [f"With {study.method} its {study.numbers.name} is {score} on {counted(case.tested, 'test sample')}."]
     gains = [gain for over in REFERENCES if (gain := case.gain_over(over)) is not None]
