@@ -23,7 +23,7 @@ from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import _task, play, quadratics
 
 LATE: dict[str, Any] = {"late": 0.5, "delay": 3}
-ROUNDS = 400
+ROUNDS = 280
 
 
 def played(method: Algorithm) -> Report:
