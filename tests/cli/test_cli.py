@@ -21,7 +21,7 @@ from atoll.data.task import Training
 from atoll.records.configuration import Settings
 from atoll.testing import conformance
 
-TINY = ["--rounds", "2", "--clients", "4"]
+TINY = ["--rounds", "2", "--clients", "4", "--samples", "600"]
 PROGRAM = [sys.executable, "-m", "atoll"]
 
 

@@ -25,7 +25,9 @@ from atoll.kernel.params import Stack, spread, stack
 from atoll.records.results import Outcome, label
 from atoll.runtime.serialise import size_of
 from atoll.runtime.workbench import Workbench
-from atoll.testing.conformance import _difference, _task, check, personal_models, play, quadratics
+from atoll.testing.conformance import check, personal_models, play, quadratics
+from atoll.testing.conformance.tasks import build_task
+from atoll.testing.conformance.trees import find_difference
 from atoll.toolbox.client import sgd
 
 
@@ -93,8 +95,8 @@ def test_the_last_step_is_taken_inside_the_clusters(make_task, make_cohort) -> N
     before, after = (personal_models(play(task, create(f"{hybrid}{epochs}"), rounds=3)) for epochs in (0, 3))
     expected = sgd(make_cohort(task, round=3), stack(before), epochs=3, only="head", stream="final")
     for client, model in enumerate(after):
-        assert _difference(model, before[client]) is not None
-        assert _difference(model, expected.client(client), 1e-15) is None
+        assert find_difference(model, before[client]) is not None
+        assert find_difference(model, expected.client(client), 1e-15) is None
 
 
 def test_it_is_a_method_like_any_other() -> None:
@@ -210,9 +212,9 @@ def test_personal_models_begin_at_what_the_cluster_has_learned() -> None:
 def test_private_parts_begin_at_what_the_cluster_has_learned(name: str, own: str) -> None:
     """A client that is not asked inside the clusters has its cluster's leaves, whatever others made of theirs."""
     hybrid = create(f"{name}@ifca:clusters=2,cluster_rounds=2")
-    report = play(_task(), hybrid, rounds=4, faults=lambda round, ids: (ids == 0) & (round > 1))
+    report = play(build_task(), hybrid, rounds=4, faults=lambda round, ids: (ids == 0) & (round > 1))
     start = report.server["starts"][int(report.server["cluster"][0])]
-    initial, mine = _task().network.initial, personal_models(report)[0]
+    initial, mine = build_task().network.initial, personal_models(report)[0]
     for part, leaf in start.part(own).items():
         assert torch.equal(mine[part], leaf), part
         assert not torch.equal(initial[part], leaf), part
@@ -221,8 +223,8 @@ def test_private_parts_begin_at_what_the_cluster_has_learned(name: str, own: str
 def test_what_a_client_starts_from_is_sent_once_and_kept() -> None:
     """Four clients, each asked in some rounds only: the ledger has one start for each that was asked."""
     hybrid = create("local@ifca:clusters=2,cluster_rounds=1")
-    report = play(_task(), hybrid, rounds=6, cohort=2)
-    start = size_of({"sent": None, "start": _task().network.initial})
+    report = play(build_task(), hybrid, rounds=6, cohort=2)
+    start = size_of({"sent": None, "start": build_task().network.initial})
     downs = [entry for entry in report.ledger.entries if entry.field == "unicast" and entry.bytes == start]
     told = [client for entry in downs for client in entry.clients]
     inside = {client for entry in report.ledger.entries if entry.field == "unicast" for client in entry.clients}
@@ -236,7 +238,7 @@ INSIDE = ["fedproto", "fedcr", "fedgen", "fedgen-local", "fedper", "feddf", "sca
 @pytest.mark.parametrize("settings", [{"cohort": 2}, {"late": 0.5, "delay": 2}], ids=["cohort", "late"])
 @pytest.mark.parametrize("name", INSIDE)
 def test_it_works_inside_clusters(name: str, settings: dict[str, Any]) -> None:
-    report = play(_task(), create(f"{name}@ifca:clusters=2,cluster_rounds=2"), rounds=6, **settings)
+    report = play(build_task(), create(f"{name}@ifca:clusters=2,cluster_rounds=2"), rounds=6, **settings)
     assert report.server["inside"] is not None
     assert all(torch.isfinite(leaf).all() for model in personal_models(report) for leaf in model.values())
 
@@ -244,11 +246,13 @@ def test_it_works_inside_clusters(name: str, settings: dict[str, Any]) -> None:
 def test_what_is_late_from_the_time_of_the_clustering_does_not_count_inside() -> None:
     """A reply to what the clustering sent leaves the clusters' servers as they are."""
     hybrid = create("fedavg@ifca:clusters=1,cluster_rounds=1")
-    server = hybrid.start(_task().public_facts())
-    report = play(_task(), hybrid, rounds=2)
+    server = hybrid.start(build_task().public_facts())
+    report = play(build_task(), hybrid, rounds=2)
     bench = Workbench(report.population, report.engine, 1)
-    fixed = play(_task(), hybrid, rounds=2, faults=lambda round, ids: np.full(len(ids), round == 1)).server
-    delta = Stack({name: leaf[None] for name, leaf in _task().network.initial.items()}, _task().network.layout)
+    fixed = play(build_task(), hybrid, rounds=2, faults=lambda round, ids: np.full(len(ids), round == 1)).server
+    delta = Stack(
+        {name: leaf[None] for name, leaf in build_task().network.initial.items()}, build_task().network.layout
+    )
     old = Arrival(np.array([0]), {"delta": delta}, torch.ones(1), late=1, broadcast=hybrid.broadcast(server))
     after = hybrid.aggregate(fixed, Replies([old], keep=True, workbench=bench))
     assert all(torch.equal(leaf, fixed["inside"][0][name]) for name, leaf in after["inside"][0].items())
@@ -260,12 +264,12 @@ def test_what_is_late_from_the_time_of_the_clustering_does_not_count_inside() ->
 
 def test_the_method_must_have_rounds_left() -> None:
     with pytest.raises(CohortError, match="`rounds` must be at least 11: with less, a part of ditto@ifca never runs"):
-        play(_task(), create("ditto@ifca"), rounds=10)
+        play(build_task(), create("ditto@ifca"), rounds=10)
 
 
 def test_a_method_that_needs_public_data_says_so_before_the_first_round() -> None:
     with pytest.raises(TaskError, match="needs public data"):
-        play(replace(_task(), public=None), create("feddf@ifca:cluster_rounds=1"), rounds=2)
+        play(replace(build_task(), public=None), create("feddf@ifca:cluster_rounds=1"), rounds=2)
 
 
 def test_hyperparameters_of_one_name_must_mean_the_same() -> None:

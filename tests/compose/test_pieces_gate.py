@@ -20,7 +20,8 @@ from atoll.kernel.params import Params
 from atoll.kernel.predictor import Predictor
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.testing.conformance import _difference, personal_models, play
+from atoll.testing.conformance import personal_models, play
+from atoll.testing.conformance.trees import find_difference
 
 CLIENTS = 6
 ODD = 3  # the client whose labels mean something else
@@ -43,7 +44,7 @@ def _models(name: str, task: Task | None = None, **more: object) -> list[Params]
 
 
 def _same(ours: Params, theirs: Params) -> bool:
-    return _difference(ours, theirs) is None
+    return find_difference(ours, theirs) is None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-ft:tune_epochs=1"])
@@ -68,9 +69,9 @@ def test_it_never_steps_in_the_way_of_the_methods_own_work() -> None:
     for method in ("fedper", "fedrep:final_epochs=2"):
         name, _, values = method.partition(":")
         plain, gated = (play(_task(), create(text), 4) for text in (method, f"{name}+gate:margin=0.0,{values}"))
-        assert _difference(plain.server, gated.server) is None
+        assert find_difference(plain.server, gated.server) is None
         kept = [report.population.memory.save(round=4)["kept"] for report in (plain, gated)]
-        assert _difference(*kept) is None
+        assert find_difference(*kept) is None
 
 
 def test_the_model_of_its_own_is_that_of_local_whatever_pieces_there_are() -> None:

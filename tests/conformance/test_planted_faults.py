@@ -27,7 +27,8 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, Tree, spread
 from atoll.kernel.randomness import Keys
-from atoll.testing.conformance import Check, ConformanceError, _shortened, check, checks, everything
+from atoll.testing.conformance import Check, ConformanceError, check, checks, everything
+from atoll.testing.conformance.methods import shorten
 from atoll.toolbox.client import sgd
 
 
@@ -491,8 +492,8 @@ class LeaksIfAsked(Leak):
 
 def test_a_method_inside_clusters_can_be_checked_with_other_hyperparameters() -> None:
     asked = create("ditto@ifca:cluster_rounds=2,lam=0.5")
-    assert _shortened(asked) == asked
-    assert _shortened(create("ditto@ifca:lam=0.5")) == create("ditto@ifca:cluster_rounds=1,lam=0.5")
+    assert shorten(asked) == asked
+    assert shorten(create("ditto@ifca:lam=0.5")) == create("ditto@ifca:cluster_rounds=1,lam=0.5")
 
 
 def test_what_lasts_is_played_short_unless_it_is_asked_for() -> None:
