@@ -168,7 +168,7 @@ class PassesNotes(Honest):
 
     left: ClassVar[list[Params]] = []
 
-    def start(self, task: Task) -> Params:
+    def start(self, task: Facts) -> Params:
         self.left.clear()
         return task.network.initial
 
