@@ -258,7 +258,7 @@ class LocalEngine:
             plan,
             self.programs,
             nominal=plan.size(part.usual),
-            calls=self._count_calls(part, plan),
+            calls=self._calls(part, plan),
             trainings=part.population.trainings,
         )
         began = time.perf_counter()
@@ -284,7 +284,7 @@ class LocalEngine:
             return Lost(clients, reason) if len(clients) == 1 else TimeoutError(reason)
         return Done(clients, result, part.population.memory, assignment.unicast, cohort.notes, scanner.tally.gradients)
 
-    def _count_calls(self, part: Part, plan: Plan) -> int:
+    def _calls(self, part: Part, plan: Plan) -> int:
         """Return how often a program made now will be used: in every coming part, once per chunk."""
         if self.spelled is not None and part.job.phase.name == "local":
             return FORCED  # it was asked for
