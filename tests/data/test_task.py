@@ -549,7 +549,7 @@ def test_every_client_must_have_one_of_the_networks(architecture):
 @pytest.mark.parametrize(
     ("models", "error", "said"),
     [
-        ([nn.Linear(4, 3)] * 3, TaskError, "at least 1 model, and no more than clients, 2. Got 3."),
+        ([nn.Linear(4, 3)] * 3, TaskError, "at least 1 model, and at most one per client, 2. Got 3."),
         ([nn.Linear(4, 3), nn.Linear(9, 3)], ModelError, r"Linear must take samples of shape \(4,\)"),
         ([nn.Linear(4, 3), nn.Linear(4, 2)], ModelError, "must give one output per class, 3"),
     ],

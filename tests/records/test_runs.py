@@ -491,7 +491,7 @@ def test_sigterm_ends_after_the_round_with_a_checkpoint(tmp_path):
     run = Run.open(tmp_path / "run")
     assert run.checkpoints()[-1] == 3
     assert [line["round"] for line in run.metrics()] == [1, 2, 3]
-    assert "stopping after this round; once more to stop at once" in (tmp_path / "run" / "run.log").read_text()
+    assert "stopping after this round; interrupt again to stop at once" in (tmp_path / "run" / "run.log").read_text()
 
 
 def test_ctrl_c_saves_the_round_and_twice_stops_at_once(make_task, tmp_path):
@@ -529,7 +529,9 @@ def test_nothing_is_written_through_a_link(make_task, tmp_path, name):
     else:
         elsewhere.write_text("")
     (folder / name).symlink_to(elsewhere)
-    with pytest.raises(RunError, match=rf"What a run writes must lie in its folder. .*{name} is a link to .*elsewhere"):
+    with pytest.raises(
+        RunError, match=rf"The files of a run must lie in its folder. .*{name} is a link to .*elsewhere"
+    ):
         federate(make_task(), FedAvg(), rounds=2, folder=folder, memory="disk", evaluation="none")
     assert not [*elsewhere.iterdir()] if name == "checkpoints" else elsewhere.read_text() == ""
 

@@ -1,4 +1,4 @@
-"""Which samples a client sees at which step: a table of indices, built on the device from hashed keys."""
+"""Batches: a table of the samples that each client sees at each step, built on the device from hashed keys."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ Read = Callable[[str, list[Path], bool], Dataset]  # (folder, files in it, wheth
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a data set before it is read."""
+    """The facts of a data set that are known before it is read."""
 
     read: Read
     samples: str

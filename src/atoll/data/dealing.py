@@ -22,7 +22,7 @@ class Partition(Protocol):
 
     @property
     def reads(self) -> Reads:
-        """What `split` reads of every sample: its label, or the number of its owner."""
+        """The fact of every sample that `split` reads: its label, or the number of its owner."""
         ...
 
     @property

@@ -39,7 +39,7 @@ IDX_FILES = tuple(f"{stem}.gz" for stem in IDX_STEMS)
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a data set is published: files below `base`, and the folder they go to.
+    """The place where a data set is published: files below `base`, and the folder they go to.
 
     Of an archive, only the `members` of that name are taken out.
     """

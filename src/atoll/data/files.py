@@ -196,7 +196,7 @@ def _spoken_text(line: ET.Element) -> str:
 
 
 class Ratings(NamedTuple):
-    """Who rated what, how, and when."""
+    """Ratings: user, item, rating and time of each."""
 
     user: Numbers
     item: Numbers

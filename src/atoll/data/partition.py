@@ -247,7 +247,7 @@ class Shifted:
 
     @property
     def reads(self) -> Reads:
-        """What `split` reads of every sample."""
+        """The fact of every sample that `split` reads."""
         return self.partition.reads
 
     @property

@@ -18,7 +18,7 @@ from atoll.kernel.randomness import generator
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which data, how it is dealt to clients, which model, and how clients take their steps."""
+    """A task in words: the data, how they are dealt to clients, the model, and how clients take their steps."""
 
     dataset: str = "digits"
     partition: str = "auto"  # natural where samples belong to somebody, else dirichlet:0.3
@@ -67,7 +67,7 @@ class Recipe:
 
     @property
     def words(self) -> dict[str, Any]:
-        """What a run's configuration says about its task; the training stands there by itself."""
+        """The recipe as a run's configuration holds it; the training stands there by itself."""
         return {name: value for name, value in asdict(self).items() if name != "training"}
 
     @classmethod
@@ -92,7 +92,7 @@ def shares_of(split: str) -> Shares:
             hint="for example 60/15/25.",
         ) from None
     if not (min(train, val, test) >= 0 and train > 0 and abs(train + val + test - 1) <= 1e-6):
-        raise TaskError(f"The three parts of a split must sum to 100, and train be above 0. Got {split!r}.")
+        raise TaskError(f"The three parts of a split must sum to 100, and train must be above 0. Got {split!r}.")
     return train, val, test
 
 

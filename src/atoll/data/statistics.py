@@ -1,4 +1,4 @@
-"""How the data of clients differ: sizes, labels, features. Computed from arrays only, for any number of clients."""
+"""Statistics of how clients differ: sizes, labels, features. Computed from arrays only, for any number of clients."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Statistics:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.samples)
 
     @property

@@ -62,7 +62,7 @@ def tables_by_client(source: Any) -> dict[str, Table]:
         pairs = [*(source.items() if isinstance(source, Mapping) else enumerate(source))]
     else:
         raise DataError(
-            "`client` must name the column that says whose a row is, where the data are one table. "
+            "`client` must name the column of clients where the data are one table. "
             f"Got {_kind_of(source)} and no `client`.",
             hint="pass client='hospital', or the clients apart: a folder with a file each, or a dict {client: data}.",
         )

@@ -74,7 +74,7 @@ class Task:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.splits["train"].offsets) - 1
 
     def client_name(self, client: int) -> str:
@@ -90,7 +90,7 @@ class Task:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """What the leaves of the models are, by architecture."""
+        """The layouts of the models, by architecture."""
         return tuple(network.layout for network in self.networks or (self.network,))
 
     @property
@@ -188,7 +188,7 @@ class Task:
             found = duplicates(samples, others)
             if found:
                 raise TaskError(
-                    f"Public samples must not be private or test samples, too. {len(found)} of {len(samples)} are "
+                    f"Public samples must not be private or test samples. {len(found)} of {len(samples)} are "
                     f"{whose}, the first is number {found[0]}.",
                     hint="leave them out; or Task.build(public=0.1) takes public samples before the others are dealt.",
                 )
@@ -213,7 +213,7 @@ class Task:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """How the clients' training data differ."""
+        """The statistics of the clients' training data."""
         train = self.splits["train"]
         parts = np.split(train.order.cpu().numpy(), train.offsets[1:-1])
         features = self.x.cpu().numpy() if self.x.is_floating_point() else None
@@ -432,7 +432,7 @@ def _deal_networks(networks: list[Network], clients: int) -> dict[str, Any]:
     """Return the fields of a task that has these networks: client k has number k modulo how many there are."""
     if not 1 <= len(networks) <= clients:
         raise TaskError(
-            f"There must be at least 1 model, and no more than clients, {clients}. Got {len(networks)}.",
+            f"There must be at least 1 model, and at most one per client, {clients}. Got {len(networks)}.",
             hint="a model that no client has cannot be trained.",
         )
     if len(networks) == 1:

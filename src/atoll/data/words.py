@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Word(Generic[T]):
-    """How one thing is written, what it means, and what builds it from its values."""
+    """A word of the language of partitions: how it is written, what it means, and what builds it from its values."""
 
     written: str  # name:VALUE, with [:VALUE] for those that may be left out
     meaning: str

@@ -160,7 +160,7 @@ def flatten_names(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 class Tracker(Protocol):
-    """Where the figures of runs go."""
+    """A place where the figures of runs go."""
 
     failures: tuple[type[Exception], ...]  # what it raises if it cannot be written or reached
 
@@ -315,6 +315,6 @@ def import_extra(module: str, package: str) -> Any:
         return import_module(module)
     except ImportError:
         raise RunError(
-            f"Tracking with {package} must have its package. Module {module} cannot be imported.",
+            f"Tracking with {package} needs its package. Module {module} cannot be imported.",
             hint="pip install 'atoll[tracking]'.",
         ) from None

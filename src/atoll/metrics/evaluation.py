@@ -172,7 +172,7 @@ def collect_observations(notes: Notes) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What clients add up over the samples of a split; with `each`, the score of every sample as well."""
+    """The sums that clients take over the samples of a split; with `each`, the score of every sample as well."""
 
     split: str
     each: bool = False

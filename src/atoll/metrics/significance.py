@@ -1,4 +1,4 @@
-"""Which differences are more than chance: paired tests over clients and samples, intervals over seeds, harm."""
+"""Significance of differences: paired tests over clients and samples, intervals over seeds, harm."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _widths(name: str, text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if name != "mlp" or not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ModelError(
-            f"After a colon must stand the widths of hidden layers, and only `mlp` takes them. Got '{name}:{text}'.",
+            f"A colon must be followed by the widths of hidden layers, which only `mlp` takes. Got '{name}:{text}'.",
             hint="for example mlp:64 or mlp:64,32.",
         )
     return tuple(map(int, parts))

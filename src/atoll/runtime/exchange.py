@@ -1,4 +1,4 @@
-"""What passes between the server and its clients in a round: messages down, work, replies up, and who is lost."""
+"""The exchange of a server with its clients in a round: messages down, work, replies up, and who is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Notes = list[tuple[Clients, dict[str, NDArray[np.float64]]]]  # some clients, an
 
 @dataclass
 class Traffic:
-    """What happened to the clients of one round."""
+    """The fate of the clients of one round."""
 
     asked: int
     replied: int = 0

@@ -74,5 +74,5 @@ def require_no_link(path: Path) -> None:
     if path.is_symlink():
         raise RunError(
             f"The files of a run must lie in its folder. {path} is a link to {path.readlink()}.",
-            hint="replace the link by what it leads to, or by nothing.",
+            hint="replace the link by its target, or remove it.",
         )

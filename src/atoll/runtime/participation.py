@@ -1,4 +1,4 @@
-"""Who is there in a round: a schedule, written in words.
+"""Participation: a schedule, written in words, that says who is there in a round.
 
     constant          everybody, always
     random:P          each client with probability P, drawn anew in every round

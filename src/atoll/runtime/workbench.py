@@ -42,7 +42,7 @@ class Workbench:
 
     @property
     def task(self) -> Facts:
-        """What everybody may know of the task."""
+        """The public facts of the task."""
         return self._population.facts
 
     @property

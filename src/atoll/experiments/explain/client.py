@@ -85,7 +85,7 @@ class Case:
 
     @cached_property
     def far(self) -> dict[str, str]:
-        """What puts it into the third that is farthest from all, beyond chance; with its rank."""
+        """The values that put it into the third that is farthest from all, beyond chance; with its rank."""
         names = {"label divergence": "labels", "target shift": "targets", "feature distance": "features"}
         return {
             what: f"{name} ({rank_text(self.study.measured[what], self.client)})"

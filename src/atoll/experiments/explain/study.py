@@ -29,7 +29,7 @@ STILL_RISING = 0.01  # of the score, over the last quarter of the rounds
 
 
 class Gain(NamedTuple):
-    """What a client gains over a reference, on its test samples."""
+    """The gain of a client over a reference, on its test samples."""
 
     over: str
     score: float  # of the reference
@@ -163,7 +163,7 @@ class Study:
 
     @cached_property
     def replies(self) -> NDArray[np.int64] | None:
-        """In how many rounds each client replied; None if it was not written down."""
+        """The number of rounds in which each client replied; None if it was not written down."""
         if self.outcome.folder is None or not self.outcome.algorithm.sends:
             return None
         who: dict[int, set[int]] = {}

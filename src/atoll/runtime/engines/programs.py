@@ -48,7 +48,7 @@ WORTHWHILE_CALLS: dict[Mode, int] = {"eager": 0, "traced": 40, "compiled": 1000}
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients are grouped and how their steps run."""
+    """A plan: how clients are grouped and how their steps run."""
 
     strategy: Literal["loop", "threads", "chunk", "whole"] = "whole"
     chunk: int | None = None
@@ -401,7 +401,7 @@ class Graphs:
             try:
                 self.captured[key] = GraphProgram(program, work, example, self._pool, own_data=self.own_data)
             except Exception as error:  # noqa: BLE001 - a step that cannot be captured can still run
-                log.warning("step cannot be captured as a CUDA graph and runs without (%s)", first_line(error))
+                log.warning("step cannot be captured as a CUDA graph and runs without one (%s)", first_line(error))
                 self.captured[key] = program
         return self.captured[key]
 

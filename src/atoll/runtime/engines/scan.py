@@ -80,7 +80,7 @@ class Scanner:
 
     @property
     def passes(self) -> int:
-        """How often clients have gone over their training data to train."""
+        """The number of times that clients have gone over their training data to train."""
         return self.tally.passes
 
     @property
@@ -278,7 +278,7 @@ class Scanner:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a fold reads: one row per client, and one per step and client for `index` and `mask`."""
+    """The inputs of a fold: one row per client, and one per step and client for `index` and `mask`."""
 
     carry: Leaves
     given: Leaves

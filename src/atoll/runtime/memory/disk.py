@@ -1,4 +1,4 @@
-"""What clients keep, in one SQLite file: for more clients than RAM holds, and intact after `kill -9`.
+"""The memory of clients in one SQLite file: for more clients than RAM holds, and intact after `kill -9`.
 
 Rows are (piece, client, round), so a run resumed at an earlier round does not see what later rounds kept; a checkpoint
 removes what it supersedes.

@@ -1,4 +1,4 @@
-"""What clients keep, in RAM or on the GPU: one growing block per leaf, so recalling a cohort is one gather."""
+"""The memory of clients in RAM or on the GPU: one growing block per leaf, so recalling a cohort is one gather."""
 
 from __future__ import annotations
 
