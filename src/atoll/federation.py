@@ -42,6 +42,7 @@ from atoll.metrics.evaluation import Notes, observed
 from atoll.metrics.newcomers import evaluate_newcomers
 from atoll.records.configuration import Settings, describe, is_another_model
 from atoll.records.report import Report
+from atoll.records.rounds import Round
 from atoll.records.runs import Run, peak_memory
 from atoll.runtime.channel import Channel, Ledger, Stage
 from atoll.runtime.engines.local import Done, Job, LocalEngine, Lost
@@ -89,7 +90,7 @@ def federate(
     resume: bool = False,
     stages: Sequence[Stage] = (),
     faults: Callable[[int, Clients], NDArray[np.bool_]] | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: Callable[[Round], None] | None = None,
     on_epoch: OnEpoch | None = None,
     stop: threading.Event | None = None,
     trained: Path | str | None = None,
@@ -179,12 +180,13 @@ def federate(
             if trainings and trainings.found:
                 line["seconds"]["found"] = sum(trainings.found)
             line["memory"] = peak_memory(engine.device)
-            history.append(line)
+            written_down = Round.of_json(line)
+            history.append(written_down)
             stopping = stop.is_set() and done < settings.rounds  # a signal that comes later waits for the next round
             if run:
                 if outcomes is not None:
                     run.save_outcomes(outcomes)
-                run.record(line, channel.ledger.entries[written:])
+                run.record(written_down, channel.ledger.entries[written:])
                 written = len(channel.ledger.entries)
                 due = settings.evaluates_after(done) or time.monotonic() - saved_at > CHECKPOINT_SECONDS
                 if due or stopping or done == settings.rounds:
@@ -195,11 +197,11 @@ def federate(
                     population.memory.prune(round=run.checkpoints()[0])
                     saved_at = time.monotonic()
             if on_round:
-                on_round(line)
+                on_round(written_down)
             if stopping:
                 how = f"; continue with `atoll resume {run.folder}`" if run else ""
                 raise KeyboardInterrupt(f"stopped after round {done}{how}")
-    return Report(task, algorithm, settings, history, channel.ledger, server, population, engine, outcomes)
+    return Report.of_run(task, algorithm, settings, history, channel.ledger, server, population, engine, outcomes, run)
 
 
 # -- the parts of a round ------------------------------------------------------------------------------------------

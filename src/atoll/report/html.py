@@ -37,7 +37,8 @@ from atoll.report.table import (
 
 if TYPE_CHECKING:
     from atoll.kernel.clusters import Clusters as Found
-    from atoll.records.results import Outcome, Results
+    from atoll.records.report import Report
+    from atoll.records.results import Results
 
 BEST = "★"
 MOST_CLIENTS = 200  # rows of the table by client; clients.csv has them all
@@ -265,7 +266,7 @@ class Page:
         return _figure_of(words, self._both(lines, title, "round"))
 
     def _bytes(self) -> str:
-        def spent(outcome: Outcome) -> list[tuple[float, float]]:
+        def spent(outcome: Report) -> list[tuple[float, float]]:
             return [(at, score) for at, (_, score) in zip(outcome.spent, outcome.curve(), strict=True)]
 
         sending = [method for method, (one, *_) in self.comparison.outcomes.items() if one.bytes]
@@ -287,7 +288,7 @@ class Page:
         across = f"megabytes, both directions{', logarithmic' if log else ''}"
         return _figure_of(words, self._both(lines, title, across, log=log))
 
-    def _line(self, method: str, of: Callable[[Outcome], list[tuple[float, float]]]) -> Line:
+    def _line(self, method: str, of: Callable[[Report], list[tuple[float, float]]]) -> Line:
         """Means over seeds at every evaluation that all of them have."""
         scale, name = (100 if self.numbers.share else 1), self.numbers.name
         seeds = [of(outcome) for outcome in self.comparison.outcomes[method]]
@@ -309,7 +310,7 @@ class Page:
         note = f"<span>{escape(newcomers_notes(self.comparison))} {_PROTOCOL}</span>"
         table = _table(["Method", *(f"{head[0].upper()}{head[1:]}" for head in heads)], rows, note)
 
-        def tuned(outcome: Outcome) -> list[tuple[float, float]]:
+        def tuned(outcome: Report) -> list[tuple[float, float]]:
             stages = outcome.newcomers["labelled"] if outcome.newcomers else {}
             return [(float(epochs), scores["macro"]) for epochs, scores in stages.items()]
 
@@ -587,7 +588,7 @@ class Page:
         command = (
             f"<h3>Command</h3><pre class=wrap>{escape(str(config['command']))}</pre>" if "command" in config else ""
         )
-        whole = escape(json.dumps(config, indent=2, default=str))
+        whole = escape(json.dumps(config.as_json(), indent=2, default=str))
         first = f"{self.comparison.example.label}, seed {self.comparison.seeds[0]}"
         return (
             f"{command}{_table(['Part', 'Values'], rows, kind='words')}<details><summary>The configuration of "
