@@ -77,9 +77,9 @@ def make_cohort() -> Callable[..., Cohort]:
     """Some clients of a task in a round, run as a plan says."""
 
     def make(task, plan=None, clients=None, *, round=0, seed=0, programs=None, calls=FORCED, splits=None):
-        scanner = Scanner(plan or Plan(), programs or Programs(), calls=calls)
         population = Population(task, RamMemory(task.clients), seed)
+        scanner = Scanner(population, plan or Plan(), programs or Programs(), calls=calls)
         who = np.arange(task.clients) if clients is None else np.asarray(clients)
-        return Cohort(population, who, round, scanner, splits=frozenset(splits or {"train", "val"}))
+        return Cohort(population.facts, who, round, scanner, splits=frozenset(splits or {"train", "val"}))
 
     return make

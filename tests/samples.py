@@ -1,11 +1,14 @@
 """What tests read of a client's samples, and what they ask models."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atoll import Batch, Task
+from atoll import Algorithm, Batch, Cohort, Task
+from atoll.kernel.job import AtTheEnd
 from atoll.kernel.network import Variant
 from atoll.kernel.predictor import Deployed, predictor_of
 from atoll.kernel.randomness import Keys, generator
@@ -54,3 +57,19 @@ class Shaken:
 
     def check(self, shape: tuple[int, ...]) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Work(AtTheEnd):
+    """A phase in which clients do something that no method does."""
+
+    work: Callable[[Cohort], Any]
+    name: str = "local"
+
+    @property
+    def replies(self) -> bool:  # type: ignore[override]
+        """Whether the server waits for it."""
+        return self.name == "local"
+
+    def run(self, method: Algorithm, received: Any, cohort: Cohort) -> Any:
+        return self.work(cohort)

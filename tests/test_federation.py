@@ -15,13 +15,14 @@ from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
 from atoll.algorithms.pfedme import PFedMe
-from atoll.federation import choose, say_overshooting
+from atoll.federation import choose
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import CohortError, DivergedError, OneShotError
 from atoll.kernel.params import Params, Stack
 from atoll.records.runs import Run
 from atoll.runtime.engines.local import FORCED
 from atoll.runtime.engines.programs import Plan
+from atoll.runtime.guards import warn_of_overshooting
 from atoll.toolbox.client import sgd
 
 
@@ -423,13 +424,13 @@ def test_without_an_evaluation_of_all_clients_there_are_no_single_samples(uneven
     ids=repr,
 )
 def test_a_pull_that_overshoots_is_said_aloud(algorithm, named, caplog):
-    say_overshooting(algorithm, 0.1)
+    warn_of_overshooting(algorithm, 0.1)
     assert [record.message.startswith(named) for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("algorithm", [Ditto(lam=20.0), FedProx(), FedDyn(), PFedMe(), FedAvg()], ids=repr)
 def test_a_pull_that_does_not_is_not(algorithm, caplog):
-    say_overshooting(algorithm, 0.1)
+    warn_of_overshooting(algorithm, 0.1)
     assert not caplog.records
 
 

@@ -101,7 +101,7 @@ def test_what_comes_back_after_the_upload_is_in_the_ledger(task: Task, personal:
 
 def test_clients_have_their_own_splits(task: Task) -> None:
     # The first two clients are the same, and unlike the others.
-    blocks, counts = blocks_of(task), torch.tensor([[9.0, 0, 0], [5, 0, 0], [0, 9, 0], [0, 0, 9]])
+    blocks, counts = blocks_of(task.public_facts()), torch.tensor([[9.0, 0, 0], [5, 0, 0], [0, 9, 0], [0, 0, 9]])
     mean = torch.tensor([[0.0], [0.0], [9.0], [-9.0]]).expand(4, SIZE + CLASSES)
     said = Stack.of(mean=mean, deviation=torch.ones(4, SIZE + CLASSES))
     good, u = ABHS(theta=0.3).shareable(blocks, counts, said)
@@ -247,7 +247,7 @@ def test_a_student_of_itself_stays_where_samples_are_augmented(task: Task) -> No
 @pytest.mark.parametrize("split", [0, 1])
 @pytest.mark.parametrize("mask", [None, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)])
 def test_the_gradient_of_the_student_by_hand(task: Task, split: int, mask: Tensor | None) -> None:
-    draw, blocks = generator(2, "wanted"), blocks_of(task)
+    draw, blocks = generator(2, "wanted"), blocks_of(task.public_facts())
     x, y = task.x[:4], torch.tensor([0, 2, 1, 1])
     said = torch.from_numpy(draw.normal(size=(4, SIZE + CLASSES)))
     likely = torch.from_numpy(draw.dirichlet([1.0] * CLASSES, size=4))
@@ -273,7 +273,7 @@ def test_nothing_to_be_like_pulls_nowhere() -> None:
 
 def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
     # catches: a pull on features where only the head is trained, which would have no gradient at all.
-    names, others = blocks_of(task).above(0), [task.network.initial * 1.1, task.network.initial * 0.7]
+    names, others = blocks_of(task.public_facts()).above(0), [task.network.initial * 1.1, task.network.initial * 0.7]
     batch = Batch(task.x[:5], task.y[:5], None, None, task.network, Variant())
     given = {"many": others, "shares": torch.tensor([0.25, 0.75]).double(), "beta": 0.4}
     g, _, loss = held(names, task.network.initial, batch, given)
@@ -284,7 +284,10 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
     for mine, theirs in zip(g.values(), torch.autograd.grad(total, list(module.parameters())), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(loss, fit.detach())
-    assert set(held(blocks_of(task).above(1), task.network.initial, batch, given)[0]) == {"head.weight", "head.bias"}
+    assert set(held(blocks_of(task.public_facts()).above(1), task.network.initial, batch, given)[0]) == {
+        "head.weight",
+        "head.bias",
+    }
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -301,12 +304,12 @@ def test_public_samples_are_asked_for_before_anything_is_trained(task: Task) -> 
 def test_fewer_features_than_corners_of_a_simplex_are_refused(make_task: Callable[..., Task]) -> None:
     task = make_task(lambda: MLP((4,), 5, hidden=(3,)), classes=5)
     with pytest.raises(ModelError, match="Got 5 classes and 3 dimensions"):
-        ABHS(base="initial", student_epochs=0).start(task)
+        ABHS(base="initial", student_epochs=0).start(task.public_facts())
 
 
 def test_tasks_without_classes_and_networks_without_blocks_are_refused() -> None:
     with pytest.raises(TaskError, match="samples of one class each"):
-        ABHS(base="initial", student_epochs=0).start(quadratics(torch.zeros(2, 3)))
+        ABHS(base="initial", student_epochs=0).start(quadratics(torch.zeros(2, 3)).public_facts())
 
     class Knot(nn.Module):
         head_modules = ("head",)
@@ -325,7 +328,7 @@ def test_tasks_without_classes_and_networks_without_blocks_are_refused() -> None
     with default_generator(0):
         task = Task.of_clients(data, Knot(), classes=CLASSES, shares=(1.0, 0.0, 0.0))
     with pytest.raises(ModelError, match="an nn.Sequential, and a `head`. Got a Knot"):
-        ABHS(base="initial", student_epochs=0).start(task)
+        ABHS(base="initial", student_epochs=0).start(task.public_facts())
 
 
 def test_clients_with_features_of_different_sizes_are_refused(task: Task) -> None:

@@ -35,7 +35,7 @@ def task(make_task: Callable[..., Task]) -> Task:
 def test_clients_share_the_first_blocks_that_moved_little_and_are_generic(
     task: Task, make_cohort: Callable[..., Cohort]
 ) -> None:
-    cohort, blocks, w = make_cohort(task), blocks_of(task), task.network.initial
+    cohort, blocks, w = make_cohort(task), blocks_of(task.public_facts()), task.network.initial
     w_k = sgd(cohort, w, epochs=2)
     moved, generic = drift(blocks, w_k, w), scatter(cohort, blocks, w_k)
     for theta_d, theta_r in (
@@ -74,7 +74,7 @@ def test_the_server_averages_as_deep_as_most_want_and_all_are_alike(
     alone = play(task, quick(theta_d=0.0)).server["models"]
     n = torch.tensor([len(own(task, k)[0]) for k in range(4)], dtype=torch.float64)
     for name, leaf in server["models"].items():
-        if name in blocks_of(task).below(expected):
+        if name in blocks_of(task.public_facts()).below(expected):
             mean = torch.tensordot(n / n.sum(), alone[name], dims=1)
             torch.testing.assert_close(leaf, mean.expand_as(leaf))
         else:
@@ -131,7 +131,7 @@ def test_noise_must_be_like_the_samples(task: Task) -> None:
     letters = {"0": (torch.arange(6).reshape(3, 2) % 5, torch.arange(3))}
     words = Task.of_clients(letters, Looked(), classes=CLASSES, shares=(1.0, 0.0, 0.0))
     with pytest.raises(TaskError, match="must be numbers") as caught:
-        ABHSLocal().start(words)
+        ABHSLocal().start(words.public_facts())
     assert "probes=public" in str(caught.value)
 
 

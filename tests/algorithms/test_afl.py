@@ -58,7 +58,7 @@ class DependsOnTheOrder(AFL):
 
     def local(self, body: Params | None, cohort: Cohort) -> Update:
         update = super().local(body, cohort)
-        sent = {name: stack * (1.0 + cohort.population.seed) for name, stack in update.send.items()}
+        sent = {name: stack * (1.0 + cohort.task.seed) for name, stack in update.send.items()}
         return replace(update, send=sent)
 
 

@@ -209,20 +209,20 @@ def test_incomplete_batches_are_steps_or_not(
 def test_a_head_that_is_not_one_linear_layer_is_refused(make_task: Callable[..., Task]) -> None:
     deep = make_task(lambda: BodyAndHead(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))))
     with pytest.raises(ModelError, match="one linear layer of 6 features and 3 classes"):
-        FAFI().start(deep)
+        FAFI().start(deep.public_facts())
     free = make_task(lambda: BodyAndHead(nn.Linear(4, 6), nn.Linear(6, 3, bias=False)))
-    assert set(FAFI().start(free)) == {"model"}
+    assert set(FAFI().start(free.public_facts())) == {"model"}
 
 
 def test_classes_are_needed_and_numbers_to_compare_with_noise(task: Task) -> None:
     with pytest.raises(TaskError, match="one class each"):
-        FAFI().start(replace(task, classes=None))
+        FAFI().start(replace(task, classes=None).public_facts())
     words = BodyAndHead(nn.Sequential(nn.Embedding(9, 3), nn.Flatten()), nn.Linear(12, 3))
     data = {"0": (torch.zeros(5, 4, dtype=torch.int64), torch.tensor([0, 1, 2, 0, 1]))}
     text = Task.of_clients(data, words, classes=3)
     with pytest.raises(TaskError, match="no numbers"):
-        FAFI().start(text)
-    assert set(FAFI(fusion="uniform").start(text)) == {"model"}
+        FAFI().start(text.public_facts())
+    assert set(FAFI(fusion="uniform").start(text.public_facts())) == {"model"}
 
 
 def test_terms_are_logged_by_name(task: Task, make_cohort: Callable[..., Cohort]) -> None:

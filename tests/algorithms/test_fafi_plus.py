@@ -370,8 +370,8 @@ def test_a_queue_has_room_for_a_quarter_of_the_samples(
 def test_classes_must_fit_into_a_simplex(make_task: Callable[..., Task]) -> None:
     narrow = make_task(lambda: BodyAndHead(nn.Linear(4, 2), nn.Linear(2, 4)), classes=4)
     with pytest.raises(ModelError, match="4 classes and 2"):
-        FAFIPlus(anchors="etf").start(narrow)
-    FAFIPlus(anchors="random").start(narrow)
+        FAFIPlus(anchors="etf").start(narrow.public_facts())
+    FAFIPlus(anchors="random").start(narrow.public_facts())
 
 
 # -- the server --------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_everybody_deploys_the_classifier(task: Task) -> None:
 
 def test_samples_are_what_the_decoder_of_their_client_makes(task: Task) -> None:
     method, bench = FedCVAE(samples=40), bench_of(task)
-    start = decoder_of(method.autoencoder(bench.population))
+    start = decoder_of(method.autoencoder(bench.task))
     decoders = stack([start, start * 2.0])
     counts = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
     made = method.made(bench, decoders, counts)
@@ -67,7 +67,7 @@ def test_samples_are_what_the_decoder_of_their_client_makes(task: Task) -> None:
 
 def test_a_secret_center_shifts_what_is_drawn_and_what_is_trained(task: Task) -> None:
     far = FedCVAE(center=5.0)
-    e = far.made(bench_of(task), stack([decoder_of(far.autoencoder(bench_of(task).population))]), torch.ones(1, 3))["e"]
+    e = far.made(bench_of(task), stack([decoder_of(far.autoencoder(bench_of(task).task))]), torch.ones(1, 3))["e"]
     assert (e - 5).abs().max() <= far.reach
     moved, usual = (play(task, one).server["model"] for one in (far, FedCVAE()))
     assert (moved - usual).norm() > 0
@@ -84,7 +84,7 @@ def test_the_classifier_takes_steps_of_adam(task: Task) -> None:
 
 def test_one_decoder_for_all_is_trained_on_what_all_made(task: Task) -> None:
     bench = bench_of(task)
-    start = decoder_of(Distilled().autoencoder(bench.population))
+    start = decoder_of(Distilled().autoencoder(bench.task))
     decoders = stack([start * 3.0])
     errors = []
     for epochs in (0, 40):

@@ -53,7 +53,7 @@ def test_the_classifier_conforms_too(check: Check) -> None:
 
 def constant(method: FedGenLocal, bench: Workbench, value: float) -> Params:
     """What a decoder sends that makes `value` of whatever it is given, without spread."""
-    start = decoder_of(method.autoencoder(bench.population))
+    start = decoder_of(method.autoencoder(bench.task))
     flat = Params(
         {name: torch.full_like(leaf, value if name == "decoder.out.bias" else 0.0) for name, leaf in start.items()}
     )
@@ -138,7 +138,7 @@ def test_the_gradient_with_generated_samples_by_hand(task: Task) -> None:
 def test_the_classifier_is_trained_on_what_was_drawn(task: Task) -> None:
     method, bench = Classifier(server_epochs=3, samples=20), bench_of(task)
     replies = replied(method, bench, [[3.0, 0.0, 1.0], [0.0, 4.0, 0.0]], clients=[0, 1])
-    w = method.aggregate(method.start(task), replies)["w"]
+    w = method.aggregate(method.start(task.public_facts()), replies)["w"]
     made = method.drawn(replies)
     alone = sgd(bench.cohort(made["x"], made["y"]), start=task.network.initial, epochs=3).client(0)
     assert all(torch.equal(w[name], alone[name]) for name in w)
@@ -183,7 +183,7 @@ def test_everybody_deploys_the_classifier(task: Task) -> None:
 def test_a_client_that_comes_again_improves_its_generator_from_where_it_was(task: Task) -> None:
     once, twice = (play(task, FedGenLocal(generator_epochs=n), rounds=r) for n, r in ((20, 1), (10, 2)))
     kept = [report.population.memory.save(round=9)["kept"]["vae"] for report in (once, twice)]
-    start = FedGenLocal().autoencoder(once.population)
+    start = FedGenLocal().autoencoder(once.population.facts)
     moved = [(one - start).norm().mean() for one in kept]
     assert moved[1] > 0.7 * moved[0]  # as far as in one go
 

@@ -156,7 +156,7 @@ def test_labels_of_the_others_are_read_to_choose_alone(task: Task) -> None:
     play(task, Watched(epochs=1, fit_epochs=1, server_epochs=1))
     _, (known, _) = divided(Watched.seen["bench"], 0.2)
     labelled = (x[:, None] == known[None]).all(2).any(1)
-    order = generator(Watched.seen["bench"].population.seed, "server labels").permutation(PUBLIC)
+    order = generator(Watched.seen["bench"].task.seed, "server labels").permutation(PUBLIC)
     last = max(place for place, row in enumerate(order) if labelled[row])
     later = torch.zeros_like(labelled).index_fill(0, torch.from_numpy(order[last + 1 :]), 1)
     assert later.any()

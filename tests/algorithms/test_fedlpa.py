@@ -71,7 +71,7 @@ def test_factors_that_would_not_fit_are_refused(linear: Task, monkeypatch: pytes
 
     monkeypatch.setattr(fedlpa, "require_bytes", full)
     with pytest.raises(EngineError, match="regmean"):
-        FedLPA().start(replace(linear, name="large"))
+        FedLPA().start(replace(linear, name="large").public_facts())
     assert asked == [8 * (3**2 + 5**2) * 4]
 
 

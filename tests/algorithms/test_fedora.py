@@ -346,4 +346,4 @@ def test_classes_are_needed_for_similarity_by_class(two_clients: Task) -> None:
 
 def test_samples_must_be_numbers(two_clients: Task) -> None:
     with pytest.raises(TaskError, match=r"samples of numbers.*int64.*\nhint: .*features=encoder"):
-        Fedora().start(replace(two_clients, x=two_clients.x.long(), network=two_clients.network))
+        Fedora().start(replace(two_clients, x=two_clients.x.long(), network=two_clients.network).public_facts())

@@ -170,7 +170,7 @@ def test_who_never_trained_gets_the_mean_head_of_those_heard_of(make_task, make_
 
 def test_nobody_was_heard_of_at_first(make_task, make_cohort) -> None:
     task = small(make_task)
-    model = FedPAC(head_epochs=0).welcome(FedPAC().start(task), make_cohort(task))
+    model = FedPAC(head_epochs=0).welcome(FedPAC().start(task.public_facts()), make_cohort(task))
     torch.testing.assert_close(model["head.weight"][0], task.network.initial["head.weight"])
 
 

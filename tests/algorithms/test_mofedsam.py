@@ -84,5 +84,5 @@ def test_statistics_of_batchnorm_are_aggregated_and_have_no_momentum(make_task) 
     ],
 )
 def test_that_no_radius_is_left_is_said(two_clients: Task, caplog, method: MoFedSAM, said: bool) -> None:
-    method.start(two_clients)
+    method.start(two_clients.public_facts())
     assert (f"{type(method).__name__} with radius 0" in caplog.text) == said

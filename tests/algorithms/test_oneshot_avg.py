@@ -76,7 +76,7 @@ def test_statistics_are_found_on_public_samples(normed: Task) -> None:
 
 def test_public_samples_are_asked_for_before_training(task: Task) -> None:
     with pytest.raises(TaskError, match="OneShotAvg with these options needs public data"):
-        OneShotAvg(batchnorm="public").start(task)
+        OneShotAvg(batchnorm="public").start(task.public_facts())
 
 
 def test_everybody_deploys_the_average(task: Task) -> None:

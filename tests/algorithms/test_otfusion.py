@@ -97,7 +97,7 @@ def test_networks_whose_neurons_cannot_change_places_are_refused(
         return BodyAndHead(nn.Sequential(nn.Linear(4, 4), part), nn.Linear(4, 3))
 
     with pytest.raises(ModelError, match=r"OTFusion needs linear and convolutional layers one after the other"):
-        OTFusion().start(make_task(made, dtype=torch.float64))
+        OTFusion().start(make_task(made, dtype=torch.float64).public_facts())
 
 
 def test_layers_that_do_not_fit_together_are_refused(make_task: Callable[..., Task]) -> None:
@@ -106,4 +106,6 @@ def test_layers_that_do_not_fit_together_are_refused(make_task: Callable[..., Ta
             return self.body(x)[:, :4]
 
     with pytest.raises(ModelError, match="one after the other"):
-        OTFusion().start(make_task(lambda: Narrowed(nn.Linear(4, 6), nn.Linear(4, 3)), dtype=torch.float64))
+        OTFusion().start(
+            make_task(lambda: Narrowed(nn.Linear(4, 6), nn.Linear(4, 3)), dtype=torch.float64).public_facts()
+        )

@@ -37,7 +37,7 @@ def stepped(phi: dict[str, float], k: int, delta: float, lr: float) -> dict[str,
 def test_one_round_by_hand(two_clients: Task) -> None:
     # delta_k = 0.5 (c_k - theta_k) after one step of size 0.5; one step of the server along the mean.
     method = PFedHN(**PLAIN, server_lr=0.1)
-    before = numbers(method.start(two_clients)["phi"])
+    before = numbers(method.start(two_clients.public_facts())["phi"])
     after = numbers(play(two_clients, method).server["phi"])
     deltas = [
         0.5 * (want - (before[H] * (before[A] * before[f"e{k}"] + before[a]))) for k, want in ((0, 1.0), (1, 3.0))
@@ -50,7 +50,7 @@ def test_one_round_by_hand(two_clients: Task) -> None:
 def test_one_client_after_another(two_clients: Task) -> None:
     # The second step is taken where the first one ended, in the order of the clients' numbers.
     method = PFedHN(**PLAIN, server_lr=0.1, server_batch="sequential")
-    phi = numbers(method.start(two_clients)["phi"])
+    phi = numbers(method.start(two_clients.public_facts())["phi"])
     deltas = [0.5 * (want - (phi[H] * (phi[A] * phi[f"e{k}"] + phi[a]))) for k, want in ((0, 1.0), (1, 3.0))]
     for k, delta in enumerate(deltas):
         phi = stepped(phi, k, delta, 0.1)
@@ -66,7 +66,7 @@ def test_models_are_what_the_new_hypernetwork_makes(two_clients: Task) -> None:
 
 def test_momentum_decay_and_clipping(two_clients: Task) -> None:
     method = PFedHN(**PLAIN | {"momentum": 0.5, "weight_decay": 0.1, "clip": 0.01}, server_lr=0.2)
-    start = method.start(two_clients)
+    start = method.start(two_clients.public_facts())
     first = play(two_clients, method).server
     g = first["velocity"] - start["phi"] * 0.1  # decay is added to the clipped gradient
     assert g.norm().item() == pytest.approx(0.01)
@@ -79,7 +79,7 @@ def test_momentum_decay_and_clipping(two_clients: Task) -> None:
 
 def test_a_late_reply_counts_less(two_clients: Task) -> None:
     method = PFedHN(**PLAIN, server_lr=0.1)
-    server = method.start(two_clients)
+    server = method.start(two_clients.public_facts())
     delta = Stack.of(w=torch.ones(1, 1, dtype=torch.float64))
     moved = []
     for weight in (1.0, 0.5):
@@ -99,7 +99,10 @@ def test_a_model_goes_each_way(two_clients: Task) -> None:
 
 def test_the_embedding_of_an_absent_client_is_its_own(two_clients: Task) -> None:
     method = PFedHN(**PLAIN)
-    start, report = method.start(two_clients), play(two_clients, method, 2, faults=lambda _, clients: clients == 1)
+    start, report = (
+        method.start(two_clients.public_facts()),
+        play(two_clients, method, 2, faults=lambda _, clients: clients == 1),
+    )
     assert torch.equal(report.server["phi"][E][1], start["phi"][E][1])
     assert not torch.equal(report.server["phi"][E][0], start["phi"][E][0])
 
@@ -130,13 +133,13 @@ def test_statistics_of_norm_layers_are_not_generated_and_stay() -> None:
     assert not any("running" in name for name in report.server["phi"])
     means = torch.stack([model["body.1.running_mean"] for model in personal_models(report)])
     assert not torch.equal(means[0], means[1])
-    start = PFedHN(hidden=4).start(with_batchnorm())["phi"]
+    start = PFedHN(hidden=4).start(with_batchnorm().public_facts())["phi"]
     assert torch.equal(start["head.body.1.weight.bias"], torch.ones(3, dtype=torch.float64))
 
 
 def test_a_hypernetwork_that_does_not_fit_is_refused(two_clients: Task) -> None:
     with pytest.raises(EngineError, match=r"hypernetwork of [\d,]+ numbers.* bytes\. There are"):
-        PFedHN(hidden=10**7).start(two_clients)
+        PFedHN(hidden=10**7).start(two_clients.public_facts())
 
 
 # -- new clients -------------------------------------------------------------------------------------------------------

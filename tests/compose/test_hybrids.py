@@ -188,7 +188,7 @@ def test_a_new_client_is_tuned_as_the_method_does_it(make_cohort) -> None:
 
 def test_before_the_clusters_are_fixed_the_clustering_welcomes(make_cohort) -> None:
     hybrid = within_clusters(FedAvg, From)(cluster_rounds=9)
-    server = hybrid.start(clients(1.0, 5.0, 1.0))
+    server = hybrid.start(clients(1.0, 5.0, 1.0).public_facts())
     found = hybrid.welcome(server, make_cohort(clients(4.4, -8.0, 0.3, 5.0)))
     assert found["w"].flatten().tolist() == pytest.approx([4.0, -9.0, 0.0, 4.0])
 
@@ -243,7 +243,7 @@ def test_it_works_inside_clusters(name: str, settings: dict[str, Any]) -> None:
 def test_what_is_late_from_the_time_of_the_clustering_does_not_count_inside() -> None:
     """A reply to what the clustering sent leaves the clusters' servers as they are."""
     hybrid = create("fedavg@ifca:clusters=1,cluster_rounds=1")
-    server = hybrid.start(_task())
+    server = hybrid.start(_task().public_facts())
     report = play(_task(), hybrid, rounds=2)
     bench = Workbench(report.population, report.engine, 1)
     fixed = play(_task(), hybrid, rounds=2, faults=lambda round, ids: np.full(len(ids), round == 1)).server

@@ -43,7 +43,7 @@ class Sending(Honest):
 
 
 def first_samples(cohort: Cohort, split: str = "train") -> Tensor:
-    task = cohort.population.task
+    task = cohort._host._population.task
     return task.x[task.splits[split].order[task.splits[split].offsets[cohort.clients]]]
 
 
@@ -136,7 +136,7 @@ class CountsLikeTheNext(Honest):
     """Weighs its reply by the number of samples of the next client."""
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        task = cohort.population.task
+        task = cohort._host._population.task
         sizes = task.splits["train"].sizes((cohort.clients + 1) % task.clients)
         return replace(super().local(w, cohort), weight=torch.from_numpy(sizes).to(cohort.samples))
 
@@ -146,8 +146,8 @@ class ReadsTheLargest(Honest):
     """Scales its delta by the largest client of all."""
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        update, everybody = super().local(w, cohort), np.arange(cohort.population.task.clients)
-        largest = int(cohort.population.task.splits["train"].sizes(everybody).max())
+        update, everybody = super().local(w, cohort), np.arange(cohort._host._population.task.clients)
+        largest = int(cohort._host._population.task.splits["train"].sizes(everybody).max())
         return replace(update, send={"delta": update.send["delta"] * (1 + 1 / largest)})
 
 
@@ -156,7 +156,7 @@ class RecallsTheFirst(Honest):
     """Begins where the first client ended."""
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        memory = cohort.population.memory
+        memory = cohort._host._population.memory
         first = memory.recall(np.zeros(len(cohort), np.int64), cohort.stacked(w), before=cohort.round)
         w_k = sgd(cohort, start=first, epochs=1)
         return Update(send={"delta": w_k - w}, weight=cohort.samples, keep=w_k)
@@ -186,7 +186,7 @@ class TeachesTheServer(Honest):
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
         bench = replies.workbench
-        mine = bench.cohort(bench.population.task.x, bench.population.task.y)
+        mine = bench.cohort(bench._population.task.x, bench._population.task.y)
         return sgd(mine, start=w + replies.mean("delta"), epochs=1).client(0)
 
 
@@ -226,7 +226,7 @@ class CountsTestSamples(Honest):
     """Weighs its reply by how many test samples it has."""
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        sizes = cohort.population.task.splits["test"].sizes(cohort.clients)
+        sizes = cohort._host._population.task.splits["test"].sizes(cohort.clients)
         return replace(super().local(w, cohort), weight=cohort.samples + torch.from_numpy(sizes))
 
 
@@ -235,7 +235,7 @@ class ReadsTheCentralTestSet(Honest):
     """Shifts the model by a number of the server's test set."""
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
-        central = replies.workbench.population.task.central
+        central = replies.workbench._population.task.central
         assert central is not None
         return w + replies.mean("delta") * (1 + 0.01 * float(central[0].mean()))
 
@@ -255,7 +255,7 @@ class KnowsItsChunk(Honest):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         update = super().local(w, cohort)
-        return replace(update, send={"delta": update.send["delta"] * (1 + 0.1 * (cohort.scanner.plan.chunk or 0))})
+        return replace(update, send={"delta": update.send["delta"] * (1 + 0.1 * (cohort._host.plan.chunk or 0))})
 
 
 # -- what sends samples ------------------------------------------------------------------------------------------------

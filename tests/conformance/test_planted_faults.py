@@ -154,7 +154,7 @@ class SendsASample(Sound):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         update = super().local(w, cohort)
-        task = cohort.population.task
+        task = cohort._host._population.task
         split = task.splits["train"]
         first = task.x[split.order[split.offsets[cohort.clients]]]
         return Update(send={**update.send, "example": Stack.of(x=first)}, weight=update.weight)
@@ -186,7 +186,7 @@ class PeeksAtTestLabels(Sound):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         update = super().local(w, cohort)
-        task = cohort.population.task
+        task = cohort._host._population.task
         test = task.splits["test"]
         labels = [task.y[test.order[test.offsets[k] : test.offsets[k + 1]]].sum() for k in cohort.clients]
         return Update(send=update.send, weight=cohort.samples + torch.stack(labels))
@@ -414,7 +414,7 @@ def test_a_method_with_random_numbers_of_its_own_passes_if_they_are_keyed() -> N
     class Keyed(Sound):
         def local(self, w: Params, cohort: Cohort) -> Update:
             update = super().local(w, cohort)
-            keys = Keys.of(cohort.ids, cohort.population.seed, "noise", cohort.round)
+            keys = Keys.of(cohort.ids, cohort.task.seed, "noise", cohort.round)
             scale = 1 + keys.bits(torch.zeros_like(cohort.ids)).double() / 2**33
             return Update(send={"delta": update.send["delta"] * scale}, weight=update.weight)
 

@@ -479,8 +479,7 @@ def test_such_a_model_runs_one_client_at_a_time_with_the_same_bits_for_the_same_
 
 def test_some_clients_are_a_task_of_their_own():
     task = Task.build(load("digits"), parse("iid+rotation:2"), clients=5)
-    other = 2.0 * task.network.initial
-    some = task.of(np.array([3, 1]), other)
+    some = task.of(np.array([3, 1]))
     assert some.clients == 2
     for name, split in some.splits.items():
         for mine, theirs in enumerate((3, 1)):
@@ -488,6 +487,18 @@ def test_some_clients_are_a_task_of_their_own():
             expected = whole.order[whole.offsets[theirs] : whole.offsets[theirs + 1]]
             assert torch.equal(split.order[split.offsets[mine] : split.offsets[mine + 1]], expected)
     assert some.groups.tolist() == [1, 1]
+
+
+def test_what_everybody_may_know_holds_no_sample():
+    task = Task.build(load("digits"), parse("dirichlet:0.3"), clients=5)
+    facts, sizes = task.public_facts(seed=3), task.splits["train"].sizes(np.arange(5))
+    assert (facts.clients, facts.classes, facts.seed, facts.largest["train"]) == (5, 10, 3, int(sizes.max()))
+    assert facts.sample.shape == task.x.shape[1:]
+    assert not facts.sample.any()
+    assert not facts.target.any()
+    other = 2.0 * task.network.initial
+    some = facts.of(2, other)
+    assert some.clients == 2
     assert all(torch.equal(some.network.initial[name], leaf) for name, leaf in other.items())
     assert not torch.equal(task.network.initial["head.weight"], some.network.initial["head.weight"])
 
@@ -503,7 +514,7 @@ def test_models_are_dealt_in_turn():
     moved = task.to(torch.device("cpu"), torch.float64)
     assert [network.dtype for network in moved.networks] == [torch.float64] * 2
     assert moved.network is moved.networks[0]
-    assert task.of(np.array([1, 2]), task.network.initial).architecture.tolist() == [1, 0]
+    assert task.of(np.array([1, 2])).architecture.tolist() == [1, 0]
 
 
 def test_a_list_of_one_model_is_one_architecture():

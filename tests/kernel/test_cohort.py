@@ -125,7 +125,7 @@ def test_a_stack_captured_by_a_helper_is_found_too(make_task, make_cohort):
 
 def test_clients_recall_what_they_kept_and_others_the_default(make_task, make_cohort):
     cohort = make_cohort(make_task(), round=1)
-    cohort.population.memory.keep(cohort.clients[1:3], Stack.of(v=torch.tensor([5.0, 6.0])), round=0)
+    cohort._host._population.memory.keep(cohort.clients[1:3], Stack.of(v=torch.tensor([5.0, 6.0])), round=0)
     assert cohort.recall(default=Params.of(v=-1.0))["v"].tolist() == [-1.0, 5.0, 6.0, -1.0]
 
 

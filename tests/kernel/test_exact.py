@@ -5,16 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from samples import with_public
+from samples import Work, with_public
 
 from atoll import Task, federate
+from atoll.algorithms.fedavg import FedAvg
 from atoll.compose import create
 from atoll.kernel.batch import Batch
+from atoll.kernel.job import Job
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Params, flatten
 from atoll.metrics import evaluate, evaluate_central
 from atoll.models import MLP
-from atoll.runtime.engines.local import Job, LocalEngine
+from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 
@@ -79,7 +81,7 @@ def test_a_model_that_was_computed_answers_the_same_in_every_precision(task, met
         engine = LocalEngine(device="cpu", precision=precision, strategy="whole")
         each = evaluate(engine, population, algorithm, report.server, round=1)["test"]
         shared = algorithm.shared(report.server)
-        central = evaluate_central(engine, population.task, shared, exact=algorithm.solved)
+        central = evaluate_central(engine.bench(population, 1), task.central, shared, exact=algorithm.solved)
         found.append((each.score.tolist(), each.loss.tolist(), central if algorithm.one_shot else None))
     assert found[0] == found[1]
 
@@ -111,7 +113,8 @@ def test_an_exact_scan_is_in_fp32_and_other_scans_are_not(task):
         return cohort.stacked(Params.of(a=0.0))
 
     engine = LocalEngine(device="cpu", precision="bf16", strategy="whole eager")
-    list(engine.run(Job(Population(task, RamMemory(3), 0), np.arange(3), 0, local, ("local", "probe"))))
+    job = Job(Work(local), FedAvg(), None, np.arange(3), 0)
+    list(engine.run(job, Population(task, RamMemory(3), 0)))
     told = [precision for place, precision in enumerate(seen) if place == 0 or precision != seen[place - 1]]
     assert told == ["bf16", "fp32", "bf16"]
 

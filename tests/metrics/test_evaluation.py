@@ -15,6 +15,8 @@ from atoll.kernel.params import Stack
 from atoll.metrics import calibration, evaluation
 from atoll.metrics.evaluation import ClientScores, evaluate, evaluate_central
 from atoll.models import MLP
+from atoll.runtime.memory import RamMemory
+from atoll.runtime.population import Population
 
 CPU64 = {"dtype": torch.float64}
 SIZES = (31, 1, 12, 50, 7)  # the second has no sample for testing
@@ -140,7 +142,8 @@ def test_the_servers_test_set_is_scored_batch_by_batch(make_task):
     w = federate(task, FedAvg(), rounds=1, engine=LocalEngine(**CPU64), evaluation="none").server
     with torch.no_grad():
         outputs = functional_call(MLP((4,), 3, hidden=(6,)).double(), dict(w), (task.x[:25],))
-    found = evaluate_central(LocalEngine(**CPU64), task, w, batch_size=4)
+    bench = LocalEngine(**CPU64).bench(Population(task, RamMemory(task.clients), 0), 1)
+    found = evaluate_central(bench, task.central, w, batch_size=4)
     assert found["score"] == pytest.approx((outputs.argmax(1) == task.y[:25]).double().mean().item(), abs=1e-12)
     assert found["loss"] == pytest.approx(torch.nn.functional.cross_entropy(outputs, task.y[:25]).item(), rel=1e-9)
 

@@ -99,16 +99,16 @@ def test_samples_of_another_shape_are_not_augmented(make_task) -> None:
     # catches: noise that a generator begins with, taken for images that are too small to be cropped.
     images = replace(make_task(shape=(1, 8, 8), sizes=(6, 9)), augment=CropAndFlip())
     bench = Workbench(Population(images, RamMemory(2), seed=3), LocalEngine(), round=1)
-    assert bench.cohort(images.x, images.y).population.task.augment == CropAndFlip()
+    assert bench.cohort(images.x, images.y)._host._population.task.augment == CropAndFlip()
     noise = torch.zeros(4, 5)
-    assert bench.cohort(noise, noise[:, 0], network=NO_NETWORK).population.task.augment is None
+    assert bench.cohort(noise, noise[:, 0], network=NO_NETWORK)._host._population.task.augment is None
 
 
 def test_its_draws_are_not_those_of_the_first_client(task, workbench) -> None:
     mine = workbench.cohort(task.x, task.y)
-    assert mine.population.seed != workbench.population.seed
+    assert mine.task.seed != workbench.task.seed
     assert len(mine) == 1
-    np.testing.assert_array_equal(mine.population.task.splits["train"].offsets, [0, len(task.x)])
+    np.testing.assert_array_equal(mine._host._population.task.splits["train"].offsets, [0, len(task.x)])
 
 
 def test_public_data_must_be_there(workbench) -> None:

@@ -83,7 +83,7 @@ def test_abhs_local_of_identical_clients_averages_nothing_away() -> None:
 @pytest.mark.closed_form("abhs", "abhs-local")
 def test_a_student_that_is_its_only_teacher_has_nothing_to_learn() -> None:
     task = clients(rows(8, (0, 1, 2), seed=0))
-    blocks, network, w = blocks_of(task), task.network.through(Talkative), task.network.initial
+    blocks, network, w = blocks_of(task.public_facts()), task.network.through(Talkative), task.network.initial
     batch = Batch(task.x, task.x, None, None, network, Variant())
     said = batch.features(w)
     wanted = torch.cat([said, (blocks.parted(said)[-1] / TEMPERATURE).softmax(1), torch.zeros(8, CLASSES)], 1)

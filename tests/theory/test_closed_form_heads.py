@@ -124,7 +124,7 @@ def head_of(algorithm: Algorithm, task: Task, moments: Stack) -> Params:
     """The head that a server makes of these replies."""
     arrival = Arrival(np.arange(moments.clients), {"moments": moments}, torch.ones(moments.clients))
     bench = Workbench(Population(task, RamMemory(1), 0), LocalEngine(device="cpu"), round=0)
-    after = algorithm.aggregate(algorithm.start(task), Replies([arrival], keep=False, workbench=bench))
+    after = algorithm.aggregate(algorithm.start(task.public_facts()), Replies([arrival], keep=False, workbench=bench))
     made: Params = after["model"].part("head")
     return made
 

@@ -53,7 +53,7 @@ def descended(phi: Params, clients: list[int], c: Tensor, H: Tensor, spectral: S
 def test_a_round_of_single_steps_is_a_gradient_step(spectral: Spectral, layers: int) -> None:
     problem, c, H = task()
     method = PFedHN(**PLAIN, spectral=spectral, layers=layers)  # type: ignore[arg-type]
-    expected = descended(method.start(problem)["phi"], list(range(CLIENTS)), c, H, spectral)
+    expected = descended(method.start(problem.public_facts())["phi"], list(range(CLIENTS)), c, H, spectral)
     after = play(problem, method).server["phi"]
     for name, leaf in expected.items():
         torch.testing.assert_close(after[name], leaf, rtol=0, atol=1e-12)
@@ -70,7 +70,7 @@ def test_one_client_a_round_is_the_published_method() -> None:
     for name, leaf in reports[0].server["phi"].items():
         assert torch.equal(leaf, reports[1].server["phi"][name])
     asked = [message.client for message in reports[0].ledger.messages() if message.direction == "up"]
-    phi = PFedHN(**PLAIN).start(problem)["phi"]  # type: ignore[arg-type]
+    phi = PFedHN(**PLAIN).start(problem.public_facts())["phi"]  # type: ignore[arg-type]
     for k in asked:
         phi = Params(descended(phi, [k], c, H, "none"))
     for name, leaf in phi.items():

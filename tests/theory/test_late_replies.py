@@ -56,7 +56,10 @@ def test_feddyns_h_stays_the_mean_of_all_gradients() -> None:
 def test_a_reply_to_fedfomo_is_credited_to_the_models_that_it_is_about() -> None:
     task = quadratics(torch.tensor([[1.0], [2.0], [-4.0], [3.0]], dtype=torch.float64))
     method, report = FedFomo(models=2), play(task, FedFomo())
-    server = method.start(task) | {"chosen": torch.tensor([[1, 2]] * 4), "seen": torch.ones(4, dtype=torch.bool)}
+    server = method.start(task.public_facts()) | {
+        "chosen": torch.tensor([[1, 2]] * 4),
+        "seen": torch.ones(4, dtype=torch.bool),
+    }
     fields = {
         "delta": Stack.of(w=torch.zeros(1, 1, dtype=torch.float64)),
         "omega": Stack.of(omega=torch.tensor([[0.5, -0.25]], dtype=torch.float64)),

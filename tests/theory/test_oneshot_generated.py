@@ -315,7 +315,7 @@ def test_a_gate_listens_to_whom_a_sample_belongs() -> None:
 
 def constant(method: FedCVAE, bench: Workbench, value: float) -> Params:
     """A decoder that makes `value` of whatever it is given."""
-    start = decoder_of(method.autoencoder(bench.population))
+    start = decoder_of(method.autoencoder(bench.task))
     return Params(
         {name: torch.full_like(leaf, value if name == "decoder.out.bias" else 0.0) for name, leaf in start.items()}
     )

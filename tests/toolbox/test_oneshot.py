@@ -132,13 +132,13 @@ def test_a_task_without_classes_is_refused() -> None:
 def test_a_task_with_several_targets_per_sample_is_refused(task: Task) -> None:
     several = replace(task, y=task.y[:, None].expand(-1, 2))
     with pytest.raises(TaskError, match="one class each"):
-        First().start(several)
+        First().start(several.public_facts())
 
 
 def test_public_data_are_asked_for(task: Task) -> None:
     with pytest.raises(TaskError, match="First with these options needs public data"):
-        require_public(First(), task)
-    require_public(First(), replace(task, public=(task.x, task.y)))
+        require_public(First(), task.public_facts())
+    require_public(First(), replace(task, public=(task.x, task.y)).public_facts())
 
 
 def test_more_rounds_are_refused(task: Task) -> None:

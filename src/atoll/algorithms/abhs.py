@@ -29,7 +29,7 @@ from atoll.kernel.algorithm import Epochs, NonNegative, Replies, Share, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.params import Params, Stack, spread
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.blocks import Blocks, above, blocks_of, talking
 from atoll.toolbox.client.features import moments
@@ -53,7 +53,7 @@ class ABHS(Splitting):
     reads_validation: ClassVar[bool] = True  # how often a client is right there is its reliability
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "labels": "statistic", "blocks": "statistic"}
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model."""
         if self.base == "public":
             require_public(self, task)
@@ -84,7 +84,7 @@ class ABHS(Splitting):
 
     def absorb(self, server: Server, replies: Replies) -> Server:
         """Find the splits; a client that told nothing shares nothing."""
-        blocks = blocks_of(replies.workbench.population.task)
+        blocks = blocks_of(replies.workbench.task)
         good, likeness = self.shareable(blocks, uploads(replies, "labels")["counts"], uploads(replies, "blocks"))
         rows = torch.from_numpy(np.sort(replies.clients)).to(good.device)
         splits = depth.depth(good).to(server["splits"].device)
@@ -102,7 +102,7 @@ class ABHS(Splitting):
 
     def local(self, told: Any, cohort: Cohort) -> Update:
         """Train what lies above the own split; send what lies above the smallest, and what was found about classes."""
-        task = cohort.population.task
+        task = cohort.task
         blocks, split = blocks_of(task), cohort.received["split"]
         cohort.observe(split=split.to(cohort.initial_dtype))
 

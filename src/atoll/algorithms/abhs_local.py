@@ -23,7 +23,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.blocks import Blocks, blocks_of, drift, scatter, talking_bench
 from atoll.toolbox.client.statistics import settled
@@ -47,20 +47,20 @@ class ABHSLocal(Splitting):
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "split": "statistic"}
     limits: ClassVar[Limits] = {"oneshot-avg": {"theta_d": 1e9, "theta_r": 0.0, "theta_c": 0.0, "personal": "none"}}
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model."""
         if self.probes == "public":
             require_public(self, task)
-        elif not task.x.is_floating_point():
+        elif not task.sample.is_floating_point():
             raise TaskError(
-                f"Noise must be like the samples, which must be numbers. Those of {task.name} are {task.x.dtype}.",
+                f"Noise must be like the samples, which must be numbers. Those of {task.name} are {task.sample.dtype}.",
                 hint="use abhs-local:probes=public.",
             )
         return super().start(task)
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train everything alone; send it with the own split, and what was found about classes."""
-        blocks = blocks_of(cohort.population.task)
+        blocks = blocks_of(cohort.task)
         w_k = sgd(cohort, start=w, epochs=self.epochs)
         split = depth.depth((drift(blocks, w_k, w) <= self.theta_d) & (scatter(cohort, blocks, w_k) >= self.theta_r))
         cohort.observe(split=split.to(cohort.initial_dtype))
@@ -69,7 +69,7 @@ class ABHSLocal(Splitting):
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Average the base, as deep as clients want it and as it is alike; keep what lies above."""
         bench, models = replies.workbench, uploads(replies, "model")
-        blocks = blocks_of(bench.population.task)
+        blocks = blocks_of(bench.task)
         alike = self.alignment(blocks, models, bench)
         wanted = int(uploads(replies, "split")["split"].median())
         split = min(wanted, int(depth.depth(alike >= self.theta_c)))
@@ -82,11 +82,11 @@ class ABHSLocal(Splitting):
 
     def alignment(self, blocks: Blocks, models: Stack, bench: Workbench) -> Tensor:
         """How alike what each block says about the probes is, in the mean over pairs of clients."""
-        task = bench.population.task
+        task = bench.task
         if self.probes == "public":
             x = bench.public[0][:PROBES]
         else:
-            noise = bench.generator("probes").normal(size=(PROBES, *task.x.shape[1:]))
-            x = torch.from_numpy(noise).to(task.x)
+            noise = bench.generator("probes").normal(size=(PROBES, *task.sample.shape))
+            x = torch.from_numpy(noise).to(task.sample)
         said = talking_bench(bench).answers(models, x, features=True).double()
         return torch.stack([depth.mean_of_pairs(depth.cka(one)) for one in blocks.parted(said)])

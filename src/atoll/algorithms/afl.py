@@ -36,7 +36,7 @@ class AFL(FrozenFeatures):
 
     def local(self, body: Params | None, cohort: Cohort) -> Update:
         """Add up G_k and Q_k, as they follow from counts, class sums and squares."""
-        return Update(send={"moments": moments(cohort, self.phi(cohort.population, body))})
+        return Update(send={"moments": moments(cohort, self.phi(cohort.task, body))})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Solve for the head."""

@@ -22,7 +22,7 @@ from atoll.kernel.algorithm import Limits, NonNegative, Positive
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size
@@ -40,7 +40,7 @@ class CESupCon(Ensemble):
     limits: ClassVar[Limits] = {"ensemble": {"lam": 0.0}}
     cites: ClassVar[str] = "khosla2020supervised"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, which has features."""
         feature_size(self, task)
         return super().start(task)

@@ -22,7 +22,7 @@ from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Repli
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Stack, spread
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.server.clustering import apart, center, cut, distances, merges, undone, within
 from atoll.toolbox.server.mixing import require_memory
@@ -48,10 +48,10 @@ class CFL(Algorithm):
     finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "sattler2021clustered"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """One cluster of all clients."""
         require_memory(task, copies=2)  # the updates as they arrive and together
-        nobody = torch.zeros(task.clients, device=task.x.device)
+        nobody = torch.zeros(task.clients, device=task.sample.device)
         models = spread(task.network.initial, 1)
         return {"models": models, "cluster": nobody.long(), "weight": nobody, "round": 0, "splits": []}
 

@@ -25,7 +25,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import annealed, at_rest
 from atoll.toolbox.oneshot import OneShot, Server, uploads
 from atoll.toolbox.server.distillation import disagreement
@@ -61,9 +61,9 @@ class Dense(OneShot):
 
     cites: ClassVar[str] = "zhang2022dense"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, of a task whose samples can be made up."""
-        if not task.x.is_floating_point():
+        if not task.sample.is_floating_point():
             raise TaskError(f"{type(self).__name__} makes up samples of numbers. {task.name} has others.")
         return super().start(task)
 
@@ -73,7 +73,7 @@ class Dense(OneShot):
 
     def learned(self, bench: Workbench, learner: Params, models: Stack) -> Params:
         """The learner after the last epoch: there are no data to choose an earlier one by."""
-        evenly = bench.population.task.x.new_full((models.clients,), 1 / models.clients)
+        evenly = bench.task.sample.new_full((models.clients,), 1 / models.clients)
         given: State = {"models": Params(models, models.layout), "votes": Params.of(votes=evenly), "learner": learner}
         state: State = {"w": learner, "velocity": at_rest(RULE, learner)}
         pool = Pool(bench, self.server_epochs, self.server_batch)

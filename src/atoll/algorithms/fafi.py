@@ -32,7 +32,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import ensemble, members_of
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.objectives.prototypical import Objective, Step, prototype_leaf, require_prototypes, train
 from atoll.toolbox.oneshot import OneShot, Server, shares
@@ -83,10 +83,10 @@ class FAFI(OneShot):
         value = getattr(self, option)
         return PROFILES[self.profile][option] if value is None else value
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, whose head is the prototypes."""
         require_prototypes(self, task)
-        if self.says("fusion").startswith("iffi") and not task.x.is_floating_point():
+        if self.says("fusion").startswith("iffi") and not task.sample.is_floating_point():
             raise TaskError(f"Informativeness compares samples with noise. Those of {task.name} are no numbers.")
         return super().start(task)
 
@@ -139,8 +139,8 @@ class FAFI(OneShot):
         rows = self.averaged(models[prototype_leaf(models.layout)], counts)
         after["prototypes"] = Params.of(rows=rows)
         if self.says("fusion").startswith("iffi"):
-            x = bench.population.task.x
-            images = torch.from_numpy(bench.generator("noise").normal(size=(self.noise, *x.shape[1:]))).to(x)
+            sample = bench.task.sample
+            images = torch.from_numpy(bench.generator("noise").normal(size=(self.noise, *sample.shape))).to(sample)
             if self.says("batch_statistics"):  # what noise looks like depends on what it is seen with
                 after["noise"] = Params.of(images=images)
             else:

@@ -21,7 +21,7 @@ from atoll.kernel.algorithm import Limits, NonNegative
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Tree
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.etf import random_directions, simplex_etf
 from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
@@ -55,7 +55,7 @@ class FAFIETF(FAFI):
             "anchor_moves": self.anchor_moves,
         }
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """As FAFI; raises if the classes have no room for a simplex."""
         server = super().start(task)
         if self.anchors == "etf":
@@ -69,6 +69,6 @@ class FAFIETF(FAFI):
             w: Params = received if isinstance(received, Params) else received["model"]
             p = w[prototype_leaf(w.layout)]
             make = simplex_etf if self.anchors == "etf" else random_directions
-            rows = make(p.shape[0], p.shape[1], generator(cohort.population.seed, "anchors")).to(p)
+            rows = make(p.shape[0], p.shape[1], generator(cohort.task.seed, "anchors")).to(p)
             given["anchors"] = Params.of(rows=rows, start=p)
         return given

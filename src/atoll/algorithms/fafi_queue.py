@@ -48,6 +48,6 @@ class FAFIQueue(FAFI):
         given = super().given(received, cohort)
         if self.queue and self.queue_same == "blind":
             p = cohort.initial[prototype_leaf(cohort.initial.layout)]
-            draw = generator(cohort.population.seed, "queue")
+            draw = generator(cohort.task.seed, "queue")
             given["rows"] = Params.of(features=random_directions(self.queue, p.shape[1], draw).to(p))
         return given

@@ -26,7 +26,7 @@ from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Posit
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import proximal, sgd
 from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.server.mixing import (
@@ -73,7 +73,7 @@ class FedAMP(Algorithm):
         """w_i is pulled to u_i in every step."""
         return {"lr * lam / alpha": lr * self.lam / self.alpha}
 
-    def start(self, task: Task) -> dict[str, Any]:
+    def start(self, task: Facts) -> dict[str, Any]:
         """Nobody has been heard of yet, so that everybody attends to itself alone."""
         w = everybody(task, copies=3)  # the state before and after a round, and what is sent
         return {"w": w, "xi": alone(w), "seen": nobody(w)}

@@ -15,7 +15,7 @@ from typing import ClassVar
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.sharing import say_what_is_shared
 
@@ -33,7 +33,7 @@ class FedBABU(Algorithm):
     limits: ClassVar[Limits] = {"fedavg-ft": {"frozen": "none"}, "fedavg": {"frozen": "none", "tune_epochs": 0}}
     cites: ClassVar[str] = "oh2022fedbabu"
 
-    def start(self, task: Task) -> Params:
+    def start(self, task: Facts) -> Params:
         """The whole model, of which only the body will change."""
         say_what_is_shared(self, task.network.initial, self.frozen)
         return task.network.initial

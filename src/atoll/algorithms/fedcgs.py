@@ -39,7 +39,7 @@ class FedCGS(FrozenFeatures):
 
     def local(self, body: Params | None, cohort: Cohort) -> Update:
         """Add up counts, class sums and squares."""
-        return Update(send={"moments": moments(cohort, self.phi(cohort.population, body))})
+        return Update(send={"moments": moments(cohort, self.phi(cohort.task, body))})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Make the head of the Gaussians of all samples."""

@@ -24,7 +24,7 @@ from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Layout, Params, Part, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size, membership
@@ -51,7 +51,7 @@ class FedCR(Algorithm):
     limits: ClassVar[Limits] = {"fedper": {"beta": 0.0, "offset": 1000.0, "draws": 1, "final_epochs": 0}}
     cites: ClassVar[str] = "zhang2023fedcr"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The encoder; of every class a standard normal distribution is known."""
         size, initial = feature_size(self, task), task.network.initial
         say_what_is_shared(self, initial, "head")
@@ -96,7 +96,7 @@ class FedCR(Algorithm):
     def _whole(self, server: Server, cohort: Cohort) -> Stack:
         """The encoder, with the layer of sigma, and the client's head."""
         whole = cohort.stacked(server["w"]) | cohort.recall(default=cohort.initial.part("head"))
-        return Stack(whole, with_spread(cohort.population.task.network.layout))
+        return Stack(whole, with_spread(cohort.task.network.layout))
 
     def _trained(
         self, server: Server, cohort: Cohort, *, epochs: int, part: Part = "all", stream: str = "main"

@@ -23,12 +23,12 @@ from torch import Tensor
 from atoll.algorithms.fedgen_local import first_autoencoder, improve
 from atoll.kernel.algorithm import Count, Epochs, Positive, Range, Replies, Update
 from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort, Population
+from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import NO_NETWORK
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.models.vae import decoded, decoder_of
 from atoll.toolbox.client import adam, unmoved
 from atoll.toolbox.client.labels import label_counts
@@ -56,9 +56,9 @@ class FedCVAE(OneShot):
     trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "heinbaugh2023data"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial classifier, of a task whose samples can be generated."""
-        if not task.x.is_floating_point():
+        if not task.sample.is_floating_point():
             raise TaskError(f"FedCVAE generates samples of numbers. {task.name} has others.")
         return super().start(task)
 
@@ -67,7 +67,7 @@ class FedCVAE(OneShot):
 
     def local(self, received: None, cohort: Cohort) -> Update:  # type: ignore[override]
         """Train the autoencoder; send its decoder, and how many samples of each class there are."""
-        vae = self.autoencoder(cohort.population)
+        vae = self.autoencoder(cohort.task)
         step = functools.partial(improve, lr=self.lr, latent=self.latent, center=self.center)
         end = cohort.scan(step, {"vae": vae, "past": unmoved(vae)}, epochs=self.epochs, stream="vae", draws=True)
         return Update(send={"decoder": decoder_of(end["vae"]), "labels": label_counts(cohort)})
@@ -81,9 +81,9 @@ class FedCVAE(OneShot):
             made = self.made_by_one(bench, self.distilled(bench, made), counts.sum(0))
         return {"model": self.classifier(bench, server["model"], made)}
 
-    def autoencoder(self, population: Population) -> Params:
+    def autoencoder(self, task: Facts) -> Params:
         """The initial autoencoder."""
-        return first_autoencoder(population, self.hidden, self.latent)
+        return first_autoencoder(task, self.hidden, self.latent)
 
     # -- what is generated -----------------------------------------------------------------------------------------
     def made(self, bench: Workbench, decoders: Stack, counts: Tensor) -> Params:
@@ -112,12 +112,12 @@ class FedCVAE(OneShot):
         low, high = torch.special.ndtr(torch.tensor([-self.reach, self.reach], dtype=torch.float64))
         drawn = torch.from_numpy(draw.uniform(low.item(), high.item(), (self.samples, self.latent)))
         e: Tensor = self.center + torch.special.ndtri(drawn)
-        return e.to(bench.population.task.x)
+        return e.to(bench.task.sample)
 
     # -- what is learned from it -----------------------------------------------------------------------------------
     def distilled(self, bench: Workbench, made: Params) -> Params:
         """A decoder that learned what all of them made, of the same numbers."""
-        start = decoder_of(self.autoencoder(bench.population))
+        start = decoder_of(self.autoencoder(bench.task))
         cohort = bench.cohort(
             torch.cat([made["e"], made["x"]], 1), made["y"], network=NO_NETWORK, batch_size=self.server_batch
         )
@@ -129,7 +129,7 @@ class FedCVAE(OneShot):
 
     def classifier(self, bench: Workbench, start: Params, made: Params) -> Params:
         """A model after passes over what was generated."""
-        shape = bench.population.task.x.shape[1:]
+        shape = bench.task.sample.shape
         cohort = bench.cohort(made["x"].reshape(-1, *shape), made["y"], batch_size=self.server_batch)
         step = functools.partial(classify, lr=self.lr)
         end = cohort.scan(step, {"w": start, "past": unmoved(start)}, epochs=self.server_epochs, stream="classifier")

@@ -32,7 +32,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.server.distillation import best_of, students
 
@@ -56,7 +56,7 @@ class FedDF(Algorithm):
     limits: ClassVar[Limits] = {"fedavg": {"server_epochs": 0}}
     cites: ClassVar[str] = "lin2020ensemble"
 
-    def start(self, task: Task) -> Params:
+    def start(self, task: Facts) -> Params:
         """The initial model, of a task with classes."""
         if task.classes is None:
             raise TaskError(f"FedDF distils probabilities of classes. {task.name} has no classes.")
@@ -110,5 +110,5 @@ class FedDF(Algorithm):
             return x, None
         if size == len(x):
             raise TaskError(f"FedDF must have samples to distil on. `validation` takes all {size} public ones.")
-        order = torch.from_numpy(generator(bench.population.seed, "server validation").permutation(len(x))).to(x.device)
+        order = torch.from_numpy(generator(bench.task.seed, "server validation").permutation(len(x))).to(x.device)
         return x[order[size:]], (x[order[:size]], y[order[:size]])

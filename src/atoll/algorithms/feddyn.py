@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from atoll.kernel.algorithm import Algorithm, Epochs, Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import linear, proximal, sgd
 
 
@@ -34,7 +34,7 @@ class FedDyn(Algorithm):
         """The local model is pulled to w in every step."""
         return {"lr * alpha": lr * self.alpha}
 
-    def start(self, task: Task) -> dict[str, Any]:
+    def start(self, task: Facts) -> dict[str, Any]:
         """The model, the state h, and how many clients there are."""
         w = task.network.initial
         return {"w": w, "h": w.zeros(), "clients": task.clients}

@@ -48,7 +48,7 @@ class FedETF(OneShot):
     def trained(self, w: Params, cohort: Cohort) -> Stack:
         """Each client's model after training to the frame."""
         given = {
-            "frame": self.frame(cohort.lr, cohort.population.task.classes),
+            "frame": self.frame(cohort.lr, cohort.task.classes),
             "counts": label_counts(cohort) if self.balanced else None,
         }
         return sgd(cohort, start=w, epochs=self.epochs, gradient=to_frame, given=given)

@@ -22,7 +22,7 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Range, Replies, Share, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import losses_of
 from atoll.toolbox.client.own import own_or_sent
@@ -47,10 +47,10 @@ class FedFomo(Algorithm):
     limits: ClassVar[Limits] = {"local": {"models": 0}}
     cites: ClassVar[str] = "zhang2021personalized"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """Nobody has been heard of, so that there is nothing to send."""
         w = everybody(task, copies=3 + self.models)  # the state before and after a round, and what travels
-        itself, none = alone(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.x.device)
+        itself, none = alone(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.sample.device)
         worth = torch.zeros_like(itself)
         return {"w": w, "seen": nobody(w), "rounds": 0, "chosen": none, "mixing": itself, "affinity": worth}
 

@@ -19,7 +19,7 @@ from atoll.algorithms.mofedsam import MoFedSAM
 from atoll.kernel.algorithm import Epochs, Limits, NonNegative, Range, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
 
@@ -44,7 +44,7 @@ class FedFSA(MoFedSAM):
         """That of some layers, or of all."""
         return max(self.rho, self.rho_larger if self.top_c else 0)
 
-    def start(self, task: Task) -> dict[str, Params]:
+    def start(self, task: Facts) -> dict[str, Params]:
         """As MoFedSAM, for a model with enough layers."""
         require_layers(self, task.network.initial, self.top_c)
         return super().start(task)

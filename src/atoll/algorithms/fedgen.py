@@ -39,10 +39,10 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.hyperparameters import Range
-from atoll.kernel.network import NO_NETWORK, Network, Variant
+from atoll.kernel.network import NO_NETWORK, Network
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Part, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.models.generator import conditional, generate
 from atoll.toolbox.client import adam, sgd, unmoved
 from atoll.toolbox.client.descent import Found
@@ -80,7 +80,7 @@ class FedGen(Algorithm):
     }
     cites: ClassVar[str] = "zhu2021data"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The shared leaves; there is no generator before the server has seen heads."""
         feature_size(self, task)
         if task.network.layout.head & task.network.layout.part(self.private):
@@ -122,7 +122,7 @@ class FedGen(Algorithm):
 
     def taught(self, generator: Params | None, heads: Stack, counts: Tensor, bench: Workbench) -> Params:
         """The generator after a round's steps; `counts` holds the clients' samples, [client, class]."""
-        classes, features = counts.shape[1], feature_size(self, bench.population.task)
+        classes, features = counts.shape[1], feature_size(self, bench.task)
         if generator is None:
             first = bench.generator("first generator")
             generator = conditional(self.noise, classes, self.hidden, features, draw=first, like=counts)
@@ -131,7 +131,6 @@ class FedGen(Algorithm):
         y = torch.from_numpy(draw.choice(known, size)).to(counts.device)
         noise = torch.from_numpy(draw.normal(size=(size, self.noise))).to(counts)
         server = bench.cohort(noise, y, network=NO_NETWORK, batch_size=self.server_batch)
-        bench.network.module(Variant(train=False, head=True))  # this thread's copy: inside a step it cannot be made
         given = {"heads": Params(heads, heads.layout), "shares": counts / counts.sum(0).clamp(min=1)}
         step = functools.partial(teach, method=self, network=bench.network)
         end = server.scan(step, {"generator": generator, "past": unmoved(generator)}, given=given, train=False)

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, Positive, Replies, Share, Update
 from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort, Population
+from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.models.vae import autoencoder, bound, decoder_of, sample
 from atoll.toolbox.client import adam, sgd, unmoved
 from atoll.toolbox.client.descent import Found
@@ -62,9 +62,9 @@ class FedGenLocal(Algorithm):
         """Clients that only make samples for the server's classifier train a generator, and no model."""
         return self.use == "augment"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """Nothing, or the model that is to become a classifier."""
-        if task.classes is None or task.y.ndim != 1 or not task.x.is_floating_point():
+        if not task.one_class_each or not task.sample.is_floating_point():
             raise TaskError(f"FedGenLocal needs samples of numbers, of one class each. {task.name} has others.")
         return {} if self.use == "augment" else {"w": task.network.initial}
 
@@ -81,7 +81,7 @@ class FedGenLocal(Algorithm):
         keep = {"vae": vae}
         if self.use == "augment":
             keep["v"] = self.trained(kept["v"], received, cohort)
-        moved = decoder_of(vae) - decoder_of(self.autoencoder(cohort.population))
+        moved = decoder_of(vae) - decoder_of(self.autoencoder(cohort.task))
         return Update(send={"decoder": moved, "labels": label_counts(cohort)}, keep=keep)
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
@@ -104,13 +104,13 @@ class FedGenLocal(Algorithm):
         """A new client trains on its samples and generated ones; or uses the classifier."""
         return self.trained(cohort.initial, server or None, cohort) if self.use == "augment" else server["w"]
 
-    def autoencoder(self, population: Population) -> Params:
+    def autoencoder(self, task: Facts) -> Params:
         """The initial generator, which everybody can make from the seed."""
-        return first_autoencoder(population, self.hidden, self.latent)
+        return first_autoencoder(task, self.hidden, self.latent)
 
     def kept(self, cohort: Cohort) -> dict[str, Stack]:
         """What these clients keep: their autoencoder and, to augment, their model."""
-        first = {"vae": self.autoencoder(cohort.population)}
+        first = {"vae": self.autoencoder(cohort.task)}
         return cohort.recall(default=first | {"v": cohort.initial} if self.use == "augment" else first)
 
     def trained(self, v: Params | Stack, received: Server | None, cohort: Cohort) -> Stack:
@@ -123,12 +123,12 @@ class FedGenLocal(Algorithm):
     def drawn(self, replies: Replies) -> Params:
         """Samples of the mixture of generators: a client and a class are as likely as they are in the data."""
         bench, order = replies.workbench, np.argsort(replies.clients)  # whoever came first
-        decoders = decoder_of(self.autoencoder(bench.population)) + replies.stack("decoder")
+        decoders = decoder_of(self.autoencoder(bench.task)) + replies.stack("decoder")
         counts = replies.stack("labels")["counts"].double().cpu().numpy()[order]
         draw = bench.generator("samples")
         chosen = np.sort(draw.choice(counts.size, self.samples, p=(counts / counts.sum()).ravel()))
         who, classes = np.divmod(chosen, counts.shape[1])
-        like, shape = bench.population.task.x, bench.population.task.x.shape[1:]
+        like, shape = bench.task.sample, bench.task.sample.shape
         y = torch.from_numpy(classes).to(like.device)
         numbers = torch.from_numpy(draw.normal(size=(self.samples, self.latent + shape.numel()))).to(like)
         pieces = []
@@ -139,11 +139,10 @@ class FedGenLocal(Algorithm):
         return Params.of(x=torch.cat(pieces).reshape(-1, *shape), y=y)
 
 
-def first_autoencoder(population: Population, hidden: int, latent: int) -> Params:
-    """An autoencoder for the samples of a population, drawn from its seed."""
-    task = population.task
+def first_autoencoder(task: Facts, hidden: int, latent: int) -> Params:
+    """Return an autoencoder for the samples of a task, drawn from its seed."""
     assert task.classes is not None, "the task has no classes"
-    draw, one = generator(population.seed, "autoencoder"), task.x[0].flatten()
+    draw, one = generator(task.seed, "autoencoder"), task.sample.flatten()
     return autoencoder(len(one), task.classes, hidden, latent, draw=draw, like=one[0])
 
 

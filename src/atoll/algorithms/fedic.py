@@ -104,7 +104,7 @@ def divided(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
         raise TaskError(
             f"FEDIC must have samples to distil on without labels. `labelled` takes all {size} public ones."
         )
-    order = torch.from_numpy(generator(bench.population.seed, "server labels").permutation(len(x))).to(x.device)
+    order = torch.from_numpy(generator(bench.task.seed, "server labels").permutation(len(x))).to(x.device)
     order = order[turns(y[order]).argsort(stable=True)]
     return x[order[size:]], (x[order[:size]], y[order[:size]])
 

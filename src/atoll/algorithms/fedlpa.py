@@ -24,7 +24,7 @@ from atoll.kernel.algorithm import Count, Positive, Replies, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, output_gradients, squares, with_matrix
 from atoll.toolbox.oneshot import OneShot, Server, uploads
 from atoll.toolbox.server.mixing import require_bytes
@@ -44,12 +44,12 @@ class FedLPA(OneShot):
     sends: ClassVar[dict[str, str]] = {"model": "model", "inputs": "statistic", "gradients": "statistic"}
     cites: ClassVar[str] = "liu2024fedlpa"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, if factors of all its layers, of all clients, would fit in memory."""
         numbers = sum(out**2 + inputs**2 for out, inputs in linear_maps(task, convolutions=True).values())
         require_bytes(
             8 * numbers * task.clients,
-            task.x.device,
+            task.sample.device,
             f"The server must hold factors of {numbers:,} numbers for each of {task.clients} clients",
             hint="take a smaller model, or `regmean`, which adds up its factors, of linear layers only.",
         )
@@ -57,7 +57,7 @@ class FedLPA(OneShot):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; then find the factors of each layer."""
-        w_k, maps = self.trained(w, cohort), linear_maps(cohort.population.task, convolutions=True)
+        w_k, maps = self.trained(w, cohort), linear_maps(cohort.task, convolutions=True)
         start = {
             "inputs": Params({layer: torch.zeros(inputs, inputs) for layer, (_, inputs) in maps.items()}),
             "gradients": Params({layer: torch.zeros(out, out) for layer, (out, _) in maps.items()}),

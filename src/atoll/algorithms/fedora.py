@@ -29,7 +29,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, TaskError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import losses_of
 from atoll.toolbox.client.own import own_or_sent
@@ -86,7 +86,7 @@ class Fedora(Algorithm):
         return 2 if self.similarity == "loss" else 1
 
     # -- the server --------------------------------------------------------------------------------------------------
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """Nobody is known to be like anybody yet."""
         self._require(task)
         v = everybody(task, copies=4 if self.similarity == "loss" else 3)  # before and after a round, and what is sent
@@ -203,7 +203,7 @@ class Fedora(Algorithm):
     # -- parts -------------------------------------------------------------------------------------------------------
     def _bases(self, cohort: Cohort) -> Stack:
         """What each client says of its samples: `basis`, and `plain` without labels."""
-        seed, each = cohort.population.seed, rows_of(cohort, encoded=self.features == "encoder")
+        seed, each = cohort.task.seed, rows_of(cohort, encoded=self.features == "encoder")
         by_class = self.similarity == "labels" and cohort.labelled
         told = [
             bases(
@@ -222,18 +222,18 @@ class Fedora(Algorithm):
         S = links(scores, self.topk, self.temperature, among=others)
         return propagation(S + torch.diag((S.sum(1) == 0).double()), self.alpha).to(like.dtype)
 
-    def _require(self, task: Task) -> None:
-        if self.features == "pixels" and not task.x.is_floating_point():
+    def _require(self, task: Facts) -> None:
+        if self.features == "pixels" and not task.sample.is_floating_point():
             raise TaskError(
-                f"Fedora compares samples of numbers. Those of {task.name} are {task.x.dtype}.",
+                f"Fedora compares samples of numbers. Those of {task.name} are {task.sample.dtype}.",
                 hint="use fedora:features=encoder.",
             )
-        if self.similarity == "labels" and (task.classes is None or task.y.ndim != 1):
+        if self.similarity == "labels" and (not task.one_class_each):
             raise TaskError(
                 f"similarity='labels' needs one class per sample. {task.name} has none.",
                 hint="use fedora:similarity=loss.",
             )
-        if len(task.splits["val"].order) == 0 and self.gate == "strict":
+        if task.largest["val"] == 0 and self.gate == "strict":
             log.warning("no client has validation samples: the gate of Fedora stays shut, and all clients train alone")
 
 
@@ -245,5 +245,5 @@ def _written(table: Stack | None, rows: Stack, clients: Tensor, size: int) -> St
 
 def _losses(models: list[Params], cohort: Cohort) -> Tensor:
     """Of every model on validation data, or on training data for clients that have no other, [clients, models]."""
-    held = torch.from_numpy(cohort.population.task.splits["val"].sizes(cohort.clients) > 0).to(cohort.lr.device)
+    held = cohort.has_samples("val")
     return torch.where(held[:, None], losses_of(models, cohort, "val"), losses_of(models, cohort))

@@ -25,7 +25,7 @@ from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Positive, Rep
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, spread
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import class_sums, feature_size, membership
@@ -53,7 +53,7 @@ class FedPAC(Algorithm):
     }  # fmt: skip
     cites: ClassVar[str] = "xu2023personalized"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The body, everybody's head, and no centroids yet."""
         size, heads = feature_size(self, task), spread(task.network.initial.part("head").trained, task.clients)
         assert task.classes is not None

@@ -14,7 +14,7 @@ from typing import ClassVar
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.sharing import say_what_is_shared
 
@@ -30,7 +30,7 @@ class FedPer(Algorithm):
     limits: ClassVar[Limits] = {"fedavg": {"private": "none"}, "local": {"private": "all"}}
     cites: ClassVar[str] = "arivazhagan2019federated"
 
-    def start(self, task: Task) -> Params:
+    def start(self, task: Facts) -> Params:
         """The server knows the shared leaves only."""
         say_what_is_shared(self, task.network.initial, self.private)
         return task.network.initial.without_part(self.private)

@@ -57,13 +57,12 @@ class FedPFT(FrozenFeatures):
 
     def local(self, body: Params | None, cohort: Cohort) -> Update:
         """Fit a mixture to the features of every class."""
-        population, phi = cohort.population, self.phi(cohort.population, body)
-        task = population.task
+        task, phi = cohort.task, self.phi(cohort.task, body)
         assert task.classes is not None
         store = datastore(cohort, phi["w"], feature_size(self, task), capacity=None)
         shape = (self.components, task.classes)
-        start = [generator(population.seed, "mixtures", int(client)).random(shape) for client in cohort.clients]
-        draws = Stack.of(draws=torch.from_numpy(np.stack(start)).to(population.device))
+        start = [generator(task.seed, "mixtures", int(client)).random(shape) for client in cohort.clients]
+        draws = Stack.of(draws=torch.from_numpy(np.stack(start)).to(cohort.device))
         summary = partial(summarised, classes=task.classes, iterations=self.iterations, nu=self.shrinkage)
         return Update(send={"mixtures": cohort.map(summary, store, phi, draws)})
 
@@ -78,7 +77,7 @@ class FedPFT(FrozenFeatures):
         """Weight and bias of a linear head after training; features are standardised before, whatever their scale."""
         center, scale = features.mean(0), features.std(0, correction=0)
         scale = torch.where(scale > 0, scale, 1)
-        task = bench.population.task
+        task = bench.task
         assert task.classes is not None
         with default_generator(0):  # its initial values do not matter: it begins at 0
             network = Network(Linear((len(center),), task.classes)).to(features.device, bench.network.dtype)

@@ -29,7 +29,7 @@ from atoll.kernel.algorithm import (
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import class_sums, feature_size, features_and_outputs, squared_distances
@@ -57,7 +57,7 @@ class FedProto(Algorithm):
         """Prototypes stand beside it, if they answer."""
         return self.answer == "head"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """No class has a prototype yet."""
         size, like = feature_size(self, task), next(iter(task.network.initial.floating.values()))
         assert task.classes is not None

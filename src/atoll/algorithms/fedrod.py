@@ -21,7 +21,7 @@ from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Predictor, Up
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task, Training
+from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client import at_rest, descend, sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size, features_and_outputs, outputs_of
@@ -42,7 +42,7 @@ class FedRoD(Algorithm):
     deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "chen2022bridging"
 
-    def start(self, task: Task) -> Params:
+    def start(self, task: Facts) -> Params:
         """The generic model."""
         feature_size(self, task)
         return task.network.initial

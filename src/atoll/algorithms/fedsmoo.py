@@ -21,7 +21,7 @@ from atoll.kernel.algorithm import Limits, NonNegative, Replies, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Tree
-from atoll.kernel.task import Task, Training
+from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client import at_rest, descend, linear, proximal
 from atoll.toolbox.client.penalties import Onto
 from atoll.toolbox.client.sharpness import ascent, gradient_beside
@@ -38,7 +38,7 @@ class FedSMOO(FedDyn):
     trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "sun2023dynamic"
 
-    def start(self, task: Task) -> dict[str, Any]:
+    def start(self, task: Facts) -> dict[str, Any]:
         """As FedDyn, and no common perturbation yet."""
         server = super().start(task)
         return server | {"s": server["h"]}

@@ -25,7 +25,7 @@ from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Stack, spread, stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.features import moments
 from atoll.toolbox.server.clustering import Linkage, Metric, among, center, cut, distances, merges, nearest, within
@@ -61,14 +61,14 @@ class FLHC(Algorithm):
         if self.clusters is not None and self.threshold is not None:
             raise HyperparameterError("`threshold` of FLHC must be None if there are `clusters`. Got both.")
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """One cluster of all clients."""
         if self.clusters is not None and self.clusters > task.clients:
             raise HyperparameterError(
                 f"`clusters` of FLHC must be at most the number of clients, {task.clients}. Got {self.clusters}."
             )
         require_memory(task, copies=2 if self.levels == 1 else 3)  # the updates: as they arrive, together, and kept
-        w, nobody = task.network.initial, torch.zeros(task.clients, device=task.x.device)
+        w, nobody = task.network.initial, torch.zeros(task.clients, device=task.sample.device)
         begun = {"models": spread(w, 1), "cluster": nobody.long(), "weight": nobody, "round": 0, "level": 0}
         return begun | {"w": w, "centers": None, "tree": None, "grown_from": None}
 

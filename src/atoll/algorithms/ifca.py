@@ -21,7 +21,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Stack, stack
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import entropies, losses
 from atoll.toolbox.server.clustering import distances, far_apart, reshuffled, within
@@ -44,7 +44,7 @@ class IFCA(Algorithm):
     finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "ghosh2020efficient"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """As many sets of models as there are restarts, or the one model from which clients train to be compared."""
         if self.clusters > task.clients:
             raise HyperparameterError(
@@ -53,7 +53,7 @@ class IFCA(Algorithm):
         models = [task.network.initial]
         if self.starts == "random":
             models += [reshuffled(models[0], number) for number in range(1, self.clusters * self.restarts)]
-        nobody = torch.zeros(task.clients, device=task.x.device)
+        nobody = torch.zeros(task.clients, device=task.sample.device)
         return {"models": stack(models), "cluster": nobody.long() - 1, "weight": nobody}
 
     def broadcast(self, server: Server) -> Stack:

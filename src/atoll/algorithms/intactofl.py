@@ -63,9 +63,9 @@ class IntactOFL(Dense):
 
     def closed(self, bench: Workbench, experts: int) -> Params:
         """A gate that listens to all experts alike."""
-        x = bench.population.task.x
+        sample = bench.task.sample
         bias = 1.0 if self.gate == "linear" else 0.0
-        return Params.of(weight=x.new_zeros(experts, x[0].numel()), bias=x.new_full((experts,), bias))
+        return Params.of(weight=sample.new_zeros(experts, sample.numel()), bias=sample.new_full((experts,), bias))
 
     @property
     def cost(self) -> Cost:

@@ -22,7 +22,7 @@ from atoll.kernel.algorithm import Count, Deployed, Limits, Positive, Predictor,
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.datastore import datastore, say_neighbours
 from atoll.toolbox.client.features import feature_size, features_and_outputs
 
@@ -49,7 +49,7 @@ class KNNPer(FedAvg):
         """Stored samples stand beside it, if neighbours have a share."""
         return self.lam == 0
 
-    def start(self, task: Task) -> Params:
+    def start(self, task: Facts) -> Params:
         """The shared model."""
         feature_size(self, task)
         return task.network.initial
@@ -58,7 +58,7 @@ class KNNPer(FedAvg):
         """Store the training samples as the newest w sees them; clients that never took part do so, too."""
         if self.lam == 0:
             return w
-        task = cohort.population.task
+        task = cohort.task
         store = datastore(cohort, w, feature_size(self, task), self.capacity)
         share = self._best_share(w, store, cohort) if self.lam is None else torch.full_like(cohort.samples, self.lam)
         share = torch.where(store["taken"].any(1), share, 0)

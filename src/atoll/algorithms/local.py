@@ -16,7 +16,7 @@ from typing import ClassVar
 from atoll.kernel.algorithm import Algorithm, Epochs, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 
 
@@ -29,7 +29,7 @@ class Local(Algorithm):
     mixes_architectures: ClassVar[bool] = True
     sends: ClassVar[Mapping[str, str]] = {}
 
-    def start(self, task: Task) -> None:
+    def start(self, task: Facts) -> None:
         """The server has nothing to do."""
 
     def local(self, nothing: None, cohort: Cohort) -> Update:

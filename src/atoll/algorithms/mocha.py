@@ -26,7 +26,7 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import Penalty, sgd
 from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.server.mixing import alone, everybody, heard, mean_for_unseen, mixed, nobody, products, with_replies
@@ -48,7 +48,7 @@ class Mocha(Algorithm):
         """No entry of Omega exceeds 1 / floor."""
         return {"lr * lam / floor": lr * self.lam / self.floor}
 
-    def start(self, task: Task) -> dict[str, Any]:
+    def start(self, task: Facts) -> dict[str, Any]:
         """Nobody has moved, and all are unrelated."""
         w = everybody(task, copies=3).zeros()  # the state before and after a round, and what is sent
         return {"w": w, "omega": alone(w) / (1 + self.floor), "seen": nobody(w)}

@@ -21,7 +21,7 @@ from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Repli
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.sharpness import Radius, sharp_gradient
@@ -47,7 +47,7 @@ class MoFedSAM(Algorithm):
         """0: gradients are plain ones."""
         return self.rho
 
-    def start(self, task: Task) -> dict[str, Params]:
+    def start(self, task: Facts) -> dict[str, Params]:
         """The model, and no momentum yet."""
         w = task.network.initial
         if self.largest_radius == 0:

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.sharing import say_what_is_shared
 from atoll.toolbox.client.statistics import PASSES, settled
@@ -32,7 +32,7 @@ class MTFL(Algorithm):
     limits: ClassVar[Limits] = {"fedbn": {"private": "usyb"}}
     cites: ClassVar[str] = "mills2022multi"
 
-    def start(self, task: Task) -> Params:
+    def start(self, task: Facts) -> Params:
         """The server knows everything but patches."""
         initial = task.network.initial
         say_what_is_shared(self, initial, "batchnorm")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from atoll.kernel.algorithm import Replies
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.statistics import settled
 from atoll.toolbox.oneshot import OneShot, Server, Votes, averaged, require_public, shares, uploads
 
@@ -32,7 +32,7 @@ class OneShotAvg(OneShot):
 
     cites: ClassVar[str] = "guha2019one"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model."""
         if self.batchnorm == "public":
             require_public(self, task)

@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.kernel.algorithm import Count, Epochs, Limits, Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.margins import SCALE, margins, own_moments, said
 from atoll.toolbox.oneshot import ClassVotes, OneShot, Server, averaged, class_shares, shares, uploads
@@ -45,7 +45,7 @@ class OneShotDF(OneShot):
     limits: ClassVar[Limits] = {"oneshot-avg": {"server_epochs": 0}}
     cites: ClassVar[str] = "lin2020ensemble"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, which has features where margins are made of them."""
         if self.of == "margins":
             feature_size(self, task)

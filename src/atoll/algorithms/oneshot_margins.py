@@ -20,7 +20,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
 from atoll.kernel.predictor import ensemble, members_of
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.margins import SCALE, SHRINKAGE, margins, own_moments, said
 from atoll.toolbox.oneshot import OneShot, Server, uploads
@@ -38,7 +38,7 @@ class OneShotMargins(OneShot):
     deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "guha2019one"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, which has features."""
         feature_size(self, task)
         return super().start(task)

@@ -22,7 +22,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import class_sums, feature_size, squared_distances
 from atoll.toolbox.oneshot import OneShot, Server, Votes, averaged, class_shares, shares, uploads
 
@@ -39,7 +39,7 @@ class OneShotProto(OneShot):
     deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "tan2022fedproto"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, which has features."""
         feature_size(self, task)
         return super().start(task)
@@ -47,7 +47,7 @@ class OneShotProto(OneShot):
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; send the model, and the mean features of each class."""
         w_k = self.trained(w, cohort)
-        own = class_sums(cohort, w_k, feature_size(self, cohort.population.task))
+        own = class_sums(cohort, w_k, feature_size(self, cohort.task))
         mean = Stack.of(mean=own["sum"] / own["count"].clamp(min=1)[..., None])
         return Update(send={"model": w_k, "labels": Stack.of(counts=own["count"]), "prototypes": mean})
 

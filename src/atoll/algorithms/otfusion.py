@@ -23,7 +23,7 @@ from atoll.kernel.algorithm import Replies
 from atoll.kernel.errors import ModelError
 from atoll.kernel.params import Params, stack
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import one_sample, squared_distances
 from atoll.toolbox.oneshot import OneShot, Server, Votes, averaged, shares, uploads
 
@@ -38,7 +38,7 @@ class OTFusion(OneShot):
 
     cites: ClassVar[str] = "singh2020model"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, of a network whose hidden neurons can be put into another order."""
         require_chain(self, task)
         return super().start(task)
@@ -91,7 +91,7 @@ def _with_inputs(weight: Tensor, places: Tensor) -> Tensor:
     return weight.reshape(len(weight), len(places), -1)[:, places].reshape(weight.shape)
 
 
-def require_chain(method: object, task: Task) -> None:
+def require_chain(method: object, task: Facts) -> None:
     """Raise unless another order of the hidden neurons leaves the initial model's answer as it is."""
     draw, one = generator(0, "order of neurons"), one_sample(task)
 

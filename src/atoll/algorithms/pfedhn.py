@@ -38,7 +38,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.models.hypernetwork import Spectral, generated, hypernetwork, normalised, size_of
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
@@ -71,14 +71,14 @@ class PFedHN(Algorithm):
     limits: ClassVar[Limits] = {"local": {"private": "all"}}
     cites: ClassVar[str] = "shamsian2021personalized"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """A drawn hypernetwork, with an embedding for each client."""
         say_what_is_shared(self, task.network.initial, self.private)
         target, inputs = self._target(task.network.initial), self.embedding or 1 + task.clients // 4
         numbers = size_of(target, inputs, self.hidden, self.layers) + task.clients * inputs
         require_bytes(
             5 * numbers * task.network.dtype.itemsize,  # phi and its velocity before and after a step, and a gradient
-            task.x.device,
+            task.sample.device,
             f"The server must hold a hypernetwork of {numbers:,} numbers, 5 of each at a time",
             hint="take a smaller model, or fewer `hidden` units: there are so many weights for every number of it.",
         )
@@ -134,7 +134,7 @@ class PFedHN(Algorithm):
         own, e = cohort.initial.without(self._target(cohort.initial)), phi[ALL].mean(0)
         if not cohort.labelled and not own.trained:
             return settled(cohort, self._whole(cohort.stacked(Params(generated(phi, e))), cohort))
-        layout = cohort.population.task.network.layout
+        layout = cohort.task.network.layout
         layout = replace(layout, kinds={**layout.kinds, ONE: "trained"})
         start = Params({**own, ONE: e}, layout)
         given = cohort.stacked(phi) if e.dtype == torch.float64 else phi  # as in `made`

@@ -42,7 +42,7 @@ class RegMean(OneShot):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; then find out what enters each linear layer."""
-        w_k, maps = self.trained(w, cohort), linear_maps(cohort.population.task)
+        w_k, maps = self.trained(w, cohort), linear_maps(cohort.task)
         start = Params({layer: torch.zeros(inputs, inputs) for layer, (_, inputs) in maps.items()})
         seen = cohort.scan(partial(_look, layers=tuple(maps)), start, given=w_k, shuffle=False, train=False, exact=True)
         grams = (seen / cohort.samples).map(partial(damped, damping=self.damping))

@@ -30,12 +30,13 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size, membership
 from atoll.toolbox.oneshot import OneShot, Server, Votes, require_public, shares, uploads
 
 SHARPNESS = 16.0  # logits are so many times the cosines
 Features = Callable[[Batch, Params], Tensor]
+FEATURES = {"frame": Batch.outputs, "means": Batch.features}  # what is compared with a class's prototype
 LEAST = 0.01  # of the mean deviation: what varies less, such as a unit that is nearly dead, is divided by this
 
 
@@ -51,7 +52,7 @@ class RGA(OneShot):
     deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "fedsra2026"
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model."""
         if self.moments == "public":
             require_public(self, task)
@@ -67,16 +68,17 @@ class RGA(OneShot):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; send the model, and what its features are like."""
-        w_k, classes, size = self.trained(w, cohort), *self.sizes(cohort.population.task)
+        w_k, classes, size = self.trained(w, cohort), *self.sizes(cohort.task)
         start = Params.of(sum=torch.zeros(classes, size), square=torch.zeros(size), counts=torch.zeros(classes))
-        seen = cohort.scan(ADDING[self.prototypes], start, given=w_k, shuffle=False, train=False, exact=True)
+        add = partial(_add, FEATURES[self.prototypes])
+        seen = cohort.scan(add, start, given=w_k, shuffle=False, train=False, exact=True)
         mean, square = (total / cohort.samples.clamp(min=1)[:, None] for total in (seen["sum"].sum(1), seen["square"]))
         sent = Stack.of(mean=mean, deviation=(square - mean**2).clamp(min=0).sqrt())
         if self.prototypes == "means":
             sent = sent | Stack.of(classes=seen["sum"] / seen["counts"].clamp(min=1)[..., None])
         return Update(send={"model": w_k, "labels": Stack.of(counts=seen["counts"]), "features": sent})
 
-    def sizes(self, task: Task) -> tuple[int, int]:
+    def sizes(self, task: Facts) -> tuple[int, int]:
         """How many classes there are, and how many features: of the frame as many as classes."""
         assert task.classes is not None, "the task has classes"
         return task.classes, task.classes if self.prototypes == "frame" else feature_size(self, task)
@@ -102,7 +104,7 @@ class RGA(OneShot):
             prototypes, possible = torch.einsum("kc,kcd->cd", owned * share[:, None], own), owned.amax(0)
         moments = Params.of(mean=features["mean"], deviation=features["deviation"], shares=share)
         beside = moments | Params.of(prototypes=prototypes, possible=possible)
-        return ensemble(server["models"], beside, ANSWERING[self.prototypes])
+        return ensemble(server["models"], beside, partial(_nearest, FEATURES[self.prototypes]))
 
 
 def standardised(features: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
@@ -127,8 +129,3 @@ def _nearest(features: Features, model: Params, beside: Params, batch: Batch) ->
     fused = torch.tensordot(beside["shares"], standardised(each, beside["mean"], beside["deviation"]), dims=1)
     cosines = F.normalize(fused, dim=1) @ F.normalize(beside["prototypes"], dim=1).T
     return SHARPNESS * torch.where(beside["possible"] > 0, cosines, -FAR)
-
-
-# Made once, so that the engine knows them again.
-ADDING = {"frame": partial(_add, Batch.outputs), "means": partial(_add, Batch.features)}
-ANSWERING = {"frame": partial(_nearest, Batch.outputs), "means": partial(_nearest, Batch.features)}

@@ -19,7 +19,7 @@ from atoll.kernel.algorithm import Algorithm, Count, Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import linear, sgd
 
 
@@ -33,7 +33,7 @@ class Scaffold(Algorithm):
     sends: ClassVar[Mapping[str, str]] = {"delta": "model", "change": "model"}
     cites: ClassVar[str] = "karimireddy2020scaffold"
 
-    def start(self, task: Task) -> dict[str, Any]:
+    def start(self, task: Facts) -> dict[str, Any]:
         """The model, the mean of all control variates, and how many clients there are."""
         rule = task.training
         if rule.momentum or not rule.lr:

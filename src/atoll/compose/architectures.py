@@ -20,7 +20,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Tree
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 
 Server = dict[str, Any]
 
@@ -36,7 +36,7 @@ class InArchitectures(Algorithm):
         """The method as it is for one architecture."""
         return self.member(**{one.name: getattr(self, one.name) for one in fields(self.member)})
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """A state for each architecture, and who has which."""
         states = [self.method.start(one) for one in task.by_architecture]
         return {"states": states, "architecture": torch.from_numpy(task.architecture)}
@@ -82,13 +82,13 @@ class InArchitectures(Algorithm):
 
 
 def _state(server: Server, cohort: Cohort) -> Tree:
-    return server["states"][cohort.population.task.own_architecture]
+    return server["states"][cohort.task.own_architecture]
 
 
 _MADE: dict[type[Algorithm], type[Algorithm]] = {}  # the same class for the same question
 
 
-def within_architectures(algorithm: Algorithm, task: Task) -> Algorithm:
+def within_architectures(algorithm: Algorithm, task: Facts) -> Algorithm:
     """The method, extended where the task has several architectures; its name and hyperparameters stay."""
     if task.architecture is None:
         return algorithm
@@ -98,7 +98,7 @@ def within_architectures(algorithm: Algorithm, task: Task) -> Algorithm:
     return _MADE[method](**{one.name: getattr(algorithm, one.name) for one in fields(algorithm)})
 
 
-def check_mixes(algorithm: Algorithm, task: Task) -> None:
+def check_mixes(algorithm: Algorithm, task: Facts) -> None:
     """Raise for a method that needs one architecture on a task that has several."""
     if task.architecture is not None and not algorithm.mixes_architectures:
         raise TaskError(

@@ -25,7 +25,7 @@ from atoll.kernel.errors import UnknownName
 from atoll.kernel.params import Stack, Tree
 from atoll.kernel.predictor import Predictor
 from atoll.kernel.references import bibtex
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.server.mixing import heard
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class InClusters(Algorithm):
         return {**self.clustering.pulls(lr), **self.method.pulls(lr)}
 
     # -- the server --------------------------------------------------------------------------------------------------
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """Clustering begins; the method is asked whether it could begin, too."""
         self.method.start(task)
         begun = {"clustering": self.clustering.start(task), "rounds": 0}
@@ -117,12 +117,12 @@ class InClusters(Algorithm):
         server = server | {"clustering": found, "rounds": server["rounds"] + 1}
         if server["rounds"] < self.cluster_rounds:
             return server
-        cluster, task = found["cluster"], replies.workbench.population.task
+        cluster, task = found["cluster"], replies.workbench.task
         largest = torch.bincount(cluster[cluster >= 0]).argmax()
         there, cluster = torch.unique(torch.where(cluster < 0, largest, cluster), return_inverse=True)  # no empty ones
         members, starts = cluster.cpu().numpy(), [found["models"].client(int(old)) for old in there]
         inside = [
-            self.method.equip(self.method.start(task.of(np.flatnonzero(members == number), start)), replies.workbench)
+            self.method.equip(self.method.start(task.of(int((members == number).sum()), start)), replies.workbench)
             for number, start in enumerate(starts)
         ]
         told = torch.zeros_like(cluster, dtype=torch.bool)

@@ -25,7 +25,7 @@ from atoll.kernel.errors import HyperparameterError, unknown
 from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.predictor import Answer
 from atoll.kernel.references import bibtex
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import proximal, sgd
 from atoll.toolbox.client.change import Change
 from atoll.toolbox.client.paired import Judge, lead
@@ -135,7 +135,7 @@ class Fsa(OfTraining):
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0, "rho_larger": 0.0}
     cites: ClassVar[str] = "xing2025flexible"
 
-    def start(self, task: Task) -> Tree:
+    def start(self, task: Facts) -> Tree:
         """As the method, for a model with enough layers."""
         require_layers(self, task.network.initial, self.top_c)
         return super().start(task)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.kernel.randomness import Keys
-from atoll.kernel.task import Split as Owned
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class BatchTable:
 
 
 def batch_table(
-    split: Owned,
+    split: Split,
     clients: NDArray[np.int64],
     keys: Keys | None,
     *,

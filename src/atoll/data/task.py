@@ -26,9 +26,9 @@ from atoll.kernel.errors import ModelError, TaskError, first_line
 from atoll.kernel.fingerprints import content
 from atoll.kernel.network import Network
 from atoll.kernel.objective import PerSample, accuracy, cross_entropy
-from atoll.kernel.params import Layout, Params
+from atoll.kernel.params import Layout
 from atoll.kernel.randomness import default_generator, generator, moves_default_generator, number
-from atoll.kernel.task import Training
+from atoll.kernel.task import Facts, Training
 
 __all__ = ["Model", "Task", "Training"]
 
@@ -140,11 +140,10 @@ class Task:
             )
         drawn = generator(seed, "unseen").permutation(self.clients)
         new, old = np.sort(drawn[:size]), np.sort(drawn[size:])
-        initial = self.network.initial
-        return replace(self.of(old, initial), unseen=self.of(new, initial))
+        return replace(self.of(old), unseen=self.of(new))
 
-    def of(self, clients: NDArray[np.int64], initial: Params) -> Task:
-        """The task of some clients only, from another initial model."""
+    def of(self, clients: NDArray[np.int64]) -> Task:
+        """The task of some clients only."""
 
         def chosen(split: Split) -> Split:
             parts = [split.order[split.offsets[k] : split.offsets[k + 1]] for k in clients]
@@ -154,20 +153,25 @@ class Task:
         return replace(
             self,
             splits={name: chosen(split) for name, split in self.splits.items()},
-            network=self.network.beginning_at(initial),
             names=None if self.names is None else tuple(self.names[k] for k in clients),
             groups=None if self.groups is None else self.groups[clients],
             architecture=None if self.architecture is None else self.architecture[clients],
         )
 
+    def public_facts(self, seed: int = 0) -> Facts:
+        """Return what everybody may know of this task, and the seed of all draws."""
+        everybody = np.arange(self.clients)
+        return Facts(
+            name=self.name, clients=self.clients, network=self.network, training=self.training, classes=self.classes,
+            sample=self.x.new_zeros(self.x.shape[1:]), target=self.y.new_zeros(self.y.shape[1:]), seed=seed,
+            largest={name: int(split.sizes(everybody).max(initial=0)) for name, split in self.splits.items()},
+            has_public=self.public is not None, networks=self.networks, architecture=self.architecture,
+        )  # fmt: skip
+
     def public_for(self, who: str) -> tuple[Tensor, Tensor]:
         """The public samples; raises where `who` needs them and there are none."""
-        if self.public is None:
-            raise TaskError(
-                f"{who} needs public data, samples that everybody may see. {self.name} has none.",
-                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1); or "
-                "give samples of your own: Task.with_public(x, y).",
-            )
+        self.public_facts().require_public(who)
+        assert self.public is not None
         return self.public
 
     def with_public(self, x: Any, y: Any) -> Task:

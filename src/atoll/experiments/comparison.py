@@ -17,7 +17,7 @@ from atoll.compose import create, find
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
-from atoll.federation import TRAINED, federate, interruptions
+from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.sources import code_digest, file_digest
@@ -33,8 +33,9 @@ from atoll.records.trust import remember
 from atoll.report.export import save
 from atoll.report.table import ComparisonTable
 from atoll.runtime.engines.local import LocalEngine
-from atoll.runtime.engines.trainings import OnEpoch
+from atoll.runtime.engines.trainings import TRAINED, OnEpoch
 from atoll.runtime.files import alone_in
+from atoll.runtime.interruptions import interruptions
 from atoll.runtime.participation import fingerprint
 
 log = logging.getLogger("atoll.experiments.comparison")
@@ -156,10 +157,11 @@ def _require_samples(task: Task, select: Select) -> None:
 
 def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: Settings, seed: int) -> None:
     """Say before the first run which method could not begin; what methods say of themselves, they will say then."""
+    facts = task.public_facts(seed)
     for algorithm in algorithms:
         _settings_of(algorithm, settings, seed).check(task, algorithm)
         with quietly():
-            within_architectures(algorithm, task).start(task)
+            within_architectures(algorithm, facts).start(facts)
 
 
 def _require_same_data(done: Report, task: Task) -> None:

@@ -30,7 +30,7 @@ from atoll.kernel.hyperparameters import (
 )
 from atoll.kernel.params import Layout, Params, Stack, Tree, rows_of
 from atoll.kernel.predictor import Deployed, Predictor
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 
 if TYPE_CHECKING:
     from atoll.kernel.engine import Workbench
@@ -108,6 +108,10 @@ class Algorithm:
         for hyperparameter in hyperparameters(type(self)):
             hyperparameter.check(type(self).__name__, getattr(self, hyperparameter.name))
 
+    def defines(self, hook: str) -> bool:
+        """Return whether the method has a hook of its own, such as `prepare`; what wraps a method answers for it."""
+        return getattr(type(self), hook) is not getattr(Algorithm, hook)
+
     @property
     def least_rounds(self) -> int:
         """How many rounds there must be for every part of the method to run."""
@@ -128,7 +132,7 @@ class Algorithm:
         return {}
 
     # -- the server ----------------------------------------------------------------------------------------------
-    def start(self, task: Task) -> Tree:
+    def start(self, task: Facts) -> Tree:
         """The server's state before the first round."""
         return task.network.initial
 
@@ -400,7 +404,7 @@ class Replies:
 
     def by_architecture(self) -> Iterator[tuple[int, Replies]]:
         """The replies of each architecture that replied, with its number."""
-        architecture = self.workbench.population.task.architecture
+        architecture = self.workbench.task.architecture
         if architecture is None:
             yield 0, self
             return

@@ -10,9 +10,10 @@ chunk of one, or a single client on its own device is decided outside; the numbe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -22,54 +23,27 @@ from torch import Tensor
 from atoll.kernel.errors import CohortError, LabelsNeeded
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack, Tree, flatten, rows_of, spread, stacked_leaves
-from atoll.kernel.task import Task, Training
+from atoll.kernel.task import Facts, Training
 
 if TYPE_CHECKING:
-    from atoll.kernel.engine import Memory, Scanner
+    from atoll.kernel.engine import Host
+
+log = logging.getLogger("atoll.clients")
 
 Step = Callable[[Any, Any, Any], Any]  # (carry, Batch or a tuple of them, given) -> carry
 
 
-class Population(Protocol):
-    """All clients, as a runtime holds them: the task on its device, what clients keep, and the seed."""
-
-    @property
-    def task(self) -> Task:
-        """The task, where it is computed."""
-        ...
-
-    @property
-    def memory(self) -> Memory:
-        """What clients keep."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """The seed of all draws."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the data live."""
-        ...
-
-    def with_memory(self, memory: Memory) -> Population:
-        """Return the same clients with another memory."""
-        ...
-
-    def with_network(self, network: Network) -> Population:
-        """Return the same clients with another network of the same leaves."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The clients `ids` of a population in one round, with access to the named splits only."""
+    """Some clients in one round, with what they have: their samples, what they kept, and what they received.
 
-    population: Population
+    Only the named splits can be read. Nothing leads from here to other clients.
+    """
+
+    task: Facts
     clients: NDArray[np.int64]
     round: int
-    scanner: Scanner
+    _host: Host  # where they run
     received: Tree = None  # what `Algorithm.unicast` sent to each of these clients, stacked
     splits: frozenset[str] = frozenset({"train", "val"})
     changes: tuple[Any, ...] = ()  # what pieces change in every call of `sgd`
@@ -83,14 +57,23 @@ class Cohort:
 
     @property
     def ids(self) -> Tensor:
-        """The clients' numbers in the population."""
-        return torch.from_numpy(self.clients).to(self.population.device)
+        """The clients' numbers."""
+        return torch.from_numpy(self.clients).to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the clients' values live."""
+        return self.task.sample.device
 
     @property
     def samples(self) -> Tensor:
         """How many training samples each client has."""
-        sizes = self.population.task.splits["train"].sizes(self.clients)
-        return torch.from_numpy(sizes).to(self.population.device, self.initial_dtype)
+        sizes = self._host.sizes(self.clients, "train")
+        return torch.from_numpy(sizes).to(self.device, self.initial_dtype)
+
+    def has_samples(self, split: str) -> Tensor:
+        """Whether each client has any samples in a split."""
+        return torch.from_numpy(self._host.sizes(self.clients, split) > 0).to(self.device)
 
     def weights(self, weighting: str = "samples") -> Tensor:
         """How much each client counts in a mean: its training samples, or 1."""
@@ -103,16 +86,16 @@ class Cohort:
     @property
     def passes(self) -> int:
         """How often these clients have gone over their training data to train so far, at one gradient per batch."""
-        return self.scanner.tally.passes
+        return self._host.passes
 
     @property
     def initial(self) -> Params:
         """The model's initial parameters, which every client can make itself from the seed."""
-        return self.population.task.network.initial if self.begun is None else self.begun
+        return self.task.network.initial if self.begun is None else self.begun
 
     def with_network(self, network: Network) -> Cohort:
         """Return the same clients with another network of the same leaves."""
-        return replace(self, population=self.population.with_network(network))
+        return replace(self, task=self.task.with_network(network))
 
     def starting_from(self, model: Params) -> Cohort:
         """The same clients, to whom another model is the initial one: what a cluster has learned, for example."""
@@ -120,24 +103,24 @@ class Cohort:
 
     def only(self, positions: NDArray[np.int64]) -> Cohort:
         """The clients at these positions, with notes of their own."""
-        received = rows_of(self.received, torch.from_numpy(positions).to(self.population.device))
+        received = rows_of(self.received, torch.from_numpy(positions).to(self.device))
         return replace(self, clients=self.clients[positions], received=received, notes={})
 
     @property
     def initial_dtype(self) -> torch.dtype:
         """The floating point type of the model and the data."""
-        leaves = [self.population.task.x, *self.initial.values()]
+        leaves = [self.task.sample, *self.initial.values()]
         return next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.get_default_dtype())
 
     @property
     def training(self) -> Training:
         """Step size, batch size and the like."""
-        return self.population.task.training
+        return self.task.training
 
     @property
     def lr(self) -> Tensor:
         """The step size of this round."""
-        return torch.tensor(self.training.lr_in(self.round), dtype=self.initial_dtype, device=self.population.device)
+        return torch.tensor(self.training.lr_in(self.round), dtype=self.initial_dtype, device=self.device)
 
     def scan(
         self,
@@ -174,7 +157,7 @@ class Cohort:
             )
         if epochs < 0:
             raise CohortError(f"`epochs` must be at least 0. Got {epochs!r}.")
-        return self.scanner.scan(
+        return self._host.scan(
             self,
             step,
             self.stacked(carry),
@@ -194,7 +177,7 @@ class Cohort:
 
         Params that the function returns come back as a Stack, tensors with a leading client axis.
         """
-        return self.scanner.map(self, function, self._mine(values))
+        return self._host.map(self, function, self._mine(values))
 
     @overload
     def recall(self, default: Params | Stack) -> Stack: ...
@@ -202,19 +185,16 @@ class Cohort:
     def recall(self, default: dict[str, Any]) -> dict[str, Any]: ...
     def recall(self, default: Tree) -> Tree:
         """What the clients kept last time, stacked; `default` for clients that have kept nothing yet."""
-        return self.population.memory.recall(self.clients, self.stacked(default), before=self.round)
+        return self._host.recall(self.clients, self.stacked(default), before=self.round)
 
     @property
     def has_kept(self) -> Tensor:
         """Whether each client has kept anything yet, in an earlier round."""
-        return torch.from_numpy(self.population.memory.holds(self.clients, before=self.round)).to(
-            self.population.device
-        )
+        return torch.from_numpy(self._host.holds(self.clients, before=self.round)).to(self.device)
 
     def beside(self, name: str) -> Cohort:
         """The same clients with another memory, for what a piece returns in `Update(beside={name: ...})`."""
-        memory = self.population.memory.beside(name)
-        return replace(self, population=self.population.with_memory(memory))
+        return replace(self, _host=self._host.beside(name))
 
     def observe(self, **values: Tensor) -> None:
         """Record one number per client, such as its training loss, for the log of the simulation.
@@ -226,6 +206,11 @@ class Cohort:
             times = 1 + sum(one == name or one.startswith(f"{name}-") for one in self.notes)
             self.notes[name if times == 1 else f"{name}-{times}"] = value
 
+    def warn(self, message: str) -> None:
+        """Write a warning to the log."""
+        if not self._host.measures:  # nobody should hear twice of what is only tried
+            log.warning(message)
+
     def _mine(self, tree: Tree) -> Tree:
         """The same tree, if every Stack in it belongs to this cohort."""
         leaves, structure = flatten(tree)
@@ -236,7 +221,7 @@ class Cohort:
 
     def _placed(self, loose: Params) -> Params:
         """Values that belong to no model, such as `Params.of(loss=0.0)`, where the data are and of their type."""
-        device, dtype = self.population.device, self.initial_dtype
+        device, dtype = self.device, self.initial_dtype
         return loose.map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else None))
 
     @overload

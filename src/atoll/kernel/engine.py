@@ -1,37 +1,55 @@
-"""What a runtime must offer, as protocols: where scans run, what clients keep, and where a server works."""
+"""What a runtime must offer, as protocols: an engine, a host of clients, their memory, a place for the server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.kernel.batch import Batch
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.task import Facts
 
 if TYPE_CHECKING:
-    from atoll.kernel.cohort import Cohort, Population, Step
+    from atoll.kernel.cohort import Cohort, Step
+    from atoll.kernel.job import Done, Job, Lost
 
 
-class Tally(Protocol):
-    """What a scanner has done."""
+class Host(Protocol):
+    """Where some clients run: their samples, what they keep, and the scans and maps of a cohort.
 
-    gradients: int  # of one batch of one client each
-    passes: int  # over each client's training data, to train: epochs times the gradients of a step
-
-
-class Scanner(Protocol):
-    """Runs the scans and maps of a cohort."""
-
-    limit: int | None  # steps after which every scan is cut short, to measure a plan
+    A cohort holds it for its own verbs; methods have no use for it.
+    """
 
     @property
-    def tally(self) -> Tally:
-        """What has been done so far."""
+    def passes(self) -> int:
+        """How often clients have gone over their training data to train: epochs times the gradients of a step."""
+        ...
+
+    @property
+    def measures(self) -> bool:
+        """Whether this work is only tried, to measure how long it takes."""
+        ...
+
+    def sizes(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
+        """Return how many samples these clients have in a split."""
+        ...
+
+    def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
+        """Return what these clients kept before a round, stacked; see `Memory.recall`."""
+        ...
+
+    def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
+        """Return whether each of these clients kept anything before a round."""
+        ...
+
+    def beside(self, name: str) -> Host:
+        """Return the same place with another memory: that of a piece."""
         ...
 
     def scan(
@@ -98,8 +116,8 @@ class Workbench(Protocol):
     """The server's place to work in one round; methods find it in `replies.workbench`."""
 
     @property
-    def population(self) -> Population:
-        """All clients, as the runtime holds them."""
+    def task(self) -> Facts:
+        """What everybody may know of the task."""
         ...
 
     @property
@@ -157,4 +175,52 @@ class Workbench(Protocol):
         augmented: bool = True,
     ) -> Cohort:
         """Return a cohort of one that holds these samples, for `sgd` and `scan`."""
+        ...
+
+
+class Population(Protocol):
+    """All clients of a federation, as a runtime holds them; a method never sees it."""
+
+    @property
+    def facts(self) -> Facts:
+        """What everybody may know of the task."""
+        ...
+
+    @property
+    def memory(self) -> Memory:
+        """What clients keep."""
+        ...
+
+
+class Engine(Protocol):
+    """Runs jobs on the clients of a population: in this process, on a cluster, on devices."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What was asked for, as it is written into a run's configuration."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server's tensors live."""
+        ...
+
+    def run(self, job: Job, population: Any) -> Iterator[Done[Any] | Lost]:
+        """Do a job; yield what becomes of every client, some at a time, in an order that clients alone decide."""
+        ...
+
+    def place(self, task: Any) -> Any:
+        """Return a task with its tensors where this engine computes."""
+        ...
+
+    def bench(self, population: Any, round: int) -> Workbench:
+        """Return the server's place to work in a round."""
+        ...
+
+    def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
+        """Return how a method's jobs run here: a run that is resumed must go on so to get the same bits."""
+        ...
+
+    def import_plans(self, plans: list[Tree], method: Hashable, facts: Facts) -> None:
+        """Take over what `export_plans` gave, unless something else is forced now."""
         ...

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from copy import copy, deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -161,6 +161,18 @@ class Network:
                 )
             copies[key] = PortableModule(self._original, variant)
         return copies[key]
+
+    def prepare(self, variant: Variant) -> None:
+        """Make this thread's copies for a step, which may ask for either mode, for features and for the head.
+
+        Inside `vmap` they cannot be made.
+        """
+        for mode in (replace(variant, train=train) for train in (True, False)):
+            self.module(mode)
+            if self.has_features:
+                self.module(replace(mode, features=True))
+            if self.has_head:
+                self.module(replace(mode, head=True))
 
 
 class PortableModule:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.kernel.batch import Augment
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Network
-from atoll.kernel.params import Layout, Params
+from atoll.kernel.params import Params
 
 
 @dataclass(frozen=True)
@@ -49,119 +48,56 @@ class Training:
         return self.lr * self.lr_decay**round
 
 
-class Split(Protocol):
-    """The samples of every client in one split: client k owns `order[offsets[k] : offsets[k + 1]]`."""
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What everybody may know of a task: the server, every client, and a method before it begins.
+
+    No sample is in it.
+    """
+
+    name: str
+    clients: int  # how many there are
+    network: Network
+    training: Training
+    classes: int | None  # how many, if targets are classes
+    sample: Tensor  # zeros in the shape, the type and the place of a sample
+    target: Tensor  # the same for a target
+    seed: int  # of all draws
+    largest: Mapping[str, int]  # the most samples of any client, by split: tensors of this size fit them all
+    has_public: bool  # whether there are samples that everybody may see
+    networks: tuple[Network, ...] = ()  # the architectures, where clients have different ones
+    architecture: NDArray[np.int64] | None = None  # which of the networks each client has
 
     @property
-    def order(self) -> Tensor:
-        """The numbers of all samples, client after client."""
-        ...
+    def one_class_each(self) -> bool:
+        """Whether every sample has one class."""
+        return self.classes is not None and self.target.ndim == 0
 
     @property
-    def offsets(self) -> NDArray[np.int64]:
-        """Where each client's samples begin, and the end."""
-        ...
-
-    def sizes(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many samples these clients have."""
-        ...
-
-    def uneven(self, batch_size: int) -> bool:
-        """Return whether any client's last batch is short."""
-        ...
-
-
-class Task(Protocol):
-    """Clients with data, and the network they train; `atoll.data.task.Task` is one."""
-
-    @property
-    def name(self) -> str:
-        """What the task is called in messages."""
-        ...
-
-    @property
-    def x(self) -> Tensor:
-        """All samples."""
-        ...
-
-    @property
-    def y(self) -> Tensor:
-        """Their targets."""
-        ...
-
-    @property
-    def splits(self) -> Mapping[str, Split]:
-        """Who owns which samples: `train`, `val` and `test`."""
-        ...
-
-    @property
-    def network(self) -> Network:
-        """The network of all clients; where they have different ones, the first."""
-        ...
-
-    @property
-    def networks(self) -> tuple[Network, ...]:
-        """The architectures, where clients have different ones."""
-        ...
-
-    @property
-    def architecture(self) -> NDArray[np.int64] | None:
-        """Which of the networks each client has."""
-        ...
-
-    @property
-    def classes(self) -> int | None:
-        """How many classes there are, if targets are classes."""
-        ...
-
-    @property
-    def training(self) -> Training:
-        """How clients take their steps."""
-        ...
-
-    @property
-    def augment(self) -> Augment | None:
-        """How training samples are changed each time they are seen."""
-        ...
-
-    @property
-    def public(self) -> tuple[Tensor, Tensor] | None:
-        """Samples that everybody may see."""
-        ...
-
-    @property
-    def samples(self) -> str:
-        """A fingerprint of all samples and of who owns them."""
-        ...
-
-    @property
-    def clients(self) -> int:
-        """How many clients there are."""
-        ...
-
-    @property
-    def layouts(self) -> tuple[Layout, ...]:
-        """What the leaves of the models are, by architecture."""
-        ...
-
-    @property
-    def by_architecture(self) -> Sequence[Task]:
-        """The task as the clients of each architecture see it."""
-        ...
+    def by_architecture(self) -> tuple[Facts, ...]:
+        """The facts as clients of each architecture know them."""
+        if self.architecture is None:
+            return (self,)
+        return tuple(replace(self, network=network, architecture=None) for network in self.networks)
 
     @property
     def own_architecture(self) -> int:
         """The number of `network` among the architectures."""
-        ...
+        return self.networks.index(self.network) if self.networks else 0
 
-    def client_name(self, client: int) -> str:
-        """Return what a client is called in messages and reports."""
-        ...
+    def with_network(self, network: Network) -> Facts:
+        """Return the same facts with another network."""
+        return replace(self, network=network)
 
-    def public_for(self, who: str) -> tuple[Tensor, Tensor]:
-        """Return the public samples; raise where `who` needs them and there are none."""
-        ...
+    def of(self, clients: int, initial: Params) -> Facts:
+        """Return the facts for some of the clients, who begin at another model."""
+        return replace(self, clients=clients, network=self.network.beginning_at(initial))
 
-    def of(self, clients: NDArray[np.int64], initial: Params) -> Task:
-        """Return the task of some clients only, from another initial model."""
-        ...
+    def require_public(self, who: str) -> None:
+        """Raise where `who` needs samples that everybody may see and there are none."""
+        if not self.has_public:
+            raise TaskError(
+                f"{who} needs public data, samples that everybody may see. {self.name} has none.",
+                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1); or "
+                "give samples of your own: Task.with_public(x, y).",
+            )

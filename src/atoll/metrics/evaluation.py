@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.network import Variant
+from atoll.kernel.engine import Engine, Workbench
+from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
 from atoll.metrics import fairness
 from atoll.metrics.calibration import bins, ece
-from atoll.runtime.engines.local import Done, Job, LocalEngine
 from atoll.runtime.engines.programs import arithmetic
+from atoll.runtime.exchange import Notes
 from atoll.runtime.population import Population
 
 LARGEST_BATCH = 256
 CENTRAL_BATCH = 2_000
 BINS = 15  # of confidence
-Notes = list[tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]]  # some clients, and their numbers by name
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,35 @@ class ClientScores:
         }
 
 
+@dataclass(frozen=True)
+class Evaluate(AtTheEnd):
+    """Clients score the models they would deploy, or the shared one, on samples of their own."""
+
+    model: str
+    scorings: tuple[Scoring, ...]
+
+    splits: ClassVar[frozenset[str]] = EVERYTHING
+
+    @property
+    def name(self) -> str:
+        """What logs and checkpoints call it."""
+        return f"evaluate {self.model}{', each sample' if any(one.each for one in self.scorings) else ''}"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
+        """Return each client's sums, by split."""
+        cohort = replace(cohort, exact=method.solved)
+        if self.model == "personal":
+            # The method makes the model without the test data, which only scoring reads.
+            w: Deployed = method.personalize(received, replace(cohort, splits=cohort.splits - {"test"}))
+        else:
+            shared = method.shared(received)
+            assert shared is not None
+            w = shared
+        return {one.split: one.scan(cohort, w) for one in self.scorings}
+
+
 def evaluate(
-    engine: LocalEngine,
+    engine: Engine,
     population: Population,
     algorithm: Algorithm,
     server: Tree,
@@ -111,42 +139,24 @@ def evaluate(
     each: bool = False,
     notes: Notes | None = None,
 ) -> dict[str, ClientScores]:
-    """Scores of all clients, for their personal models or for the shared one; with `each`, of every test sample.
+    """Score all clients' personal models, or the shared one; with `each`, on every test sample.
 
     What clients observe while they make their models is added to `notes`.
     """
     task = population.task
-    everybody = np.arange(task.clients)
-    sums = {split: ClientSums(task, split, each=each and split == "test") for split in splits}
-
-    def work(cohort: Cohort) -> dict[str, Stack]:
-        cohort = replace(cohort, exact=algorithm.solved)
-        if model == "personal":
-            # The method makes the model without the test data, which only `ClientSums` reads.
-            w: Deployed = algorithm.personalize(server, replace(cohort, splits=cohort.splits - {"test"}))
-        else:
-            shared = algorithm.shared(server)
-            assert shared is not None
-            w = shared
-        return {split: one.scan(cohort, w) for split, one in sums.items()}
-
+    scorings = tuple(Scoring(split, each=each and split == "test") for split in splits)
+    sums = {one.split: ClientSums(task, one.split) for one in scorings}
     job = Job(
-        population,
-        everybody,
-        round,
-        work,
-        phase=("evaluate", f"{model}, each sample" if each else model, algorithm),
+        Evaluate(model, scorings), algorithm, server, np.arange(task.clients), round, algorithm.groups(server),
         calls=1 if each else calls,
-        splits=frozenset({"train", "val", "test"}),
-        groups=algorithm.groups(server),
-    )
-    for outcome in engine.run(job):
+    )  # fmt: skip
+    for outcome in engine.run(job, population):
         if isinstance(outcome, Done):
             for split, stack in outcome.result.items():
-                sums[split].add(outcome.cohort.clients, stack)
+                sums[split].add(outcome.clients, stack)
             if notes is not None:
-                seen = {name: value.double().cpu().numpy() for name, value in outcome.cohort.notes.items()}
-                notes.append((outcome.cohort.clients, seen))
+                seen = {name: value.double().cpu().numpy() for name, value in outcome.notes.items()}
+                notes.append((outcome.clients, seen))
     return {split: one.scores() for split, one in sums.items()}
 
 
@@ -160,46 +170,53 @@ def observed(notes: Notes) -> dict[str, dict[str, float]]:
     return found
 
 
-class ClientSums:
-    """What is summed over the samples of one split, for every client."""
+@dataclass(frozen=True)
+class Scoring:
+    """What clients add up over the samples of a split; with `each`, the score of every sample as well."""
 
-    def __init__(self, task: Task, split: str, *, each: bool = False) -> None:
-        self.split, self.sizes = split, task.splits[split].sizes(np.arange(task.clients))
-        self.higher_is_better = task.network.score.higher_is_better
-        # The largest client of all decides, not of a chunk, so that every chunking sums in the same order.
-        largest = int(self.sizes.max(initial=1))
-        self.batch_size = max(1, min(largest, LARGEST_BATCH))
-        self.held = np.full(task.clients, np.nan)
-        self.start = Params.of(score=0.0, square=0.0, loss=0.0)
-        if task.classes is not None and task.y.ndim == 1:
-            self.start = self.start | Params.of(bins=torch.zeros(3, BINS))
-        if each:
-            places = -(-largest // self.batch_size) * self.batch_size
-            self.start = self.start | Params.of(seen=0.0, each=torch.zeros(places))
-        self.totals = {
-            name: np.full((task.clients, *leaf.shape), np.nan) for name, leaf in self.start.items() if name != "seen"
-        }
+    split: str
+    each: bool = False
 
     def scan(self, cohort: Cohort, deployed: Deployed) -> Stack:
-        """The sums of some clients."""
-        one = predictor_of(deployed)
-        self.held[cohort.clients] = one.bytes
+        """Return the sums of some clients, and how many bytes answered."""
+        one, task = predictor_of(deployed), cohort.task
+        # The largest client of all decides, not of a chunk, so every chunking sums in the same order.
+        largest = max(1, task.largest[self.split])
+        batch_size = min(largest, LARGEST_BATCH)
+        start = Params.of(score=0.0, square=0.0, loss=0.0)
+        if task.one_class_each:
+            start = start | Params.of(bins=torch.zeros(3, BINS))
+        if self.each:
+            start = start | Params.of(seen=0.0, each=torch.zeros(-(-largest // batch_size) * batch_size))
         found: Stack = cohort.scan(
             functools.partial(_score_step, one.answer),
-            self.start,
+            start,
             given=(one.model, one.beside),
             split=self.split,
-            batch_size=self.batch_size,
+            batch_size=batch_size,
             shuffle=False,
             train=False,
             exact=isinstance(deployed, Predictor),
         )
-        return found
+        return found | Stack.of(held=torch.full((len(cohort),), float(one.bytes), dtype=torch.float64))
+
+
+class ClientSums:
+    """The sums of all clients over one split."""
+
+    def __init__(self, task: Task, split: str) -> None:
+        self.sizes = task.splits[split].sizes(np.arange(task.clients))
+        self.higher_is_better = task.network.score.higher_is_better
+        self.totals: dict[str, NDArray[np.float64]] = {
+            name: np.full(task.clients, np.nan) for name in ("score", "square", "loss", "held")
+        }
 
     def add(self, clients: NDArray[np.int64], found: Stack) -> None:
         """Write down the sums of some clients."""
-        for name, total in self.totals.items():
-            total[clients] = found[name].double().cpu().numpy()
+        for name, leaf in found.items():
+            if name != "seen":
+                table = self.totals.setdefault(name, np.full((len(self.sizes), *leaf.shape[1:]), np.nan))
+                table[clients] = leaf.double().cpu().numpy()
 
     def scores(self) -> ClientScores:
         """Means, of all clients."""
@@ -221,7 +238,7 @@ class ClientSums:
             np.maximum(mean("square") - score**2, 0),
             self.totals.get("bins"),
             each,
-            self.held,
+            self.totals["held"],
         )
 
 
@@ -244,27 +261,25 @@ def _score_step(answer: Answer, carry: Params, batch: Batch, given: tuple[Params
 
 
 def evaluate_central(
-    engine: LocalEngine,
-    task: Task,
+    bench: Workbench,
+    central: tuple[Tensor, Tensor],
     shared: Params | Predictor,
     batch_size: int = CENTRAL_BATCH,
     *,
     exact: bool = False,
 ) -> dict[str, float]:
-    """The shared model on the server's own test set; in fp32 if it is `exact`, or answers by a rule of its own."""
-    assert task.central is not None
-    one = predictor_of(shared)
+    """Score the shared model on the server's own test set; in fp32 if it is `exact` or has a rule of its own."""
+    one, (x, y), network = predictor_of(shared), central, bench.network
     model, beside = one.model, one.beside
     assert isinstance(model, Params)
     assert isinstance(beside, Params)
-    x, y = task.central
     totals = np.zeros(2)
-    precision = "fp32" if exact or isinstance(shared, Predictor) else engine.precision
+    precision = "fp32" if exact or isinstance(shared, Predictor) else bench.variant.precision
+    variant = replace(bench.variant, precision=precision)
     with torch.no_grad(), arithmetic(precision):
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
-            variant = Variant(train=False, precision=precision, channels_last=engine.channels_last)
-            outputs = one.answer(model, beside, Batch(x[part], y[part], None, None, task.network, variant))
-            both = [task.network.score(outputs, y[part]).sum(), task.network.loss(outputs, y[part]).sum()]
+            outputs = one.answer(model, beside, Batch(x[part], y[part], None, None, network, variant))
+            both = [network.score(outputs, y[part]).sum(), network.loss(outputs, y[part]).sum()]
             totals += torch.stack(both).double().cpu().numpy()
     return {"score": totals[0] / len(x), "loss": totals[1] / len(x)}

@@ -6,9 +6,9 @@ training samples; and without labels, as those who have samples only. The federa
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,34 +18,34 @@ from atoll.data.batches import Split
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Engine
 from atoll.kernel.errors import LabelsNeeded, TaskError
+from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job, Phase
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import predictor_of
 from atoll.kernel.randomness import number
-from atoll.metrics.evaluation import ClientSums
-from atoll.runtime.engines.local import Done, Job, LocalEngine
+from atoll.metrics.evaluation import ClientSums, Scoring
 from atoll.runtime.memory import open_memory
 from atoll.runtime.population import Population
 from atoll.toolbox.client import sgd
 
 EPOCHS = (0, 1, 5, 10)  # of tuning
+TESTING = Scoring("test")
 
 
-def evaluate_newcomers(
-    engine: LocalEngine, algorithm: Algorithm, server: Tree, newcomers: Task, *, seed: int, round: int
-) -> dict[str, Any]:
-    """Scores on the test samples of new clients: `labelled`, by epochs of tuning, and `unlabelled`.
+@dataclass(frozen=True)
+class Labelled(AtTheEnd):
+    """New clients with labels take the model they are welcomed by and tune it."""
 
-    A method that needs labels gives clients without them its shared model, if it has one; `way` says what it was.
-    """
-    own_seed = number(seed, "newcomers") % 2**31  # their batches are not those of the clients with the same numbers
-    population = Population(newcomers, open_memory("ram", newcomers.clients, None), own_seed)
+    splits: ClassVar[frozenset[str]] = EVERYTHING
+    name: ClassVar[str] = "newcomers labelled"
 
-    def tuned(cohort: Cohort) -> dict[str, Stack]:
-        cohort = replace(cohort, exact=algorithm.solved)
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
+        """Return each client's sums on its test samples, by epochs of tuning."""
+        cohort = replace(cohort, exact=method.solved)
         learner = replace(cohort, splits=cohort.splits - {"test"})
-        deployed = algorithm.welcome(server, learner)
-        found = {"0": sums["0"].scan(cohort, deployed)}
+        deployed = method.welcome(received, learner)
+        found = {"0": TESTING.scan(cohort, deployed)}
         # Whatever stands beside the model is not tuned, and is left out then.
         model = given = learner.stacked(predictor_of(deployed).model)
         for before, after in pairwise(EPOCHS):
@@ -53,49 +53,87 @@ def evaluate_newcomers(
                 found[str(after)] = found["0"]
                 continue
             epochs, stream = after - before, f"tune {after}"
-            own_way = algorithm.tune_newcomer(given, model, learner, epochs=epochs, stream=stream)
+            own_way = method.tune_newcomer(given, model, learner, epochs=epochs, stream=stream)
             model = sgd(learner, start=model, epochs=epochs, stream=stream) if own_way is None else own_way
-            found[str(after)] = sums[str(after)].scan(cohort, model)
+            found[str(after)] = TESTING.scan(cohort, model)
         return found
 
-    def unlabelled(cohort: Cohort) -> dict[str, Stack]:
-        cohort = replace(cohort, exact=algorithm.solved)
+
+@dataclass(frozen=True)
+class Unlabelled(AtTheEnd):
+    """New clients without labels are welcomed by their samples alone."""
+
+    splits: ClassVar[frozenset[str]] = EVERYTHING
+    name: ClassVar[str] = "newcomers unlabelled"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
+        """Return each client's sums on its test samples."""
+        cohort = replace(cohort, exact=method.solved)
         learner = replace(cohort, splits=cohort.splits - {"test"}, labelled=False)
-        return {"unlabelled": sums["unlabelled"].scan(cohort, algorithm.welcome(server, learner))}
+        return {"unlabelled": TESTING.scan(cohort, method.welcome(received, learner))}
 
-    def shared(cohort: Cohort) -> dict[str, Stack]:
-        cohort = replace(cohort, exact=algorithm.solved)
-        model = algorithm.shared(server)
+
+@dataclass(frozen=True)
+class GivenShared(AtTheEnd):
+    """New clients take the shared model."""
+
+    splits: ClassVar[frozenset[str]] = EVERYTHING
+    name: ClassVar[str] = "newcomers shared"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
+        """Return each client's sums on its test samples."""
+        model = method.shared(received)
         assert model is not None
-        return {"unlabelled": sums["unlabelled"].scan(cohort, model)}
+        return {"unlabelled": TESTING.scan(replace(cohort, exact=method.solved), model)}
 
+
+@dataclass(frozen=True)
+class Welcome(AtTheEnd):
+    """One new client is welcomed, with labels or without."""
+
+    labelled: bool
+
+    name: ClassVar[str] = "newcomer"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Stack:
+        """Return the values of what it deploys."""
+        learner = replace(cohort, labelled=self.labelled)
+        return learner.stacked(predictor_of(method.welcome(received, learner)).values)
+
+
+def evaluate_newcomers(
+    engine: Engine, algorithm: Algorithm, server: Tree, newcomers: Task, *, seed: int, round: int
+) -> dict[str, Any]:
+    """Score new clients on their test samples: `labelled`, by epochs of tuning, and `unlabelled`.
+
+    A method that needs labels gives clients without them its shared model, if it has one; `way` says what it was.
+    """
+    own_seed = number(seed, "newcomers") % 2**31  # their batches are not those of the clients with the same numbers
+    population = Population(newcomers, open_memory("ram", newcomers.clients, None), own_seed)
     sums = {name: ClientSums(newcomers, "test") for name in [*map(str, EPOCHS), "unlabelled"]}
 
-    def run(phase: str, work: Any) -> None:
-        everybody = np.arange(newcomers.clients)
-        splits = frozenset({"train", "val", "test"})
-        for outcome in engine.run(
-            Job(population, everybody, round, work, ("newcomers", phase, algorithm), splits=splits)
-        ):
+    def run(phase: Phase) -> None:
+        job = Job(phase, algorithm, server, np.arange(newcomers.clients), round)
+        for outcome in engine.run(job, population):
             if isinstance(outcome, Done):
                 for name, found in outcome.result.items():
-                    sums[name].add(outcome.cohort.clients, found)
+                    sums[name].add(outcome.clients, found)
 
-    run("labelled", tuned)
+    run(Labelled())
     way = "welcome"
     try:
-        run("unlabelled", unlabelled)
+        run(Unlabelled())
     except LabelsNeeded:
         way = "shared" if algorithm.shared(server) is not None else "none"
         if way == "shared":
-            run("shared", shared)
+            run(GivenShared())
     without = {} if way == "none" else sums.pop("unlabelled").scores().as_json()
     labelled = {str(epochs): sums[str(epochs)].scores().as_json() for epochs in EPOCHS}
     return {"labelled": labelled, "unlabelled": {"way": way, **without}}
 
 
 def welcome(
-    engine: LocalEngine, algorithm: Algorithm, server: Tree, task: Task, x: Any, y: Any = None, *, seed: int, round: int
+    engine: Engine, algorithm: Algorithm, server: Tree, task: Task, x: Any, y: Any = None, *, seed: int, round: int
 ) -> Params:
     """The model of one new client of a finished federation, from its samples, and its targets if it has them."""
     samples = torch.as_tensor(x).to(task.x.device, task.x.dtype)
@@ -113,12 +151,8 @@ def welcome(
     )  # fmt: skip
     population = Population(newcomer, open_memory("ram", 1, None), number(seed, "newcomer") % 2**31)
 
-    def work(cohort: Cohort) -> Stack:
-        learner = replace(cohort, labelled=y is not None)
-        return learner.stacked(predictor_of(algorithm.welcome(server, learner)).values)
-
-    job = Job(population, np.arange(1), round, work, ("newcomer", algorithm))
-    for outcome in engine.run(job):
+    job = Job(Welcome(labelled=y is not None), algorithm, server, np.arange(1), round)
+    for outcome in engine.run(job, population):
         if isinstance(outcome, Done):
             model: Params = outcome.result.client(0)
             return model

@@ -68,8 +68,8 @@ def _norm(kind: type[nn.BatchNorm1d | nn.BatchNorm2d], features: int) -> nn.Modu
 
 
 def generator_of(like: Tensor, noise: int, width: int) -> Network:
-    """A generator of samples such as the rows of `like`, of which only shape, type and device are read."""
-    shape = tuple(like.shape[1:])
+    """A generator of samples such as `like`, of which only shape, type and device are read."""
+    shape = tuple(like.shape)
     made = ImageGenerator if len(shape) == 3 else VectorGenerator
     with default_generator(0):  # which stays where it is: `fresh` draws the values
         module = made(noise, shape, width).to(like.device, like.dtype)

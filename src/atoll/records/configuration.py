@@ -69,7 +69,7 @@ class Settings:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
         if algorithm.needs_public_data:
             task.public_for(type(algorithm).__name__)
-        check_mixes(algorithm, task)
+        check_mixes(algorithm, task.public_facts())
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)
         self.cohort_size(task.clients)
@@ -95,8 +95,12 @@ class Settings:
 
     def evaluates_after(self, rounds: int) -> bool:
         """Whether clients are evaluated after so many rounds."""
-        every = self.eval_every or max(1, self.rounds // 10)
-        return self.evaluation != "none" and (rounds % every == 0 or rounds == self.rounds)
+        return self.evaluation != "none" and (rounds % self.every == 0 or rounds == self.rounds)
+
+    @property
+    def every(self) -> int:
+        """How many rounds there are from one evaluation to the next."""
+        return self.eval_every or max(1, self.rounds // 10)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -27,8 +27,8 @@ from atoll.runtime.channel.ledger import Direction
 
 if TYPE_CHECKING:
     from atoll.data.task import Task
+    from atoll.kernel.engine import Engine
     from atoll.kernel.params import Params, Tree
-    from atoll.runtime.engines.local import LocalEngine
     from atoll.runtime.population import Population
 
 Scores = NDArray[np.float64]
@@ -44,7 +44,7 @@ class Live:
     settings: Settings
     server: Tree
     population: Population
-    engine: LocalEngine
+    engine: Engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class Report:
         ledger: Ledger,
         server: Tree,
         population: Population,
-        engine: LocalEngine,
+        engine: Engine,
         each: Scores | None = None,
         run: Run | None = None,
     ) -> Report:
@@ -135,7 +135,7 @@ class Report:
         return self._live.population
 
     @property
-    def engine(self) -> LocalEngine:
+    def engine(self) -> Engine:
         """The engine that ran it."""
         return self._live.engine
 
@@ -285,7 +285,7 @@ class Report:
         """The shared model's score on the test samples of all clients together; None if there is no shared model."""
         if self.found().shared is not None:
             return self.figures(model="shared").micro
-        same = type(self.algorithm).personalize is Algorithm.personalize
+        same = not self.algorithm.defines("personalize")
         return self.figures().micro if same else None
 
     @property

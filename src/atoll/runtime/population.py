@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import torch
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from atoll.data.task import Task
 from atoll.kernel.engine import Memory
 from atoll.kernel.network import Network
+from atoll.kernel.task import Facts
+
+if TYPE_CHECKING:
+    from atoll.runtime.engines.trainings import Trainings
 
 
 @dataclass(frozen=True)
@@ -18,22 +22,19 @@ class Population:
     task: Task
     memory: Memory
     seed: int
+    trainings: Trainings | None = None  # where what was trained is kept, to be found by other runs
 
-    @property
-    def device(self) -> torch.device:
-        """Where the data live."""
-        return self.task.x.device
+    @cached_property
+    def facts(self) -> Facts:
+        """What everybody may know of the task."""
+        return self.task.public_facts(self.seed)
 
     def of_architecture(self, number: int) -> Population:
-        """The same as clients of one architecture see it: with their network, and a memory for their models."""
+        """Return the clients of one architecture: with their network, and a memory for their models."""
         if self.task.architecture is None:
             return self
         task, memory = self.task.by_architecture[number], self.memory.beside(f"architecture {number}")
         return replace(self, task=task, memory=memory)
-
-    def with_memory(self, memory: Memory) -> Population:
-        """Return the same clients with another memory."""
-        return replace(self, memory=memory)
 
     def with_network(self, network: Network) -> Population:
         """Return the same clients with another network of the same leaves."""

@@ -7,6 +7,7 @@ method itself makes (distilled targets, generated samples).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,12 +20,14 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator, number
-from atoll.runtime.engines.local import LocalEngine
+from atoll.kernel.task import Facts
 from atoll.runtime.engines.programs import Plan, arithmetic
 from atoll.runtime.engines.scan import Scanner
-from atoll.runtime.engines.trainings import Trainings
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
+
+if TYPE_CHECKING:
+    from atoll.runtime.engines.local import LocalEngine
 
 ANSWERS_AT_ONCE = 512  # samples
 
@@ -33,32 +36,36 @@ ANSWERS_AT_ONCE = 512  # samples
 class Workbench:
     """The server's place to work in one round."""
 
-    population: Population
-    engine: LocalEngine
+    _population: Population
+    _engine: LocalEngine
     round: int
-    trainings: Trainings | None = None  # where what is trained here is kept, to be found by other runs
+
+    @property
+    def task(self) -> Facts:
+        """What everybody may know of the task."""
+        return self._population.facts
 
     @property
     def network(self) -> Network:
         """The clients' network."""
-        return self.population.task.network
+        return self._population.task.network
 
     @property
     def public(self) -> tuple[Tensor, Tensor]:
         """Samples that everybody may see, with targets that a method need not look at."""
-        return self.population.task.public_for("This method")
+        return self._population.task.public_for("This method")
 
     def of_architecture(self, number: int) -> Workbench:
         """The same with the network of one architecture."""
-        return replace(self, population=self.population.of_architecture(number))
+        return replace(self, _population=self._population.of_architecture(number))
 
     def with_network(self, network: Network) -> Workbench:
         """Return the same where models are those of another network."""
-        return replace(self, population=self.population.with_network(network))
+        return replace(self, _population=self._population.with_network(network))
 
     def generator(self, purpose: str) -> np.random.Generator:
         """The server's draws for a purpose, in this round."""
-        return generator(self.population.seed, f"server, {purpose}", self.round)
+        return generator(self.task.seed, f"server, {purpose}", self.round)
 
     @torch.no_grad()
     def answers(self, models: Params | Stack, x: Tensor, *, features: bool = False) -> Tensor:
@@ -66,9 +73,9 @@ class Workbench:
 
         With `features`, what enters the head instead: in fp32, because equations are made of it.
         """
-        network, precision = self.network, "fp32" if features else self.engine.precision
+        network, precision = self.network, "fp32" if features else self._engine.precision
         variant = replace(self.variant, features=features, precision=precision)
-        network.module(variant)  # this thread's copy is made here, because inside `vmap` it cannot be
+        network.module(variant)  # this thread's copy: inside `vmap` it cannot be made
         names, pieces = tuple(models), torch.split(x, ANSWERS_AT_ONCE)
 
         def one(leaves: tuple[Tensor, ...], some: Tensor) -> Tensor:
@@ -78,7 +85,7 @@ class Workbench:
         with arithmetic(precision):
             if isinstance(models, Params):
                 return torch.cat([one(tuple(models.values()), some) for some in pieces])
-            if self.engine.best_alone(self.population.task):
+            if self._engine.best_alone(self._population.task):
                 alone = [models.client(k) for k in range(models.clients)]
                 return torch.stack([self.answers(model, x, features=features) for model in alone])
             every = vmap(one, in_dims=(0, None))
@@ -87,7 +94,7 @@ class Workbench:
     @property
     def variant(self) -> Variant:
         """How a network runs that answers here."""
-        return Variant(train=False, precision=self.engine.precision, channels_last=self.engine.channels_last)
+        return Variant(train=False, precision=self._engine.precision, channels_last=self._engine.channels_last)
 
     def batch(self, x: Tensor) -> Batch:
         """Samples without targets as a batch, for the rule by which a predictor answers."""
@@ -114,7 +121,8 @@ class Workbench:
         best held in tensors as large as it will be. Samples are augmented as the clients' are, unless `augmented`
         says otherwise or their shape is another.
         """
-        task = self.population.task
+        task = self._population.task
+        self.network.prepare(Variant(train=False))  # a step may ask the clients' network as well
         size = len(x) if first is None else first
         everything = Split(torch.arange(size, device=x.device), np.array([0, size]))
         nothing = Split(everything.order[:0], np.array([0, 0]))
@@ -126,13 +134,13 @@ class Workbench:
             training=task.training if batch_size is None else replace(task.training, batch_size=batch_size),
         )  # fmt: skip
         # A seed of its own: the first client is number 0 as well, and must not share its draws with the server.
-        population = Population(mine, RamMemory(1), number(self.population.seed, "server"))
+        population = Population(mine, RamMemory(1), number(self.task.seed, "server"))
         # Traced at least, and on a GPU captured. Plain, because it is always alone: there are no bits of a cohort to
         # agree with, and programs without `vmap` are made faster.
-        engine = self.engine
+        engine = self._engine
         plan = Plan(
             "loop", mode="compiled" if engine.compiles else "traced", graph=True, own_data=True,
             channels_last=engine.channels_last, plain=True, precision=engine.precision,
         )  # fmt: skip
-        scanner = Scanner(plan, engine.programs, trainings=self.trainings)
-        return Cohort(population, np.array([0]), self.round, scanner)
+        scanner = Scanner(population, plan, engine.programs, trainings=self._population.trainings)
+        return Cohort(population.facts, np.array([0]), self.round, scanner)

@@ -23,9 +23,10 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.data.batches import Split
 from atoll.data.task import Task, Training
 from atoll.kernel.errors import unknown
+from atoll.kernel.job import Done, Job, Local
 from atoll.kernel.network import Network, Precision
 from atoll.kernel.randomness import default_generator, generator
-from atoll.runtime.engines.local import Done, Job, LocalEngine
+from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 
@@ -117,13 +118,12 @@ def atoll(task: Task, engine: LocalEngine) -> Callable[[], int]:
     """One round of FedAvg through the engine."""
     population = Population(engine.place(task), RamMemory(task.clients), seed=0)
     algorithm = FedAvg()
-    w = algorithm.start(population.task)
+    w = algorithm.start(population.facts)
     everybody = np.arange(task.clients)
-    work = lambda cohort: algorithm.local(w, cohort)  # noqa: E731 - it is the one line that is measured
 
     def round() -> int:
-        job = Job(population, everybody, 0, work, phase=("local", algorithm), calls=100_000)
-        trained = [outcome.cohort.clients for outcome in engine.run(job) if isinstance(outcome, Done)]
+        job = Job(Local(), algorithm, w, everybody, 0, calls=100_000)
+        trained = [outcome.clients for outcome in engine.run(job, population) if isinstance(outcome, Done)]
         samples = task.splits["train"].sizes(np.concatenate(trained))
         return int(-(-samples // task.training.batch_size).sum())
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast, get_type_hints
 
 import numpy as np
 import torch
@@ -49,16 +49,19 @@ from atoll.kernel.algorithm import (
 )
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Engine
 from atoll.kernel.errors import AtollError, HyperparameterError, LabelsNeeded
 from atoll.kernel.hyperparameters import Hyperparameter
+from atoll.kernel.job import AtTheEnd, Done, Job, Lost
 from atoll.kernel.params import Params, Stack, Tree, flatten, rows_of, stacked_leaves, unflatten
 from atoll.kernel.predictor import BESIDE, Answer, predictor_of
 from atoll.kernel.randomness import default_generator, generator
+from atoll.kernel.task import Facts
 from atoll.models import BodyAndHead
 from atoll.records.report import Report
 from atoll.records.runs import quietly
 from atoll.runtime.channel import Channel
-from atoll.runtime.engines.local import FORCED, Done, Job, LocalEngine, Lost, one_thread_each
+from atoll.runtime.engines.local import FORCED, LocalEngine, Part, one_thread_each
 from atoll.runtime.engines.programs import Plan, Programs
 from atoll.runtime.engines.scan import Scanner, Tally
 from atoll.runtime.memory import Memory, RamMemory
@@ -277,8 +280,8 @@ def _the_server_holds_no_samples(method: Method) -> None:
     """The server does the same where no client's samples are, no number of them, and no memory."""
     task = _task()
     _require_same(
-        method().start(task),
-        method().start(_held_by(task, None)),
+        method().start(task.public_facts()),
+        method().start(_held_by(task, None).public_facts()),
         f"`start` of {method.__name__} must not depend on clients' samples.",
         "what the server needs to know of clients they tell it in `prepare`.",
     )
@@ -673,9 +676,36 @@ class _OwnMemory:
             raise ConformanceError(f"{who} must not read what others keep. It asked for client(s) {clients.tolist()}.")
 
 
-def _seen_by(population: Population, client: int | None) -> Population:
+@dataclass(frozen=True)
+class _Seen(Population):
+    """A population as one client sees it, or as the server does."""
+
+    known: Facts = field(kw_only=True)
+
+    @property
+    def facts(self) -> Facts:
+        """What everybody knows, whoever holds which samples."""
+        return self.known
+
+
+def _seen_by(population: Population, client: int | None) -> _Seen:
     """The population as one client sees it, or as the server does."""
-    return Population(_held_by(population.task, client), _OwnMemory(population.memory, client), population.seed)
+    task, memory = _held_by(population.task, client), _OwnMemory(population.memory, client)
+    return _Seen(task, memory, population.seed, known=population.facts)
+
+
+def _population(cohort: Cohort) -> Population:
+    """The population that a cohort is part of; methods cannot reach it."""
+    return cast("Scanner", cohort._host)._population
+
+
+def _on_device(cohort: Cohort) -> Cohort:
+    """One client as its device sees it."""
+    (client,) = cohort.clients.tolist()
+    host = cast("Scanner", copy.copy(cohort._host))
+    host._population = _seen_by(host._population, client)
+    host.memory = host._population.memory
+    return replace(cohort, _host=host)
 
 
 _PROGRAMS = Programs()  # of all engines, because what a server traces is the same
@@ -684,16 +714,16 @@ _PROGRAMS = Programs()  # of all engines, because what a server traces is the sa
 class _Traced(LocalEngine):
     """Traces every step, which the engine does by itself only where there is much work ahead."""
 
-    def _calls(self, job: Job, plan: Plan) -> int:
+    def _calls(self, part: Part, plan: Plan) -> int:
         return FORCED
 
 
 class _Devices(LocalEngine):
     """Runs every client as a device would."""
 
-    def _attempt(self, job: Job, plan: Plan, clients: NDArray[np.int64]) -> Done[Any] | Lost | Exception:
+    def _attempt(self, part: Part, plan: Plan, clients: NDArray[np.int64]) -> Done[Any] | Lost | Exception:
         (client,) = clients.tolist()
-        return super()._attempt(job._replace(population=_seen_by(job.population, client)), plan, clients)
+        return super()._attempt(replace(part, population=_seen_by(part.population, client)), plan, clients)
 
 
 @functools.cache
@@ -790,7 +820,7 @@ def _rehearse_long(method: Method, strategy: str = "whole") -> Rehearsal:
 
     def local(algorithm: Algorithm, broadcast: Tree, cohort: Cohort) -> Update:
         if strategy == "whole":
-            now = _copy(_kept(cohort.population.memory))
+            now = _copy(_kept(_population(cohort).memory))
             with seen.finding("absent-clients-keep-their-memory"):
                 for asked, before in last:
                     absent = {client: tree for client, tree in before.items() if int(client) not in asked.clients}
@@ -852,9 +882,9 @@ def _tried(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str
             last.append((cohort, update))
 
             def again(other: Cohort) -> Update:
-                scanner = cast("Scanner", copy.copy(other.scanner))
-                scanner.tally = Tally()  # what is tried is not a part of the run
-                done: Update = getattr(method, name)(algorithm, broadcast, replace(other, scanner=scanner, notes={}))
+                host = cast("Scanner", copy.copy(other._host))
+                host.tally = Tally()  # what is tried is not a part of the run
+                done: Update = getattr(method, name)(algorithm, broadcast, replace(other, _host=host, notes={}))
                 return done
 
             with seen.finding("order-of-clients-does-not-matter"):
@@ -872,7 +902,7 @@ def _tried(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str
             if not last:  # nobody has replied yet, because nothing was asked of the replies
                 return after
             bench = cast("Workbench", replies.workbench)
-            blind = replace(bench, population=_seen_by(bench.population, None))
+            blind = replace(bench, _population=_seen_by(bench._population, None))
             keep = name == "absorb" or not method.sums_suffice
 
             def again(step: int, workbench: Workbench) -> Tree:
@@ -895,7 +925,7 @@ def _tried(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str
     def equip(algorithm: Algorithm, state: Tree, workbench: Workbench) -> Tree:
         after = method.equip(algorithm, state, workbench)
         with seen.finding("the-server-holds-no-samples"):
-            blind = replace(workbench, population=_seen_by(workbench.population, None))
+            blind = replace(workbench, _population=_seen_by(workbench._population, None))
             message = f"`equip` of {method.__name__} must not depend on clients' samples or memory."
             _require_same(after, method.equip(algorithm, state, blind), message)
         return after
@@ -920,11 +950,10 @@ def _try_in_another_order(cohort: Cohort, update: Update, again: Callable[[Cohor
 
 def _try_far_rounds(cohort: Cohort, again: Callable[[Cohort], Update]) -> None:
     """In rounds far ahead, which are not played, a client does the same in the cohort as on its device."""
-    whole = cast("Population", cohort.population)
     for number, round in enumerate(FAR):
         there = replace(cohort, round=round)
         together, k = again(there), number % len(cohort)
-        alone = replace(_some(there, [k]), population=_seen_by(whole, int(cohort.clients[k])))
+        alone = _on_device(_some(there, [k]))
         message = _isolation(cohort.clients[k], len(cohort), round)
         _require_same(_of_client(together, k), _of_client(again(alone), 0), message, PURE)
 
@@ -1004,7 +1033,7 @@ def _without_tables(seen: Rehearsal) -> Tree:
         {name: leaf for name, leaf in model.items() if not name.startswith(BESIDE)}
         for model in seen.outcome["personal"]
     ]
-    answers = _deployed(seen.report, lambda cohort, deployed: {"answers": _answers(cohort, deployed)})
+    answers = _deployed(seen.report, "answers")
     return {**seen.outcome, "personal": models, "answers": answers}
 
 
@@ -1035,28 +1064,55 @@ def _by_client(saved: Tree) -> dict[str, Tree]:
 
 def personal_models(report: Report) -> list[Params]:
     """Each client's own model after a run, made without its test data."""
-    return [each["model"] for each in _deployed(report, lambda cohort, deployed: {"model": _values(cohort, deployed)})]
+    return [each["model"] for each in _deployed(report, "model")]
 
 
 def _require_sound(report: Report, when: str) -> None:
     """A run must leave finite numbers, and clients models that answer with finite numbers."""
     _require_finite(_outcome(report), when)
-    answers = _deployed(report, lambda cohort, deployed: {"answers": _answers(cohort, deployed)})
+    answers = _deployed(report, "answers")
     _require_finite(answers, when)
 
 
-def _deployed(report: Report, read: Callable[[Cohort, Deployed], Tree]) -> list[Tree]:
-    """Something of what each client deploys after a run."""
-    algorithm, server, clients = report.algorithm, report.server, report.task.clients
-    job = Job(
-        report.population,
-        np.arange(clients),
-        report.settings.rounds,
-        lambda cohort: read(cohort, algorithm.personalize(server, cohort)),
-        phase=("conformance", algorithm),
-        groups=algorithm.groups(server),
-    )
-    return _by_number(report.engine, job)
+@dataclass(frozen=True)
+class _Deploy(AtTheEnd):
+    """Clients make what they would deploy, and show its values or what it answers."""
+
+    part: str
+
+    name: ClassVar[str] = "conformance"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Tree:
+        """Return what is asked for."""
+        show = {"model": _values, "answers": _answers}[self.part]
+        return {self.part: show(cohort, method.personalize(received, cohort))}
+
+
+@dataclass(frozen=True)
+class _Join(AtTheEnd):
+    """New clients are welcomed, and show their models and what these answer."""
+
+    labelled: bool
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return f"welcome {self.labelled}"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Tree:
+        """Return the models and their answers."""
+        learner = replace(cohort, labelled=self.labelled)
+        deployed = predictor_of(method.welcome(received, learner))
+        model = learner.stacked(deployed.model or deployed.values)
+        return {"model": model, "answers": _answers(learner, deployed)}
+
+
+def _deployed(report: Report, part: str) -> list[Tree]:
+    """What each client deploys after a run: its `model`, or its `answers`."""
+    algorithm, server = report.algorithm, report.server
+    everybody, groups = np.arange(report.task.clients), algorithm.groups(server)
+    job = Job(_Deploy(part), algorithm, server, everybody, report.settings.rounds, groups)
+    return _by_number(report.engine, job, report.population)
 
 
 def _values(cohort: Cohort, deployed: Deployed) -> Stack:
@@ -1080,15 +1136,9 @@ def _welcomed(report: Report, newcomers: Task, *, labelled: bool = True, strateg
     """The models of new clients after a run, and their answers."""
     network = newcomers.network.initial
 
-    def work(cohort: Cohort) -> Tree:
-        learner = replace(cohort, labelled=labelled)
-        deployed = predictor_of(report.algorithm.welcome(report.server, learner))
-        model = learner.stacked(deployed.model or deployed.values)
-        return {"model": model, "answers": _answers(learner, deployed)}
-
     population = Population(newcomers, RamMemory(newcomers.clients), seed=1)
-    phase = ("welcome", report.algorithm, labelled)
-    welcomed = _by_number(_engine(strategy), Job(population, np.arange(newcomers.clients), 0, work, phase))
+    job = Job(_Join(labelled), report.algorithm, report.server, np.arange(newcomers.clients), 0)
+    welcomed = _by_number(_engine(strategy), job, population)
     for client, model in enumerate(one["model"] for one in welcomed):
         if any(name.startswith(BESIDE) for name in model):  # no single model: an ensemble, for example
             continue
@@ -1097,14 +1147,14 @@ def _welcomed(report: Report, newcomers: Task, *, labelled: bool = True, strateg
     return welcomed
 
 
-def _by_number(engine: LocalEngine, job: Job) -> list[Tree]:
+def _by_number(engine: Engine, job: Job, population: Population) -> list[Tree]:
     """What each client made in a job."""
     made: dict[int, Tree] = {}
     reason = ""
     with one_thread_each():
-        for outcome in engine.run(job):
+        for outcome in engine.run(job, population):
             if isinstance(outcome, Done):
-                made |= {int(client): _row(outcome.result, k) for k, client in enumerate(outcome.cohort.clients)}
+                made |= {int(client): _row(outcome.result, k) for k, client in enumerate(outcome.clients)}
             else:
                 reason = f" The others: {outcome.reason}"
     if len(made) < len(job.clients):
@@ -1131,15 +1181,16 @@ def _of_client(update: Update, k: int) -> dict[str, Tree]:
 def _readable(value: Any) -> Tree:
     """What a method can read through an argument, and must not write to."""
     if isinstance(value, Cohort):
-        task = value.population.task
-        if isinstance(value.population.memory, _OwnMemory):  # something is being tried on a device
+        population = _population(value)
+        task = population.task
+        if isinstance(population.memory, _OwnMemory):  # something is being tried on a device
             return value.received
         return {
             "received": value.received,
             "samples": task.x,
             "labels": task.y,
             "initial parameters": task.network.initial,
-            "memory": _kept(value.population.memory),
+            "memory": _kept(population.memory),
         }
     if isinstance(value, Replies):
         return [{"clients": torch.from_numpy(one.clients), **one.fields} for one in value._kept or ()]

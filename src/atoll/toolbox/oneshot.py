@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Epochs, Predictor, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.labels import label_counts, require_classes
 from atoll.toolbox.server.simplex import shared_out
@@ -41,7 +41,7 @@ class OneShot(Algorithm):
     sums_suffice: ClassVar[bool] = False
     sends: ClassVar[dict[str, str]] = {"model": "model", "labels": "statistic"}
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model, of a task with classes."""
         require_classes(self, task)
         return {"model": task.network.initial}
@@ -73,9 +73,9 @@ class OneShot(Algorithm):
         return self.fused(server) if "models" in server else model
 
 
-def require_public(method: object, task: Task) -> None:
+def require_public(method: object, task: Facts) -> None:
     """Raise unless there are public samples: for methods that need them with some of their options only."""
-    task.public_for(f"{type(method).__name__} with these options")
+    task.require_public(f"{type(method).__name__} with these options")
 
 
 def uploads(replies: Replies, name: str) -> Stack:

@@ -19,8 +19,9 @@ def with_dropout() -> nn.Module:
 
 
 def trained(task, clients, programs, mode, nominal):
-    scanner = Scanner(Plan(mode=mode), programs, nominal=nominal, calls=FORCED)
-    cohort = Cohort(Population(task, RamMemory(task.clients), 0), np.asarray(clients), 0, scanner)
+    population = Population(task, RamMemory(task.clients), 0)
+    scanner = Scanner(population, Plan(mode=mode), programs, nominal=nominal, calls=FORCED)
+    cohort = Cohort(population.facts, np.asarray(clients), 0, scanner)
     own = sgd(cohort, start=cohort.initial, epochs=1)
     # the second call is given a value per client, which must be padded as well
     return sgd(cohort, start=cohort.initial, epochs=2, penalty=proximal(0.3, center=own))

@@ -6,15 +6,17 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pytest
 import torch
+from samples import Work
 from torch import nn
 
 from atoll import LocalEngine, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.errors import DivergedError, EngineError
+from atoll.kernel.job import Done, Job, Lost
 from atoll.kernel.params import Params
 from atoll.runtime.engines import local as engines
-from atoll.runtime.engines.local import Done, Job, Lost, canonical, parse_strategy
+from atoll.runtime.engines.local import canonical, parse_strategy, parts_of
 from atoll.runtime.engines.programs import Plan
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
@@ -23,7 +25,8 @@ from atoll.toolbox.client import sgd
 
 def job_of(task, work, clients=None, **options):
     who = np.arange(task.clients) if clients is None else np.asarray(clients)
-    return Job(Population(task, RamMemory(task.clients), 0), who, 0, work, ("test", work), **options)
+    name = options.pop("name", "test")
+    return Job(Work(work, name), FedAvg(), None, who, 0, **options), Population(task, RamMemory(task.clients), 0)
 
 
 def train(cohort):
@@ -36,7 +39,7 @@ def models(outcomes):
         int(client): done.result["head.weight"][row].clone()
         for done in outcomes
         if isinstance(done, Done)
-        for row, client in enumerate(done.cohort.clients)
+        for row, client in enumerate(done.clients)
     }
 
 
@@ -64,17 +67,17 @@ def test_a_plan_in_the_words_of_a_log_is_that_plan(make_task, monkeypatch):
     monkeypatch.setattr(LocalEngine, "_measure", lambda *_: pytest.fail("something was measured"))
     plan = Plan("chunk", 2, "traced", graph=True, one_core=True, precision="bf16")
     engine = LocalEngine(strategy=str(plan), precision="bf16", device="cpu")
-    job = job_of(engine.place(make_task()), train)._replace(phase=("local", None))
-    assert len(list(engine.run(job))) == 2  # chunks
+    job = job_of(engine.place(make_task()), train, name="local")
+    assert len(list(engine.run(*job))) == 2  # chunks
     assert [*engine.plans.values()] == [plan]
 
 
 def test_the_programs_of_a_plan_that_is_spelled_out_are_made_however_short_the_run(make_task):
     engine = LocalEngine(strategy="loop traced", device="cpu")
-    job = job_of(engine.place(make_task()), train)
-    list(engine.run(job))
+    task = engine.place(make_task())
+    list(engine.run(*job_of(task, train)))
     assert not engine.programs._made  # a few steps would not pay for it
-    list(engine.run(job._replace(phase=("local", None))))
+    list(engine.run(*job_of(task, train, name="local")))
     assert engine.programs._made
 
 
@@ -128,7 +131,7 @@ def test_all_strategies_give_the_same_bits_in_float64(make_task):
 @pytest.mark.parametrize("strategy", ["loop", "threads", "whole", "chunk:2"])
 def test_a_forced_strategy_is_kept(make_task, strategy):
     engine = LocalEngine(strategy=strategy)
-    list(engine.run(job_of(make_task(), train)))
+    list(engine.run(*job_of(make_task(), train)))
     (plan,) = engine.plans.values()
     assert str(plan).startswith(strategy)
 
@@ -136,11 +139,11 @@ def test_a_forced_strategy_is_kept(make_task, strategy):
 def test_the_order_of_clients_does_not_matter(make_task):
     task, engine = make_task(dtype=torch.float64), LocalEngine(strategy="chunk:2")
     forwards, backwards = (
-        [done.cohort.clients.tolist() for done in engine.run(job_of(task, train, clients))]
+        [done.clients.tolist() for done in engine.run(*job_of(task, train, clients))]
         for clients in ([0, 1, 2, 3], [3, 2, 1, 0])
     )
     assert forwards == backwards == [[2, 3], [0, 1]]  # by falling size: 12, 7, 5, 1
-    assert canonical(job_of(task, train, [1, 3])).tolist() == [3, 1]
+    assert canonical(*parts_of(*job_of(task, train, [1, 3]))).tolist() == [3, 1]
 
 
 def test_threads_leave_the_number_of_torchs_threads_alone(make_task):
@@ -155,9 +158,9 @@ def test_threads_leave_the_number_of_torchs_threads_alone(make_task):
 def test_calibration_chooses_once_and_remembers(make_task, caplog):
     engine, task = LocalEngine(), make_task()
     with caplog.at_level(logging.INFO, "atoll.engine"):
-        list(engine.run(job_of(task, train)))
+        list(engine.run(*job_of(task, train)))
         first = dict(engine.plans)
-        list(engine.run(job_of(task, train)))
+        list(engine.run(*job_of(task, train)))
     assert len(first) == 1
     assert engine.plans == first
     assert caplog.text.count("us per client-step") == 1
@@ -168,7 +171,7 @@ def test_with_much_work_ahead_more_plans_are_tried(make_task, monkeypatch, caplo
     engine = LocalEngine(compile=False)
     task = make_task(sizes=(8, 8), dtype=torch.float64)
     with caplog.at_level(logging.INFO, "atoll.engine"):
-        found = models(engine.run(job_of(task, train, calls=1000)))
+        found = models(engine.run(*job_of(task, train, calls=1000)))
     assert "whole traced" in caplog.text
     assert not any(plan.mode == "compiled" for plan in engine.plans.values())
     reference = models(LocalEngine(strategy="loop").run(job_of(task, train)))
@@ -218,7 +221,7 @@ def test_a_plan_that_does_not_fit_into_memory_is_not_chosen(make_task, monkeypat
     monkeypatch.setattr(LocalEngine, "_measure", cramped)
     engine = LocalEngine(compile=False)
     with caplog.at_level(logging.INFO, "atoll.engine"):
-        assert len(models(engine.run(job_of(make_task(), train, calls=1000)))) == 4
+        assert len(models(engine.run(*job_of(make_task(), train, calls=1000)))) == 4
     assert "whole eager one_core fp32 needs more memory than there is" in caplog.text
     (plan,) = engine.plans.values()
     assert plan.strategy == "loop"
@@ -255,7 +258,7 @@ def test_a_forced_whole_cohort_that_cannot_be_is_an_error(make_task):
     with pytest.raises(
         EngineError, match="This step cannot run for many clients at once: .*\nhint: use --engine loop."
     ):
-        list(engine.run(job_of(make_task(Branches), train)))
+        list(engine.run(*job_of(make_task(Branches), train)))
 
 
 def test_clients_that_are_done_are_not_run_again_when_others_cannot_be_vectorised(make_task, monkeypatch):
@@ -271,7 +274,7 @@ def test_clients_that_are_done_are_not_run_again_when_others_cannot_be_vectorise
 
     monkeypatch.setattr(engines, "LARGEST_CHUNK", 2)
     outcomes = list(LocalEngine().run(job_of(task, work)))
-    assert sorted(int(client) for done in outcomes for client in done.cohort.clients) == [0, 1, 2, 3]
+    assert sorted(int(client) for done in outcomes for client in done.clients) == [0, 1, 2, 3]
 
 
 # -- clients that fail ---------------------------------------------------------------------------------------------
@@ -320,7 +323,7 @@ def test_a_reply_that_is_late_is_lost(make_task):
         return train(cohort)
 
     engine = LocalEngine(strategy="loop", timeout=0.25)
-    outcomes = list(engine.run(job_of(make_task(), slow)._replace(phase=("local", None))))
+    outcomes = list(engine.run(*job_of(make_task(), slow, name="local")))
     late = [outcome for outcome in outcomes if isinstance(outcome, Lost)]
     assert 2 in [int(client) for outcome in late for client in outcome.clients]
     assert all(outcome.reason.startswith("late: ") and "allowed 0.25 s" in outcome.reason for outcome in late)
@@ -341,7 +344,7 @@ def test_only_slow_clients_of_a_chunk_are_late(make_task, strategy, clock):
         return train(cohort)
 
     engine = LocalEngine(strategy=strategy, timeout=0.75)
-    outcomes = list(engine.run(job_of(make_task(), slow)._replace(phase=("local", None))))
+    outcomes = list(engine.run(*job_of(make_task(), slow, name="local")))
     late = [int(client) for outcome in outcomes if isinstance(outcome, Lost) for client in outcome.clients]
     assert late == [2]
     assert sorted(models(outcomes)) == [client for client in range(make_task().clients) if client != 2]
@@ -473,19 +476,21 @@ def test_a_resumed_run_goes_on_with_the_plans_it_had(make_task, tmp_path):
         if line["round"] == 2:
             raise InterruptedError
 
-    first, second = LocalEngine(), LocalEngine()
-    first.adopt([{"phase": ["local"], "clients": 4, "plan": asdict(Plan("chunk", 3))}], Ditto(), task)
+    first, second, facts = LocalEngine(), LocalEngine(), task.public_facts()
+    first.import_plans([{"phase": ["local"], "clients": 4, "plan": asdict(Plan("chunk", 3))}], Ditto(), facts)
     with pytest.raises(InterruptedError):
         federate(task, Ditto(), engine=first, on_round=stop, **options)
     federate(task, Ditto(), engine=second, resume=True, **options)
-    chosen = {one["phase"][0]: one["plan"]["chunk"] for one in second.chosen(Ditto(), task)}
+    chosen = {one["phase"].split()[0]: one["plan"]["chunk"] for one in second.export_plans(Ditto(), facts)}
     assert chosen == {"local": 3, "evaluate": None}
-    assert LocalEngine().chosen(Ditto(), task) == []
+    assert LocalEngine().export_plans(Ditto(), facts) == []
 
 
 def test_a_forced_strategy_is_not_overruled_by_an_older_plan(make_task):
     task, engine = make_task(), LocalEngine(strategy="loop")
-    engine.adopt([{"phase": ["local"], "clients": 4, "plan": asdict(Plan("whole"))}], Ditto(), task)
+    engine.import_plans(
+        [{"phase": ["local"], "clients": 4, "plan": asdict(Plan("whole"))}], Ditto(), task.public_facts()
+    )
     assert engine.plans == {}
 
 

@@ -50,7 +50,7 @@ def of_model(name: str, shape: tuple[int, ...]) -> Task:
 )
 def test_the_blocks_of_models(name: str, shape: tuple[int, ...], widths: tuple[int, ...]) -> None:
     task = of_model(name, shape)
-    blocks = blocks_of(task)
+    blocks = blocks_of(task.public_facts())
     assert blocks.widths == widths
     assert len(blocks) == len(widths)
     assert blocks.above(0) == blocks.below(len(blocks)) == frozenset(task.network.initial)
@@ -61,7 +61,7 @@ def test_the_blocks_of_models(name: str, shape: tuple[int, ...], widths: tuple[i
 
 
 def test_a_norm_belongs_to_the_layer_before_it(task: Task) -> None:
-    blocks = blocks_of(task)
+    blocks = blocks_of(task.public_facts())
     assert {name.rpartition(".")[0] for name in blocks.leaves[0]} == {"body.0", "body.1"}
     assert {name.rpartition(".")[0] for name in blocks.leaves[1]} == {"body.3", "body.4"}
 
@@ -71,7 +71,7 @@ def test_blocks_say_their_outputs_averaged_over_places() -> None:
     module, x = task.network._original, task.x
     network, variant = task.network.through(Talkative), Variant(train=False)
     batch = Batch(x, task.y, None, None, network, variant)
-    said = blocks_of(task).parted(batch.features(task.network.initial))
+    said = blocks_of(task.public_facts()).parted(batch.features(task.network.initial))
     first = module.body[:3](x)
     torch.testing.assert_close(said[0], first.mean((2, 3)))
     torch.testing.assert_close(said[3], module.features(x))
@@ -91,7 +91,7 @@ def test_a_network_without_a_body_in_parts_is_refused() -> None:
     data = {"0": (torch.randn(2, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(2).long())}
     task = Task.of_clients(data, Other(), classes=CLASSES, shares=(1.0, 0.0, 0.0))
     with pytest.raises(ModelError, match="must be a `body`") as caught:
-        blocks_of(task)
+        blocks_of(task.public_facts())
     assert "BodyAndHead" in str(caught.value)
 
 
@@ -105,7 +105,7 @@ def trained(cohort: Cohort, start: Stack, names: frozenset[str]) -> Stack:
 @pytest.mark.parametrize("splits", [(2, 2, 2, 2), (0, 1, 3, 2)])
 def test_the_base_stays_bit_for_bit(task: Task, make_cohort: Callable[..., Cohort], splits: tuple[int, ...]) -> None:
     # Also under weight decay and momentum, and with the statistics of its BatchNorm.
-    cohort, blocks = make_cohort(task), blocks_of(task)
+    cohort, blocks = make_cohort(task), blocks_of(task.public_facts())
     start = cohort.stacked(cohort.initial)
     w = above(cohort, blocks, start, torch.tensor(splits), trained)
     assert list(w) == list(start)
@@ -117,7 +117,7 @@ def test_the_base_stays_bit_for_bit(task: Task, make_cohort: Callable[..., Cohor
 
 
 def test_each_client_trains_as_it_would_alone(task: Task, make_cohort: Callable[..., Cohort]) -> None:
-    cohort, blocks, splits = make_cohort(task), blocks_of(task), torch.tensor([1, 0, 2, 1])
+    cohort, blocks, splits = make_cohort(task), blocks_of(task.public_facts()), torch.tensor([1, 0, 2, 1])
     w = above(cohort, blocks, cohort.stacked(cohort.initial), splits, trained)
     assert set(cohort.notes) == {"loss/main"}
     assert bool((cohort.notes["loss/main"] > 0).all())
@@ -131,7 +131,7 @@ def test_each_client_trains_as_it_would_alone(task: Task, make_cohort: Callable[
 def test_who_shares_nothing_trains_as_usual_and_who_shares_all_not_at_all(
     task: Task, make_cohort: Callable[..., Cohort]
 ) -> None:
-    cohort, blocks = make_cohort(task), blocks_of(task)
+    cohort, blocks = make_cohort(task), blocks_of(task.public_facts())
     start, plain = cohort.stacked(cohort.initial), sgd(cohort, cohort.initial, epochs=2)
     everything = above(cohort, blocks, start, torch.zeros(4).long(), trained)
     nothing = above(cohort, blocks, start, torch.full((4,), 3), trained)
@@ -142,7 +142,7 @@ def test_who_shares_nothing_trains_as_usual_and_who_shares_all_not_at_all(
 def test_training_above_is_training_on_what_the_base_says(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     # Because the base works as when deployed, what it says can be computed once and trained on as samples.
     cohort, split = make_cohort(task), 1
-    w = above(cohort, blocks_of(task), cohort.stacked(cohort.initial), torch.full((4,), split), trained)
+    w = above(cohort, blocks_of(task.public_facts()), cohort.stacked(cohort.initial), torch.full((4,), split), trained)
     module = task.network._original
     with torch.no_grad():
         cached = module.eval().body[:3](task.x)
@@ -151,7 +151,11 @@ def test_training_above_is_training_on_what_the_base_says(task: Task, make_cohor
     expected = sgd(alone, alone.initial, epochs=2)
     for k in range(4):
         mine = dict(
-            zip(expected, (w.client(k)[name] for name in w if name in blocks_of(task).above(split)), strict=True)
+            zip(
+                expected,
+                (w.client(k)[name] for name in w if name in blocks_of(task.public_facts()).above(split)),
+                strict=True,
+            )
         )
         for name, leaf in expected.client(k).items():
             torch.testing.assert_close(mine[name], leaf, rtol=0, atol=1e-12)
@@ -170,7 +174,7 @@ def test_held_parts_are_always_deployed(task: Task) -> None:
 
 
 def test_drift_by_hand(task: Task, make_cohort: Callable[..., Cohort]) -> None:
-    start, blocks = task.network.initial, blocks_of(task)
+    start, blocks = task.network.initial, blocks_of(task.public_facts())
     moved = start | (start.only(["head.weight"]) * 1.5)
     w = make_cohort(task, clients=[0, 1]).stacked(moved)
     head = torch.cat([start["head.weight"].flatten(), start["head.bias"]])
@@ -183,7 +187,7 @@ def test_drift_by_hand(task: Task, make_cohort: Callable[..., Cohort]) -> None:
 
 def test_scatter_by_hand(make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]) -> None:
     task = make_task(dtype=torch.float64, sizes=(20, 9), shares=(0.6, 0.4, 0.0))
-    cohort, blocks = make_cohort(task), blocks_of(task)
+    cohort, blocks = make_cohort(task), blocks_of(task.public_facts())
     found = scatter(cohort, blocks, cohort.stacked(cohort.initial))
     for k in range(2):
         x, y = own(task, k, "val")
@@ -198,7 +202,7 @@ def test_scatter_of_one_class_is_infinite_and_without_held_out_samples_of_those_
 ) -> None:
     task = make_task(dtype=torch.float64, sizes=(1, 12))  # all for training
     cohort = make_cohort(task)
-    found = scatter(cohort, blocks_of(task), cohort.stacked(cohort.initial))
+    found = scatter(cohort, blocks_of(task.public_facts()), cohort.stacked(cohort.initial))
     assert found[0].tolist() == [torch.inf] * 2
     assert bool((torch.isfinite(found[1]) & (found[1] > 0)).all())
 

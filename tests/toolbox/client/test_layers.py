@@ -41,8 +41,11 @@ def images(make_task: Callable[..., Task]) -> Callable[[Callable[[], nn.Module]]
 
 def test_linear_layers_and_on_demand_plain_convolutions_are_maps(images: Callable[..., Task]) -> None:
     task = images(strided)
-    assert linear_maps(task) == {"head": (3, 145)}
-    assert linear_maps(task, convolutions=True) == {"body.0": (4, 9), "head": (3, 145)}  # not the one in groups
+    assert linear_maps(task.public_facts()) == {"head": (3, 145)}
+    assert linear_maps(task.public_facts(), convolutions=True) == {
+        "body.0": (4, 9),
+        "head": (3, 145),
+    }  # not the one in groups
 
 
 class Unused(MLP):
@@ -54,7 +57,7 @@ class Unused(MLP):
 
 
 def test_a_layer_that_does_not_run_is_no_map(make_task: Callable[..., Task]) -> None:
-    assert linear_maps(make_task(Unused)) == {"body.1": (6, 5), "head": (3, 7)}
+    assert linear_maps(make_task(Unused).public_facts()) == {"body.1": (6, 5), "head": (3, 7)}
 
 
 @pytest.mark.parametrize("model", [lenet, strided])
@@ -64,7 +67,7 @@ def test_inputs_and_gradients_make_the_gradient_of_the_matrix(
 ) -> None:
     task = images(model)
     batch, w = some(task, mask), task.network.initial
-    maps = linear_maps(task, convolutions=True)
+    maps = linear_maps(task.public_facts(), convolutions=True)
     a, g = inputs_of(batch, w, maps), output_gradients(batch, w, maps)
     whole, _, _ = batch.gradient(w)
     for layer, shape in maps.items():
@@ -102,7 +105,7 @@ def test_padding_does_not_count_in_squares(images: Callable[..., Task]) -> None:
 
 def test_many_models_at_once(make_task: Callable[..., Task]) -> None:
     task = make_task(dtype=torch.float64)
-    w, maps = task.network.initial, linear_maps(task)
+    w, maps = task.network.initial, linear_maps(task.public_facts())
     task.network.module(Variant(train=False))
 
     def one(scale: Tensor) -> dict[str, Tensor]:

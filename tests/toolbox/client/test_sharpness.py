@@ -81,7 +81,7 @@ def test_radius_zero_is_plain_descent_at_its_price(make_task, make_cohort) -> No
     usual = sgd(make_cohort(task), task.network.initial, epochs=2)
     assert all(torch.equal(plain[name], usual[name]) and torch.equal(none[name], usual[name]) for name in usual)
     assert (sharp - usual).norm().min() > 1e-4
-    taken = [cohort.scanner.tally.gradients for cohort in cohorts]
+    taken = [cohort._host.tally.gradients for cohort in cohorts]
     assert taken == [taken[0], taken[0], 2 * taken[0]]  # both gradients of a step are counted
 
 

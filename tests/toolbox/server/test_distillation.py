@@ -84,7 +84,7 @@ def test_a_student_sees_what_its_teachers_answered_for(make_task: Callable[..., 
     bench = Workbench(Population(task, RamMemory(2), seed=3), LocalEngine(dtype=torch.float64), round=1)
     w = task.network.initial
     wanted = bench.answers(w, task.x).softmax(1)
-    server = lessons(bench, task.x, wanted, batch_size=4).population.task
+    server = lessons(bench, task.x, wanted, batch_size=4)._host._population.task
     assert server.augment is None
     assert torch.equal(server.x, task.x)
     # A tiny step of Adam divides rounding errors by 1e-8; one along a gradient that is not 0 has its length.

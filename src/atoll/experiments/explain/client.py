@@ -11,7 +11,6 @@ import numpy as np
 from atoll.data.statistics import Statistics
 from atoll.experiments.explain.study import Gain, Study, Values
 from atoll.experiments.explain.words import counted, enumerated, p_text, percent, rank_text
-from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.randomness import generator
 from atoll.metrics import significance
 from atoll.metrics.groups import terciles
@@ -98,7 +97,7 @@ class Case:
     @property
     def personal(self) -> bool:
         """Whether clients of this method deploy models of their own."""
-        return type(self.study.outcome.algorithm).personalize is not Algorithm.personalize
+        return self.study.outcome.algorithm.defines("personalize")
 
     @cached_property
     def weights(self) -> Values | None:
@@ -107,7 +106,7 @@ class Case:
         if outcome.mixing is not None:
             row = outcome.mixing[self.client]
             return np.asarray(row / (np.abs(row).sum() or 1))
-        if type(outcome.algorithm).mixing is not Algorithm.mixing or not hasattr(outcome.algorithm, "weighting"):
+        if outcome.algorithm.defines("mixing") or not hasattr(outcome.algorithm, "weighting"):
             return None
         weighting = outcome.algorithm.weighting
         if weighting == "uniform":

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -27,19 +27,19 @@ from torch import nn
 from atoll.data.task import Task
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import AtollError, EngineError
+from atoll.kernel.job import Assignment, Done, Job, Lost
 from atoll.kernel.network import Precision
 from atoll.kernel.params import Tree
+from atoll.kernel.task import Facts
 from atoll.runtime.engines.programs import VARIANTS, Mode, NotVectorisable, Plan, Programs, arithmetic
 from atoll.runtime.engines.scan import Scanner
-from atoll.runtime.engines.trainings import Trainings
 from atoll.runtime.population import Population
+from atoll.runtime.workbench import Workbench
 
 log = logging.getLogger("atoll.engine")
 
-T = TypeVar("T")
 Clients = NDArray[np.int64]
-Phase = tuple[Hashable, ...]  # what is done, and last by which algorithm: ("local", Ditto())
-PlanKey = tuple[Phase, Hashable, int]  # with the facts of the task and the number of clients
+PlanKey = tuple[str, Hashable, Hashable, int]  # phase, method, facts of the task, number of clients
 
 LARGEST_CHUNK = 128  # larger ones gain nothing, and memory would grow with the cohort
 WORTH_MEASURING = 3.0  # seconds of work ahead
@@ -47,55 +47,45 @@ WORTH_COMPILING = 60.0
 MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
 FILLS_A_GPU = 10**9  # parameters times samples in a batch: with so many, one client at a time is as fast as several
 MODES = get_args(Mode)
-REPLIES = ("local", "prepare")  # the phases whose work a server waits for
 FORCED = 10**9  # calls ahead of a plan that is being measured or was asked for: its programs are always made
 
 
-class Done(NamedTuple, Generic[T]):
-    """The result of some clients' work."""
-
-    cohort: Cohort
-    result: T
-
-
-class Lost(NamedTuple):
-    """Clients whose reply did not arrive, and why."""
-
-    clients: Clients
-    reason: str
-
-
-class Job(NamedTuple):
-    """Work for some clients in one round, the same for all of them."""
-
-    population: Population
-    clients: Clients
-    round: int
-    work: Callable[[Cohort], Any]
-    phase: Phase  # jobs of the same phase do the same kind of steps
-    calls: int = 1  # how often such a job comes in a run; the same from beginning to end, so that a resumed run agrees
-    usual: int = 0  # how many clients such a job has when nobody drops out
-    splits: frozenset[str] = frozenset({"train", "val"})
-    unicast: Callable[[Clients], Tree] | None = None
-    groups: NDArray[np.int64] | None = None  # of all clients: those of different groups are never in one cohort
-    trainings: Trainings | None = None  # where trained clients are kept
-
-    def cohort(self, clients: Clients, scanner: Scanner) -> Cohort:
-        """Some of the clients, as the work sees them."""
-        received = None if self.unicast is None else self.unicast(clients)
-        return Cohort(self.population, clients, self.round, scanner, received, self.splits)
-
-
-def work_of(job: Job) -> Callable[[Cohort], Any]:
-    """The work of a job, from which no client's code can end the program."""
+def work_of(assignment: Assignment) -> Callable[[Cohort], Any]:
+    """The work that an assignment asks for, from which no client's code can end the program."""
 
     def work(cohort: Cohort) -> Any:
         try:
-            return job.work(cohort)
+            return assignment.run(cohort)
         except SystemExit as error:
             raise RuntimeError(f"a client's code ended itself (exit code {error.code})") from error
 
     return work
+
+
+@dataclass(frozen=True)
+class Part:
+    """A job's clients of one architecture and one group, and the population they belong to."""
+
+    job: Job
+    population: Population
+    clients: Clients
+    usual: int
+
+    @property
+    def task(self) -> Task:
+        """The task, as these clients have it."""
+        return self.population.task
+
+    @property
+    def name(self) -> str:
+        """What logs call this work."""
+        return f"{self.job.phase.name} {self.job.method}"
+
+    def prepare(self, clients: Clients, scanner: Scanner) -> tuple[Assignment, Cohort]:
+        """What some of the clients are sent, and these clients as the work sees them."""
+        assignment = self.job.assign(clients)
+        facts, phase = self.population.facts, self.job.phase
+        return assignment, Cohort(facts, clients, self.job.round, scanner, assignment.unicast, phase.splits)
 
 
 @dataclass(frozen=True)
@@ -106,9 +96,9 @@ class Measured:
     seconds: float
     steps: float
 
-    def ahead(self, job: Job) -> float:
+    def ahead(self, part: Part) -> float:
         """The seconds that this and all coming jobs would take."""
-        return self.seconds * self.steps * job.calls
+        return self.seconds * self.steps * part.job.calls
 
 
 class LocalEngine:
@@ -179,13 +169,17 @@ class LocalEngine:
             log.warning("fp32 leaves tensor cores idle: with --precision tf32 or bf16 this may be five times as fast")
         return task.to(self.device, self.dtype)
 
-    def run(self, job: Job) -> Iterator[Done[Any] | Lost]:
-        """The results of all clients, chunk after chunk, in an order that depends on the clients alone.
+    def bench(self, population: Population, round: int) -> Workbench:
+        """Return the server's place to work in a round."""
+        return Workbench(population, self, round)
+
+    def run(self, job: Job, population: Population) -> Iterator[Done[Any] | Lost]:
+        """Do a job; yield what becomes of all clients, chunk after chunk, in an order that clients alone decide.
 
         The clients of a chunk have one architecture and belong to one group, and those of each follow each other.
         """
         lost, failure = 0, None
-        for part in parts_of(job):
+        for part in parts_of(job, population):
             for outcome in self._all(part):
                 if isinstance(outcome, Exception):
                     failure = outcome
@@ -196,25 +190,24 @@ class LocalEngine:
             raise failure  # nobody is left: this is the method's fault, not a client's
 
     # -- running ---------------------------------------------------------------------------------------------------
-    def _all(self, job: Job) -> Iterator[Done[Any] | Lost | Exception]:
-        """What becomes of all clients of a job, who have one architecture."""
-        job = job._replace(clients=canonical(job), usual=max(job.usual, len(job.clients)))
-        waiting, plan = job.clients, self._plan(job)
+    def _all(self, part: Part) -> Iterator[Done[Any] | Lost | Exception]:
+        """What becomes of all clients of a part, who have one architecture."""
+        part = replace(part, clients=canonical(part), usual=max(part.usual, len(part.clients)))
+        waiting, plan = part.clients, self._plan(part)
         while len(waiting):
             try:
-                for outcome in self._outcomes(job._replace(clients=waiting), plan):
+                for outcome in self._outcomes(replace(part, clients=waiting), plan):
                     if not isinstance(outcome, Exception):
-                        clients = outcome.cohort.clients if isinstance(outcome, Done) else outcome.clients
-                        waiting = waiting[len(clients) :]
+                        waiting = waiting[len(outcome.clients) :]
                     yield outcome
             except NotVectorisable as reason:  # those that are done stay done; the others go on one at a time
-                plan = self.plans[self._key(job)] = self._alone(job, reason)
+                plan = self.plans[self._key(part)] = self._alone(part, reason)
 
-    def _outcomes(self, job: Job, plan: Plan) -> Iterator[Done[Any] | Lost | Exception]:
-        size = plan.size(len(job.clients))
-        chunks = [job.clients[start : start + size] for start in range(0, len(job.clients), size)]
-        attempts = self._threaded(job, plan, chunks) if plan.strategy == "threads" else self._in_turn(job, plan, chunks)
-        for clients, outcome in attempts:
+    def _outcomes(self, part: Part, plan: Plan) -> Iterator[Done[Any] | Lost | Exception]:
+        size = plan.size(len(part.clients))
+        chunks = [part.clients[start : start + size] for start in range(0, len(part.clients), size)]
+        attempt = self._threaded if plan.strategy == "threads" else self._in_turn
+        for clients, outcome in attempt(part, plan, chunks):
             if not isinstance(outcome, Exception):
                 yield outcome
             elif len(clients) == 1:
@@ -224,30 +217,30 @@ class LocalEngine:
                 alone = replace(plan, strategy="loop", chunk=None)
                 for client in clients:
                     one = np.array([client])
-                    result = self._attempt(job, alone, one)
+                    result = self._attempt(part, alone, one)
                     if isinstance(result, Exception):
                         yield result
                         yield Lost(one, f"{type(result).__name__}: {result}")
                     else:
                         yield result
 
-    def _in_turn(self, job: Job, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
+    def _in_turn(self, part: Part, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
         for clients in chunks:
-            yield clients, self._attempt(job, plan, clients)
+            yield clients, self._attempt(part, plan, clients)
 
-    def _threaded(self, job: Job, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
+    def _threaded(self, part: Part, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
         """One chunk per thread; results in order, and only a few of them waiting."""
         waiting: deque[tuple[Clients, Future[Any]]] = deque()
         upcoming = iter(chunks)
         with one_thread_each():
             try:
                 for clients in itertools.islice(upcoming, 2 * self.threads):
-                    waiting.append((clients, self._pool.submit(self._attempt, job, plan, clients)))
+                    waiting.append((clients, self._pool.submit(self._attempt, part, plan, clients)))
                 while waiting:
                     clients, future = waiting.popleft()
                     yield clients, future.result()
                     for following in itertools.islice(upcoming, 1):
-                        waiting.append((following, self._pool.submit(self._attempt, job, plan, following)))
+                        waiting.append((following, self._pool.submit(self._attempt, part, plan, following)))
             finally:  # after an error, nothing may go on in the background
                 for _, future in waiting:
                     future.cancel()
@@ -258,16 +251,21 @@ class LocalEngine:
         """Threads that live as long as the engine, because each has a copy of the model."""
         return ThreadPoolExecutor(self.threads)
 
-    def _attempt(self, job: Job, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
+    def _attempt(self, part: Part, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
         """The outcome for some clients; an exception that is theirs is returned, not raised."""
         scanner = Scanner(
-            plan, self.programs, nominal=plan.size(job.usual), calls=self._calls(job, plan), trainings=job.trainings
+            part.population,
+            plan,
+            self.programs,
+            nominal=plan.size(part.usual),
+            calls=self._calls(part, plan),
+            trainings=part.population.trainings,
         )
         began = time.perf_counter()
         try:
             with torch.no_grad(), arithmetic(plan.precision), cores(plan):
-                cohort = job.cohort(clients, scanner)
-                result = work_of(job)(cohort)
+                assignment, cohort = part.prepare(clients, scanner)
+                result = work_of(assignment)(cohort)
         except (AtollError, NotVectorisable):
             raise
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -277,53 +275,54 @@ class LocalEngine:
                 hint="take a smaller model, batch or cohort, or train fewer clients at a time: --engine loop.",
             ) from error
         except Exception as error:  # noqa: BLE001 - a client may fail in any way, and the round goes on
-            log.warning("round %d: work of client(s) %s failed: %s", job.round, _some(clients), error)
+            log.warning("round %d: work of client(s) %s failed: %s", part.job.round, _some(clients), error)
             return error
         took = time.perf_counter() - began
-        if self.timeout is not None and took > self.timeout and job.phase[0] in REPLIES:
+        if self.timeout is not None and took > self.timeout and part.job.phase.replies:
             reason = f"late: {took:.2f} s, allowed {self.timeout:g} s"
             # Several clients together say nothing of each: they go again, one by one.
             return Lost(clients, reason) if len(clients) == 1 else TimeoutError(reason)
-        return Done(cohort, result)
+        return Done(clients, result, part.population.memory, assignment.unicast, cohort.notes, scanner.tally.gradients)
 
-    def _calls(self, job: Job, plan: Plan) -> int:
-        """How often a program made now will be used: in every coming job, once per chunk."""
-        if self.spelled is not None and job.phase[0] == "local":
+    def _calls(self, part: Part, plan: Plan) -> int:
+        """How often a program made now will be used: in every coming part, once per chunk."""
+        if self.spelled is not None and part.job.phase.name == "local":
             return FORCED  # it was asked for
-        return job.calls * -(-job.usual // plan.size(job.usual))
+        return part.job.calls * -(-part.usual // plan.size(part.usual))
 
     # -- choosing a plan -------------------------------------------------------------------------------------------
-    def _plan(self, job: Job) -> Plan:
-        key = self._key(job)
+    def _plan(self, part: Part) -> Plan:
+        key = self._key(part)
         if key not in self.plans:
             try:
-                self.plans[key] = self._calibrate(job)
+                self.plans[key] = self._calibrate(part)
             except (AtollError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
-                log.info("%s: nothing was measured, because a client failed (%s)", job.phase, error)
-                return self._first(job)
+                log.info("%s: nothing was measured, because a client failed (%s)", part.name, error)
+                return self._first(part)
         return self.plans[key]
 
-    def chosen(self, algorithm: Hashable, task: Task) -> list[Tree]:
-        """The plans for a method on a task. A run that is resumed must go on with them to get the same bits."""
+    def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
+        """Return how a method's jobs run here: a run that is resumed must go on so to get the same bits."""
         return [
-            {"phase": list(phase[:-1]), "architecture": number, "clients": clients, "plan": asdict(plan)}
-            for (phase, facts, clients), plan in self.plans.items()
-            for number, one in enumerate(task.by_architecture)
-            if phase[-1] == algorithm and facts == _facts(one)
+            {"phase": phase, "architecture": number, "clients": clients, "plan": asdict(plan)}
+            for (phase, by, known, clients), plan in self.plans.items()
+            for number, one in enumerate(facts.by_architecture)
+            if by == method and known == _facts(one)
         ]
 
-    def adopt(self, chosen: list[Tree], algorithm: Hashable, task: Task) -> None:
-        """Take over what `chosen` gave, unless something else is forced now."""
-        for one in chosen if self.spelled is None else ():
+    def import_plans(self, plans: list[Tree], method: Hashable, facts: Facts) -> None:
+        """Take over what `export_plans` gave, unless something else is forced now."""
+        for one in plans if self.spelled is None else ():
             plan = Plan(**one["plan"])
+            phase = one["phase"] if isinstance(one["phase"], str) else " ".join(map(str, one["phase"]))  # once, a list
             if self.strategy in ("auto", plan.strategy) and self.precision == plan.precision:
-                facts = _facts(task.by_architecture[one.get("architecture", 0)])  # once, a run had one
-                self.plans[(*one["phase"], algorithm), facts, one["clients"]] = plan
+                known = _facts(facts.by_architecture[one.get("architecture", 0)])  # once, a run had one
+                self.plans[phase, method, known, one["clients"]] = plan
 
-    def _key(self, job: Job) -> PlanKey:
-        return job.phase, _facts(job.population.task), job.usual
+    def _key(self, part: Part) -> PlanKey:
+        return part.job.phase.name, part.job.method, _facts(part.population.facts), part.usual
 
     def _spelled_out(self, words: list[str], precision: Precision, compile: bool | None) -> Plan:  # noqa: A002
         """The plan of such words as `traced graph`, after its grouping."""
@@ -347,66 +346,66 @@ class LocalEngine:
         one_core = self.device.type == "cpu" and strategy != "threads"
         return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
 
-    def _first(self, job: Job) -> Plan:
+    def _first(self, part: Part) -> Plan:
         """The plan to begin with: as forced, else as many clients at once as is sensible."""
         if self.strategy != "auto":
             return self._only(self.strategy)
-        if self.best_alone(job.population.task):
+        if self.best_alone(part.task):
             return self._only("loop")
         on_cpu = self.device.type == "cpu"
-        return replace(self._grouped(min(job.usual, LARGEST_CHUNK), job.usual), one_core=on_cpu)
+        return replace(self._grouped(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
 
-    def _alone(self, job: Job, reason: NotVectorisable) -> Plan:
+    def _alone(self, part: Part, reason: NotVectorisable) -> Plan:
         """The plan for a step that fails under `vmap`."""
         if self.strategy in ("chunk", "whole"):
             raise EngineError(
                 f"This step cannot run for many clients at once: {reason}", hint="use --engine loop."
             ) from reason
-        log.warning("%s: runs one client at a time, because the step cannot be vectorised (%s)", job.phase, reason)
+        log.warning("%s: runs one client at a time, because the step cannot be vectorised (%s)", part.name, reason)
         return Plan("threads" if self.strategy == "threads" else "loop", plain=True, precision=self.precision)
 
     def _grouped(self, size: int, clients: int) -> Plan:
         whole = size >= clients
         return Plan("whole" if whole else "chunk", None if whole else size, precision=self.precision)
 
-    def _calibrate(self, job: Job) -> Plan:
-        network = job.population.task.network
+    def _calibrate(self, part: Part) -> Plan:
+        network = part.task.network
         if network.draws_globally:
             log.warning("the model draws random numbers of its own in its forward pass: it runs one client at a time")
             return Plan("loop", plain=True, precision=self.precision)
         if self.spelled is not None:
             # Compiling takes long and is asked for where most of the time goes.
-            compiles = job.phase[0] == "local" or self.spelled.mode != "compiled"
+            compiles = part.job.phase.name == "local" or self.spelled.mode != "compiled"
             return self.spelled if compiles else replace(self.spelled, mode="traced")
-        first = self._first(job)
+        first = self._first(part)
         try:
-            best = self._measure(first, job)
+            best = self._measure(first, part)
         except NotVectorisable as reason:
-            return self._alone(job, reason)
+            return self._alone(part, reason)
         except torch.OutOfMemoryError:
             if self.strategy != "auto" or not first.vectorised:
                 raise
-            log.info("%s: %s needs more memory than there is", job.phase, first)
+            log.info("%s: %s needs more memory than there is", part.name, first)
             torch.cuda.empty_cache()
-            best = self._measure(self._only("loop"), job)
+            best = self._measure(self._only("loop"), part)
         tried = [best]
-        if best.ahead(job) > WORTH_MEASURING or self.compile:
-            tried += self._try(self._candidates(job, best), job, tried)
+        if best.ahead(part) > WORTH_MEASURING or self.compile:
+            tried += self._try(self._candidates(part, best), part, tried)
         best = min(tried, key=lambda measured: measured.seconds)
-        if self.compile or (self.compile is None and best.ahead(job) > WORTH_COMPILING):
-            compiled = self._try(self._compiled(job, tried), job, tried)
+        if self.compile or (self.compile is None and best.ahead(part) > WORTH_COMPILING):
+            compiled = self._try(self._compiled(part, tried), part, tried)
             best = min(compiled if self.compile and compiled else [*tried, *compiled], key=lambda one: one.seconds)
             tried += compiled
         log.info(
             "%s: %s, %.1f us per client-step, %.1f s ahead (tried %s)",
-            job.phase, best.plan, best.seconds * 1e6, best.ahead(job),
+            part.name, best.plan, best.seconds * 1e6, best.ahead(part),
             "; ".join(f"{one.plan} {one.seconds * 1e6:.1f}" for one in tried),
         )  # fmt: skip
         return best.plan
 
-    def _candidates(self, job: Job, first: Measured) -> list[Plan]:
+    def _candidates(self, part: Part, first: Measured) -> list[Plan]:
         """Plans that need no compiler."""
-        clients, convolves = job.usual, _convolves(job.population.task)
+        clients, convolves = part.usual, _convolves(part.task)
         on_gpu = self.device.type == "cuda"
         first_traced = replace(first.plan, mode="traced", graph=on_gpu)
         loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
@@ -435,7 +434,7 @@ class LocalEngine:
         several = [plan for plan in several if threads and self.threads * plan.size(clients) <= clients]
         return [first_traced, *grouped, *several, *loops]
 
-    def _compiled(self, job: Job, tried: list[Measured]) -> list[Plan]:
+    def _compiled(self, part: Part, tried: list[Measured]) -> list[Plan]:
         """What is worth compiling, by how well it does without."""
         ranked = sorted((one for one in tried if one.plan.mode == "traced"), key=lambda one: one.seconds)
         if not ranked:
@@ -447,44 +446,45 @@ class LocalEngine:
             ]
         elif ranked[0].plan.vectorised and self.strategy == "auto":
             # Compiled steps are bound by memory, so that a chunk that fits the cache may win, or one per core.
-            size = min(job.usual, 10)
-            others = [self._grouped(size, job.usual)]
-            if 1 < self.threads <= job.usual // size:
+            size = min(part.usual, 10)
+            others = [self._grouped(size, part.usual)]
+            if 1 < self.threads <= part.usual // size:
                 others.append(Plan("threads", size, precision=self.precision))
             chosen += [replace(ranked[0], plan=plan) for plan in others]
         plans = [replace(one.plan, mode="compiled") for one in chosen]
         return list(dict.fromkeys(plans))
 
-    def _try(self, plans: list[Plan], job: Job, so_far: list[Measured]) -> list[Measured]:
+    def _try(self, plans: list[Plan], part: Part, so_far: list[Measured]) -> list[Measured]:
         """Measure plans one after another, as long as the work ahead is worth it."""
         measured: list[Measured] = []
         began = time.perf_counter()
         for plan in plans:
-            ahead = min(one.ahead(job) for one in [*so_far, *measured])
+            ahead = min(one.ahead(part) for one in [*so_far, *measured])
             if time.perf_counter() - began > MEASURING_SHARE * ahead and not self.compile:
                 break
             try:
-                measured.append(self._measure(plan, job))
+                measured.append(self._measure(plan, part))
             except NotVectorisable as reason:
-                log.info("%s: %s is not possible (%s)", job.phase, plan, reason)
+                log.info("%s: %s is not possible (%s)", part.name, plan, reason)
             except torch.OutOfMemoryError:
-                log.info("%s: %s needs more memory than there is", job.phase, plan)
+                log.info("%s: %s needs more memory than there is", part.name, plan)
                 torch.cuda.empty_cache()
         return measured
 
-    def _measure(self, plan: Plan, job: Job) -> Measured:
+    def _measure(self, plan: Plan, part: Part) -> Measured:
         """Time a plan on a few real steps, after one that makes its programs."""
-        size = plan.size(len(job.clients))
+        size = plan.size(len(part.clients))
         workers = self.threads if plan.strategy == "threads" else 1
-        starts = range(0, min(workers * size, len(job.clients)), size)
-        groups = [job.clients[start : start + size] for start in starts]
+        starts = range(0, min(workers * size, len(part.clients)), size)
+        groups = [part.clients[start : start + size] for start in starts]
 
         def timed(limit: int) -> tuple[float, int, int]:
-            scanners = [Scanner(plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
+            scanners = [Scanner(part.population, plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
 
             def one(position: int) -> None:
                 with torch.no_grad(), arithmetic(plan.precision), cores(plan):
-                    work_of(job)(job.cohort(groups[position], scanners[position]))
+                    assignment, cohort = part.prepare(groups[position], scanners[position])
+                    work_of(assignment)(cohort)
 
             if plan.strategy == "threads":
                 with one_thread_each():
@@ -495,7 +495,7 @@ class LocalEngine:
             planned = sum(scanner.tally.planned for scanner in scanners)
             return max(scanner.tally.seconds for scanner in scanners), steps, planned
 
-        samples = job.population.task.splits["train"].sizes(job.clients)
+        samples = part.task.splits["train"].sizes(part.clients)
         share = samples[: sum(map(len, groups))].sum() / max(samples.sum(), 1)
 
         def measured(seconds: float, steps: int, planned: int) -> Measured:
@@ -505,7 +505,7 @@ class LocalEngine:
         # The better of two, so that a moment in which the machine was busy elsewhere decides nothing.
         seconds, steps, planned = min(timed(limit=2), timed(limit=2))
         rough = measured(seconds, steps, planned)
-        matters = self.compile or rough.ahead(job) > WORTH_MEASURING / 3  # else nothing is decided by the figure
+        matters = self.compile or rough.ahead(part) > WORTH_MEASURING / 3  # else nothing is decided by the figure
         if not steps or seconds >= 0.2 or not matters:
             return rough
         # Too short to trust: take as many steps as fit into a fifth of a second.
@@ -527,37 +527,27 @@ def parse_strategy(text: str) -> tuple[Any, int | None]:
     )
 
 
-def parts_of(job: Job) -> list[Job]:
-    """The same work for the clients of each architecture, and of each group."""
-    architecture = job.population.task.architecture
-    parts = [job]
+def parts_of(job: Job, population: Population) -> list[Part]:
+    """The parts of a job: the clients of each architecture, and of each group."""
+    whole = Part(job, population, np.asarray(job.clients, dtype=np.int64), job.usual)
+    parts, architecture = [whole], population.task.architecture
     if architecture is not None:
-        parts = [
-            part._replace(population=job.population.of_architecture(number))
-            for number, part in _divided(job, architecture)
-        ]
-    return parts if job.groups is None else [one for part in parts for _, one in _divided(part, job.groups)]
+        divided = _divide(whole, architecture)
+        parts = [replace(part, population=population.of_architecture(number)) for number, part in divided]
+    return parts if job.groups is None else [one for part in parts for _, one in _divide(part, job.groups)]
 
 
-def _divided(job: Job, numbers: NDArray[np.int64]) -> list[tuple[int, Job]]:
-    """The same work for clients of each number, which all clients have."""
-    mine = numbers[job.clients]
-    return [
-        (
-            number,
-            job._replace(
-                clients=np.asarray(job.clients)[mine == number],
-                usual=min(job.usual, int((numbers == number).sum())),  # the same in every round
-            ),
-        )
-        for number in np.unique(mine).tolist()
-    ]
+def _divide(part: Part, numbers: NDArray[np.int64]) -> list[tuple[int, Part]]:
+    """The clients of each number; all clients of the population have one."""
+    mine = numbers[part.clients]
+    usual = {number: min(part.usual, int((numbers == number).sum())) for number in np.unique(mine).tolist()}
+    return [(number, replace(part, clients=part.clients[mine == number], usual=n)) for number, n in usual.items()]
 
 
-def canonical(job: Job) -> Clients:
-    """Clients by falling number of training samples, so that those trained together take equally many steps."""
-    clients = np.sort(np.asarray(job.clients, dtype=np.int64))
-    sizes = job.population.task.splits["train"].sizes(clients)
+def canonical(part: Part) -> Clients:
+    """Clients by falling number of training samples, so those trained together take equally many steps."""
+    clients = np.sort(part.clients)
+    sizes = part.task.splits["train"].sizes(clients)
     ordered: Clients = clients[np.argsort(-sizes, kind="stable")]
     return ordered
 
@@ -578,9 +568,9 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _facts(task: Task) -> Hashable:
+def _facts(task: Facts) -> Hashable:
     """What the speed of a plan depends on."""
-    return task.network.signature, tuple(task.x.shape[1:]), task.training.batch_size
+    return task.network.signature, tuple(task.sample.shape), task.training.batch_size
 
 
 def _convolves(task: Task) -> bool:

@@ -10,7 +10,8 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from atoll.runtime.engines.trainings import Trainings, digests
 
 if TYPE_CHECKING:
     from atoll.kernel.cohort import Cohort, Step
+    from atoll.runtime.population import Population
 
 log = logging.getLogger("atoll.engine")
 
@@ -54,13 +56,15 @@ class Tally:
 
 
 class Scanner:
-    """Runs scans and maps as a plan says; `limit` cuts every scan short, to measure a plan.
+    """Hosts clients of a population and runs their scans and maps as a plan says.
 
-    `nominal` is the number of clients that a call usually has. With `trainings`, training is looked up and kept there.
+    `limit` cuts every scan short, to measure a plan. `nominal` is the number of clients that a call usually has. With
+    `trainings`, training is looked up and kept there.
     """
 
     def __init__(
         self,
+        population: Population,
         plan: Plan,
         programs: Programs,
         *,
@@ -71,7 +75,36 @@ class Scanner:
     ) -> None:
         self.plan, self.programs, self.trainings = plan, programs, trainings
         self.nominal, self.calls, self.limit = nominal, calls, limit
-        self.tally = Tally()
+        self.tally, self.memory = Tally(), population.memory
+        self._population = population
+
+    @property
+    def passes(self) -> int:
+        """How often clients have gone over their training data to train."""
+        return self.tally.passes
+
+    @property
+    def measures(self) -> bool:
+        """Whether this is only tried."""
+        return self.limit is not None
+
+    def sizes(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
+        """Return how many samples these clients have in a split."""
+        return self._population.task.splits[split].sizes(clients)
+
+    def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
+        """Return what these clients kept before a round."""
+        return self.memory.recall(clients, default, before=before)
+
+    def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
+        """Return whether each of these clients kept anything before a round."""
+        return self.memory.holds(clients, before=before)
+
+    def beside(self, name: str) -> Scanner:
+        """Return the same host with another memory; both count what they do together."""
+        other = copy(self)
+        other.memory = self.memory.beside(name)
+        return other
 
     def scan(
         self,
@@ -91,13 +124,13 @@ class Scanner:
     ) -> Tree:
         """See `Cohort.scan`."""
         forbid_captured_stacks(step)
-        task, seed, round = cohort.population.task, cohort.population.seed, cohort.round
+        task, network, seed, round = self._population.task, cohort.task.network, cohort.task.seed, cohort.round
         data, ids = task.splits[split], cohort.ids
         steps_each = -(-data.sizes(cohort.clients) // batch_size)
         self.tally.planned += int(steps_each.sum()) * epochs
         streams = (stream,) if isinstance(stream, str) else stream
         augment = task.augment if train and split == "train" else None
-        keyed = draws or augment is not None or (train and task.network.draws)
+        keyed = draws or augment is not None or (train and network.draws)
         dropout = Keys.of(ids, seed, "dropout", round, streams[0]) if keyed else None
         vectorised = self._vectorises(cohort)
         variant = Variant(
@@ -106,16 +139,11 @@ class Scanner:
             channels_last=self.plan.channels_last,
             precision="fp32" if exact else self.plan.precision,
         )
-        for mode in (replace(variant, train=train) for train in (True, False)):  # a step may ask for the other, too
-            task.network.module(mode)  # this thread's copy is made here, because inside `vmap` it cannot be
-            if task.network.has_features:
-                task.network.module(replace(mode, features=True))
-            if task.network.has_head:
-                task.network.module(replace(mode, head=True))
+        network.prepare(variant)
         carry_leaves, carry_structure = flatten(carry)
         given_leaves, given_structure = flatten(given)
         work = Work(
-            step, carry_structure, given_structure, task.network, variant, vectorised, task.x, task.y,
+            step, carry_structure, given_structure, network, variant, vectorised, task.x, task.y,
             data.uneven(batch_size), dropout is not None,
             functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
             augment=augment, streams=None if isinstance(stream, str) else len(stream),
@@ -155,11 +183,11 @@ class Scanner:
                 self.tally.passes += epochs * work.gradients[0]
             return unflatten(carry_structure, leaves)
 
-        if self.trainings is None or not train or split != "train" or task.network.draws_globally:
+        if self.trainings is None or not train or split != "train" or network.draws_globally:
             return after(run(carry_leaves, 0, epochs))
         facts = (streams, batch_size, shuffle, draws)
         try:
-            names = digests(cohort, work, carry_leaves, given_leaves, facts)
+            names = digests(cohort, task, work, carry_leaves, given_leaves, facts)
         except Unstable as reason:
             log.info("local training is not kept: %s", reason)
             return after(run(carry_leaves, 0, epochs))

@@ -30,12 +30,14 @@ from atoll.runtime.engines.programs import Leaves, Work
 from atoll.runtime.files import flush_folder, write_whole
 
 if TYPE_CHECKING:
+    from atoll.data.task import Task
     from atoll.kernel.cohort import Cohort
 
 log = logging.getLogger("atoll.engine")
 
 SAVED_EVERY = 30.0  # seconds
 ENTRY = re.compile(r"(\d+)(\.way)?\.safetensors")  # after so many epochs, which may be on the way to more
+TRAINED = "trained"  # the folder of trained clients
 OnEpoch = Callable[[int, int, int], None]  # so many clients have done so many epochs of so many
 Run = Callable[[Leaves, int, int], Leaves]  # the carry after the epochs from one to before another
 
@@ -154,16 +156,16 @@ def _checksum(leaves: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def digests(cohort: Cohort, work: Work, carry: Leaves, given: Leaves, facts: Sequence[object]) -> list[str]:
+def digests(cohort: Cohort, task: Task, work: Work, carry: Leaves, given: Leaves, facts: Sequence[object]) -> list[str]:
     """One for each client of a cohort: of everything that decides its training; raises Unstable if that is not known.
 
     `facts` are what the scan was asked for. The code belongs to it, as far as training can reach: the step's, the
     model's and the loss's, whole files of users with what they import, and the parts of Atoll behind them.
     """
-    task, network = cohort.population.task, work.network
+    network = work.network
     functions = (fingerprint(work.step), network.function, fingerprint(task.augment), fingerprint(task.training))
     known = (
-        training_digest(files_of(functions)), portable(functions), torch.__version__, cohort.population.seed,
+        training_digest(files_of(functions)), portable(functions), torch.__version__, cohort.task.seed,
         cohort.round, task.samples, network.values, work.variant.precision, _shape(work.carry), _shape(work.given),
         facts, [content(leaf) for leaf, row in zip(given, stacked_leaves(work.given), strict=True) if not row],
     )  # fmt: skip

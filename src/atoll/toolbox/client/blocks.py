@@ -19,7 +19,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import ModelError
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.models.split import BodyAndHead
 from atoll.toolbox.client.features import membership
 
@@ -90,14 +90,14 @@ def _layers(body: nn.Module) -> tuple[int, ...]:
     return (0, *(n - isinstance(parts[n - 1], nn.Flatten) for n in layers[1:])) if layers else ()
 
 
-def blocks_of(task: Task) -> Blocks:
-    """The blocks of a task's network; what they say about its first sample shows how much that is."""
+def blocks_of(task: Facts) -> Blocks:
+    """The blocks of a task's network; what they say about a sample of zeros shows how much that is."""
     network = Talkative(deepcopy(next(iter(task.network.submodules())))).eval()
     names = [name for name, _ in network.body.named_children()]
     places = [*(tuple(f"body.{name}." for name in names[start:end]) for start, end in network.groups), ("head.",)]
     leaves = tuple(frozenset(leaf for leaf in task.network.initial if leaf.startswith(place)) for place in places)
     with torch.no_grad():
-        widths = tuple(one.shape[1] for one in network.each(task.x[:1]))
+        widths = tuple(one.shape[1] for one in network.each(task.sample[None]))
     return Blocks(leaves, widths)
 
 
@@ -125,7 +125,7 @@ class HeldBelow(BodyAndHead):
 
 def talking(cohort: Cohort) -> Cohort:
     """The same clients, with a network whose features are what all its blocks say."""
-    return cohort.with_network(cohort.population.task.network.through(Talkative))
+    return cohort.with_network(cohort.task.network.through(Talkative))
 
 
 def talking_bench(bench: Workbench) -> Workbench:
@@ -144,7 +144,7 @@ def above(
 
     Clients with the same split train together. The base works as when deployed.
     """
-    network, after, notes = cohort.population.task.network, start, dict[str, Tensor]()
+    network, after, notes = cohort.task.network, start, dict[str, Tensor]()
     for split in torch.unique(splits).tolist():
         rows = (splits == split).nonzero().flatten()
         some = replace(cohort, clients=cohort.clients[rows.cpu().numpy()], received=None, notes={})
@@ -174,14 +174,13 @@ def scatter(cohort: Cohort, blocks: Blocks, w: Stack) -> Tensor:
 
     Of training samples for a client that holds out none. Infinite where there is only one class.
     """
-    sizes = cohort.population.task.splits["val"].sizes(cohort.clients)
-    held = torch.from_numpy(sizes > 0).to(cohort.population.device)
+    held = cohort.has_samples("val")
     ratios = [_ratios(cohort, blocks, w, split) for split in ("train", "val")]
     return torch.where(held[:, None], ratios[1], ratios[0])
 
 
 def _ratios(cohort: Cohort, blocks: Blocks, w: Stack, split: str) -> Tensor:
-    classes = cohort.population.task.classes
+    classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
     size = sum(blocks.widths)
     start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes), square=torch.zeros(size))

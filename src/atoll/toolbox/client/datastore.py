@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,9 +21,9 @@ def datastore(cohort: Cohort, w: Params | Stack, size: int, capacity: int | None
 
     Of more samples than `capacity` a client stores as many, drawn at random.
     """
-    task = cohort.population.task
-    sizes = task.splits["train"].sizes(np.arange(task.clients))
-    places = max(1, min(int(sizes.max(initial=1)), capacity or int(sizes.max(initial=1))))
+    task = cohort.task
+    largest = task.largest["train"]
+    places = min(largest, capacity or largest)
     empty = {"features": torch.zeros(places + 1, size), "labels": torch.zeros(places + 1, dtype=torch.int64)}
     start = Params.of(seen=0.0, **empty)
     found = cohort.scan(_store, start, given=w, batch_size=AT_ONCE, stream="store", train=False, exact=True)

@@ -20,7 +20,7 @@ def evidence(cohort: Cohort, w: Params | Stack, size: int) -> Stack:
 
 def right(cohort: Cohort, w: Params | Stack) -> Stack:
     """Of how many held-out samples of each class, `tested`, each model gets the class right, `correct`."""
-    classes = cohort.population.task.classes
+    classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(correct=torch.zeros(classes), tested=torch.zeros(classes))
     found: Stack = cohort.scan(_test, start, given=w, split="val", shuffle=False, train=False)

@@ -14,17 +14,17 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import ModelError
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.labels import require_classes
 
 
-def one_sample(task: Task) -> Batch:
+def one_sample(task: Facts) -> Batch:
     """A made-up sample as a batch, to find out what shape a network makes of it: nobody's own is read."""
-    x, y = torch.zeros_like(task.x[:1]), torch.zeros_like(task.y[:1])
+    x, y = task.sample[None], task.target[None]
     return Batch(x + 1 if x.is_floating_point() else x, y, None, None, task.network, Variant(train=False))
 
 
-def feature_size(method: object, task: Task) -> int:
+def feature_size(method: object, task: Facts) -> int:
     """How many numbers enter the head of the task's network; raises unless samples have a class and a row each."""
     name = type(method).__name__
     require_classes(method, task)
@@ -60,7 +60,7 @@ def class_sums(cohort: Cohort, w: Params | Stack, size: int, *, unit: bool = Fal
 
     Of `unit` features, each counts by its direction alone.
     """
-    classes = cohort.population.task.classes
+    classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes))
     sums: Stack = cohort.scan(partial(_add, unit), start, given=w, shuffle=False, train=False, exact=True)
@@ -75,7 +75,7 @@ def _add(unit: bool, seen: Params, batch: Batch, w: Params) -> Params:
 
 def moments(cohort: Cohort, w: Params | Stack) -> Stack:
     """Mean and standard deviation of every feature over each client's training samples: two leaves."""
-    task = cohort.population.task
+    task = cohort.task
     zeros = torch.zeros(one_sample(task).features(task.network.initial).numel())
     seen = cohort.scan(
         _add_moments,

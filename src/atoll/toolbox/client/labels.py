@@ -8,20 +8,20 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 
 AT_ONCE = 256  # samples
 
 
-def require_classes(method: object, task: Task) -> None:
+def require_classes(method: object, task: Facts) -> None:
     """Raise unless every sample of a task is of one class."""
-    if task.classes is None or task.y.ndim != 1:
+    if not task.one_class_each:
         raise TaskError(f"{type(method).__name__} needs samples of one class each. {task.name} has none.")
 
 
 def label_counts(cohort: Cohort) -> Stack:
     """One row of counts per client, under the name `counts`."""
-    classes = cohort.population.task.classes
+    classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(counts=torch.zeros(classes))
     counts: Stack = cohort.scan(_count, start, batch_size=AT_ONCE, shuffle=False, train=False)

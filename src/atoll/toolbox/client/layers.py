@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from atoll.kernel.batch import Batch
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import one_sample
 
 Rows = dict[str, Tensor]  # by layer: [sample, place, number]
 Look = Callable[[str, nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]  # name, layer, inputs, output
 
 
-def linear_maps(task: Task, *, convolutions: bool = False) -> dict[str, tuple[int, int]]:
+def linear_maps(task: Facts, *, convolutions: bool = False) -> dict[str, tuple[int, int]]:
     """The layers that are linear maps and enter a forward pass, with the shape of their matrix."""
     kinds = (nn.Linear, nn.Conv2d) if convolutions else (nn.Linear,)
     network = task.network

@@ -29,7 +29,7 @@ def losses_of(models: Sequence[Params | Stack], cohort: Cohort, split: str = "tr
 
 def entropies(models: Stack, cohort: Cohort) -> Tensor:
     """The mean entropy of every model's answers to each client's training samples, [clients, models]: no labels."""
-    if cohort.population.task.classes is None:
+    if cohort.task.classes is None:
         raise LabelsNeeded("Models are compared by the entropy of their answers. These do not answer with classes.")
     start = Params.of(entropy=torch.zeros(models.clients))
     each = [models.client(row) for row in range(models.clients)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-import numpy as np
 from torch import Tensor
 
 from atoll.kernel.batch import Batch
@@ -25,8 +24,8 @@ def lead(cohort: Cohort, one: Deployed, other: Deployed, judge: Judge) -> Tensor
     The error is that of a difference which is 0 in truth, so that n samples never count for more than sqrt(n) of
     them. For right and wrong answers this is McNemar's statistic. 0 without samples and without any difference.
     """
-    task = cohort.population.task
-    largest = int(task.splits["val"].sizes(np.arange(task.clients)).max(initial=1))
+    task = cohort.task
+    largest = task.largest["val"]
     models = [predictor_of(deployed) for deployed in (one, other)]
     seen = cohort.scan(
         partial(_compare, judge, [model.answer for model in models]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,10 +18,10 @@ def rows_of(cohort: Cohort, *, encoded: bool = False) -> list[tuple[Tensor, Tens
 
     Samples are flattened; with `encoded`, they are what enters the head of the initial model.
     """
-    task = cohort.population.task
+    task = cohort.task
     look = partial(_look, task.classes, cohort.labelled, encoded)
     x, y = look(one_sample(task), task.network.initial)
-    largest = int(np.diff(task.splits["train"].offsets).max())  # one batch holds a whole client
+    largest = task.largest["train"]  # one batch holds a whole client
     start = Params.of(x=torch.zeros(largest, x.shape[1]), y=torch.zeros(largest, y.shape[1]), real=torch.zeros(largest))
     seen = cohort.scan(
         partial(_collect, look), start, given=cohort.initial, batch_size=largest, shuffle=False, train=False,

@@ -42,7 +42,7 @@ def sgd(
     each step of w ends with - lr lam (w - center), w before the step, outside of momentum, weight decay and clipping.
     """
     rule = cohort.training
-    layout = cohort.population.task.network.layout
+    layout = cohort.task.network.layout
     names = layout.part(only) if isinstance(only, str) else frozenset(only)
     for change in cohort.changes:
         if change.term is not None:

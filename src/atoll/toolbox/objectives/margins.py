@@ -43,7 +43,7 @@ def unit_features(batch: Batch, w: Params) -> Tensor:
 
 def own_moments(cohort: Cohort, w: Stack) -> Stack:
     """Of each client's training samples under its own model: `count`, `sum` and `square` as of `frozen.moments`."""
-    task = cohort.population.task
+    task = cohort.task
     return moments(cohort, w, unit_features, one_sample(task).features(task.network.initial).shape[1])
 
 

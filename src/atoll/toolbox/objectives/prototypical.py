@@ -25,7 +25,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import ModelError
 from atoll.kernel.params import Layout, Params, Stack, Tree, flatten, unflatten
-from atoll.kernel.task import Task, Training
+from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client.descent import at_rest, descend
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.contrastive import supervised_contrast
@@ -43,7 +43,7 @@ def prototype_leaf(layout: Layout | None) -> str:
     return min(name for name in layout.head if name.endswith("weight"))
 
 
-def require_prototypes(method: object, task: Task) -> None:
+def require_prototypes(method: object, task: Facts) -> None:
     """Raise unless the head of the task's network is one linear layer, a row of its weight for each class."""
     size, head = feature_size(method, task), task.network.initial.part("head")
     shapes = [tuple(leaf.shape) for leaf in head.values()]
@@ -269,8 +269,8 @@ def chosen(condition: Tensor, yes: Tree, no: Tree) -> Tree:
 
 def _say_who_takes_no_step(cohort: Cohort, step: Step) -> None:
     small = int((cohort.samples < step.least).sum())
-    if small and cohort.scanner.limit is None:  # not in a measurement of the engine
-        log.warning(
-            "%d of %d clients have fewer than %d training samples and take no step: they send the model they received",
-            small, len(cohort), step.least,
-        )  # fmt: skip
+    if small:
+        cohort.warn(
+            f"{small} of {len(cohort)} clients have fewer than {step.least} training samples and take no step: they "
+            "send the model they received"
+        )

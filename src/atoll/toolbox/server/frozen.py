@@ -19,12 +19,12 @@ from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Count, Epochs, Predictor
 from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort, Population
+from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import ModelError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size, membership, one_sample
 from atoll.toolbox.client.sgd import sgd
 from atoll.toolbox.server.triangles import triangle
@@ -50,7 +50,7 @@ class FrozenFeatures(Algorithm):
         """With random features the head stands beside the network."""
         return self.width is None
 
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial network; raises unless its head is a linear layer, if that is to be replaced."""
         size = feature_size(self, task)
         assert task.classes is not None
@@ -69,14 +69,13 @@ class FrozenFeatures(Algorithm):
         """What computes features; nothing if everybody has it."""
         return None if self.features == "initial" else server["model"].without_part("head")
 
-    def phi(self, population: Population, body: Params | None = None) -> Phi:
+    def phi(self, task: Facts, body: Params | None = None) -> Phi:
         """What makes features, from what was sent and what everybody has."""
-        task = population.task
         given = {"w": task.network.initial if body is None else body}
         if self.width is not None:
             size = one_sample(task).features(task.network.initial).shape[1]
-            draw = generator(population.seed, "random features").normal(size=(size, self.width))
-            given["random"] = Params.of(directions=torch.from_numpy(draw * math.sqrt(2 / size)).to(population.device))
+            draw = generator(task.seed, "random features").normal(size=(size, self.width))
+            given["random"] = Params.of(directions=torch.from_numpy(draw * math.sqrt(2 / size)).to(task.sample.device))
         return given
 
     def headed(self, server: Server, weight: Tensor, bias: Tensor, bench: Workbench) -> Server:
@@ -86,7 +85,7 @@ class FrozenFeatures(Algorithm):
             names = head_leaves(self, model, tuple(weight.shape))
             head = {name: leaf.to(model[name]) for name, leaf in zip(names, (weight, bias), strict=True)}
             return {"model": model | Params(head)}
-        return {"model": model, "beside": self.phi(bench.population)["random"] | Params.of(weight=weight, bias=bias)}
+        return {"model": model, "beside": self.phi(bench.task)["random"] | Params.of(weight=weight, bias=bias)}
 
     def shared(self, server: Server) -> Params | Predictor:
         """The network with its new head, or with one on random features beside it."""
@@ -131,12 +130,12 @@ def moments(
     The latter is sum phi phi^T over all samples; only its upper triangle, row after row. `features(batch, phi)` are
     taken of what is the same for all clients, or, if their `size` is told, of what is each client's own.
     """
-    task = cohort.population.task
+    task = cohort.task
     assert task.classes is not None, "the task has no classes"
     size = features(one_sample(task), phi).shape[1] if size is None else size
 
     def zeros(*shape: int) -> Tensor:
-        return torch.zeros(len(cohort), *shape, dtype=torch.float64, device=cohort.population.device)
+        return torch.zeros(len(cohort), *shape, dtype=torch.float64, device=cohort.device)
 
     start = Stack.of(count=zeros(task.classes), sum=zeros(task.classes, size), square=zeros(size * (size + 1) // 2))
     sums: Stack = cohort.scan(partial(_add, features), start, given=phi, shuffle=False, train=False, exact=True)

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from atoll.kernel.errors import EngineError
 from atoll.kernel.params import Stack, spread
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 
 
-def everybody(task: Task, copies: int) -> Stack:
+def everybody(task: Facts, copies: int) -> Stack:
     """The trained leaves of all clients, initial ones; raises if `copies` of them at a time would not fit in memory."""
     require_memory(task, copies)
     return spread(task.network.initial.trained, task.clients)
 
 
-def require_memory(task: Task, copies: int) -> None:
+def require_memory(task: Facts, copies: int) -> None:
     """Raise unless `copies` of all clients' models at a time would fit in memory."""
     require_bytes(
         copies * task.clients * sum(leaf.nbytes for leaf in task.network.initial.trained.values()),
-        task.x.device,
+        task.sample.device,
         f"The server must hold the models of all {task.clients} clients, {copies} of each at a time",
         hint="take fewer clients or a smaller model, or a method whose server needs sums only.",
     )

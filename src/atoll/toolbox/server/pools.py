@@ -78,7 +78,7 @@ def pool(bench: Workbench, form: Pool, source: Source, *, size: int, start: Para
     if form == "anchored":
         return Params.of(x=x, y=y, features=directions(bench, start, x))
     if form == "means":
-        classes = bench.population.task.classes
+        classes = bench.task.classes
         assert classes is not None, "the task has no classes"
         return Params.of(features=class_means(directions(bench, start, x), y, classes))
     if source == "random":

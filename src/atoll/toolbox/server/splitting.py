@@ -30,7 +30,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.randomness import generator
-from atoll.kernel.task import Task
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.blocks import Blocks, above, blocks_of, talking_bench
 from atoll.toolbox.client.descent import Found
@@ -78,7 +78,7 @@ class Splitting(OneShot):
     # -- the clients -------------------------------------------------------------------------------------------------
     def findings(self, cohort: Cohort, w: Stack) -> dict[str, Stack]:
         """What clients send of their trained models beside these: about classes, and the moments that margins need."""
-        found = {"evidence": evidence(cohort, w, feature_size(self, cohort.population.task))}
+        found = {"evidence": evidence(cohort, w, feature_size(self, cohort.task))}
         taught = self.student_epochs > 0 and self.student_of == "margins"
         return found | ({"moments": own_moments(cohort, w)} if taught else {})
 
@@ -88,7 +88,7 @@ class Splitting(OneShot):
         return self.personal == "head" or (self.personal == "none" and self.student_epochs > 0)
 
     # -- the server --------------------------------------------------------------------------------------------------
-    def start(self, task: Task) -> Server:
+    def start(self, task: Facts) -> Server:
         """The initial model and the corners of a simplex; nobody shares anything yet."""
         size, model = feature_size(self, task), task.network.initial
         blocks_of(task)  # raises for a network without blocks
@@ -96,7 +96,7 @@ class Splitting(OneShot):
             require_public(self, task)
         assert task.classes is not None
         anchors = simplex_etf(task.classes, size, generator(0, "anchors")).to(next(iter(model.floating.values())))
-        splits = torch.zeros(task.clients, dtype=torch.int64, device=task.x.device)
+        splits = torch.zeros(task.clients, dtype=torch.int64, device=task.sample.device)
         return {"model": model, "anchors": Params.of(anchors=anchors), "splits": splits}
 
     def concluded(self, server: Server, replies: Replies, models: Stack, split: int) -> Server:
@@ -110,7 +110,7 @@ class Splitting(OneShot):
         clients = torch.from_numpy(replies.clients).to(server["splits"].device).sort().values
         server = {**server, "clients": clients, "models": models, "evidence": told, "agreement": said}
         server["prototypes"] = Params.of(prototypes=self.directions(server))
-        if split == len(blocks_of(replies.workbench.population.task)):
+        if split == len(blocks_of(replies.workbench.task)):
             server["one"] = models.client(0)
         elif self.student_epochs:
             server["one"] = self.distilled(server, replies, split)
@@ -130,7 +130,7 @@ class Splitting(OneShot):
 
     def distilled(self, server: Server, replies: Replies, split: int) -> Params:
         """One model that says below the split what all say, and answers what all answer."""
-        bench, task = replies.workbench, replies.workbench.population.task
+        bench, task = replies.workbench, replies.workbench.task
         (x, y), blocks, talkative = bench.public, blocks_of(task), talking_bench(bench)
         base = torch.einsum("k,ksd->sd", sizes(server), talkative.answers(server["models"], x, features=True))
         likely = (self.taught_logits(server, replies, x) / TEMPERATURE).softmax(1)
@@ -184,7 +184,7 @@ class Splitting(OneShot):
             step = functools.partial(held, names)
             return sgd(some, start, epochs=self.personal_epochs, only=names, gradient=step, given=given)
 
-        return above(cohort, blocks_of(cohort.population.task), w, server["splits"][cohort.ids], train)
+        return above(cohort, blocks_of(cohort.task), w, server["splits"][cohort.ids], train)
 
     def own(self, server: Server, cohort: Cohort) -> Stack:
         """What each client sent; the broadcast model for who sent nothing."""

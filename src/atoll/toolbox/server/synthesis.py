@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
-from atoll.kernel.network import Network, Variant
+from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.portable import MaskedBatchNorm
 from atoll.kernel.task import Training
@@ -53,14 +53,13 @@ def imagined(
     width: int,
 ) -> tuple[Tensor, Tensor]:
     """Samples with classes, as a fresh generator made them when their cost was least; its noise is trained with it."""
-    task = bench.population.task
+    task = bench.task
     assert task.classes is not None, "the task has no classes"
-    generator, draw = generator_of(task.x, noise, width), bench.generator(f"imagined {turn}")
-    y = torch.from_numpy(draw.integers(task.classes, size=samples)).to(task.x.device)
-    z = torch.from_numpy(draw.normal(size=(samples, noise))).to(task.x)
+    generator, draw = generator_of(task.sample, noise, width), bench.generator(f"imagined {turn}")
+    y = torch.from_numpy(draw.integers(task.classes, size=samples)).to(task.sample.device)
+    z = torch.from_numpy(draw.normal(size=(samples, noise))).to(task.sample)
     at = Params({**fresh(generator, draw), "z": z})
-    best = Params.of(cost=math.inf, x=task.x.new_zeros(samples, *task.x.shape[1:]))
-    bench.network.module(Variant(train=False))  # this thread's copy: inside a step it cannot be made
+    best = Params.of(cost=math.inf, x=task.sample.new_zeros(samples, *task.sample.shape))
     step = functools.partial(_imagine, cost=cost, network=bench.network, lr=lr)
     state = {"at": at, "past": unmoved(at), "best": best}
     server = bench.cohort(z, y, network=generator, batch_size=samples)
@@ -89,8 +88,8 @@ class Pool:
 
     def __init__(self, bench: Workbench, batches: int, batch_size: int) -> None:
         self.bench, self.batch_size, self.size = bench, batch_size, 0
-        like = bench.population.task.x
-        self.x = like.new_zeros(batches * batch_size, *like.shape[1:])
+        like = bench.task.sample
+        self.x = like.new_zeros(batches * batch_size, *like.shape)
         self.y = torch.zeros(batches * batch_size, dtype=torch.int64, device=like.device)
 
     def add(self, x: Tensor, y: Tensor) -> None:

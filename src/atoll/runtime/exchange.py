@@ -1,0 +1,186 @@
+"""What passes between the server and its clients in a round: messages down, work, replies up, and who is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.data.task import Task
+from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
+from atoll.kernel.engine import Engine
+from atoll.kernel.errors import DivergedError
+from atoll.kernel.job import Done, Finish, Job, Lost, Prepare
+from atoll.kernel.params import Tree, flatten, stacked_leaves
+from atoll.runtime.channel import Channel
+from atoll.runtime.population import Population
+
+log = logging.getLogger("atoll.federation")
+
+Clients = NDArray[np.int64]
+Notes = list[tuple[Clients, dict[str, NDArray[np.float64]]]]  # some clients, and their numbers by name
+
+
+@dataclass
+class Traffic:
+    """What happened to the clients of one round."""
+
+    asked: int
+    replied: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    gradients: int = 0  # evaluations: one batch of one client each
+    notes: Notes = field(default_factory=list)
+
+    def losses(self) -> dict[str, float]:
+        """Return mean training losses over the clients that trained."""
+        totals: dict[str, list[NDArray[np.float64]]] = {}
+        for _, values in self.notes:
+            for name, value in values.items():
+                if name.startswith("loss/"):
+                    totals.setdefault(name, []).append(value)
+        return {name: float(np.concatenate(parts).mean()) for name, parts in totals.items()}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Sends a method's messages, has its clients work, and hands on what they reply.
+
+    What clients keep goes to their memory. Work that is not finite does not count: its client is lost.
+    """
+
+    method: Algorithm
+    engine: Engine
+    population: Population
+    trainers: Population  # the same clients, whose long training is kept
+    channel: Channel
+
+    @property
+    def _task(self) -> Task:
+        return self.population.task
+
+    def prepare(self, server: Tree, new: Clients, round: int, traffic: Traffic) -> tuple[Tree, Clients]:
+        """Exchange with clients before their first round; return the server's state, and who got through.
+
+        In the first round these are rounds -n to -1 of the ledger; who comes later exchanges in the round of its
+        arrival.
+        """
+        if not self.method.defines("prepare"):
+            return server, new
+        for number in range(-self.method.exchanges, 0) if len(new) else ():
+            at = round + number
+            job = Job(Prepare(number), self.method, server, new, at)
+            arrivals, answered = [], [new[:0]]
+            for outcome in self.engine.run(job, self.population):
+                if isinstance(outcome, Lost):
+                    log.warning("client(s) %s could not prepare: %s", outcome.clients.tolist(), outcome.reason)
+                elif outcome.result is None:  # they have nothing to say
+                    answered.append(outcome.clients)
+                else:
+                    done, _ = self._require_finite(outcome, round, traffic)
+                    answered.append(done.clients)
+                    if len(done.clients):
+                        written = round or at
+                        self.channel.broadcast(job.broadcast, done.clients, written)
+                        _keep(done, at)
+                        arrival = self.channel.up(self.method, done.clients, done.result, written)
+                        arrivals.append(arrival._replace(broadcast=job.broadcast))
+            if not any(map(len, answered)) and traffic.lost["not finite"]:
+                raise _diverged(new, round, self._task)
+            new = np.concatenate(answered)
+            if arrivals:
+                bench = self.engine.bench(self.population, at)
+                server = self.method.absorb(server, Replies(arrivals, keep=True, workbench=bench))
+            if not len(new):
+                break
+        return server, new
+
+    def gather(self, job: Job, traffic: Traffic) -> Iterator[Arrival]:
+        """Yield what the clients of a round reply, as it arrives."""
+        self.channel.broadcast(job.broadcast, job.clients, job.round)
+        diverged: Clients = job.clients[:0]
+        for outcome in self.engine.run(job, self.trainers) if len(job.clients) else ():
+            if isinstance(outcome, Lost):
+                traffic.lost[outcome.reason] += len(outcome.clients)
+                log.warning("round %d: lost client(s) %s: %s", job.round, outcome.clients.tolist(), outcome.reason)
+                continue
+            done, bad = self._require_finite(outcome, job.round, traffic)
+            diverged = np.concatenate([diverged, bad])
+            if not len(done.clients):
+                continue
+            self.channel.unicast(done.unicast, done.clients, job.round)
+            _keep(done, job.round)
+            traffic.replied += len(done.clients)
+            arrival = self.channel.up(self.method, done.clients, done.result, job.round)
+            yield arrival._replace(broadcast=job.broadcast, unicast=done.unicast)
+        if len(diverged) and not traffic.replied:
+            raise _diverged(diverged, job.round, self._task)
+
+    def finish(self, server: Tree, clients: Clients, round: int, traffic: Traffic) -> None:
+        """Have clients take their last local step, if the method has one."""
+        if not self.method.defines("finish") or not len(clients):
+            return
+        broadcast, groups = self.method.last_broadcast(server), self.method.groups(server)
+        job = Job(Finish(), self.method, server, clients, round, groups)
+        for outcome in self.engine.run(job, self.population):
+            if isinstance(outcome, Lost):
+                log.warning("client(s) %s did not finish: %s", outcome.clients.tolist(), outcome.reason)
+            elif outcome.result is not None:
+                made = replace(outcome, result=Update(keep=outcome.result), notes={})
+                done, _ = self._require_finite(made, round - 1, traffic)
+                if len(done.clients):
+                    self.channel.last_broadcast(broadcast, done.clients, round - 1)
+                    _keep(done, round - 1)
+
+    def _require_finite(self, done: Done[Any], round: int, traffic: Traffic) -> tuple[Done[Update], Clients]:
+        """Return the part of the clients whose work is finite, and who the others are, of whom nothing counts."""
+        update: Update = done.result
+        traffic.gradients += done.gradients
+        notes = {name: value.double() for name, value in done.notes.items()}
+        leaves, structure = flatten([dict(update.send), update.keep, dict(update.beside)])
+        values = [leaf for leaf, row in zip(leaves, stacked_leaves(structure), strict=True) if row]
+        values += [] if update.weight is None else [update.weight]
+        sums = [leaf.flatten(1).sum(1) if leaf.ndim > 1 else leaf for leaf in values if leaf.is_floating_point()]
+        if not sums and not notes:
+            return done, done.clients[:0]
+        # One number per client for everything that it returns: a sum is finite if all of its terms are.
+        table = torch.stack([*notes.values(), *(one.double() for one in sums)])
+        numbers = table.cpu().numpy()
+        good = np.isfinite(numbers).all(axis=0)
+        bad: Clients = done.clients[~good]
+        if len(bad):
+            for client in bad.tolist():
+                log.warning(
+                    "round %d: client %s is lost: its training did not stay finite, so its reply does not count",
+                    round, self._task.client_name(client),
+                )  # fmt: skip
+            traffic.lost["not finite"] += len(bad)
+            done = done.only(torch.from_numpy(np.flatnonzero(good)).to(table.device))
+        if notes and good.any():
+            traffic.notes.append((done.clients, dict(zip(notes, numbers[: len(notes), good], strict=True))))
+        return done, bad
+
+
+def _keep(done: Done[Update], round: int) -> None:
+    """Put what an update leaves with the clients into their memory, that of pieces beside it."""
+    for name, tree in done.result.beside.items():
+        done.memory.beside(name).keep(done.clients, tree, round=round)
+    if done.result.keep is not None:
+        done.memory.keep(done.clients, done.result.keep, round=round)
+
+
+def _diverged(clients: Clients, round: int, task: Task) -> DivergedError:
+    """Return the error for a round in which nobody's work stayed finite."""
+    first = int(clients[0])
+    return DivergedError(
+        f"Training must stay finite. In round {round} it did for none of {len(clients)} clients; the first is client "
+        f"{task.client_name(first)}.",
+        client=first,
+        round=round,
+        hint="lower --lr or set --clip; the run can be resumed from its last checkpoint.",
+    )
