@@ -1,9 +1,11 @@
 import errno
 import hashlib
+import importlib
 import json
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.params import Layout, Params
+from atoll.records.files import write_record
 from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.records.runs import KEPT_CHECKPOINTS, Run
@@ -683,3 +686,134 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(make_task, tmp_path):
         again = federate(make_task(), Ditto(), resume=True, **asked)
         np.testing.assert_array_equal(again.scores(), whole.scores())
         assert Report.read(tmp_path / "run").finished
+
+
+# -- finished runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(make_task, tmp_path):
+    """A finished run, and what its report says."""
+    task = make_task(sizes=(12, 8, 5, 9), shares=(0.6, 0.2, 0.2))
+    report = federate(task, Ditto(), rounds=2, eval_every=1, folder=tmp_path / "run")
+    return tmp_path / "run", report
+
+
+def seal_again(path, **changes):
+    content = {**json.loads(path.read_text()), **changes}
+    del content["seal"]
+    write_record(path, content)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(edit_config, "config.json"), (change_digit, "metrics.jsonl"), (drop_line("ledger.jsonl"), "ledger.jsonl"),
+     (lambda folder: seal_again(folder / "config.json", command="another"), "config.json"),
+     (lambda folder: seal_again(folder / "clients.json", samples=[1, 2, 3, 4]), "clients.json"),
+     (lambda folder: (folder / "outcomes.npz").unlink(), "outcomes.npz"),
+     (lambda folder: (folder / "clients.json").unlink(), "clients.json")],
+)  # fmt: skip
+def test_a_finished_run_that_was_changed_is_not_shown(finished, change, name):
+    folder, _ = finished
+    change(folder)
+    with pytest.raises(RunError, match=f"{name} was changed after (round 2|it was written)"):
+        Report.read(folder)
+
+
+def test_a_report_is_the_same_from_memory_and_from_its_folder(finished):
+    folder, report = finished
+    read = Report.read(folder)
+    assert read.history == report.history
+    assert read.config == report.config
+    assert read.ledger.entries == report.ledger.entries
+    np.testing.assert_array_equal(read.outcomes, report.outcomes)
+    assert read.statistics.as_json() == report.statistics.as_json()
+    assert (read.label, read.finished, read.progress) == (report.label, True, "2 of 2 rounds")
+    with pytest.raises(RunError, match="Only a run of this process has its task"):
+        _ = read.server
+    with pytest.raises(RunError, match="Only a run of this process"):
+        _ = report.without_live().population
+
+
+def test_a_last_checkpoint_with_a_flipped_byte_is_none(finished):
+    folder, _ = finished
+    spoil(Run.open(folder), 2, "flipped byte")
+    read = Report.read(folder)
+    assert not read.finished
+    assert read.progress == "all 2 rounds, but its last checkpoint is missing or damaged"
+
+
+def test_files_about_different_clients_are_refused(finished):
+    folder, _ = finished
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    config = json.loads((folder / "config.json").read_text())
+    seal_again(folder / "config.json", task={**config["task"], "clients": 5})
+    with pytest.raises(RunError, match="has 5 in config.json and 4 in round 1 of metrics.jsonl"):
+        Report.read(folder)
+
+
+# -- what clients kept -------------------------------------------------------------------------------------------------
+
+
+def in_memory(folder, *statements):
+    connection = sqlite3.connect(folder / "memory.sqlite")
+    with connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: in_memory(folder, "PRAGMA user_version = 2"), "is of round 2, the checkpoint of round 3"),
+        (
+            lambda folder: in_memory(folder, "UPDATE kept SET tree = x'00' WHERE client = 1"),
+            "what client 1 kept is dam",
+        ),
+        (lambda folder: in_memory(folder, "UPDATE kept SET tree = NULL WHERE client = 1"), "SQLite file|is damaged"),
+        (lambda folder: (folder / "memory.sqlite").write_bytes(b"no database" * 99), "must be in a whole SQLite file"),
+    ],
+)
+def test_a_run_is_resumed_only_with_what_its_clients_kept(stopped, change, said):
+    resume, folder = stopped
+    change(folder)
+    with pytest.raises(RunError, match=said):
+        resume()
+
+
+def test_what_clients_kept_before_there_were_checksums_is_taken(stopped):
+    resume, folder = stopped
+    in_memory(
+        folder, "UPDATE kept SET checksum = NULL", "ALTER TABLE kept DROP COLUMN checksum", "PRAGMA user_version = 0"
+    )
+    resume()
+    assert Report.read(folder).finished
+
+
+# -- every write point, and every kind of damage ------------------------------------------------------------------------
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    "which", [["--only", "ditto disk", "--every", "16"], pytest.param(["--every", "1"], marks=pytest.mark.slow)]
+)
+def test_a_kill_at_a_write_point_changes_nothing(which):
+    command = [sys.executable, str(BENCHMARKS / "kill_points.py"), *which]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " kills, " in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_damaged_folders_end_in_sentences(tmp_path, monkeypatch):
+    """Sixty kinds of damage, each met by one command; benchmarks/fuzz_runs.py has them all."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    fuzz_runs = importlib.import_module("fuzz_runs")
+    found = fuzz_runs.fuzz(60, 1, tmp_path, every=False)
+    assert len(found) == 60
+    assert not [case for case in found if case.outcome in fuzz_runs.BAD]
+    assert {case.outcome for case in found} == {"same", "refused", "said"}

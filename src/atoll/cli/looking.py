@@ -69,12 +69,14 @@ def _models() -> Table:
 
 
 def _runs() -> Table:
+    from atoll.records.runs import find_runs
+
     rows = []
-    for path in sorted(RUNS.rglob("config.json")):
+    for folder in find_runs(RUNS):
         try:
-            rows.append(_run(path.parent))
+            rows.append(_run(folder))
         except AtollError as error:
-            say(f"left out: {path.parent}. {error}", style="yellow")
+            say(f"left out: {folder}. {error}", style="yellow")
     return plain_table(["run", "task", "rounds", "mean test score"], rows)
 
 

@@ -79,5 +79,7 @@ def rewind(run: Run, loaded: tuple[int, Tree] | None, memory: Memory) -> int:
             f"{run.folder / 'memory.sqlite'}, now there are {there}.",
             hint="put the file back, or begin a new run in another folder.",
         )
+    if rounds:
+        memory.prune(round=run.checkpoints()[0])  # as after a checkpoint, which a kill may have followed
     log.info("resumed after round %d", rounds)
     return rounds

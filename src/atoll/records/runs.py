@@ -66,8 +66,8 @@ from atoll.runtime.files import open_regular, require_no_link, write_whole
 from atoll.runtime.serialise import pack, unpack
 
 __all__ = [
-    "KEPT_CHECKPOINTS", "Run", "command", "machine", "now", "peak_memory", "quietly", "versions", "write_json",
-    "write_text", "writing",
+    "KEPT_CHECKPOINTS", "Run", "command", "find_runs", "machine", "now", "peak_memory", "quietly", "versions",
+    "write_json", "write_text", "writing",
 ]  # fmt: skip
 
 log = logging.getLogger("atoll.run")
@@ -234,6 +234,7 @@ class Run:
                 stale.unlink(missing_ok=True)
             for name in LINES:
                 write_whole(self.folder / name, b"".join(self._lines_until(name, rounds)))
+            self._forget_old()
             seals = self._facts(rounds).files if rounds else {}
             if seals is not None and "outcomes.npz" not in seals:  # of a last round that is to come again
                 (self.folder / "outcomes.npz").unlink(missing_ok=True)
@@ -279,10 +280,15 @@ class Run:
             )  # fmt: skip
             write_whole(self._checkpoint(rounds, "safetensors"), data)
             write_record(self._checkpoint(rounds, "json"), facts)
-        for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
-            for suffix in ("json", "safetensors"):
-                with writing(self.folder):
-                    self._checkpoint(old, suffix).unlink(missing_ok=True)
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Remove all but the last checkpoints; first the JSON files, so tensors without one are what a kill leaves."""
+        kept = self.checkpoints()[-KEPT_CHECKPOINTS:]
+        for suffix in ("json", "safetensors"):
+            for path in (self.folder / "checkpoints").glob(f"round-*.{suffix}"):
+                if path not in [self._checkpoint(rounds, suffix) for rounds in kept]:
+                    path.unlink(missing_ok=True)
 
     def checkpoints(self) -> list[int]:
         """The rounds of the checkpoints there are, damaged ones included."""
@@ -403,6 +409,13 @@ class Run:
             logger.setLevel(before)
             handler.close()
             handler.stream.close()
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the folders inside that hold a run, or what is left of one."""
+    return sorted(
+        Path(path) for path, folders, files in os.walk(folder) if {"config.json", *LINES} & {*folders, *files}
+    )
 
 
 @contextlib.contextmanager
