@@ -162,9 +162,9 @@ def check(name: str, home: Path, every: int) -> tuple[int, list[str]]:
     return len(at), wrong
 
 
-def make_ready() -> None:
-    """Run every method once, so children need not import and look up everything again."""
-    for name in RUNS:
+def make_ready(names: list[str]) -> None:
+    """Do every run once, so children need not import and look up everything again."""
+    for name in names:
         with tempfile.TemporaryDirectory() as home:
             method, asked = RUNS[name]
             federate(make_task(), method, folder=Path(home, "run"), engine=ENGINE, **asked)
@@ -177,9 +177,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # a process with threads of its own cannot fork
     logging.disable(logging.WARNING)
-    make_ready()
+    names = [options.only] if options.only else [*RUNS]
+    make_ready(names)
     failures = 0
-    for name in [options.only] if options.only else RUNS:
+    for name in names:
         with tempfile.TemporaryDirectory() as home:
             kills, wrong = check(name, Path(home), options.every)
         print(*wrong, f"{name}: {kills} kills, {kills - len(wrong)} resumed to the same files", sep="\n", flush=True)

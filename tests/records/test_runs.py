@@ -770,7 +770,7 @@ def in_memory(folder, *statements):
         (lambda folder: in_memory(folder, "PRAGMA user_version = 2"), "is of round 2, the checkpoint of round 3"),
         (
             lambda folder: in_memory(folder, "UPDATE kept SET tree = x'00' WHERE client = 1"),
-            "what client 1 kept is dam",
+            "client 1 kept is damaged",
         ),
         (lambda folder: in_memory(folder, "UPDATE kept SET tree = NULL WHERE client = 1"), "SQLite file|is damaged"),
         (lambda folder: (folder / "memory.sqlite").write_bytes(b"no database" * 99), "must be in a whole SQLite file"),
@@ -792,7 +792,7 @@ def test_what_clients_kept_before_there_were_checksums_is_taken(stopped):
     assert Report.read(folder).finished
 
 
-# -- every write point, and every kind of damage ------------------------------------------------------------------------
+# -- every write point, and every kind of damage -----------------------------------------------------------------------
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

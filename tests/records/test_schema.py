@@ -94,7 +94,7 @@ def test_a_line_has_its_evaluation_as_records():
         (Round, {**LINE, "round": 0}, "must not be negative"),
         (Round, {**LINE, "seconds": {"round": math.nan}}, "must not be negative"),
         (Round, {**LINE, "seconds": {}}, "seconds must have 'round'"),
-        (Round, {**LINE, "evaluation": {"personal": {"val": FIGURES}}}, "evaluation: scores must be there for the test"),
+        (Round, {**LINE, "evaluation": {"personal": {"val": FIGURES}}}, "scores must be there for the test split"),
         (Evaluation, {"mixing": [[1.0], [1.0]]}, "mixing must be square"),
         (Evaluation, {"personal": {"test": FIGURES}, "mixing": [[1.0]]}, "all 2 clients must be in mixing"),
         (FoundClusters, {"of_client": [0], "merges": [[1, 2]], "height": ""}, "every row of merges must have 4"),
