@@ -21,6 +21,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -44,6 +45,7 @@ from atoll.records.files import _seal_of
 
 BAD = ("SILENT", "TRACEBACK", "HANG")
 WORDS = ("incomplete", "left out", "is not there", "damaged", "cannot be read", "begins again", "trained again")
+FEWER = r"\b[0-3]/4\b"  # rounds in the list of runs
 SECONDS = 60
 SMALL = {"clients": 4, "samples": 160, "model": "mlp:8"}
 Draw = np.random.Generator
@@ -325,6 +327,8 @@ def judge(answer: Answer, expected: Answer) -> tuple[str, str]:
     if (answer.code, answer.out, answer.state) == (expected.code, expected.out, expected.state):
         return "same", ""
     said = next((line for line in lines if any(word in line for word in WORDS)), None)
+    if said is None and re.findall(FEWER, answer.out) != re.findall(FEWER, expected.out):
+        said = "fewer rounds are listed"
     if said is not None and answer.state is None:  # numbers that are made again must be the same
         return "said", said
     return "SILENT", first

@@ -106,7 +106,7 @@ def read_lines(path: Path, hint: type[T], sealed: int = 0) -> list[T]:
             except RunError as error:
                 if number <= sealed:
                     raise
-                if line.endswith(b"\n"):
+                if line.endswith(b"\n") or not line.startswith(b"{"):
                     log.warning("%s; line %d and what follows are left out", str(error).rstrip("."), number)
                 break
     return found
