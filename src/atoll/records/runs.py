@@ -147,6 +147,8 @@ class Run:
         with writing(folder):
             require_no_link(folder / "checkpoints")
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            for stale in folder.glob(".config.json.*.tmp"):  # of a beginning that was killed
+                stale.unlink(missing_ok=True)
             write_record(folder / "config.json", written)
         return cls(folder)
 
