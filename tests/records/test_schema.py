@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
+from atoll.kernel.errors import UnknownName
 from atoll.records.configuration import AlgorithmSpec, RunConfig
 from atoll.records.rounds import Evaluation, Figures, FoundClusters, Newcomers, Round
 from atoll.records.schema import Record, SchemaError, parse
@@ -127,5 +128,5 @@ def test_an_older_configuration_gets_the_form_of_today():
 
 
 def test_a_method_with_hyperparameters_of_another_version_is_refused():
-    with pytest.raises(Exception, match="must be those of its method, ditto: .*'lamb'"):
+    with pytest.raises(UnknownName, match="Unknown hyperparameter of ditto 'lamb'"):
         AlgorithmSpec(name="ditto", file=None, values={"lamb": 1.0}).create()

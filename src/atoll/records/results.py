@@ -123,9 +123,7 @@ class Results:
 
     def reference(self, name: str) -> str | None:
         """What the Local or FedAvg of this comparison is called, if there is one."""
-        return next(
-            (method for method, (one, *_) in self.outcomes.items() if name_of(type(one.algorithm)) == name), None
-        )
+        return next((method for method, (one, *_) in self.outcomes.items() if name_of(one.algorithm) == name), None)
 
     def others(self, over: str = "local") -> list[str]:
         """The methods that are compared with a reference."""
