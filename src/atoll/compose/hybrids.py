@@ -113,14 +113,14 @@ class InClusters(Algorithm):
         """The clustering's next state, then the next state of each cluster's server."""
         if server["inside"] is not None:
             return self._inside(server, replies)
-        found: Server = self.clustering.aggregate(server["clustering"], replies)
+        found = self.clustering.aggregate(server["clustering"], replies)
         server = server | {"clustering": found, "rounds": server["rounds"] + 1}
         if server["rounds"] < self.cluster_rounds:
             return server
-        cluster, task = found["cluster"], replies.workbench.task
+        cluster, task = found.cluster, replies.workbench.task
         largest = torch.bincount(cluster[cluster >= 0]).argmax()
         there, cluster = torch.unique(torch.where(cluster < 0, largest, cluster), return_inverse=True)  # no empty ones
-        members, starts = cluster.cpu().numpy(), [found["models"].client(int(old)) for old in there]
+        members, starts = cluster.cpu().numpy(), [found.models.client(int(old)) for old in there]
         inside = [
             self.method.equip(self.method.start(task.of(int((members == number).sum()), start)), replies.workbench)
             for number, start in enumerate(starts)

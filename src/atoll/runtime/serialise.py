@@ -1,4 +1,8 @@
-"""Trees as bytes: safetensors and JSON only, so that nothing that came from outside is ever executed."""
+"""Trees as bytes: safetensors and JSON only, so nothing that came from outside is ever executed.
+
+A record is written by the names of its fields. A message has those that hold something: who receives it knows what it
+is. A checkpoint has all, and names the class, which is found among the records that the loaded code defines.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,16 @@ from torch import Tensor
 
 from atoll.kernel.errors import PayloadError
 from atoll.kernel.params import Layout, Structure, StructureKind, Tree, flatten, stacked_leaves, unflatten
+from atoll.kernel.record import name_of_record, record_named
+
+NOTHING = Structure("static")
 
 
-def pack(tree: Tree, layouts: Sequence[Layout] = ()) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a tree by number, on the CPU, and the rest as JSON; models say which of several `layouts`."""
+def pack(tree: Tree, layouts: Sequence[Layout] = (), *, classes: bool = True) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a tree by number, on the CPU, and the rest as JSON; models say which of several `layouts`.
+
+    Without `classes`, a record is a dict of the fields that hold something.
+    """
     leaves, structure = flatten(tree)
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -27,7 +37,7 @@ def pack(tree: Tree, layouts: Sequence[Layout] = ()) -> tuple[dict[str, Tensor],
         memory = plain.untyped_storage().data_ptr()
         tensors[str(number)] = plain.clone() if memory in seen else plain
         seen.add(memory)
-    return tensors, json.dumps(_to_json(structure, layouts), separators=(",", ":"))
+    return tensors, json.dumps(_to_json(structure, layouts, classes), separators=(",", ":"))
 
 
 def unpack(tensors: dict[str, Tensor], structure: str, layouts: Sequence[Layout], device: torch.device) -> Tree:
@@ -41,7 +51,7 @@ def unpack(tensors: dict[str, Tensor], structure: str, layouts: Sequence[Layout]
 
 def to_bytes(tree: Tree) -> bytes:
     """A tree as one message."""
-    tensors, structure = pack(tree)
+    tensors, structure = pack(tree, classes=False)
     return safetensors.torch.save(tensors, {"structure": structure})
 
 
@@ -82,18 +92,31 @@ def _one_client(structure: Structure) -> Structure:
     return Structure(kind, structure.names, parts, structure.layout, structure.value)
 
 
-def _to_json(structure: Structure, layouts: Sequence[Layout]) -> dict[str, Any]:
+def _to_json(structure: Structure, layouts: Sequence[Layout], classes: bool) -> dict[str, Any]:
+    structure = structure if classes else _without_class(structure)
     entry: dict[str, Any] = {"kind": structure.kind}
+    if structure.kind == "record":
+        entry["class"] = name_of_record(structure.value)
     if structure.names:
         entry["names"] = structure.names
     if structure.parts:
-        entry["parts"] = [_to_json(part, layouts) for part in structure.parts]
+        entry["parts"] = [_to_json(part, layouts, classes) for part in structure.parts]
     if structure.kind == "static":
         entry["value"] = structure.value
     if structure.layout is not None:
         number = layouts.index(structure.layout) if structure.layout in layouts else 0
         entry["model"] = number or True  # a message, which has one layout, says no number
     return entry
+
+
+def _without_class(structure: Structure) -> Structure:
+    """Return a record as the dict of the fields that hold something, rows as a tensor, and all else as it is."""
+    if structure.kind == "rows":
+        return Structure("tensor")
+    if structure.kind != "record":
+        return structure
+    there = {name: part for name, part in zip(structure.names, structure.parts, strict=True) if part != NOTHING}
+    return Structure("dict", tuple(there), tuple(there.values()))
 
 
 def _layout(model: bool | int, layouts: Sequence[Layout]) -> Layout | None:
@@ -103,10 +126,11 @@ def _layout(model: bool | int, layouts: Sequence[Layout]) -> Layout | None:
 def _from_json(entry: dict[str, Any], layouts: Sequence[Layout]) -> Structure:
     if entry["kind"] not in get_args(StructureKind):
         raise ValueError(f"unknown kind {entry['kind']!r}")
+    names = tuple(entry.get("names", ()))
     return Structure(
         entry["kind"],
-        tuple(entry.get("names", ())),
+        names,
         tuple(_from_json(part, layouts) for part in entry.get("parts", ())),
         _layout(entry.get("model", False), layouts),
-        entry.get("value"),
+        record_named(entry["class"], names) if entry["kind"] == "record" else entry.get("value"),
     )

@@ -56,6 +56,7 @@ from atoll.kernel.job import AtTheEnd, Done, Job, Lost
 from atoll.kernel.params import Params, Stack, Tree, flatten, rows_of, stacked_leaves, unflatten
 from atoll.kernel.predictor import BESIDE, Answer, predictor_of
 from atoll.kernel.randomness import default_generator, generator
+from atoll.kernel.record import is_record, parts_of
 from atoll.kernel.task import Facts
 from atoll.models import BodyAndHead
 from atoll.records.report import Report
@@ -1261,6 +1262,8 @@ def _leaves(tree: Tree, place: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(tree, list | tuple):
         for number, part in enumerate(tree):
             yield from _leaves(part, f"{place}/{number}" if place else str(number))
+    elif is_record(tree):
+        yield from _leaves(parts_of(tree), place)
     elif tree is not None:
         yield place, tree
 

@@ -180,7 +180,9 @@ def _require_same(after: Structure, before: Structure, new: Leaves, old: Leaves)
 
 
 def _brief(structure: Structure) -> str:
-    if structure.kind == "dict":
+    if structure.kind == "rows":
+        return "tensor"
+    if structure.kind in ("dict", "record"):
         pairs = zip(structure.names, structure.parts, strict=True)
         return "{" + ", ".join(f"{name}: {_brief(part)}" for name, part in pairs) + "}"
     if structure.kind in ("params", "stack"):

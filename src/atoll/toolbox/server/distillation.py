@@ -75,6 +75,6 @@ def disagreement(outputs: Tensor, wanted: Tensor, temperature: float) -> Tensor:
 
 def _step(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
     g, w, _ = batch.gradient(state["w"])
-    lr = given["lr"] * annealed(state["past"]["steps"]["steps"], given["steps"])
+    lr = given["lr"] * annealed(state["past"].steps, given["steps"])
     w, past = adam(w, g, state["past"], lr)
     return {"w": w, "past": past}
