@@ -65,6 +65,7 @@ class APFLSurvey(Algorithm):
         alpha = cohort.each(self.alpha)
         if self.adaptive:
             alpha = 1 - best_share(cohort, w, v, otherwise=1 - self.alpha)
+            cohort.observe(alpha=alpha)
         carry, given = Carry(w, v, rest, rest, MeanLoss(), MeanLoss()), Given(alpha, cohort.lr)
         end = cohort.scan(partial(_step, cohort.training), carry, given=given, epochs=self.epochs)
         cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})
