@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atoll.kernel.cohort import Cohort
     from atoll.kernel.params import Params, Stack
     from atoll.kernel.predictor import Predictor
+    from atoll.kernel.record import Each, record
     from atoll.records.configuration import Settings
     from atoll.records.report import Report
     from atoll.runtime.engines import LocalEngine
@@ -24,6 +25,7 @@ _HOMES = {
     "Batch": "kernel.batch",
     "Cohort": "kernel.cohort",
     "Comparison": "experiments.comparison",
+    "Each": "kernel.record",
     "LocalEngine": "runtime.engines",
     "Params": "kernel.params",
     "Predictor": "kernel.predictor",
@@ -38,6 +40,7 @@ _HOMES = {
     "compare": "experiments.comparison",
     "create": "compose",
     "federate": "federation",
+    "record": "kernel.record",
 }
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "Batch",
     "Cohort",
     "Comparison",
+    "Each",
     "LocalEngine",
     "Params",
     "Predictor",
@@ -59,6 +63,7 @@ __all__ = [
     "compare",
     "create",
     "federate",
+    "record",
 ]
 
 

@@ -15,7 +15,7 @@ METHOD = FedSMOO(alpha=1.0, rho=0.5)
 
 def duals(report) -> dict[str, torch.Tensor]:
     kept = report.population.memory.save(round=report.settings.rounds)["kept"]
-    return {name: -value for name, value in kept["against"].items()}
+    return {name: -value for name, value in kept.against.items()}
 
 
 def test_one_round_by_hand(two_clients: Task) -> None:
