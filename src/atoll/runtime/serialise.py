@@ -1,7 +1,8 @@
 """Trees as bytes: safetensors and JSON only, so nothing that came from outside is ever executed.
 
 A record is written by the names of its fields. A message has those that hold something: who receives it knows what it
-is. A checkpoint has all, and names the class, which is found among the records that the loaded code defines.
+is. A checkpoint and an assignment have all, and name the class, which is found among the records that the loaded code
+defines.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from atoll.kernel.errors import PayloadError
+from atoll.kernel.errors import PayloadError, RunError
 from atoll.kernel.params import Layout, Structure, StructureKind, Tree, flatten, stacked_leaves, unflatten
 from atoll.kernel.record import name_of_record, record_named
 
@@ -49,21 +50,37 @@ def unpack(tensors: dict[str, Tensor], structure: str, layouts: Sequence[Layout]
     return unflatten(made, leaves)
 
 
-def to_bytes(tree: Tree) -> bytes:
-    """A tree as one message."""
-    tensors, structure = pack(tree, classes=False)
-    return safetensors.torch.save(tensors, {"structure": structure})
+def to_bytes(tree: Tree, about: str | None = None) -> bytes:
+    """Write a tree as one message.
+
+    With words `about` it, which are read before it, the message names the classes of records, too.
+    """
+    tensors, structure = pack(tree, classes=about is not None)
+    return safetensors.torch.save(tensors, {"structure": structure} | ({} if about is None else {"about": about}))
+
+
+def read_about(message: bytes) -> str:
+    """Return the words about the tree of a message; raise PayloadError if there are none."""
+    try:
+        about: str = _metadata(message)["about"]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise PayloadError(f"A message must be safetensors with words about it. It is not: {error}") from error
+    return about
 
 
 def from_bytes(message: bytes, layout: Layout | None = None, device: torch.device | str = "cpu") -> Tree:
     """The tree of a message; raises PayloadError for anything that is not one."""
     try:
-        length = int.from_bytes(message[:8], "little")
-        structure = json.loads(message[8 : 8 + length])["__metadata__"]["structure"]
         layouts = () if layout is None else (layout,)
-        return unpack(safetensors.torch.load(message), structure, layouts, torch.device(device))
-    except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return unpack(safetensors.torch.load(message), _metadata(message)["structure"], layouts, torch.device(device))
+    except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError, RunError) as error:
         raise PayloadError(f"A message must be safetensors with a structure. It is not: {error}") from error
+
+
+def _metadata(message: bytes) -> dict[str, Any]:
+    length = int.from_bytes(message[:8], "little")
+    found: dict[str, Any] = json.loads(message[8 : 8 + length])["__metadata__"]
+    return found
 
 
 def size_of(tree: Tree, *, each: bool = False) -> int:
