@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from atoll.kernel.cohort import Cohort
     from atoll.kernel.params import Params, Stack
     from atoll.kernel.predictor import Predictor
-    from atoll.kernel.record import Each, record
     from atoll.records.configuration import Settings
     from atoll.records.report import Report
     from atoll.runtime.engines import LocalEngine
@@ -25,7 +24,6 @@ _HOMES = {
     "Batch": "kernel.batch",
     "Cohort": "kernel.cohort",
     "Comparison": "experiments.comparison",
-    "Each": "kernel.record",
     "LocalEngine": "runtime.engines",
     "Params": "kernel.params",
     "Predictor": "kernel.predictor",
@@ -40,7 +38,6 @@ _HOMES = {
     "compare": "experiments.comparison",
     "create": "compose",
     "federate": "federation",
-    "record": "kernel.record",
 }
 
 __all__ = [
@@ -48,7 +45,6 @@ __all__ = [
     "Batch",
     "Cohort",
     "Comparison",
-    "Each",
     "LocalEngine",
     "Params",
     "Predictor",
@@ -63,7 +59,6 @@ __all__ = [
     "compare",
     "create",
     "federate",
-    "record",
 ]
 
 

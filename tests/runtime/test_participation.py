@@ -245,7 +245,7 @@ def test_similarities_are_those_of_everybody_whenever_they_arrived(tmp_path: Pat
     settings = three_of_six(tmp_path, late=3)
     at_once = play(_task(), create("fedora"), 4, faults=lambda _, clients: ~np.isin(clients, (1, 2, 4))).server
     later = play(_task(), create("fedora"), 4, participation=settings.participation).server
-    torch.testing.assert_close(later["P"], at_once["P"])
+    torch.testing.assert_close(later.P, at_once.P)
 
 
 def test_starts_are_chosen_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from atoll.algorithms.mofedsam import MoFedSAM, State, begin
+from atoll.algorithms.mofedsam import MoFedSAM, State, begin, move
 from atoll.kernel.algorithm import (
     Algorithm,
     Epochs,
@@ -57,7 +57,7 @@ class FedFSA(Algorithm):
 
     @property
     def mofedsam(self) -> MoFedSAM:
-        """How clients train, and what the server makes of it."""
+        """How clients train, and what they send."""
         return MoFedSAM(rho=self.rho, alpha=self.alpha, epochs=self.epochs, weighting=self.weighting)
 
     def start(self, task: Facts) -> State:
@@ -77,7 +77,7 @@ class FedFSA(Algorithm):
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """As MoFedSAM."""
-        return self.mofedsam.aggregate(server, replies)
+        return move(server, replies)
 
     def shared(self, server: State) -> Params:
         """The shared model."""

@@ -78,9 +78,8 @@ class MoFedSAM(Algorithm):
         return Update(send=send, weight=cohort.weights(self.weighting))
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """Average; the momentum is the mean step per unit of step size, of trained leaves only."""
-        delta, way = replies.mean("delta"), replies.mean("way").value
-        return State(server.w + delta, -delta.trained / way.clamp(min=1e-12))  # 0 if nobody moved
+        """Average; the momentum is where everybody went."""
+        return move(server, replies)
 
     def personalize(self, server: State, cohort: Cohort) -> Params | Stack:
         """The shared model."""
@@ -96,6 +95,12 @@ def begin(method: object, task: Facts, radius: float) -> State:
     if radius == 0:
         log.warning("%s with radius 0 looks for no flat place: its gradients are plain ones", type(method).__name__)
     return State(task.network.initial, task.network.initial.zeros())
+
+
+def move(server: State, replies: Replies) -> State:
+    """Return the mean model, and as momentum the mean step per unit of step size, of trained leaves only."""
+    delta, way = replies.mean("delta"), replies.mean("way").value
+    return State(server.w + delta, -delta.trained / way.clamp(min=1e-12))  # 0 if nobody moved
 
 
 def _mixed(alpha: float, w: Params, batch: Batch, given: Given) -> Found:
