@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -583,6 +584,14 @@ def test_older_records_name_two_methods_alike(name, values, now):
     older = [{"name": name, "file": None, "values": values}, {"name": name, **values}]
     assert [from_record(one) for one in older] == [create(now)] * 2
     assert from_record(to_record(create(now))) == create(now)
+
+
+@pytest.mark.parametrize("made", ["ditto", "fedper+prox", "ditto@ifca"])
+def test_a_record_with_a_hyperparameter_that_nothing_has_is_refused(made):
+    """catches: a value that is left out in silence, so a run is read as one of another method."""
+    record = to_record(create(made))
+    with pytest.raises(UnknownName, match=rf"Unknown hyperparameter of {re.escape(made)} 'nu'"):
+        from_record({**record, "values": {**record["values"], "nu": 1.0}})
 
 
 def test_an_older_run_is_resumed(make_task, tmp_path):

@@ -16,6 +16,7 @@ from types import ModuleType
 
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import UnknownName
+from atoll.kernel.wrapper import core_of
 
 __all__ = ["file_of", "found", "load_file", "name_of"]
 
@@ -30,14 +31,19 @@ def found() -> dict[str, type[Algorithm]]:
     return {name_of(method): method for method in methods}
 
 
-def name_of(method: type[Algorithm]) -> str:
-    """What a method is called: its file's name, and what was added to it."""
-    return method.__module__.rpartition(".")[2].replace("_", "-") + method.added
+def name_of(method: Algorithm | type[Algorithm]) -> str:
+    """Return what a method is called: its file's name, and what was added to it."""
+    return _class_of(method).__module__.rpartition(".")[2].replace("_", "-") + method.added
 
 
-def file_of(method: type[Algorithm]) -> Path | None:
-    """The file of a user's own method; None for a method that is found by its name."""
-    return Path(inspect.getfile(method)) if method.__module__.startswith(f"{FROM_FILES}.") else None
+def file_of(method: Algorithm | type[Algorithm]) -> Path | None:
+    """Return the file of a user's own method; None for a method that is found by its name."""
+    kind = _class_of(method)
+    return Path(inspect.getfile(kind)) if kind.__module__.startswith(f"{FROM_FILES}.") else None
+
+
+def _class_of(method: Algorithm | type[Algorithm]) -> type[Algorithm]:
+    return method if isinstance(method, type) else type(core_of(method))
 
 
 def __getattr__(name: str) -> type[Algorithm]:

@@ -5,8 +5,9 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column, Table
@@ -17,6 +18,9 @@ from atoll.cli.shown import messages, out, paths_of, say, write
 from atoll.kernel.errors import UnknownName, unknown
 from atoll.kernel.references import bibtex
 from atoll.report.table import UNKNOWN, Numbers, plain_table
+
+if TYPE_CHECKING:
+    from atoll.kernel.algorithm import Algorithm
 
 
 @app.command("list")
@@ -108,14 +112,13 @@ def partition(
 @app.command()
 def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.")]) -> None:
     """Explain a method: its objective, hyperparameters, what it sends, and what to cite."""
-    from atoll.compose import find
+    from atoll.compose import create
     from atoll.kernel.algorithm import describe_values, hyperparameters
+    from atoll.kernel.wrapper import core_of
 
-    method = find(name)
-    console = out()
-    console.print(
-        Text(inspect.cleandoc(sys.modules[method.__module__].__doc__ or method.__doc__ or "")), soft_wrap=True
-    )
+    method = create(name)
+    console, kind = out(), type(core_of(method))
+    console.print(Text(inspect.cleandoc(sys.modules[kind.__module__].__doc__ or kind.__doc__ or "")), soft_wrap=True)
     meanings = field_comments(method)
     rows = [[one.name, one.expected, repr(one.default), meanings.get(one.name, "")] for one in hyperparameters(method)]
     write("", plain_table(["hyperparameter", "must be", "default", "meaning"], rows), "")
@@ -156,10 +159,15 @@ def explain(
         write("", "Nobody gains or loses more than one standard error; --client explains one of them.")
 
 
-def field_comments(method: type) -> dict[str, str]:
-    """What the comment after each field of a class says, in the class and in those it is made from."""
+def field_comments(method: "Algorithm") -> dict[str, str]:
+    """Return what the comment after each field of a method says; those of the methods inside it among them."""
+    from atoll.kernel.algorithm import Algorithm
+
     found: dict[str, str] = {}
-    for part in reversed(method.__mro__[:-1]):
+    for field in fields(method):
+        value = getattr(method, field.name)
+        found |= field_comments(value) if isinstance(value, Algorithm) else {}
+    for part in reversed(type(method).__mro__[:-1]):
         lines = inspect.getsource(part).splitlines()
         matches = (re.match(r"    (\w+): [^#]*# (.+)", line) for line in lines)
         found |= {match[1]: match[2] for match in matches if match}
