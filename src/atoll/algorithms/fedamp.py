@@ -31,13 +31,13 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import proximal, sgd
 from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.server.mixing import (
-    alone,
     cosines,
-    everybody,
-    heard,
+    identity_mixing,
+    initial_models,
+    mark_seen,
     mean_for_unseen,
     mixed,
-    nobody,
+    none_seen,
     squared_distances,
     with_replies,
 )
@@ -85,8 +85,8 @@ class FedAMP(Algorithm):
 
     def start(self, task: Facts) -> State:
         """Nobody has been heard of yet, so that everybody attends to itself alone."""
-        w = everybody(task, copies=3)  # the state before and after a round, and what is sent
-        return State(w, alone(w), nobody(w))
+        w = initial_models(task, copies=3)  # the state before and after a round, and what is sent
+        return State(w, identity_mixing(w), none_seen(w))
 
     def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
@@ -107,7 +107,7 @@ class FedAMP(Algorithm):
     def aggregate(self, server: State, replies: Replies) -> State:
         """Attention between the last models of all clients that were ever heard of."""
         w = with_replies(server.w, replies.clients, replies.stack("delta"))
-        seen = heard(server.seen, replies.clients)
+        seen = mark_seen(server.seen, replies.clients)
         pairs = (seen & seen[:, None]).fill_diagonal_(False)
         xi = self._amp(w, pairs) if self.variant == "amp" else self._heur(w, pairs)
         return State(w, mean_for_unseen(xi + torch.diag(1 - xi.sum(1)), seen), seen)

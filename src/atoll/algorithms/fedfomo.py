@@ -27,7 +27,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import losses_of
 from atoll.toolbox.client.own import own_or_sent
-from atoll.toolbox.server.mixing import alone, everybody, heard, nobody, with_replies
+from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, none_seen, with_replies
 
 
 @record
@@ -75,10 +75,10 @@ class FedFomo(Algorithm):
 
     def start(self, task: Facts) -> State:
         """Nobody has been heard of, so that there is nothing to send."""
-        w = everybody(task, copies=3 + self.models)  # the state before and after a round, and what travels
-        itself, none = alone(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.sample.device)
+        w = initial_models(task, copies=3 + self.models)  # the state before and after a round, and what travels
+        itself, none = identity_mixing(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.sample.device)
         worth = torch.zeros_like(itself)
-        return State(w, nobody(w), rounds=0, chosen=none, mixing=itself, affinity=worth)
+        return State(w, none_seen(w), rounds=0, chosen=none, mixing=itself, affinity=worth)
 
     def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
@@ -127,7 +127,7 @@ class FedFomo(Algorithm):
         given = given.scatter(1, rows[:, None], 1 - share.sum(1, keepdim=True))
         mixing = mixing.index_copy(0, rows, given)
         affinity = affinity.index_add(0, rows, torch.zeros_like(given).scatter_add(1, others, omega))
-        seen, rounds = heard(server.seen, replies.clients), server.rounds + 1
+        seen, rounds = mark_seen(server.seen, replies.clients), server.rounds + 1
         explore = self.explore - self.explore_decay * rounds
         chosen = choose(affinity, seen, self.models, explore, replies.workbench.generator("models to send"))
         w = with_replies(server.w, replies.clients, replies.stack("delta"))

@@ -37,7 +37,7 @@ from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.client.samples import rows_of
 from atoll.toolbox.client.sgd import Pull
 from atoll.toolbox.client.statistics import settled
-from atoll.toolbox.server.mixing import alone, everybody, heard, mixed, nobody, with_replies
+from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, mixed, none_seen, with_replies
 from atoll.toolbox.server.similarity import alignment, among_known, bases, links, propagation
 
 log = logging.getLogger("atoll.algorithms")
@@ -103,9 +103,11 @@ class Fedora(Algorithm):
     def start(self, task: Facts) -> State:
         """Nobody is known to be like anybody yet."""
         self._require(task)
-        v = everybody(task, copies=4 if self.similarity == "loss" else 3)  # before and after a round, and what is sent
-        scores = torch.zeros_like(alone(v)).double()
-        return State(v, alone(v), nobody(v), nobody(v), bases=None, probes=None, scores=scores, comparing=False)
+        copies = 4 if self.similarity == "loss" else 3  # before and after a round, and what is sent
+        v = initial_models(task, copies)
+        P, nobody = identity_mixing(v), none_seen(v)
+        scores = torch.zeros_like(P).double()
+        return State(v, P, nobody, nobody, bases=None, probes=None, scores=scores, comparing=False)
 
     def broadcast(self, server: State) -> Stack | None:
         """Everybody's briefly trained models, to clients that are new; otherwise nothing is the same for all."""
@@ -117,7 +119,7 @@ class Fedora(Algorithm):
         if server.comparing:
             scores = server.scores.index_copy(0, new, torch.exp(-replies.stack("loss").value.double()))
             # Those who were there before have not tried a newcomer's model: what it says of theirs stands for both.
-            tried = heard(torch.zeros_like(server.known), replies.clients)
+            tried = mark_seen(torch.zeros_like(server.known), replies.clients)
             scores = torch.where(server.known[:, None] & tried, scores.T, scores)
             server = replace(server, scores=scores, comparing=False)
         else:
@@ -127,7 +129,7 @@ class Fedora(Algorithm):
                 probes = _written(server.probes, replies.stack("probe"), new, len(server.known))
                 return replace(server, probes=probes, comparing=True)
             server = replace(server, scores=alignment(bases["basis"], bases["basis"]).double())
-        known = heard(server.known, replies.clients)
+        known = mark_seen(server.known, replies.clients)
         return replace(server, known=known, P=self._propagation(server.scores, known, server.P))
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
@@ -137,7 +139,7 @@ class Fedora(Algorithm):
     def aggregate(self, server: State, replies: Replies) -> State:
         """The last models of all clients, moved by those who replied."""
         v = with_replies(server.v, replies.clients, replies.stack("delta"))
-        return replace(server, v=v, seen=heard(server.seen, replies.clients))
+        return replace(server, v=v, seen=mark_seen(server.seen, replies.clients))
 
     def mixing(self, server: State) -> Tensor:
         """P over the clients that were heard of, each row divided by its sum."""

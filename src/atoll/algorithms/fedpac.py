@@ -30,7 +30,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import class_sums, feature_size, membership
-from atoll.toolbox.server.mixing import alone, heard, mixed, nobody
+from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mixed, none_seen
 from atoll.toolbox.server.simplex import minimise
 
 SMALLEST = 1e-3  # a head of less weight is left out
@@ -79,7 +79,7 @@ class FedPAC(Algorithm):
         zeros = next(iter(heads.values())).new_zeros(task.classes, size)
         centroids = Params.of(mean=zeros, known=zeros[:, 0])
         body = task.network.initial.without(heads)
-        return State(body, centroids, heads, alone(heads), nobody(heads))
+        return State(body, centroids, heads, identity_mixing(heads), none_seen(heads))
 
     def broadcast(self, server: State) -> Sent:
         """The body and the centroids."""
@@ -115,7 +115,7 @@ class FedPAC(Algorithm):
             prototypes=centroids(server.prototypes, replies.stack("classes")),
             heads=Stack(new, heads.layout),
             mixing=server.mixing.index_copy(0, rows, matrix),
-            seen=heard(server.seen, replies.clients),
+            seen=mark_seen(server.seen, replies.clients),
         )
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:

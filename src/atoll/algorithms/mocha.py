@@ -30,7 +30,16 @@ from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import Penalty, sgd
 from atoll.toolbox.client.own import own_or_sent
-from atoll.toolbox.server.mixing import alone, everybody, heard, mean_for_unseen, mixed, nobody, products, with_replies
+from atoll.toolbox.server.mixing import (
+    identity_mixing,
+    initial_models,
+    mark_seen,
+    mean_for_unseen,
+    mixed,
+    none_seen,
+    products,
+    with_replies,
+)
 
 
 @record
@@ -78,8 +87,8 @@ class Mocha(Algorithm):
 
     def start(self, task: Facts) -> State:
         """Nobody has moved, and all are unrelated."""
-        w = everybody(task, copies=3).zeros()  # the state before and after a round, and what is sent
-        return State(w, alone(w) / (1 + self.floor), nobody(w))
+        w = initial_models(task, copies=3).zeros()  # the state before and after a round, and what is sent
+        return State(w, identity_mixing(w) / (1 + self.floor), none_seen(w))
 
     def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
@@ -101,14 +110,15 @@ class Mocha(Algorithm):
     def aggregate(self, server: State, replies: Replies) -> State:
         """The relationship between all clients that were ever heard of; the others draw nobody and go to the mean."""
         w = with_replies(server.w, replies.clients, replies.stack("delta"))
-        seen = heard(server.seen, replies.clients)
+        seen = mark_seen(server.seen, replies.clients)
         values, vectors = torch.linalg.eigh(products(w))
         noise = values[-1] * len(values) * torch.finfo(values.dtype).eps  # whose root would not be small any more
         root = (vectors * values.where(values > noise, 0).sqrt()) @ vectors.mT
         covariance = seen.sum() * root / root.trace().clamp(min=torch.finfo(root.dtype).tiny)
-        covariance = torch.where(seen & seen[:, None], covariance, alone(w))
-        omega = torch.linalg.inv(covariance + self.floor * alone(w))
-        to_mean = omega.diagonal()[:, None] * (alone(w) - mean_for_unseen(alone(w), seen))
+        one = identity_mixing(w)
+        covariance = torch.where(seen & seen[:, None], covariance, one)
+        omega = torch.linalg.inv(covariance + self.floor * one)
+        to_mean = omega.diagonal()[:, None] * (one - mean_for_unseen(one, seen))
         return State(w, torch.where(seen[:, None], omega, to_mean), seen)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:

@@ -27,7 +27,7 @@ from atoll.kernel.predictor import Predictor
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import Wrapper, fact, values_of
-from atoll.toolbox.server.mixing import heard
+from atoll.toolbox.server.mixing import mark_seen
 
 if TYPE_CHECKING:
     from atoll.kernel.engine import Workbench
@@ -196,7 +196,7 @@ class InClusters(Wrapper):
         for number in np.unique(where).tolist():
             own = replies.of(where == number).map(lambda one: one._replace(broadcast=one.unicast["sent"], unicast=None))
             inside[number] = self.inner.aggregate(inside[number], own)
-        return server | {"inside": inside, "told": heard(server["told"], replies.clients)}
+        return server | {"inside": inside, "told": mark_seen(server["told"], replies.clients)}
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
