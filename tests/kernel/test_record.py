@@ -165,6 +165,8 @@ def test_a_checkpoint_names_fields_and_class():
 def test_a_message_has_the_fields_alone():
     assert to_bytes(Inner(torch.ones(3))) == to_bytes({"n": torch.ones(3)})
     assert from_bytes(to_bytes(carry(0.5)))["inner"] == {"n": 0}
+    w, table = Params.of(x=1.0), torch.arange(2)
+    assert to_bytes(State(w, table, None)) == to_bytes({"w": w, "table": table})  # what holds nothing is left out
     one = Carry(Stack.of(w=torch.ones(4, 2)), torch.ones(4), Inner(torch.ones(4)))
     like = {"v": Params.of(w=torch.ones(2)), "alpha": torch.ones(()), "inner": {"n": torch.ones(())}}
     assert size_of(one, each=True) == len(to_bytes(like))
