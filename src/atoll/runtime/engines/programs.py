@@ -182,7 +182,9 @@ def _require_same(after: Structure, before: Structure, new: Leaves, old: Leaves)
 
 
 def _abbreviate(structure: Structure) -> str:
-    if structure.kind == "dict":
+    if structure.kind == "rows":
+        return "tensor"
+    if structure.kind in ("dict", "record"):
         pairs = zip(structure.names, structure.parts, strict=True)
         return "{" + ", ".join(f"{name}: {_abbreviate(part)}" for name, part in pairs) + "}"
     if structure.kind in ("params", "stack"):

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from atoll.kernel.fingerprints import Unstable
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.kernel.randomness import Keys, number
+from atoll.kernel.record import is_record, parts_of
 from atoll.runtime.engines.programs import (
     Leaves,
     Plan,
@@ -333,4 +334,6 @@ def _to_stacks(tree: Tree) -> Tree:
             return type(tree)(_to_stacks(part) for part in tree)
         case Tensor() | None | int() | float() | str():
             return tree
+        case _ if is_record(tree):
+            return replace(tree, **{name: _to_stacks(part) for name, part in parts_of(tree).items()})
     return Stack(tree, tree.layout)
