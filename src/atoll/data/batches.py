@@ -19,12 +19,20 @@ class Split:
     order: Tensor
     offsets: NDArray[np.int64]
     _uneven: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
+    _evenness: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     def uneven(self, batch_size: int) -> bool:
         """Whether any client's last batch is short; asked of all clients, so that every cohort computes alike."""
         if batch_size not in self._uneven:
             self._uneven[batch_size] = bool((np.diff(self.offsets) % batch_size).any())
         return self._uneven[batch_size]
+
+    def evenness(self, batch_size: int) -> float:
+        """Return the mean number of steps of a client over that of the largest one: 1 if all are equal."""
+        if batch_size not in self._evenness:
+            steps = -(-np.diff(self.offsets) // batch_size)
+            self._evenness[batch_size] = float(steps.mean() / max(steps.max(initial=0), 1))
+        return self._evenness[batch_size]
 
     def sizes(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many samples these clients have."""
