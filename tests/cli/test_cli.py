@@ -117,12 +117,14 @@ def test_report_of_runs_that_are_not_finished_says_so():
     """A comparison that was cut short: one run lacks its last round, another was never begun."""
     assert atoll("compare", "fedper", *TINY, "--seeds", "2", "--out", "here").exit_code == 0
     lines = Path("here/fedper-seed1/metrics.jsonl").read_text().splitlines(keepends=True)
+    shutil.rmtree("here/fedper-seed1/checkpoints")
     Path("here/fedper-seed1/metrics.jsonl").write_text(lines[0])
     shutil.rmtree("here/local-seed1")
     result = atoll("report", "here", "--out", "there")
     assert result.exit_code == 0, result.output
     assert "fedper with seed 1 is incomplete: 1 of 2 rounds." in result.output
     assert "seeds 1" in result.output
+    assert "local-seed1 was asked for and is not there." in result.output
     page = Path("there/report.html").read_text()
     assert "fedper with seed 1 is incomplete: 1 of 2 rounds." in page
 

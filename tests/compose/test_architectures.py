@@ -24,8 +24,8 @@ from atoll.kernel.params import Params
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
 from atoll.records.configuration import describe
+from atoll.records.labels import label
 from atoll.records.report import Report
-from atoll.records.results import label
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import personal_models, play
 

@@ -29,7 +29,7 @@ def write_mnist(folder: Path, train: int = 60, test: int = 20, first: int = 0) -
 
 def config_of(task):
     """What a run of this task writes down."""
-    return json.loads(json.dumps(describe(task, FedAvg(), Settings())))
+    return json.loads(json.dumps(describe(task, FedAvg(), Settings()).as_json()))
 
 
 # -- what is chosen ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from atoll.data import datasets
 from atoll.data.partition import Iid
 from atoll.experiments.comparison import folder_name, reopen, run_name, runs_in, with_references
 from atoll.kernel.errors import AtollError, RunError, UnknownName
-from atoll.records.results import label
+from atoll.records.labels import label
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.files import alone_in
 

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from atoll.cli.program import FAILED, RUNS, app, option
+from atoll.cli.program import FAILED, RUNS, TRUST, app, option
 from atoll.cli.shown import messages, out, paths_of, say, write
-from atoll.kernel.errors import UnknownName, unknown
+from atoll.kernel.errors import AtollError, UnknownName, unknown
 from atoll.kernel.references import bibtex
 from atoll.report.table import UNKNOWN, Numbers, plain_table
 
@@ -73,18 +73,28 @@ def _models() -> Table:
 
 
 def _runs() -> Table:
-    from atoll.records.runs import Run
+    from atoll.records.runs import find_runs
 
     rows = []
-    for path in sorted(RUNS.rglob("config.json")):
-        run = Run.open(path.parent)
-        asked, history = run.config, run.metrics()
-        done: dict[str, Any] = history[-1] if history else {"round": 0}
-        scores = done.get("evaluation", {}).get("personal")
-        numbers = Numbers(**asked["task"].get("metric", {"name": "accuracy"}))
-        score = f"{numbers.score(scores['test']['macro'])} {numbers.name}" if scores else UNKNOWN
-        rows.append([str(path.parent), asked["task"]["name"], f"{done['round']}/{asked['settings']['rounds']}", score])
+    for folder in find_runs(RUNS):
+        try:
+            rows.append(_run(folder))
+        except AtollError as error:
+            say(f"left out: {folder}. {error}", style="yellow")
     return plain_table(["run", "task", "rounds", "mean test score"], rows)
+
+
+def _run(folder: Path) -> list[str]:
+    """A run in a row; nothing that its folder names is run."""
+    from atoll.records.runs import Run
+
+    run = Run.open(folder)
+    run.verify()
+    asked, history = run.config, run.metrics()
+    scores = history[-1].personal if history else None
+    numbers = Numbers(**asked.task.metric)
+    score = f"{numbers.score(scores['test'].macro)} {numbers.name}" if scores else UNKNOWN
+    return [str(folder), asked.task.name, f"{len(history)}/{asked.settings.rounds}", score]
 
 
 @app.command()
@@ -142,12 +152,13 @@ def explain(
     method: Annotated[str | None, option("Of a comparison; else the best that is not a reference.")] = None,
     seed: Annotated[int | None, option("Of a comparison; else its first.")] = None,
     most: Annotated[int, option("How many of the most affected, the harmed first.", min=1)] = 3,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Say why clients gain or lose: how their data differ, whom they learn from, what would likely help."""
     from atoll.experiments.explain import Study, overview
     from atoll.experiments.explain import explain as explain_client
 
-    study = Study.read(folder, method, seed)
+    study = Study.read(folder, method, seed, trust=trust)
     clients = study.affected(most) if client is None else [study.find(client)]
     write(*map(Text, overview(study)))
     for one in clients:

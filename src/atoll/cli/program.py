@@ -59,6 +59,7 @@ def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any
 
 
 VERBOSE = option("Show what the engine chooses, and more.", "--verbose", "-v")
+TRUST = option("Run the method's file that the folder names, though you have not run it before.", "--trust")
 
 
 @app.callback()

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.options import ROUNDS, Options, with_options
-from atoll.cli.program import RUNS, VERBOSE, app, option
+from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.cli.shown import each, listen, present_comparison, present_run, progress, say
-from atoll.kernel.errors import unknown
+from atoll.kernel.errors import EngineError, unknown
 
 if TYPE_CHECKING:
     from atoll.experiments.tracking import Tracking
     from atoll.kernel.algorithm import Algorithm
-    from atoll.records.results import Select
+    from atoll.records.report import Select
     from atoll.runtime.engines.local import LocalEngine
 
 
@@ -40,11 +40,11 @@ def run(
             shown.begin(method)
             tracked.begin(folder)
             on_round = each(shown.after, tracked.after)
-            federate(
+            report = federate(
                 task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round,
                 on_epoch=shown.in_training,
             )  # fmt: skip
-        present_run(folder)
+        present_run(report)
 
 
 SELECT = option("Which round counts: last, best (on validation), or oracle (best on test).")
@@ -89,7 +89,7 @@ def compare(
 def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
     """Tells trackers which run of a comparison begins."""
     from atoll.experiments.comparison import run_name
-    from atoll.records.results import label
+    from atoll.records.labels import label
 
     labelled = {label(algorithm): algorithm for algorithm in algorithms}
     return lambda method, seed, _: tracked.begin(tracked.home / run_name(labelled[method], seed))
@@ -110,21 +110,19 @@ def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorit
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
     device: Annotated[str | None, option("Continue on another device.")] = None,
+    trust: Annotated[bool, TRUST] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
     """Continue what was interrupted, from its last checkpoint."""
-    from atoll.data.recipe import Recipe
     from atoll.experiments.comparison import compare as compare_methods
     from atoll.experiments.comparison import reopen
     from atoll.experiments.tracking import tracking, used_in
     from atoll.federation import federate
-    from atoll.records.configuration import Settings
-    from atoll.records.results import Outcome
-    from atoll.records.runs import Run
+    from atoll.records.report import Report
 
     listen(verbose)
     if (folder / "comparison.json").exists():
-        asked = reopen(folder)
+        asked = reopen(folder, trust=trust)
         runs = len(asked["methods"]) * len(asked["seeds"])
         with tracking(folder, **used_in(folder)) as tracked:
             with progress(asked["settings"].rounds, runs) as shown:
@@ -135,28 +133,30 @@ def resume(
                     on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
                 )  # fmt: skip
             return present_comparison(comparison, folder, shown.reused)
-    config = Run.open(folder).config
-    done = Outcome.read(folder)
+    done = Report.read(folder, trust=trust)
     if done.finished:
         say(f"{folder} is finished already.")
-        return present_run(folder)
-    task, settings = Recipe.of_config(config).build(), Settings(**config["settings"])
+        return present_run(done)
+    config, settings, task = done.config, done.settings, done.config.recipe.build()
     with tracking(folder, **used_in(folder)) as tracked:
         with progress(settings.rounds) as shown:
-            shown.begin(config["algorithm"]["name"])
+            shown.begin(config.algorithm.name)
             tracked.begin(folder)
-            engine = _engine_again(config["engine"], device)
-            federate(
+            engine = _engine_again(config.engine, device)
+            report = federate(
                 task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
                 on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
             )  # fmt: skip
-        return present_run(folder)
+        return present_run(report)
 
 
 def _engine_again(options: dict[str, Any], device: str | None) -> "LocalEngine":
     from atoll.runtime.engines.local import LocalEngine
 
-    return LocalEngine(**{**options, **({"device": device} if device else {})})
+    try:
+        return LocalEngine(**{**options, **({"device": device} if device else {})})
+    except TypeError as error:
+        raise EngineError(f"The engine of a run must be one of this Atoll: {error}.") from error
 
 
 @app.command()
@@ -165,15 +165,17 @@ def report(
     select: Annotated[str, SELECT] = "last",
     target: Annotated[float | None, TARGET] = None,
     out: Annotated[Path | None, option("Folder of the report; else that of the first RUN.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Write the report of runs, finished or not; of several, a comparison."""
-    from atoll.experiments.comparison import Comparison, runs_in
-    from atoll.records.results import Outcome
+    from atoll.experiments.comparison import Comparison, read_runs
 
-    runs = [Outcome.read(path) for folder in folders for path in runs_in(folder)]
+    read = [read_runs(folder, trust=trust) for folder in folders]
+    runs = [run for some, _ in read for run in some]
     if len(runs) == 1 and not runs[0].evaluations:
-        return present_run(folders[0])
-    comparison = Comparison.of_runs(runs, select=_selection(select), target=target)
+        return present_run(runs[0])
+    absent = [sentence for _, sentences in read for sentence in sentences]
+    comparison = Comparison.of_runs(runs, absent=absent, select=_selection(select), target=target)
     return present_comparison(comparison, out or folders[0])
 
 

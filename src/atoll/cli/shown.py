@@ -17,18 +17,20 @@ from atoll.report.table import megabytes, newcomers_notes, newcomers_table, note
 
 if TYPE_CHECKING:
     from atoll.experiments.comparison import Comparison
+    from atoll.records.report import Report
+    from atoll.records.rounds import Round
 
 WIDTH_OF_A_FILE = 100  # of tables that are not shown on a terminal
 
 
-def present_run(folder: Path) -> None:
-    """Write the report of a run and show its table."""
+def present_run(outcome: "Report") -> None:
+    """Write the report of a run with a folder, and show its table."""
     from atoll.experiments.comparison import Comparison
-    from atoll.records.results import Outcome
 
-    outcome = Outcome.read(folder)
+    folder = outcome.folder
+    assert folder is not None
     if not outcome.finished:
-        say(f"This run is incomplete: {outcome.done} of {outcome.rounds} rounds.", style="yellow")
+        say(f"This run is incomplete: {outcome.progress}.", style="yellow")
     if not outcome.evaluations:  # only the server's test set was used, or nothing yet
         return write("", run_table(outcome))
     comparison = Comparison.of_runs([outcome])
@@ -93,15 +95,15 @@ class Shown:
         """A step without a round."""
         self.bar.advance(self.task)
 
-    def after(self, line: dict[str, Any]) -> None:
+    def after(self, line: "Round") -> None:
         """A round is done."""
-        facts = [f"loss {value:.3f}" for name, value in line["loss"].items() if name == "loss/main"]
-        if "personal" in line.get("evaluation", {}):
-            self.score = f"validation {line['evaluation']['personal']['val']['macro']:.3f}"
+        facts = [f"loss {value:.3f}" for name, value in line.loss.items() if name == "loss/main"]
+        if line.personal is not None:
+            self.score = f"validation {line.personal['val'].macro:.3f}"
         facts += [self.score] if self.score else []
-        completed = self.rounds * (self.begun - 1) + line["round"]
+        completed = self.rounds * (self.begun - 1) + line.round
         self.bar.update(self.task, completed=completed, facts="  ".join(facts))
-        self._say(f"round {line['round']} of {self.rounds}, {', '.join(facts)}")
+        self._say(f"round {line.round} of {self.rounds}, {', '.join(facts)}")
 
     def _say(self, facts: str) -> None:
         if not self.bar.console.is_terminal and time.monotonic() - self.said > 10:

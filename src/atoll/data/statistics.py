@@ -110,16 +110,23 @@ class Statistics:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Statistics:
-        """What `as_json` gave."""
+        """What `as_json` gave; raises ValueError or TypeError if it did not."""
         whole = {"samples", "counts", "present", "groups"}
 
         def array(name: str, values: Any) -> Any:
+            if name == "classes":
+                return values if values is None else int(values)
+            if len(values) != len(found["samples"]):
+                raise ValueError(f"{name} has {len(values)} entries for {len(found['samples'])} clients")
             if name == "names":
-                return tuple(values)
-            if not isinstance(values, list):
-                return values
-            return np.array(values, dtype=np.int64 if name in whole else np.float64)  # None becomes NaN
+                return tuple(map(str, values))
+            made = np.array(values, dtype=np.int64 if name in whole else np.float64)  # None becomes NaN
+            if made.ndim != (2 if name == "counts" else 1):
+                raise ValueError(f"{name} has {made.ndim} axes")
+            return made
 
+        if not found["samples"]:
+            raise ValueError("there are no clients")
         return cls(**{name: array(name, values) for name, values in found.items()})
 
 

@@ -7,7 +7,6 @@ has everything, and the next call catches up.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -21,7 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from atoll.kernel.errors import RunError
-from atoll.records.runs import Run, write_json
+from atoll.records.files import read_record, write_json
+from atoll.records.rounds import Round
+from atoll.records.runs import Run
 
 log = logging.getLogger("atoll.experiments.tracking")
 
@@ -79,7 +80,7 @@ class Tracking:
         self._close("FINISHED")
         self.folder = Path(folder)
 
-    def after(self, line: Mapping[str, Any]) -> None:
+    def after(self, line: Round) -> None:
         """A round is done, and written to the folder."""
         if not self.trackers:
             return
@@ -107,14 +108,14 @@ class Tracking:
         for line in run.metrics():
             self._log(line)
 
-    def _log(self, line: Mapping[str, Any]) -> None:
+    def _log(self, line: Round) -> None:
         assert self.known is not None
-        self.bytes.update(line["bytes"])
+        self.bytes.update(line.bytes)
         found = figures(line) | {f"bytes/{way}": float(size) for way, size in self.bytes.items()}
         for tracker in [*self.trackers]:
-            if line["round"] > self.known[tracker]:
+            if line.round > self.known[tracker]:
                 with self._sparing(tracker):
-                    tracker.log(line["round"], found)
+                    tracker.log(line.round, found)
 
     def _close(self, status: Status) -> None:
         if self.trackers and self.folder is not None:
@@ -287,8 +288,8 @@ class MLflow:
             return self.runs[folder]
         kept = folder / MLFLOW_RUN
         try:
-            found = self.client.get_run(json.loads(kept.read_text())["run_id"])
-        except (FileNotFoundError, self.mlflow.MlflowException):  # never tracked, or by another server
+            found = self.client.get_run(read_record(kept, dict[str, str])["run_id"])
+        except (RunError, KeyError, self.mlflow.MlflowException):  # never tracked, by another server, or damaged
             found = self.client.create_run(experiment, run_name=folder.name, tags=tags)
             params = [self.mlflow.entities.Param(allowed(name), str(value)) for name, value in (config or {}).items()]
             for start in range(0, len(params), MOST_PARAMS):

@@ -14,7 +14,8 @@ from atoll.experiments.explain.words import counted, enumerated, p_text, percent
 from atoll.kernel.randomness import generator
 from atoll.metrics import significance
 from atoll.metrics.groups import terciles
-from atoll.records.results import REFERENCES, SIGNIFICANT, Outcome
+from atoll.records.report import Report
+from atoll.records.results import REFERENCES, SIGNIFICANT
 
 SMALL, LARGE = 0, 2  # thirds of the clients
 FAR = 2  # times what chance alone gives
@@ -54,7 +55,7 @@ class Case:
         value, error = (float(part[self.client]) for part in gains)
         return Gain(reference, score, value, error, self._only(other))
 
-    def _only(self, other: Outcome) -> tuple[int, int, float] | None:
+    def _only(self, other: Report) -> tuple[int, int, float] | None:
         """For samples that are right or wrong; they are known after the last round."""
         ours, theirs = self.study.outcome.each_of(self.client), other.each_of(self.client)
         if ours is None or theirs is None or self.study.select != "last":
@@ -246,7 +247,7 @@ def _companions(case: Case) -> list[str]:
 
 def _gate(case: Case) -> list[str]:
     """When a method that pulls a client to what others sent let it be pulled, and how strongly."""
-    told = [(line["round"], line.get("observed", {}).get("lam", {})) for line in case.study.outcome.history]
+    told = [(line.round, (line.observed or {}).get("lam", {})) for line in case.study.outcome.history]
     pulls = [(round, of[str(case.client)]) for round, of in told if str(case.client) in of]
     if not pulls:
         return []
@@ -307,7 +308,7 @@ def _other_seeds(case: Case) -> list[str]:
     """The same client with other seeds, where its data are the same."""
     study, gain = case.study, case.gain
     gains = None if study.over is None else study.comparison.gains(study.method, study.over)
-    data = [outcome.config["task"].get("data") for outcome in study.comparison.outcomes[study.method]]
+    data = [outcome.config.task.data for outcome in study.comparison.outcomes[study.method]]
     same = [one for one in range(len(data)) if one != study.index and data[one] == data[study.index] is not None]
     if gains is None or gain is None or not same:
         return []

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from atoll.algorithms import name_of
 from atoll.data.statistics import Statistics
-from atoll.experiments.comparison import Comparison, runs_in
+from atoll.experiments.comparison import Comparison, read_runs
 from atoll.experiments.explain.words import enumerated, p_text
 from atoll.kernel.errors import UnknownName, unknown
-from atoll.records.results import REFERENCES, SIGNIFICANT, Outcome, Select
-from atoll.records.runs import Run
+from atoll.records.report import Report, Select
+from atoll.records.results import REFERENCES, SIGNIFICANT
 from atoll.report.table import Numbers
 
 Values = NDArray[np.float64]
@@ -67,18 +67,19 @@ class Study:
     index: int = 0  # of the seed
 
     @classmethod
-    def read(cls, folder: Path, method: str | None = None, seed: int | None = None) -> Study:
+    def read(cls, folder: Path, method: str | None = None, seed: int | None = None, *, trust: bool = False) -> Study:
         """Of the folder of a comparison, or of a run; for a run of a comparison, the references beside it are found.
 
         Of a comparison, the best mean that is not a reference's and the first seed, unless others are asked for.
         """
         if (folder / "comparison.json").exists():
-            comparison = Comparison.of_runs(map(Outcome.read, runs_in(folder)))
+            runs, absent = read_runs(folder, trust=trust)
+            comparison = Comparison.of_runs(runs, absent=absent)
             method = best_method(comparison) if method is None else method
         else:
-            run = Outcome.read(folder)
+            run = Report.read(folder, trust=trust)
             run.chosen()  # says what to do where nothing was evaluated
-            comparison = Comparison.of_runs([run, *references_beside(run, folder)])
+            comparison = Comparison.of_runs([run, *references_beside(run, folder, trust=trust)])
             method = run.label if method is None else method
         if method not in comparison.outcomes:
             raise unknown("method", method, comparison.outcomes)
@@ -87,7 +88,7 @@ class Study:
         return cls(comparison, method, 0 if seed is None else comparison.seeds.index(seed))
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Report:
         """What the run has shown."""
         return self.comparison.outcomes[self.method][self.index]
 
@@ -164,10 +165,10 @@ class Study:
     @cached_property
     def replies(self) -> NDArray[np.int64] | None:
         """In how many rounds each client replied; None if it was not written down."""
-        if self.outcome.folder is None or not self.outcome.algorithm.sends:
+        if not self.outcome.ledger.entries or not self.outcome.algorithm.sends:
             return None
         who: dict[int, set[int]] = {}
-        for entry in Run.open(self.outcome.folder).ledger():
+        for entry in self.outcome.ledger.entries:
             if entry.direction == "up" and entry.round >= 0:
                 who.setdefault(entry.round, set()).update(entry.clients)
         return np.bincount([client for some in who.values() for client in some], minlength=self.clients)
@@ -215,13 +216,13 @@ class Study:
 
 def overview(study: Study) -> list[str]:
     """All clients in a few sentences."""
-    outcome, task = study.outcome, study.outcome.config["task"]
-    dealt = task.get("recipe", {}).get("partition")
+    outcome, task = study.outcome, study.outcome.config.task
+    dealt = (task.recipe or {}).get("partition")
     lower = "" if study.numbers.higher_is_better else "; lower is better, and a positive gain is good"
     level = (
-        f"{study.method} on {task['name']}{f' ({dealt})' if dealt else ''}, seed {outcome.seed}: {study.numbers.name} "
-        f"{study.score(outcome.figures(select=study.select)['macro'])} on average over {study.clients} clients after "
-        f"round {outcome.chosen(study.select)['round']}{lower}."
+        f"{study.method} on {task.name}{f' ({dealt})' if dealt else ''}, seed {outcome.seed}: {study.numbers.name} "
+        f"{study.score(outcome.figures(select=study.select).macro)} on average over {study.clients} clients after "
+        f"round {outcome.chosen(study.select).round}{lower}."
     )
     gains = _no_gains(study) if study.over is None else _helped_and_harmed(study, study.over)
     return [level, *study.comparison.missing, *_uneven(study), gains, *_related(study), *_still_rising(study)]
@@ -257,7 +258,7 @@ def _uneven(study: Study) -> list[str]:
     """A run that was cut short is behind its references."""
     beside = [study.method, *(study.reference(name) for name in REFERENCES)]
     outcomes = {name: study.comparison.outcomes[name][study.index] for name in dict.fromkeys(beside) if name}
-    rounds = {name: one.chosen(study.select)["round"] for name, one in outcomes.items() if not one.algorithm.one_shot}
+    rounds = {name: one.chosen(study.select).round for name, one in outcomes.items() if not one.algorithm.one_shot}
     if len(set(rounds.values())) < 2:
         return []
     listed = enumerated([f"{name} after round {done}" for name, done in rounds.items()])
@@ -299,10 +300,10 @@ def relation_of(gains: Values, values: Values) -> Relation | None:
     return Relation(float(rho), float(p))
 
 
-def references_beside(run: Outcome, folder: Path) -> list[Outcome]:
+def references_beside(run: Report, folder: Path, *, trust: bool = False) -> list[Report]:
     """Local and FedAvg with the same seed, if the run is one of a comparison."""
     parent = folder.resolve().parent
-    beside = map(Outcome.read, runs_in(parent)) if (parent / "comparison.json").exists() else ()
+    beside = read_runs(parent, trust=trust)[0] if (parent / "comparison.json").exists() else ()
     of_seed = [one for one in beside if one.seed == run.seed and one.label != run.label]
     return [one for one in of_seed if name_of(one.algorithm) in REFERENCES]
 
