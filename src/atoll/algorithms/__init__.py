@@ -24,10 +24,14 @@ FROM_FILES = "atoll_methods"  # users' files are modules in here, so that none o
 
 def found() -> dict[str, type[Algorithm]]:
     """All methods by name."""
-    modules = [importlib.import_module(f"{__name__}.{entry.name}") for entry in pkgutil.iter_modules(__path__)]
+    modules = [importlib.import_module(f"{__name__}.{entry.name}") for entry in _files()]
     methods = [method for module in modules for method in _methods(module)]
     methods += [entry.load() for entry in metadata.entry_points(group="atoll.algorithms")]
     return {name_of(method): method for method in methods}
+
+
+def _files() -> list[pkgutil.ModuleInfo]:
+    return [entry for entry in pkgutil.iter_modules(__path__) if not entry.ispkg]
 
 
 def name_of(method: type[Algorithm]) -> str:
@@ -42,7 +46,7 @@ def file_of(method: type[Algorithm]) -> Path | None:
 
 def __getattr__(name: str) -> type[Algorithm]:
     """Find a method by the name of its class, `from atoll.algorithms import Ditto`; only its own file is imported."""
-    for entry in pkgutil.iter_modules(__path__) if name[:1].isupper() else ():  # modules look each other up here, too
+    for entry in _files() if name[:1].isupper() else ():  # modules look each other up here, too
         if f"class {name}(" in Path(__path__[0], f"{entry.name}.py").read_text(encoding="utf-8"):
             method: type[Algorithm] = getattr(importlib.import_module(f"{__name__}.{entry.name}"), name)
             return method
