@@ -284,7 +284,8 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
     for mine, theirs in zip(g.values(), torch.autograd.grad(total, list(module.parameters())), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(loss, fit.detach())
-    assert set(held(blocks_of(task.public_facts()).above(1), task.network.initial, batch, given)[0]) == {
+    above = blocks_of(task.public_facts()).above(1)
+    assert set(held(above, task.network.initial, batch, given)[0]) == {
         "head.weight",
         "head.bias",
     }

@@ -100,7 +100,7 @@ def _cohort(report, engine, clients):
     from atoll.runtime.engines.programs import Plan
     from atoll.runtime.engines.scan import Scanner
 
-    return Cohort(report.population, clients, 99, Scanner(Plan(), engine.programs))
+    return Cohort(report.population.facts, clients, 99, Scanner(report.population, Plan(), engine.programs))
 
 
 def test_a_strong_pull_keeps_clients_where_they_began(make_task, engine) -> None:

@@ -1,7 +1,7 @@
 """The gate: a client deploys the model that it trained alone where its validation data speak for it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -176,7 +176,8 @@ def _biased(model: Params, beside: Params, batch: Batch) -> Tensor:
 
 def test_it_chooses_between_a_model_and_another_rule(make_cohort: Callable[..., Cohort]) -> None:
     report = play(_task(), composed(Shifted, "gate")(margin=2.0, judge="score"), 5)
-    cohort = replace(make_cohort(_task()), population=report.population, round=5)
+    cohort = make_cohort(_task(), round=5)
+    cohort._host.memory = report.population.memory  # type: ignore[attr-defined]
     deployed = report.algorithm.personalize(report.server, cohort)
     assert isinstance(deployed, Predictor)
     assert deployed.beside["alone"].tolist() == [k == ODD for k in range(CLIENTS)]

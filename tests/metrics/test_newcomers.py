@@ -120,9 +120,9 @@ def test_a_comparison_shows_them() -> None:
     comparison = Comparison.of_runs(runs)
     assert [row["method"] for row in comparison.newcomers] == ["local", "fedavg"]
     assert {row["clients"] for row in comparison.newcomers} == {2}
-    from atoll.report.export import markdown
+    from atoll.report.export import write_markdown
 
-    assert "2 clients that took no part" in markdown(comparison)
+    assert "2 clients that took no part" in write_markdown(comparison)
 
 
 # -- one new client of a federation that is over ----------------------------------------------------------------------

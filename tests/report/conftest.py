@@ -31,6 +31,8 @@ def outcome(
     clusters: Any = None,
     groups: Sequence[int] | None = None,
     newcomers: Any = None,
+    task_name: str = "<toy> & co",
+    command: str | None = None,
 ) -> Outcome:
     """A run whose clients end with these scores, and whose mean on validation was `curve`."""
     values, clients = np.array(scores, dtype=float), len(scores)
@@ -47,9 +49,10 @@ def outcome(
         sent = {"up": int(megabytes * 1e6), "down": int(megabytes * 1e6)}
         lines.append({"round": done, "seconds": {"round": 1.5}, "bytes": sent, "evaluation": evaluation})
     total = {} if not megabytes else {(way, "model"): int(megabytes * 1e6) * len(curve) for way in ("up", "down")}
-    task = {"name": "<toy> & co", "clients": clients, "data": "always" if same else f"of seed {seed}"}
+    task = {"name": task_name, "clients": clients, "data": "always" if same else f"of seed {seed}"}
     task |= {} if metric is None else {"metric": metric}
     config = {"task": task, "settings": {"rounds": len(curve) if rounds is None else rounds, "seed": seed}}
+    config |= {} if command is None else {"command": command}
     planted = None if groups is None else np.array(groups)
     found = Statistics(np.arange(10, 10 + clients), groups=planted, names=None if names is None else tuple(names))
     return Outcome(create(method), config, lines, total, found)

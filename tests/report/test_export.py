@@ -8,7 +8,7 @@ import pytest
 from atoll import Recipe, compare
 from atoll.experiments.comparison import Comparison
 from atoll.records.results import Outcome
-from atoll.report.export import _csv, as_json, latex, markdown, save
+from atoll.report.export import _write_csv, as_json, save, write_latex, write_markdown
 
 FILES = {
     "report": "report.html", "results": "results.csv", "json": "results.json", "markdown": "results.md",
@@ -50,8 +50,8 @@ def test_all_files_are_written(found, tmp_path):
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(FILES.values())
     assert paths["report"].read_text().lstrip().lower().startswith("<!doctype html>")
     assert "@" in paths["citations"].read_text()
-    assert paths["markdown"].read_text() == markdown(found)
-    assert paths["latex"].read_text() == latex(found)
+    assert paths["markdown"].read_text() == write_markdown(found)
+    assert paths["latex"].read_text() == write_latex(found)
 
 
 def test_csv_holds_every_figure_in_full(found, tmp_path):
@@ -109,7 +109,7 @@ def test_what_is_not_known_is_null(found):
 
 
 def test_a_markdown_table_has_as_many_cells_in_every_row(found):
-    table, _, text = markdown(found).partition("\n\n")
+    table, _, text = write_markdown(found).partition("\n\n")
     lines = table.splitlines()
     assert len(lines) == 2 + 3
     assert {line.count("|") for line in lines} == {11}
@@ -123,7 +123,7 @@ def test_a_markdown_table_has_as_many_cells_in_every_row(found):
 
 
 def test_a_latex_table_is_whole(found):
-    text = latex(found)
+    text = write_latex(found)
     code = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     plain = re.sub(r"\\[{}]", "", code)
     assert plain.count("{") == plain.count("}")
@@ -140,10 +140,10 @@ def test_a_latex_table_is_whole(found):
 
 
 def test_the_best_is_bold_in_latex_and_marks_are_commands(found):
-    best = [line for line in body(latex(found)) if "textbf" in line]
+    best = [line for line in body(write_latex(found)) if "textbf" in line]
     assert len(best) == 1
     assert f"\\textbf{{{found.best}}} & \\textbf{{" in best[0]
-    assert "*" not in "".join(body(latex(found)))
+    assert "*" not in "".join(body(write_latex(found)))
     assert "$\\pm$" in best[0]
 
 
@@ -151,20 +151,20 @@ def test_marks_are_the_same_in_every_table(found):
     marked = renamed(found, "fedavg")
     for row in marked.results[1:]:
         row["p_local"], row["harmed"] = 0.01, 2.0
-    lines = body(latex(marked))
+    lines = body(write_latex(marked))
     assert ["$^\\dagger$" in line for line in lines] == [False, True, True]
     assert ["2.0 $\\downarrow$" in line for line in lines] == [False, True, True]
-    rows = markdown(marked).splitlines()[2:5]
+    rows = write_markdown(marked).splitlines()[2:5]
     assert ["† |" in row for row in rows] == [False, True, True]
     assert ["2.0 ▼ |" in row for row in rows] == [False, True, True]
 
 
 def test_names_cannot_break_a_table(found):
     odd = renamed(found, "my_5%&#|{x}$.py")
-    assert body(latex(odd))[1].startswith(r"my\_5\%\&\#|\{x\}\$.py ")
-    assert {len(cells(line)) for line in body(latex(odd))} == {10}
-    assert {line.count("|") for line in markdown(odd).splitlines()[:5]} == {11}
-    assert r"my\_5%&amp;\#&#124;{x}$.py" in markdown(odd)
+    assert body(write_latex(odd))[1].startswith(r"my\_5\%\&\#|\{x\}\$.py ")
+    assert {len(cells(line)) for line in body(write_latex(odd))} == {10}
+    assert {line.count("|") for line in write_markdown(odd).splitlines()[:5]} == {11}
+    assert r"my\_5%&amp;\#&#124;{x}$.py" in write_markdown(odd)
 
 
 NASTY = "a\nb\r\n\\input{x} ^~`*_<b>[l](u)|&"
@@ -178,18 +178,18 @@ def test_names_with_newlines_and_marks_stay_in_their_cell(found):
         for method, several in found.outcomes.items()
     })  # fmt: skip
     for one in (odd, named):
-        text = latex(one)
+        text = write_latex(one)
         assert [line[:2] for line in text.splitlines()[:2]] == ["% ", "\\b"]
         assert len(body(text)) == 3
         assert {len(cells(line)) for line in body(text)} == {10}
-        table, _, below = markdown(one).partition("\n\n")
+        table, _, below = write_markdown(one).partition("\n\n")
         assert {line.count("|") for line in table.splitlines()} == {11}
         assert len(table.splitlines()) == 5
         assert len(below.splitlines()) == 1
-        assert "<b>" not in markdown(one).replace("\\<b\\>", "")
+        assert "<b>" not in write_markdown(one).replace("\\<b\\>", "")
     written = r"a b \textbackslash{}input\{x\} \textasciicircum{}\textasciitilde{}`*\_<b>[l](u)|\&"
-    assert body(latex(odd))[1].startswith(written)
-    assert r"a b \\input{x} ^~\`\*\_\<b\>\[l\](u)&#124;&amp;" in markdown(odd)
+    assert body(write_latex(odd))[1].startswith(written)
+    assert r"a b \\input{x} ^~\`\*\_\<b\>\[l\](u)&#124;&amp;" in write_markdown(odd)
 
 
 @pytest.mark.parametrize("name", ["=1+2", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", " =1", "\t=1", "\r=1"])
@@ -204,11 +204,11 @@ def test_spreadsheets_find_no_formula_in_a_name(found, tmp_path, name):
 
 
 def test_numbers_and_names_that_are_numbers_are_written_as_they_are():
-    assert _csv([{"client": "-3", "gain": -0.5, "none": None}]) == "client,gain,none\n-3,-0.5,\n"
+    assert _write_csv([{"client": "-3", "gain": -0.5, "none": None}]) == "client,gain,none\n-3,-0.5,\n"
 
 
 def test_a_single_seed_and_a_score_that_is_not_a_share(errors):
-    text = markdown(errors)
+    text = write_markdown(errors)
     assert "mean ±" not in text
     assert " 95 %" not in text.split("\n\n")[0]
     assert "in units of mean absolute error" in text

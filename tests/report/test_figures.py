@@ -11,17 +11,17 @@ from atoll.report.figures import (
     NARROW,
     WIDTH,
     Line,
-    apart,
-    clusters,
-    curves,
-    decades,
-    evenly,
-    gains,
-    heatmap,
-    palette,
-    strips,
-    styles,
-    ticks_between,
+    assign_styles,
+    draw_clusters,
+    draw_curves,
+    draw_gains,
+    draw_heatmap,
+    draw_strips,
+    find_decades,
+    find_ticks,
+    move_apart,
+    pick_evenly,
+    write_palette,
 )
 
 
@@ -39,7 +39,7 @@ def bars(values, harmed=None, names=None, ticks=(-40, -20, 0, 20, 40)):
     harmed = np.zeros(len(values), bool) if harmed is None else np.array(harmed)
     names = [str(client) for client in range(len(values))] if names is None else names
     notes = [f"client {name}" for name in names]
-    return gains(values, harmed, names, notes, styles(["ditto"])["ditto"], ticks, "Gains")
+    return draw_gains(values, harmed, names, notes, assign_styles(["ditto"])["ditto"], ticks, "Gains")
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -51,25 +51,25 @@ def one_line(*points):
 
 def test_a_line_has_its_points_its_band_and_its_name():
     lines = {"ditto": one_line((1, 50.0, 5.0), (2, 60.0, 4.0)), "local": one_line((1, 40.0, None), (2, 45.0, None))}
-    svg = curves(lines, styles(list(lines)), "T", "round", "accuracy in %")
+    svg = draw_curves(lines, assign_styles(list(lines)), "T", "round", "accuracy in %")
     assert len(drawn(svg, "line")) == 2
     assert len(drawn(svg, "dot")) == 4
     assert len(drawn(svg, "band")) == 1  # local has no interval
     assert {"ditto", "local", "round", "accuracy in %"} <= {*texts(svg)}
-    narrow = curves(lines, styles(list(lines)), "T", "round", "accuracy in %", width=NARROW)
+    narrow = draw_curves(lines, assign_styles(list(lines)), "T", "round", "accuracy in %", width=NARROW)
     assert "ditto" not in texts(narrow)  # the legend says it
     assert f'viewBox="0 0 {NARROW} ' in narrow
 
 
 def test_higher_is_higher_up():
-    svg = curves({"a": one_line((1, 10.0, None), (2, 90.0, None))}, styles(["a"]), "T", "round", "y")
+    svg = draw_curves({"a": one_line((1, 10.0, None), (2, 90.0, None))}, assign_styles(["a"]), "T", "round", "y")
     low, high = (float(dot.get("cy")) for dot in drawn(svg, "dot"))
     assert high < low
 
 
 def test_wide_bands_do_not_flatten_the_lines():
     lines = {"a": one_line((1, 50.0, 400.0), (2, 60.0, 400.0))}
-    svg = curves(lines, styles(["a"]), "T", "round", "y", most=100)
+    svg = draw_curves(lines, assign_styles(["a"]), "T", "round", "y", most=100)
     low, high = (float(dot.get("cy")) for dot in drawn(svg, "dot"))
     assert low - high >= 0.4 * 270  # of the height of the plot
     assert max(float(text) for text in texts(svg) if re.fullmatch(r"-?[\d.]+", text or "")) <= 100
@@ -78,23 +78,23 @@ def test_wide_bands_do_not_flatten_the_lines():
 
 
 def test_there_is_no_round_and_a_half():
-    svg = curves({"a": one_line((1, 1.0, None), (2, 9.0, None))}, styles(["a"]), "T", "round", "y")
+    svg = draw_curves({"a": one_line((1, 1.0, None), (2, 9.0, None))}, assign_styles(["a"]), "T", "round", "y")
     across = [one.text for one in ET.fromstring(svg).iter("text") if one.get("y") == "318.0"]
     assert across == ["0", "1", "2"]
 
 
 def test_a_logarithmic_axis_gives_every_decade_the_same_room():
     points = one_line((1, 1.0, None), (10, 2.0, None), (100, 3.0, None))
-    svg = curves({"a": points}, styles(["a"]), "T", "megabytes", "y", log=True)
+    svg = draw_curves({"a": points}, assign_styles(["a"]), "T", "megabytes", "y", log=True)
     first, second, third = (float(dot.get("cx")) for dot in drawn(svg, "dot"))
     assert second - first == pytest.approx(third - second, abs=0.2)
     assert {"1", "10", "100"} <= {*texts(svg)}
 
 
 def test_nothing_to_draw_is_no_figure():
-    assert curves({"a": Line([])}, styles(["a"]), "T", "round", "y") == ""
+    assert draw_curves({"a": Line([])}, assign_styles(["a"]), "T", "round", "y") == ""
     assert bars([np.nan]) == ""
-    assert strips({"a": np.array([np.nan])}, {"a": "a"}, {"a": ["a"]}, styles(["a"]), "T", "x") == ""
+    assert draw_strips({"a": np.array([np.nan])}, {"a": "a"}, {"a": ["a"]}, assign_styles(["a"]), "T", "x") == ""
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -128,13 +128,13 @@ def test_of_very_many_clients_some_are_drawn_and_it_is_said():
     assert len(drawn(svg, "bar")) == MOST_MARKS
     assert f"{MOST_MARKS} of 1000 clients, sorted by gain" in texts(svg)
     values = {"a": np.linspace(0, 100, 1000)}
-    svg = strips(values, {"a": "a"}, {"a": ["note"] * 1000}, styles(["a"]), "T", "x")
+    svg = draw_strips(values, {"a": "a"}, {"a": ["note"] * 1000}, assign_styles(["a"]), "T", "x")
     assert len(drawn(svg, "client")) == MOST_MARKS
 
 
 def test_every_client_has_a_dot_and_the_median_a_line():
     values = {"a": np.array([10.0, 20.0, np.nan, 60.0])}
-    svg = strips(values, {"a": "a: median 20.0"}, {"a": ["n"] * 4}, styles(["a"]), "T", "x", width=NARROW)
+    svg = draw_strips(values, {"a": "a: median 20.0"}, {"a": ["n"] * 4}, assign_styles(["a"]), "T", "x", width=NARROW)
     dots = {dot.get("data-client"): float(dot.get("cx")) for dot in drawn(svg, "client")}
     assert [*dots] == ["0", "1", "3"]
     assert drawn(svg, "median")[0].get("d").startswith(f"M{dots['1']:.1f} ")
@@ -142,23 +142,23 @@ def test_every_client_has_a_dot_and_the_median_a_line():
 
 def test_what_is_taken_most_is_darkest():
     matrix = np.array([[0.8, 0.2, 0.0], [0.1, 0.5, 0.4], [0.3, 0.3, 0.4]])
-    svg = heatmap(matrix, ["a", "b", "c"], ["x"] * 3, "T")
+    svg = draw_heatmap(matrix, ["a", "b", "c"], ["x"] * 3, "T")
     shades = {one.get("fill-opacity"): one.get("d").count("M") for one in drawn(svg, "shade")}
     assert shades["1.00"] == 1
     assert sum(shades.values()) == 8  # nothing is drawn for nothing
     assert len(drawn(svg, "hit")) == 3
-    many = heatmap(np.eye(300), [str(k) for k in range(300)], ["x"] * 300, "T")
+    many = draw_heatmap(np.eye(300), [str(k) for k in range(300)], ["x"] * 300, "T")
     assert len(drawn(many, "hit")) == MOST_MIXING
-    assert drawn(heatmap(np.zeros((2, 2)), ["a", "b"], ["x"] * 2, "T"), "shade") == []
+    assert drawn(draw_heatmap(np.zeros((2, 2)), ["a", "b"], ["x"] * 2, "T"), "shade") == []
 
 
 def test_names_and_titles_are_escaped():
     nasty = '<b>&"'
     for svg in (
         bars([1, 2], names=["a<b", nasty]),
-        heatmap(np.eye(2), [nasty] * 2, [nasty] * 2, nasty),
-        curves({nasty: one_line((1, 1.0, None), (2, 2.0, None))}, styles([nasty]), nasty, nasty, nasty),
-        strips({nasty: np.ones(2)}, {nasty: nasty}, {nasty: [nasty] * 2}, styles([nasty]), nasty, nasty),
+        draw_heatmap(np.eye(2), [nasty] * 2, [nasty] * 2, nasty),
+        draw_curves({nasty: one_line((1, 1.0, None), (2, 2.0, None))}, assign_styles([nasty]), nasty, nasty, nasty),
+        draw_strips({nasty: np.ones(2)}, {nasty: nasty}, {nasty: [nasty] * 2}, assign_styles([nasty]), nasty, nasty),
     ):
         assert "<b>" not in svg
         ET.fromstring(svg)
@@ -168,47 +168,47 @@ def test_names_and_titles_are_escaped():
 
 
 def test_methods_differ_in_more_than_colour():
-    looks = styles(["local", "fedavg", "a", "b", "c"])
+    looks = assign_styles(["local", "fedavg", "a", "b", "c"])
     assert [look.place for look in looks.values()] == [0, 1, 2, 3, 4]
     assert len({look.kind for look in looks.values()}) == 5
     assert len({looks[name].dash for name in "abc"}) == 3
 
 
 def test_a_reference_is_grey_whatever_its_hyperparameters():
-    looks = styles(["fedavg:epochs=5", "fedavg", "ditto"])
+    looks = assign_styles(["fedavg:epochs=5", "fedavg", "ditto"])
     assert looks["fedavg:epochs=5"].kind == "fedavg"
     assert looks["fedavg"].kind != "fedavg"
 
 
 def test_every_kind_has_a_colour_in_light_and_dark():
-    text = palette()
-    for method in styles([f"method {number}" for number in range(8)]).values():
+    text = write_palette()
+    for method in assign_styles([f"method {number}" for number in range(8)]).values():
         assert text.count(f"--{method.kind}:#") == 2
         assert f".{method.kind}{{--c:var(--{method.kind})}}" in text
 
 
 def test_ticks_are_round_and_cover():
-    assert ticks_between(43, 97) == [40, 50, 60, 70, 80, 90, 100]
-    assert ticks_between(-0.4, 0.3) == pytest.approx([-0.4, -0.2, 0.0, 0.2, 0.4])
-    assert len(ticks_between(5, 5)) == 2
+    assert find_ticks(43, 97) == [40, 50, 60, 70, 80, 90, 100]
+    assert find_ticks(-0.4, 0.3) == pytest.approx([-0.4, -0.2, 0.0, 0.2, 0.4])
+    assert len(find_ticks(5, 5)) == 2
 
 
 def test_decades_are_filled_where_they_are_few():
-    assert decades(0.9, 30) == pytest.approx([1, 2, 5, 10, 20])
-    assert decades(1, 1e6) == pytest.approx([10.0**power for power in range(7)])
-    assert decades(3, 3.1) == [3]
+    assert find_decades(0.9, 30) == pytest.approx([1, 2, 5, 10, 20])
+    assert find_decades(1, 1e6) == pytest.approx([10.0**power for power in range(7)])
+    assert find_decades(3, 3.1) == [3]
 
 
 def test_a_selection_keeps_both_ends():
     order = np.arange(1000)[::-1]
-    some = evenly(order, 200)
+    some = pick_evenly(order, 200)
     assert (len(some), some[0], some[-1]) == (200, 999, 0)
     assert len({*some.tolist()}) == 200
-    assert evenly(order[:5], 200).tolist() == order[:5].tolist()
+    assert pick_evenly(order[:5], 200).tolist() == order[:5].tolist()
 
 
 def test_labels_keep_their_distance_and_order():
-    moved = apart({"a": 10.0, "b": 11.0, "c": 50.0}, 15)
+    moved = move_apart({"a": 10.0, "b": 11.0, "c": 50.0}, 15)
     assert moved["b"] - moved["a"] == pytest.approx(15)
     assert moved["a"] < moved["b"] < moved["c"]
 
@@ -227,7 +227,7 @@ def grouped(numbers, merges=None, planted=None, order=None, names=None, width=WI
     names = [str(client) for client in range(len(numbers))] if names is None else names
     order = np.arange(len(numbers)) if order is None else np.array(order)
     found = Clusters(numbers, merges, "distance")
-    return clusters(found, None if planted is None else np.array(planted), order, names, names, "T", width=width)
+    return draw_clusters(found, None if planted is None else np.array(planted), order, names, names, "T", width=width)
 
 
 def test_neighbours_of_one_cluster_share_a_box_that_names_it():
@@ -236,7 +236,7 @@ def test_neighbours_of_one_cluster_share_a_box_that_names_it():
     assert boxes == [78.0, 38.0, 38.0]  # columns of 40
     assert [box.get("class") for box in drawn(svg, "cluster")] == ["cluster m0", "cluster m1", "cluster none"]
     assert len(drawn(svg, "group")) == 3  # 5; 6 and 6; 5
-    assert [text for text in texts(svg) if text] == ["0", "2", "1", "3", "cluster", "cluster 0", "1", "–", "planted",
+    assert [text for text in texts(svg) if text] == ["0", "2", "1", "3", "cluster", "cluster 0", "1", "none", "planted",
                                                      "5", "group 6", "5"]  # fmt: skip
     assert [one.get("data-client") for one in drawn(svg, "hit")] == ["0", "2", "1", "3"]
     assert not drawn(svg, "branch")

@@ -7,7 +7,7 @@ from atoll import Recipe, federate
 from atoll.compose import create
 from atoll.experiments.comparison import Comparison
 from atoll.records.results import Outcome
-from atoll.report.html import page
+from atoll.report.html import render_page
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,11 @@ def test_each_client_has_what_was_measured_when_it_last_trained(runs: list[Outco
 
 def test_methods_that_measure_nothing_have_none(runs: list[Outcome]) -> None:
     assert runs[0].sensitivity is None
-    assert "Which layers are sensitive" not in page(Comparison.of_runs(runs[:2]))
+    assert "Which layers are sensitive" not in render_page(Comparison.of_runs(runs[:2]))
 
 
 def test_the_page_draws_it(runs: list[Outcome]) -> None:
-    text = page(Comparison.of_runs(runs))
+    text = render_page(Comparison.of_runs(runs))
     section = text.partition("Which layers are sensitive</h2>")[2].partition("<h2")[0]
     assert section.count('class="hit"') == 4
     assert "head.weight" in section

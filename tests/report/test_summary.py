@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 
 from atoll.report.clients import Clients, same_clients
-from atoll.report.summary import cautions, findings, sentences
+from atoll.report.summary import write_cautions, write_findings, write_summary
 
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
 
 
 def has(found, *parts):
     """The one sentence with all of these."""
-    matching = [sentence for sentence in sentences(found) if all(part in sentence for part in parts)]
-    assert len(matching) == 1, sentences(found)
+    matching = [sentence for sentence in write_summary(found) if all(part in sentence for part in parts)]
+    assert len(matching) == 1, write_summary(found)
     return matching[0]
 
 
@@ -67,12 +67,12 @@ def test_clients_without_test_samples_count_nowhere(make):
     nan = float("nan")
     found = make({"local": [[0.5, 0.5, nan]], "ditto": [[0.7, 0.7, nan]]}, samples=[100, 100, 0])
     assert "helps 2 of 2 clients" in has(found, "helps")
-    assert "1 client without test samples" in has(found, "count nowhere")
+    assert "1 client without test samples is" in has(found, "left out")
 
 
 def test_without_local_nothing_is_said_about_harm(make):
     found = make({"fedavg": [[0.5, 0.6]], "ditto": [[0.7, 0.8]]})
-    assert not [sentence for sentence in sentences(found) if "helps" in sentence or "alone" in sentence]
+    assert not [sentence for sentence in write_summary(found) if "helps" in sentence or "alone" in sentence]
 
 
 def test_a_lower_score_can_be_better(make):
@@ -127,8 +127,8 @@ def test_p_is_that_of_the_table(make):
 
 def test_equal_means_have_no_leader(make):
     found = make({"local": [[0.5, 0.7]], "fedavg": [[0.7, 0.5]], "ditto": [[0.4, 0.4]]})
-    assert "Local and FedAvg are equally good on average (accuracy 60.0 %)." in findings(found)
-    assert not [sentence for sentence in sentences(found) if "best on average" in sentence]
+    assert "Local and FedAvg are equally good on average (accuracy 60.0 %)." in write_findings(found)
+    assert not [sentence for sentence in write_summary(found) if "best on average" in sentence]
 
 
 def test_the_best_on_the_servers_test_set_is_named(make):
@@ -138,21 +138,22 @@ def test_the_best_on_the_servers_test_set_is_named(make):
             made.outcomes[method][0].history[-1]["evaluation"]["central"] = {"score": score, "loss": 1.0}
         return type(made)(made.outcomes)
 
-    assert not any("server's own test set" in one for one in sentences(found(fedavg=0.3)))  # nothing to compare with
+    alone = write_summary(found(fedavg=0.3))
+    assert not any("server's own test set" in one for one in alone)  # there is nothing to compare with
     said = has(found(fedavg=0.3, ensemble=0.45), "server's own test set")
-    assert said == "On the server's own test set Ensemble (45.0 %) is best, before FedAvg (30.0 %)."
+    assert said == "On the server's own test set Ensemble (45.0 %) is best, ahead of FedAvg (30.0 %)."
     said = has(found(fedavg=0.3, ensemble=0.3), "server's own test set")
     assert said == "On the server's own test set nothing is better than FedAvg (30.0 %)."
 
 
 def test_one_method_has_a_level(make):
     found = make({"ditto": [[0.5, 0.7]]})
-    assert findings(found)[0] == "Ditto: accuracy 60.0 % on average over 2 clients, 50.0 % for the worst of them."
+    assert write_findings(found)[0] == "Ditto: accuracy 60.0 % on average over 2 clients, 50.0 % for the worst of them."
 
 
 def test_hyperparameters_are_spoken(make):
     found = make({"local": [[0.5]], "ditto:lam=0.1": [[0.6]], "ditto": [[0.7]]})
-    assert "Ditto with lam=0.1 helps 1 of 1 client;" in " ".join(findings(found)).replace(
+    assert "Ditto with lam=0.1 helps 1 of 1 client;" in " ".join(write_findings(found)).replace(
         " compared with training alone", ""
     )
 
@@ -170,9 +171,11 @@ def test_the_target_is_reached_or_not(make):
     found = make({"local": [[0.5]], "fedavg": [[0.6]]}, target=0.6)
     assert "target of 60.0 % is reached by Local and FedAvg after 3 rounds." in has(found, "target")
     found = make({"local": [[0.5]], "fedavg": [[0.6]]}, target=0.9)
-    assert "target of 90.0 % is not reached by any method." in has(found, "target")
+    assert "No method reaches the validation target of 90.0 %." in has(found, "target")
     found = make({"local": [[0.5]] * 2, "fedavg": [[0.6]] * 2})  # 95 % of 0.7, and the last three have a mean of 0.6
-    assert "95 % as good as FedAvg's best is not reached in every seed by any method." in has(found, "95 % as good")
+    assert "No method reaches a validation score 95 % as good as FedAvg's best in every seed." in has(
+        found, "95 % as good"
+    )
 
 
 # -- care --------------------------------------------------------------------------------------------------------------
@@ -180,30 +183,30 @@ def test_the_target_is_reached_or_not(make):
 
 def test_few_seeds_are_said(make):
     one = make({"local": [[0.5] * 6], "ditto": [[0.6] * 6]})
-    assert "one seed only" in cautions(one)[0]
+    assert "only one seed" in write_cautions(one)[0]
     two = make({"local": [[0.5] * 6] * 2, "ditto": [[0.6] * 6, [0.7] * 6]})
     # differences 0.1 and 0.2: 0.15 ± 12.706 * 0.0707 / sqrt(2)
-    assert "the lead of Ditto over Local is between -48.5 and +78.5 points" in cautions(two)[0]
+    assert "the lead of Ditto over Local is between -48.5 and +78.5 points" in write_cautions(two)[0]
     five = make({"local": [[0.5] * 6] * 5, "ditto": [[0.6] * 6] * 5})
-    assert not [sentence for sentence in cautions(five) if "seeds are few" in sentence]
+    assert not [sentence for sentence in write_cautions(five) if "seeds are few" in sentence]
 
 
 def test_few_test_samples_are_said(make):
     few = make({"local": [[0.5] * 3] * 5}, samples=[5, 10, 40])
     assert "5 to 40 test samples, half of them at most 10" in has(few, "rough")
     assert "up to 20.0 points" in has(few, "rough")
-    assert not [sentence for sentence in cautions(make({"local": [[0.5] * 3] * 5})) if "rough" in sentence]
+    assert not [sentence for sentence in write_cautions(make({"local": [[0.5] * 3] * 5})) if "rough" in sentence]
 
 
 def test_too_few_pairs_for_a_test_are_said(make):
     assert "fewer than 6 pairs" in has(make({"local": [[0.5] * 5], "ditto": [[0.6] * 5]}), "fewer than")
     enough = make({"local": [[0.5] * 6], "ditto": [[0.6] * 6]})
-    assert not [sentence for sentence in cautions(enough) if "pairs" in sentence]
+    assert not [sentence for sentence in write_cautions(enough) if "pairs" in sentence]
 
 
 def test_an_oracle_is_said(make):
     found = make({"local": [[0.5] * 6]}).selected("oracle")
-    assert "chosen by their test score" in cautions(found)[0]
+    assert "chosen by their test score" in write_cautions(found)[0]
 
 
 # -- the same clients in every seed ------------------------------------------------------------------------------------
@@ -224,5 +227,5 @@ def test_the_same_clients_are_shown_by_their_means(make):
     assert one.harmed["ditto"].tolist() == [False, False]
     assert mean.gains["ditto"] == pytest.approx([0.2, -0.24])
     assert mean.harmed["ditto"].tolist() == [False, True]
-    assert one.words.startswith("Seed 0, because")
+    assert one.words.startswith("Seed 0 only")
     assert mean.words.startswith("Means over 2 seeds")

@@ -115,7 +115,7 @@ def test_only_clients_that_are_harmed_have_the_mark(found):
 
 def test_what_is_lost_is_told_although_others_gain():
     found = comparison({"local": [0.5, 0.5], "fedavg": [0.3, 0.9], "ditto": [0.5, 0.6]})
-    assert "Lost against Local, a mean over all clients with gains as 0: fedavg 10.0, ditto 0.0." in notes(found)
+    assert "Mean loss against Local over all clients (a gain counts as 0): fedavg 10.0, ditto 0.0." in notes(found)
     assert "Lost against" not in notes(comparison({"ditto": [0.5, 0.5]}))
 
 
@@ -145,9 +145,10 @@ def test_a_narrow_terminal_loses_columns_and_no_figures(found):
     text = shown(found.table(), width=70)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 70
-    assert "For want of room without std, bottom 10 %, MB down: the files have all columns." in " ".join(text.split())
+    said = " ".join(text.split())
+    assert "Hidden to fit the terminal: std, bottom 10 %, MB down. The files have all columns." in said
     assert cells_of(text, "fedavg") == ["71.4", "20.0", "-8.6", "–", "1.0", "▼", "2.0", "1.2"]
-    assert "For want of room" not in shown(found.table(), width=100)
+    assert "Hidden" not in shown(found.table(), width=100)
     assert {*LESS_IMPORTANT} - {"s"} < {*comparison_cells(found)[0]}
 
 
@@ -159,7 +160,7 @@ def test_the_servers_test_set_has_a_column_where_there_is_one(found):
     again = Comparison(found.outcomes)
     assert cells(again.table(), "fedavg")[:3] == ["71.4", "37.5", "20.0"]
     assert cells(again.table(), "local")[:3] == ["80.0", "–", "80.0"]
-    assert "Server's test: what all deploy alike, on the server's own test set." in notes(again)
+    assert "Server's test: the shared model or ensemble, on the server's own test set." in notes(again)
 
 
 def test_an_error_is_written_as_it_is_and_gains_are_positive():
@@ -179,7 +180,7 @@ def test_names_in_brackets_are_not_markup():
 def test_the_notes_explain_every_mark(found):
     text = notes(found)
     assert found.protocol in text
-    for mark in ("* best mean", "† differs by Wilcoxon's test", "(▼)", "percentage points"):
+    for mark in ("* best mean", "† significant by Wilcoxon's test", "(▼)", "percentage points"):
         assert mark in text
 
 

@@ -78,7 +78,7 @@ def test_long_work_is_compiled_where_compiling_was_asked_for(
 ) -> None:
     monkeypatch.setitem(WORTHWHILE_CALLS, "compiled", 6)  # three batches of five in a pass
     engine = LocalEngine(strategy=f"loop {'compiled' if asked else 'traced'}", dtype=torch.float64)
-    other = replace(workbench, engine=engine)
+    other = replace(workbench, _engine=engine)
     found, expected = (
         sgd(bench.cohort(task.x, task.y, batch_size=5), start=task.network.initial, epochs=epochs)
         for bench in (other, workbench)

@@ -41,13 +41,13 @@ def present_run(folder: Path) -> None:
 
 def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
     """Write the results of a comparison, show its table and say what it shows."""
-    from atoll.report.summary import findings
+    from atoll.report.summary import write_findings
 
     paths = comparison.save(folder)
     write("", comparison.table(), Text(notes(comparison), style="dim"), "")
     if comparison.newcomers:
         write(newcomers_table(comparison), Text(newcomers_notes(comparison), style="dim"), "")
-    write(*map(Text, findings(comparison)))
+    write(*map(Text, write_findings(comparison)))
     for missing in comparison.missing:
         say(missing, style="yellow")
     runs = len(comparison.outcomes) * len(comparison.seeds)

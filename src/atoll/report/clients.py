@@ -1,4 +1,4 @@
-"""What is shown of each client: one figure per method, whatever the number of seeds."""
+"""One score and one gain for each client and method, whatever the number of seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Scores = NDArray[np.float64]
 
 
 def same_clients(comparison: Results) -> bool:
-    """Whether client 3 is the same in every seed: the same data, or the same persons."""
+    """Say whether a client is the same in every seed: it has the same data, or the same name."""
     data = {str(outcome.config["task"].get("data", outcome.seed)) for outcome in comparison.first}
     names = {None if (found := outcome.statistics) is None else found.names for outcome in comparison.first}
     return len(data) == 1 or (len(names) == 1 and None not in names)
@@ -24,44 +24,44 @@ def same_clients(comparison: Results) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """Means over seeds where the clients are the same in all of them, else what the first seed gave."""
+    """Means over seeds where all seeds have the same clients, else the values of the first seed."""
 
     comparison: Results
 
     @cached_property
     def together(self) -> bool:
-        """Whether figures are means over seeds."""
+        """Whether values are means over seeds."""
         return len(self.comparison.seeds) > 1 and same_clients(self.comparison)
 
     @property
     def words(self) -> str:
-        """Of which seeds the figures are."""
+        """A sentence that says which seeds the values come from."""
         seeds = self.comparison.seeds
         if len(seeds) == 1:
             return f"Seed {seeds[0]}."
         if self.together:
-            return f"Means over {len(seeds)} seeds: the clients are the same in all of them."
-        return f"Seed {seeds[0]}, because the clients are others in every seed."
+            return f"Means over {len(seeds)} seeds, which have the same clients."
+        return f"Seed {seeds[0]} only: every seed has other clients."
 
     @cached_property
     def samples(self) -> NDArray[np.int64]:
-        """How many samples each client is tested on, with the first seed."""
+        """The number of test samples of each client, with the first seed."""
         return self.comparison.example.samples()
 
     @cached_property
     def scores(self) -> dict[str, Scores]:
-        """Every client's score by method."""
+        """The score of each client by method."""
         return {method: self._over_seeds(self.comparison.scores(method)) for method in self.comparison.outcomes}
 
     @cached_property
     def gains(self) -> dict[str, Scores]:
-        """What every client gains over training alone, by method; empty without Local."""
+        """The gain of each client over training alone, by method; empty without Local."""
         found = {method: self.comparison.gains(method) for method in self.comparison.others()}
         return {method: self._over_seeds(gains) for method, gains in found.items() if gains is not None}
 
     @cached_property
     def harmed(self) -> dict[str, NDArray[np.bool_]]:
-        """Who is worse off than alone by more than one standard error, of the mean gain by the mean error."""
+        """Which clients are worse than alone by more than one standard error: mean gain against mean error."""
         found = {method: self.comparison.errors(method) for method in self.gains}
         return {
             method: self.gains[method] < -self._over_seeds(errors)

@@ -1,4 +1,4 @@
-"""The clusters that a method has found: in words, and in an order in which they can be drawn."""
+"""The clusters that a method has found: in a sentence, and in the order in which they are drawn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.int64]
 
 
-def sentence(comparison: Results, method: str, name: str) -> str | None:
-    """How many there are and how far they agree with the planted groups, over all seeds; None if none were sought."""
+def describe_clusters(comparison: Results, method: str, name: str) -> str | None:
+    """Say how many clusters there are and how far they agree with the planted groups; None without clusters."""
     outcomes = comparison.outcomes[method]
     found = [clusters for clusters in (one.clusters for one in outcomes) if clusters is not None]
     if len(found) < len(outcomes):
@@ -24,11 +24,11 @@ def sentence(comparison: Results, method: str, name: str) -> str | None:
     low, high = min(numbers), max(numbers)
     many = f"{low} cluster{'' if high == 1 else 's'}" if low == high else f"{low} to {high} clusters"
     seeds = f" with {'each of ' * (low == high)}{len(numbers)} seeds" if len(numbers) > 1 else ""
-    rest = f" {outside} client{' is' if outside == 1 else 's are'} in none." if outside else ""
-    return f"{name} found {many}{seeds}{_agreement([one.agreement for one in outcomes])}.{rest}"
+    rest = f" {outside} client{' is' if outside == 1 else 's are'} in no cluster." if outside else ""
+    return f"{name} found {many}{seeds}{_describe_agreement([one.agreement for one in outcomes])}.{rest}"
 
 
-def _agreement(found: list[float | None]) -> str:
+def _describe_agreement(found: list[float | None]) -> str:
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         return ""
@@ -39,8 +39,8 @@ def _agreement(found: list[float | None]) -> str:
     return f"; agreement with the planted groups is adjusted Rand {index} (1 is full agreement, 0 chance)"
 
 
-def in_order(clusters: Clusters, planted: Numbers | None) -> Numbers:
-    """The clients, so that no branches of the tree cross; others by cluster and planted group."""
+def order_clients(clusters: Clusters, planted: Numbers | None) -> Numbers:
+    """Order clients by the tree, so no branches cross; without a tree, by cluster and planted group."""
     clients, merges = len(clusters.of_client), clusters.merges
     below = {client: [client] for client in range(clients)}
     for row, (one, other) in enumerate([] if merges is None else merges[:, :2].astype(int).tolist()):

@@ -1,4 +1,4 @@
-"""A comparison as files: a page, and tables for spreadsheets, programs and papers."""
+"""Write a comparison as files: a page, and tables for spreadsheets, programs and papers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.records.runs import write_json, write_text, writing
-from atoll.report.html import page
+from atoll.report.html import render_page
 from atoll.report.table import (
     BEST,
     comparison_cells,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def save(comparison: Results, folder: Path) -> dict[str, Path]:
-    """Write all of them; returns their paths by name."""
+    """Write all files; return their paths by name."""
     paths = {
         "report": folder / "report.html",
         "results": folder / "results.csv",
@@ -37,19 +37,19 @@ def save(comparison: Results, folder: Path) -> dict[str, Path]:
     }
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(paths["report"], page(comparison))
-        write_text(paths["results"], _csv(comparison.results))
+        write_text(paths["report"], render_page(comparison))
+        write_text(paths["results"], _write_csv(comparison.results))
         write_json(paths["json"], as_json(comparison))
-        write_text(paths["markdown"], markdown(comparison))
-        write_text(paths["latex"], latex(comparison))
-        write_text(paths["clients"], _csv(comparison.rows()))
+        write_text(paths["markdown"], write_markdown(comparison))
+        write_text(paths["latex"], write_latex(comparison))
+        write_text(paths["clients"], _write_csv(comparison.rows()))
         write_text(paths["citations"], f"{comparison.citations}\n")
     return paths
 
 
 def as_json(comparison: Results) -> dict[str, Any]:
-    """Everything, for programs; what is unknown is null."""
-    found: dict[str, Any] = _strict({
+    """Return everything for programs; what is unknown is null."""
+    found: dict[str, Any] = _replace_nan({
         "protocol": comparison.protocol,
         "select": comparison.select,
         "metric": dict(comparison.metric),
@@ -68,42 +68,42 @@ def as_json(comparison: Results) -> dict[str, Any]:
     return found
 
 
-def markdown(comparison: Results) -> str:
-    """The table for a README or an issue."""
-    found = f"{_piped(*_cells(comparison))}\n\n{_md(notes(comparison))}\n"
+def write_markdown(comparison: Results) -> str:
+    """Write the table for a README or an issue."""
+    found = f"{_write_pipes(*_list_cells(comparison))}\n\n{_escape_markdown(notes(comparison))}\n"
     if comparison.newcomers:
-        found += f"\n{_piped(*newcomers_cells(comparison))}\n\n{_md(newcomers_notes(comparison))}\n"
+        found += f"\n{_write_pipes(*newcomers_cells(comparison))}\n\n{_escape_markdown(newcomers_notes(comparison))}\n"
     return found
 
 
-def _piped(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head, *body = (f"| {' | '.join(map(_md, line))} |" for line in (heads, *rows))
+def _write_pipes(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(map(_escape_markdown, line))} |" for line in (heads, *rows))
     return "\n".join([head, f"| --- |{' ---: |' * (len(heads) - 1)}", *body])
 
 
-def _md(text: str) -> str:
-    """Text that shows as it is, in one line: a name may hold anything."""
-    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", _one_line(text)).replace("&", "&amp;").replace("|", "&#124;")
+def _escape_markdown(text: str) -> str:
+    """Escape text, so it shows as it is, in one line: a name may hold anything."""
+    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", _join_lines(text)).replace("&", "&amp;").replace("|", "&#124;")
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def latex(comparison: Results) -> str:
-    """The table for a paper; it needs the package booktabs."""
-    heads, rows = _cells(comparison)
+def write_latex(comparison: Results) -> str:
+    """Write the table for a paper; it needs the package booktabs."""
+    heads, rows = _list_cells(comparison)
     best = comparison.best
     body = []
     for row, result in zip(rows, comparison.results, strict=True):
-        cells = [_tex(cell.removesuffix(f" {BEST}")) for cell in row]
+        cells = [_escape_latex(cell.removesuffix(f" {BEST}")) for cell in row]
         bold = result["method"] == best and len(rows) > 1
         body.append(
             " & ".join(f"\\textbf{{{cell}}}" if bold and index < 2 else cell for index, cell in enumerate(cells))
         )
-    head = " & ".join(map(_tex, heads))
+    head = " & ".join(map(_escape_latex, heads))
     return "\n".join([
-        f"% {_one_line(notes(comparison))}",
+        f"% {_join_lines(notes(comparison))}",
         f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
         "\\toprule", f"{head} \\\\", "\\midrule",
         *(f"{line} \\\\" for line in body),
@@ -111,13 +111,13 @@ def latex(comparison: Results) -> str:
     ])  # fmt: skip
 
 
-def _cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
-    """The table's cells, each in one line and without padding."""
+def _list_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
+    """Return the cells of the table, each in one line and without padding."""
     heads, rows = comparison_cells(comparison)
-    return [_one_line(head) for head in heads], [[_one_line(cell) for cell in row] for row in rows]
+    return [_join_lines(head) for head in heads], [[_join_lines(cell) for cell in row] for row in rows]
 
 
-def _tex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     text = re.sub(r"([%_&#${}])|\\", lambda found: f"\\{found[1]}" if found[1] else r"\textbackslash{}", text)
     for plain, written in (
         ("~", r"\textasciitilde{}"),
@@ -131,17 +131,17 @@ def _tex(text: str) -> str:
     return text
 
 
-def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
+def _write_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = [*rows]
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: _disarm(value) for name, value in row.items()} for row in rows)
     return file.getvalue()
 
 
-def _harmless(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula, behind an apostrophe; numbers, and text that is one, as is."""
+def _disarm(value: Any) -> Any:
+    """Put an apostrophe before text that a spreadsheet would take for a formula; leave numbers as they are."""
     if not isinstance(value, str):
         return value
     value = "\n".join(value.splitlines())  # which the writer quotes, unlike a carriage return
@@ -154,10 +154,10 @@ def _harmless(value: Any) -> Any:
     return value
 
 
-def _strict(value: Any) -> Any:
-    """JSON has no NaN."""
+def _replace_nan(value: Any) -> Any:
+    """Replace NaN by None: JSON has no NaN."""
     if isinstance(value, dict):
-        return {name: _strict(one) for name, one in value.items()}
+        return {name: _replace_nan(one) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_strict(one) for one in value]
+        return [_replace_nan(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Tables for the terminal. Colour never carries meaning by itself."""
+"""Tables for the terminal, and how their cells are written. Colour never carries meaning alone."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SIGNIFICANT = "†"
 HARM = "▼"
 UNKNOWN = "–"
 SHARED = "°"
-SERVERS_TEST = "Server's test: what all deploy alike, on the server's own test set."
+SERVERS_TEST = "Server's test: the shared model or ensemble, on the server's own test set."
 LESS_IMPORTANT = ("std", "bottom\n10 %", "MB\ndown", "s", "gain vs\nFedAvg", "MB\nup")  # columns, the least first
 SHORT_NAME = 20  # of a method, which may take several lines
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """How the figures of a metric are written: shares of 1 in percent, others with few digits."""
+    """How the scores of a metric are written: shares of 1 in percent, others with few digits."""
 
     name: str
     higher_is_better: bool = True
@@ -35,69 +35,69 @@ class Numbers:
 
     @classmethod
     def of(cls, comparison: Results) -> Numbers:
-        """For the metric of a comparison."""
+        """Take the metric of a comparison."""
         return cls(**comparison.metric)
 
     def score(self, value: float | None) -> str:
-        """A score, or a distance between scores."""
+        """Write a score, or a distance between scores."""
         if value is None or not math.isfinite(value):
             return UNKNOWN
         return f"{100 * value:.1f}" if self.share else f"{value:.3g}"
 
     def gain(self, value: float | None) -> str:
-        """A difference of scores, with its sign."""
+        """Write a difference of scores, with its sign."""
         if value is None or not math.isfinite(value):
             return UNKNOWN
         return f"{100 * value:+.1f}" if self.share else f"{value:+.2g}"
 
     @property
     def unit(self) -> str:
-        """What follows the name of the metric."""
+        """The unit, to follow the name of the metric."""
         return " in %" if self.share else ""
 
     @property
     def points(self) -> str:
-        """What gains are counted in."""
+        """The unit of gains."""
         return "percentage points" if self.share else f"units of {self.name}, positive is better"
 
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """One row per method. Where a terminal is too narrow for all columns, the least important ones are left out."""
+    """One row per method. Where a terminal is too narrow for all columns, the least important ones are hidden."""
 
     comparison: Results
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich prints."""
+        """Print it: `rich` calls this."""
         heads, rows = comparison_cells(self.comparison)
         heads = [*heads, "s"]
         rows = [[*row, f"{one['seconds']:.1f}"] for row, one in zip(rows, self.comparison.results, strict=True)]
         columns = [list(column) for column in zip(heads, *rows, strict=True)]
-        left_out = []
+        hidden = []
         for head in LESS_IMPORTANT:
             if _width(columns) <= options.max_width:
                 break
-            left_out += [" ".join(head.split()) for column in columns if column[0] == head]
+            hidden += [" ".join(head.split()) for column in columns if column[0] == head]
             columns = [column for column in columns if column[0] != head]
         table = plain_table([])
-        table.add_column(columns[0][0], overflow="fold")  # rather a name in two lines than figures cut short
+        table.add_column(columns[0][0], overflow="fold")  # a name may take two lines; figures are never cut
         for column in columns[1:]:
             table.add_column(column[0], justify="right", no_wrap=True)
         for row in zip(*(column[1:] for column in columns), strict=True):
             table.add_row(*map(Text, row), style="bold" if row[0].endswith(f" {BEST}") else None)
         yield table
-        if left_out:
-            yield Text(f"For want of room without {', '.join(left_out)}: the files have all columns.", style="dim")
+        if hidden:
+            yield Text(f"Hidden to fit the terminal: {', '.join(hidden)}. The files have all columns.", style="dim")
 
 
 def _width(columns: Sequence[Sequence[str]]) -> int:
-    """How wide a table of these columns is, without folding more than names of methods."""
+    """Return the width of a table of these columns, where only names of methods are folded."""
     names, *others = [max(len(line) for cell in column for line in cell.splitlines()) for column in columns]
     return min(names, SHORT_NAME) + sum(others) + 3 * len(others)
 
 
 def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
-    """Heads, some of them in two lines, and rows of that table, but for the time."""
+    """Return the heads, some of them in two lines, and the rows of a comparison's table, without the time."""
     numbers, several = Numbers.of(comparison), len(comparison.results) > 1
     central = has_central(comparison)
     heads = [
@@ -122,12 +122,12 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def has_central(comparison: Results) -> bool:
-    """Whether any method was scored on a test set of the server's own."""
+    """Say whether any method was scored on a test set of the server's own."""
     return any(row["central"] is not None for row in comparison.results)
 
 
 def newcomers_table(comparison: Results) -> Table:
-    """How new clients are served, one row per method."""
+    """Make a table of the scores of new clients, one row per method."""
     heads, rows = newcomers_cells(comparison)
     table = plain_table([heads[0]])
     for head in heads[1:]:
@@ -138,7 +138,7 @@ def newcomers_table(comparison: Results) -> Table:
 
 
 def newcomers_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of that table."""
+    """Return the heads and the rows of the table of new clients."""
     numbers, found = Numbers.of(comparison), comparison.newcomers
     epochs = [*found[0]["tuned"]]
     heads = ["new clients", "without labels", *(f"tuned {one} epoch{'s' * (one != '1')}" for one in epochs)]
@@ -155,40 +155,47 @@ def newcomers_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def newcomers_notes(comparison: Results) -> str:
-    """What a reader of that table must know."""
+    """Explain the table of new clients."""
     numbers, found = Numbers.of(comparison), comparison.newcomers
     return (
-        f"{found[0]['clients']} clients that took no part, welcomed after the last round: mean {numbers.name}"
-        f"{numbers.unit} on their test samples. With labels: the method's own welcome, then so many epochs of tuning "
-        f"on their training samples. {SHARED} the method needs labels: the shared model; {UNKNOWN} it has none."
+        f"{found[0]['clients']} clients that took no part in training and join after the last round: mean "
+        f"{numbers.name}{numbers.unit} on their test samples. Tuned: the method welcomes them with their labels and "
+        f"tunes for so many epochs on their training samples. {SHARED} the method needs labels, so this is its shared "
+        f"model; {UNKNOWN} it has no shared model."
     )
 
 
 def notes(comparison: Results) -> str:
-    """What a reader of the table must know."""
-    numbers = Numbers.of(comparison)
+    """Explain the table of a comparison."""
     central = f"{SERVERS_TEST} " if has_central(comparison) else ""
     return (
-        f"{BEST} best mean. {comparison.protocol} {central}Gains are paired, client by client, in {numbers.points}; "
-        f"{SIGNIFICANT} differs by Wilcoxon's test over all clients of all seeds (p < 0.05 after Holm's correction). "
-        f"Harmed ({HARM}): worse off than alone by more than one standard error.{harm_note(comparison)} Std is over "
-        "clients; MB and seconds (s) of training: all clients, one seed."
+        f"{BEST} best mean. {comparison.protocol} {central}{gains_note(comparison)} Harmed ({HARM}): worse than with "
+        f"Local by more than one standard error.{harm_note(comparison)} Std is over clients. MB and seconds (s) of "
+        "training are totals of all clients, for one seed."
+    )
+
+
+def gains_note(comparison: Results) -> str:
+    """Explain gains and their mark."""
+    return (
+        f"Gains are paired by client, in {Numbers.of(comparison).points}; {SIGNIFICANT} significant by Wilcoxon's test "
+        "over all clients and seeds (p < 0.05 after Holm's correction)."
     )
 
 
 def harm_note(comparison: Results) -> str:
-    """What clients lose against Local with each method, on average; nothing is set off against it."""
+    """Say how much clients lose against Local with each method, on average; gains do not make up for it."""
     numbers = Numbers.of(comparison)
     lost = [
         f"{row['method']} {numbers.score(row['harm_mass'])}"
         for row in comparison.results
         if not is_reference(comparison, row) and row["harm_mass"] is not None
     ]
-    return f" Lost against Local, a mean over all clients with gains as 0: {', '.join(lost)}." if lost else ""
+    return f" Mean loss against Local over all clients (a gain counts as 0): {', '.join(lost)}." if lost else ""
 
 
 def run_table(outcome: Outcome) -> Table:
-    """One row per model and split of a single run."""
+    """Make a table of a single run, one row per model and split."""
     numbers = Numbers(**outcome.metric)
     table = plain_table(["model", "split"])
     for head in ("mean", "over samples", "worst client", "bottom 10 %", "std over clients", "loss"):
@@ -209,13 +216,13 @@ def run_table(outcome: Outcome) -> Table:
 
 
 def mean_text(numbers: Numbers, row: dict[str, Any]) -> str:
-    """The mean with its interval."""
+    """Write the mean with its interval."""
     mean = numbers.score(row["mean"])
     return mean if row["interval"] is None else f"{mean} ± {numbers.score(row['interval']):>4}"
 
 
 def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> str:
-    """The mean gain over a reference, with its sign and mark; none for the reference itself."""
+    """Write the mean gain over a reference, with its sign and mark; nothing for the reference itself."""
     if is_reference(comparison, row, over):
         return UNKNOWN
     p = row[f"p_{over}"]
@@ -224,24 +231,24 @@ def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> 
 
 
 def harmed_text(comparison: Results, row: dict[str, Any]) -> str:
-    """How many clients are harmed, mean over seeds."""
+    """Write how many clients are harmed, as a mean over seeds."""
     if is_reference(comparison, row) or row["harmed"] is None:
         return UNKNOWN
     return f"{row['harmed']:.1f} {HARM}" if row["harmed"] else "0"
 
 
 def is_reference(comparison: Results, row: dict[str, Any], over: str = "local") -> bool:
-    """Whether a row is what the others are compared with."""
+    """Say whether a row is the reference that the others are compared with."""
     return bool(row["method"] == comparison.reference(over))
 
 
 def megabytes(value: float) -> str:
-    """Few digits, but never 0 for something."""
+    """Write megabytes with few digits, but never 0 for what is more."""
     return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:.1f}" if value >= 0.05 else f"{value:.1g}"
 
 
 def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Table:
-    """A table without frames; cells are shown as they are."""
+    """Make a table without frames; cells are shown as they are."""
     table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
     for row in rows:
         table.add_row(*map(Text, row))

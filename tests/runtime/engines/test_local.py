@@ -83,9 +83,10 @@ def test_the_programs_of_a_plan_that_is_spelled_out_are_made_however_short_the_r
 
 def test_only_local_work_is_compiled_where_a_plan_says_so(make_task):
     engine = LocalEngine(strategy="loop compiled", device="cpu")
-    job = job_of(engine.place(make_task()), train)._replace(phase=("local", None))
-    assert engine._calibrate(job).mode == "compiled"
-    assert engine._calibrate(job._replace(phase=("evaluate", None))).mode == "traced"
+    task = engine.place(make_task())
+    for name, mode in (("local", "compiled"), ("evaluate", "traced")):
+        (part,) = parts_of(*job_of(task, train, name=name))
+        assert engine._calibrate(part).mode == mode
 
 
 @pytest.mark.parametrize(
@@ -119,10 +120,10 @@ def test_an_unknown_precision_is_refused():
 
 def test_all_strategies_give_the_same_bits_in_float64(make_task):
     task = make_task(dtype=torch.float64)
-    reference = models(LocalEngine(strategy="loop").run(job_of(task, train)))
+    reference = models(LocalEngine(strategy="loop").run(*job_of(task, train)))
     assert set(reference) == {0, 1, 2, 3}
     for strategy, groups in (("whole", 1), ("chunk:3", 2), ("threads", 4), ("auto", 1)):
-        outcomes = list(LocalEngine(strategy=strategy).run(job_of(task, train)))
+        outcomes = list(LocalEngine(strategy=strategy).run(*job_of(task, train)))
         assert len(outcomes) == groups
         found = models(outcomes)
         assert all(torch.equal(found[client], reference[client]) for client in range(4))
@@ -148,7 +149,7 @@ def test_the_order_of_clients_does_not_matter(make_task):
 
 def test_threads_leave_the_number_of_torchs_threads_alone(make_task):
     before = torch.get_num_threads()
-    list(LocalEngine(strategy="threads").run(job_of(make_task(), train)))
+    list(LocalEngine(strategy="threads").run(*job_of(make_task(), train)))
     assert torch.get_num_threads() == before
 
 
@@ -174,7 +175,7 @@ def test_with_much_work_ahead_more_plans_are_tried(make_task, monkeypatch, caplo
         found = models(engine.run(*job_of(task, train, calls=1000)))
     assert "whole traced" in caplog.text
     assert not any(plan.mode == "compiled" for plan in engine.plans.values())
-    reference = models(LocalEngine(strategy="loop").run(job_of(task, train)))
+    reference = models(LocalEngine(strategy="loop").run(*job_of(task, train)))
     assert all(torch.equal(found[client], reference[client]) for client in found)
 
 
@@ -196,14 +197,14 @@ def test_on_a_gpu_a_client_that_fills_it_runs_alone(make_task, monkeypatch, fill
     monkeypatch.setattr(engines, "FILLS_A_GPU", fills)
     engine = LocalEngine()
     engine.device = torch.device("cuda")
-    job = job_of(make_task(large_images, shape=(1, 6, 6)), train, usual=4)
-    plan = engine._first(job)
+    (part,) = parts_of(*job_of(make_task(large_images, shape=(1, 6, 6)), train, usual=4))
+    plan = engine._first(part)
     assert plan.strategy == first
-    tried = engine._candidates(job, engines.Measured(plan, 1.0, 1.0))
+    tried = engine._candidates(part, engines.Measured(plan, 1.0, 1.0))
     if first == "loop":
         assert [str(one) for one in tried] == ["loop traced graph channels_last fp32", "loop traced graph fp32"]
         engine.precision = "bf16"
-        (only,) = engine._candidates(job, engines.Measured(plan, 1.0, 1.0))
+        (only,) = engine._candidates(part, engines.Measured(plan, 1.0, 1.0))
         assert str(only) == "loop traced graph channels_last bf16"
     else:
         assert tried[0].strategy == "whole"
@@ -226,7 +227,7 @@ def test_a_plan_that_does_not_fit_into_memory_is_not_chosen(make_task, monkeypat
     (plan,) = engine.plans.values()
     assert plan.strategy == "loop"
     with pytest.raises(torch.OutOfMemoryError):
-        list(LocalEngine(strategy="whole").run(job_of(make_task(), train)))
+        list(LocalEngine(strategy="whole").run(*job_of(make_task(), train)))
 
 
 # -- steps that cannot be vectorised -------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ class Branches(nn.Module):
 def test_a_model_that_branches_on_data_runs_one_client_at_a_time(make_task, caplog, dtype, strategy):
     task = make_task(Branches, dtype=dtype)
     with caplog.at_level(logging.WARNING, "atoll.engine"):
-        found = models(LocalEngine(strategy=strategy, dtype=dtype).run(job_of(task, train)))
+        found = models(LocalEngine(strategy=strategy, dtype=dtype).run(*job_of(task, train)))
     assert set(found) == {0, 1, 2, 3}
     if strategy == "auto" or dtype == torch.float64:
         assert "runs one client at a time, because the step cannot be vectorised" in caplog.text
@@ -273,7 +274,7 @@ def test_clients_that_are_done_are_not_run_again_when_others_cannot_be_vectorise
         return train(cohort)
 
     monkeypatch.setattr(engines, "LARGEST_CHUNK", 2)
-    outcomes = list(LocalEngine().run(job_of(task, work)))
+    outcomes = list(LocalEngine().run(*job_of(task, work)))
     assert sorted(int(client) for done in outcomes for client in done.clients) == [0, 1, 2, 3]
 
 
@@ -355,8 +356,8 @@ def test_evaluation_has_no_limit(make_task, clock):
         clock[0] += 1.0
         return train(cohort)
 
-    job = job_of(make_task(), slow)._replace(phase=("evaluate", "personal", None))
-    outcomes = list(LocalEngine(strategy="whole", timeout=0.25).run(job))
+    job = job_of(make_task(), slow, name="evaluate personal")
+    outcomes = list(LocalEngine(strategy="whole", timeout=0.25).run(*job))
     assert all(isinstance(outcome, Done) for outcome in outcomes)
 
 
@@ -373,7 +374,7 @@ def test_a_client_that_calls_exit_is_lost(make_task, strategy):
             sys.exit(0)
         return train(cohort)
 
-    outcomes = list(LocalEngine(strategy=strategy).run(job_of(make_task(), leaves)))
+    outcomes = list(LocalEngine(strategy=strategy).run(*job_of(make_task(), leaves)))
     lost = [outcome for outcome in outcomes if isinstance(outcome, Lost)]
     assert [outcome.clients.tolist() for outcome in lost] == [[1]]
     assert "exit code 0" in lost[0].reason
@@ -384,7 +385,7 @@ def test_if_everybody_calls_exit_the_program_does_not_end_well(make_task):
         sys.exit(0)
 
     with pytest.raises(RuntimeError, match="exit code 0"):
-        list(LocalEngine(strategy="loop").run(job_of(make_task(), leaves)))
+        list(LocalEngine(strategy="loop").run(*job_of(make_task(), leaves)))
 
 
 def test_work_that_does_not_fit_in_memory_is_an_error_in_words(make_task):
@@ -392,7 +393,7 @@ def test_work_that_does_not_fit_in_memory_is_an_error_in_words(make_task):
         raise MemoryError("Unable to allocate 9 EiB")
 
     with pytest.raises(EngineError, match="must fit in memory on cpu. It does not: Unable to allocate 9 EiB"):
-        list(LocalEngine(strategy="whole").run(job_of(make_task(), greedy)))
+        list(LocalEngine(strategy="whole").run(*job_of(make_task(), greedy)))
 
 
 def test_a_round_in_which_everybody_is_late_leaves_the_server_as_it_is(make_task, caplog):

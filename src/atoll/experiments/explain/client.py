@@ -130,7 +130,7 @@ class Case:
         if relation is None:
             return ""
         if relation.p >= SIGNIFICANT:
-            return f"; over all clients the gain does not clearly go with {what} ({relation})"
+            return f"; over all clients the gain is not significantly correlated with {what} ({relation})"
         way = "over all clients the gain falls with" if relation.rho < 0 else "yet over all clients the gain rises with"
         return f"; {way} {what} ({relation})"
 
@@ -139,7 +139,7 @@ def data_of(case: Case) -> list[str]:
     """How the client's data differ."""
     data, client, measured = case.data, case.client, case.study.measured
     if data is None:
-        return ["What the clients have was not written down, so that how their data differ is not known."]
+        return ["The run has no statistics of its clients' data, so it is not known how they differ."]
     samples, median = int(data.samples[client]), float(np.median(data.samples))
     times = f", {samples / median:.2f} times the median of {median:,g}" if median else ""
     among = f"{times}, {rank_text(data.samples, client)} by size" if np.ptp(data.samples) else ", as all clients do"
@@ -285,7 +285,7 @@ def result_of(case: Case) -> list[str]:
     """What it has, and what it gained or lost."""
     study = case.study
     if not case.tested:
-        return ["It has no test samples, so that what it gains or loses is not known."]
+        return ["It has no test samples, so its gain or loss is not known."]
     score = study.score(float(study.scores[case.client]))
     words = [f"With {study.method} its {study.numbers.name} is {score} on {counted(case.tested, 'test sample')}."]
     gains = [gain for over in REFERENCES if (gain := case.gain_over(over)) is not None]

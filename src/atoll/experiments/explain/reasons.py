@@ -55,7 +55,7 @@ def _seldom(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
         return None
     return Reason(
         f"It took part in {counted(int(replies[case.client]), 'round')}, the mean client in {replies.mean():.1f}, so "
-        "that what it gets owes little to its data.",
+        "what it gets owes little to its data.",
         ("Ask it more often: a larger --cohort, or more --rounds.",),
     )
 
@@ -102,7 +102,7 @@ def _large(case: Case, gain: Gain) -> Reason | None:
         return None
     return Reason(
         f"It has many samples ({case.data.samples[case.client]:,}, median {np.median(case.data.samples):,g}) and "
-        f"ordinary data, so that others add little{case.holds('size')}."
+        f"ordinary data, so others add little{case.holds('size')}."
     )
 
 

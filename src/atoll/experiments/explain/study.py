@@ -243,13 +243,13 @@ def _helped_and_harmed(study: Study, over: str) -> str:
     values, errors = gains
     known = ~np.isnan(values)
     if not known.any():
-        return "No client has test samples, so that nothing is known about gains."
+        return "No client has test samples, so nothing is known about gains."
     harmed = np.flatnonzero(values < -errors)
     which = f" ({study.named(harmed)})" if len(harmed) else ""
     return (
         f"Against {study.reference(over)} the mean gain is {study.points(float(values[known].mean()))}; "
         f"{int((values > errors).sum())} of {known.sum()} clients gain and {len(harmed)} lose{which} more than one "
-        "standard error, a bar that chance alone lets up to a third pass."
+        "standard error; by chance alone, up to a third would."
     )
 
 
@@ -269,8 +269,9 @@ def _related(study: Study) -> list[str]:
         return []
     listed = "; ".join(f"{what} {relation}" for what, relation in study.relations.items())
     clear = [what for what, relation in study.relations.items() if relation.p < SIGNIFICANT]
-    verdict = f"clear (p < {SIGNIFICANT}) is {enumerated(clear) if clear else 'none'}"
-    return [f"Rank correlation of the gain with what clients have, over all clients: {listed}; {verdict}."]
+    bar = f"(p < {SIGNIFICANT})"
+    verdict = f"Significant {bar}: {enumerated(clear)}" if clear else f"None is significant {bar}"
+    return [f"Rank correlation of the gain with what clients have, over all clients: {listed}. {verdict}."]
 
 
 def _still_rising(study: Study) -> list[str]:

@@ -1,7 +1,7 @@
 // Adds what a printed page cannot have: a client's numbers wherever it is pointed at, and methods that can be hidden.
 (() => {
   "use strict";
-  const told = JSON.parse(document.getElementById("told").textContent);
+  const data = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip");
   const about = {}; // what the picture of the partition says about each client
 
@@ -33,12 +33,12 @@
       hide();
       shown = client;
       marks.get(client).forEach((mark) => mark.classList.add("on"));
-      const [name, samples, figures] = told.clients[client] ?? [client, null, []];
+      const [name, samples, figures] = data.clients[client] ?? [client, null, []];
       const table = document.createElement("table");
       table.insertRow().append(...["", "score", "gain", ""].map((head) => element("th", head)));
       figures.forEach(([score, gain, harmed], method) => {
         const row = table.insertRow();
-        row.append(element("th", told.methods[method]), element("td", score), element("td", gain));
+        row.append(element("th", data.methods[method]), element("td", score), element("td", gain));
         row.append(element("td", harmed ? "▼ harmed" : ""));
       });
       const words = about[client] ?? (samples === null ? "" : `${samples} test samples`);

@@ -1,0 +1,126 @@
+"""Client by client: what each gains, how scores are spread, groups, and all of them in a table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.report import figures
+from atoll.report.parts import Block, Cell, Details, Figure, Grid, Part, Row, Table, Widths
+from atoll.report.table import HARM
+from atoll.report.view import View
+
+MOST_CLIENTS = 200  # rows of the table by client; clients.csv has them all
+MOST_UNFOLDED = 30
+MOST_GROUPS = 40
+GROUPS = {
+    "size": "by size",
+    "label entropy": "by label entropy",
+    "label divergence": "by label divergence",
+    "planted": "planted",
+}
+
+
+def collect_gains(view: View) -> list[Part]:
+    """Draw the gains over training alone: one small chart per method, all with the same scale."""
+    clients = view.clients
+    if not clients.gains:
+        return []
+    known = np.concatenate([values[np.isfinite(values)] for values in clients.gains.values()]) * view.scale
+    ticks = figures.find_ticks(min(0.0, known.min(initial=0)), max(0.0, known.max(initial=0)), 5)
+    charts = []
+    for method, values in clients.gains.items():
+        look, harmed = view.looks[method], clients.harmed[method]
+        count, helped = int(np.isfinite(values).sum()), int((values > 0).sum())
+        words = f"{helped} of {count} gain, {f'{HARM} ' if harmed.any() else ''}{harmed.sum()} harmed"
+        notes = [
+            f"client {name}, {method}: {view.numbers.gain(gain)}{' (harmed)' if harm else ''}"
+            for name, gain, harm in zip(view.names, values, harmed, strict=True)
+        ]
+        title = f"Gain of each client with {method} against training alone, sorted"
+        drawing = figures.draw_gains(values * view.scale, harmed, view.names, notes, look, ticks, title)
+        charts.append(Block(look.place, [drawing], method, words))
+    words = (
+        f"Gain of each client over training alone, in {view.numbers.points}. {HARM} and hatching mark harmed clients: "
+        f"worse than alone by more than one standard error. {clients.words}"
+    )
+    return [Figure(words, Grid(charts))]
+
+
+def collect_spread(view: View) -> list[Part]:
+    """Draw the scores of all clients, one row per method."""
+    numbers = view.numbers
+    scores = {method: of_method for method, of_method in view.clients.scores.items() if np.isfinite(of_method).any()}
+    if not scores:
+        return []
+    best, worst = (np.nanmax, np.nanmin) if numbers.higher_is_better else (np.nanmin, np.nanmax)
+    medians = {method: f"{method}: median {numbers.score(float(np.nanmedian(of)))}" for method, of in scores.items()}
+    ends = {
+        method: f"{median}, worst {numbers.score(float(worst(of)))}, best {numbers.score(float(best(of)))}"
+        for (method, median), of in zip(medians.items(), scores.values(), strict=True)
+    }
+    notes = {
+        method: [f"client {name}, {method}: {numbers.score(one)}" for name, one in zip(view.names, of, strict=True)]
+        for method, of in scores.items()
+    }
+    wide, narrow = (
+        figures.draw_strips(
+            {method: view.scale * of for method, of in scores.items()}, heads, notes, view.looks,
+            f"Test {numbers.name} of each client, one row per method", f"test {numbers.name}{numbers.unit}",
+            width=width,
+        )
+        for width, heads in ((figures.WIDTH, ends), (figures.NARROW, medians))
+    )  # fmt: skip
+    some = ""
+    if view.comparison.clients > figures.MOST_MARKS:
+        some = f" {figures.MOST_MARKS} of them are drawn, evenly spaced in the order of their scores."
+    words = f"Each dot is a client.{some} The box holds the middle half of all clients, the line is their median."
+    return [Figure(f"{words} {view.clients.words}", Widths(wide, narrow))]
+
+
+def collect_groups(view: View) -> list[Part]:
+    """List the mean scores of groups of clients: a mean over all may hide whom a method fails."""
+    comparison = view.comparison
+    by_method = {method: comparison.groups(method) for method in comparison.outcomes}
+    several, sign = len(by_method) > 1, comparison.example.sign
+    empty = [""] * (len(by_method) + 1)
+    rows = []
+    for kind, groups in next(iter(by_method.values())).items():
+        if len(groups) < 2:
+            continue
+        rows.append(Row(GROUPS[kind], empty, "rows"))
+        for name, group in [*groups.items()][:MOST_GROUPS]:
+            scores = [of_method[kind][name].mean for of_method in by_method.values()]
+            top = max(sign * score for score in scores)
+            cells = [
+                Cell(view.numbers.score(score), "top" if several and sign * score == top else None, place)
+                for place, score in enumerate(scores)
+            ]
+            rows.append(Row(name, [str(group.clients), *cells]))
+        if len(groups) > MOST_GROUPS:
+            rows.append(Row(f"{len(groups) - MOST_GROUPS} more in results.json", empty))
+    if not rows:
+        return []
+    heads = [Cell(method, method=place) for place, method in enumerate(by_method)]
+    note = (
+        "Means over the clients of each group. Size, entropy and divergence are those of the training data, in thirds "
+        "of the clients. The best mean of each row is bold."
+    )
+    return [Table(["Group", "Clients", *heads], rows, note)]
+
+
+def collect_clients(view: View) -> list[Part]:
+    """List the first clients with their scores."""
+    clients = view.clients
+    rows = []
+    for client, samples in enumerate(clients.samples[:MOST_CLIENTS].tolist()):
+        cells: list[str | Cell] = [f"{samples:,}"]
+        for place, (method, scores) in enumerate(clients.scores.items()):
+            text = view.numbers.score(scores[client])
+            harmed = method in clients.harmed and bool(clients.harmed[method][client])
+            cells.append(Cell(f"{HARM} {text}" if harmed else text, "harm" if harmed else None, place))
+        rows.append(Row(view.names[client], cells, client=client))
+    heads = [Cell(method, method=place) for place, method in enumerate(view.comparison.outcomes)]
+    marks = f" {HARM} harmed: worse than alone by more than one standard error." if clients.gains else ""
+    some = f" The first {MOST_CLIENTS}; clients.csv has all." if view.comparison.clients > MOST_CLIENTS else ""
+    table = Table(["Client", "Test samples", *heads], rows, f"{clients.words}{marks}{some}")
+    return [Details(f"{len(rows)} clients", table, open=len(rows) <= MOST_UNFOLDED)]

@@ -1,0 +1,124 @@
+"""The first table of a page, and the figures that a reader asks for after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from atoll.metrics.fairness import DECILES
+from atoll.report.parts import Cell, Details, Part, Row, Table
+from atoll.report.table import (
+    HARM,
+    SERVERS_TEST,
+    UNKNOWN,
+    gain_text,
+    gains_note,
+    harmed_text,
+    mean_text,
+    megabytes,
+)
+from atoll.report.view import View
+
+BEST = "★"
+
+
+def collect_results(view: View) -> list[Part]:
+    """List the methods with their scores, gains and harm."""
+    comparison, numbers = view.comparison, view.numbers
+    several = len(comparison.outcomes) > 1
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "Mean" if len(comparison.seeds) == 1 else "Mean ±\u00a095\u00a0%": lambda row: mean_text(numbers, row),
+        "Server's test": lambda row: numbers.score(row["central"]),
+        "Worst client": lambda row: numbers.score(row["worst"]),
+        "Bottom 10\u00a0%": lambda row: numbers.score(row["bottom10"]),
+        "Std over clients": lambda row: numbers.score(row["std"]),
+        "Gain vs Local": lambda row: gain_text(comparison, row),
+        "Gain vs FedAvg": lambda row: gain_text(comparison, row, "fedavg"),
+        f"Harmed of\u00a0{comparison.clients}": lambda row: harmed_text(comparison, row),
+        "Mean over samples": lambda row: numbers.score(row["micro"]),
+        "Shared model": lambda row: numbers.score(row["shared_union"]),
+        "ECE": lambda row: _write_figure(row["ece"]),
+        "Rounds to target": lambda row: _write(row["rounds_to_target"], "{:.3g}".format),
+        "MB to target": lambda row: _write(row["megabytes_to_target"], megabytes),
+    }
+    columns = {head: text for head, text in columns.items() if any(text(row) != UNKNOWN for row in comparison.results)}
+    rows = []
+    for row in comparison.results:
+        method = row["method"]
+        best = several and method == comparison.best
+        cells = [Cell(text, "harm" if HARM in text else None) for text in (write(row) for write in columns.values())]
+        rows.append(Row(f"{method} {BEST}" if best else method, cells, "best" if best else None, view.place(method)))
+    return [
+        Table(["Method", *columns], rows, _explain_columns(view, columns)),
+        Details("Deciles, evenness, significance", _list_details(view)),
+    ]
+
+
+def _explain_columns(view: View, columns: Iterable[str]) -> str:
+    """Say what the columns of the table mean."""
+    comparison, numbers = view.comparison, view.numbers
+    target = (
+        f"{numbers.score(comparison.target)}{' %' if numbers.share else ''}"
+        if comparison.target is not None
+        else "95 % as good as FedAvg's best"
+    )
+    notes = {
+        "Gain": gains_note(comparison),
+        "Harmed": f"{HARM} Harmed: worse than with Local by more than one standard error, mean over seeds.",
+        "Server": SERVERS_TEST,
+        "Shared": "Shared model: the global model, on the test samples of all clients together.",
+        "ECE": "ECE: expected calibration error, 0 is best.",
+        "Rounds": f"Target: a validation score of {target}, as a mean of three evaluations; – if a seed does not "
+        "reach it. MB count all clients and both directions.",
+    }
+    star = [f"{BEST} best mean."] if len(comparison.outcomes) > 1 else []
+    return " ".join([*star, *(note for word, note in notes.items() if any(head.startswith(word) for head in columns))])
+
+
+def _list_details(view: View) -> Table:
+    """List the figures that a reader asks for after the first ones, methods side by side."""
+    numbers, results = view.numbers, view.comparison.results
+    lines: dict[str, tuple[str, Callable[[float | None], str]]] = {
+        **{f"Decile p{decile}": (f"p{decile}", numbers.score) for decile in DECILES},
+        "Best minus worst client": ("spread", numbers.score),
+        "Wilson bound of the worst client": ("worst_wilson", numbers.score),
+        "Coefficient of variation": ("cv", _write_figure),
+        "Gini": ("gini", _write_figure),
+        "Jain": ("jain", _write_figure),
+        "Jain of errors": ("jain_error", _write_figure),
+        "Entropy": ("entropy", _write_figure),
+        "Mean loss": ("loss", _write_figure),
+        "Clusters": ("clusters", _write_count),
+        "Adjusted Rand index of clusters and planted groups": ("adjusted_rand", _write_figure),
+        "Median gain vs Local": ("gain_local_median", numbers.gain),
+        "± 95 % of the gain vs Local": ("gain_local_interval", numbers.score),
+        "Mean loss against Local (a gain counts as 0)": ("harm_mass", numbers.score),
+        "Clients that gain vs Local": ("helped", _write_count),
+        "Harmed vs FedAvg": ("harmed_fedavg", _write_count),
+        "p vs Local": ("p_local", _write_p),
+        "p vs FedAvg": ("p_fedavg", _write_p),
+    }
+    rows = [
+        Row(head, [Cell(write(row[name]), method=place) for place, row in enumerate(results)])
+        for head, (name, write) in lines.items()
+        if any(write(row[name]) != UNKNOWN for row in results)
+    ]
+    heads = [Cell(row["method"], method=place) for place, row in enumerate(results)]
+    return Table(["Figure", *heads], rows, "Means over seeds.")
+
+
+def _write(value: float | None, form: Callable[[float], str]) -> str:
+    return UNKNOWN if value is None or not math.isfinite(value) else form(value)
+
+
+def _write_figure(value: float | None) -> str:
+    return _write(value, "{:.3f}".format)
+
+
+def _write_count(value: float | None) -> str:
+    return _write(value, "{:.1f}".format)
+
+
+def _write_p(value: float | None) -> str:
+    return _write(value, lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}")

@@ -1,0 +1,84 @@
+"""What a comparison cost, how it was configured, and what to cite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from atoll.records.runs import machine, versions
+from atoll.report.parts import Details, Part, Row, Table, Text
+from atoll.report.table import UNKNOWN, megabytes
+from atoll.report.view import View
+
+
+def collect_costs(view: View) -> list[Part]:
+    """List megabytes, gradients, seconds and memory, and megabytes by kind."""
+    comparison = view.comparison
+    rows, by_kind = [], []
+    for row in comparison.results:
+        method, place = row["method"], view.place(row["method"])
+        each = (row["megabytes_up"] + row["megabytes_down"]) / comparison.clients
+        sizes = [megabytes(size) for size in (row["megabytes_up"], row["megabytes_down"], each)]
+        deployed = UNKNOWN if row["megabytes_deployed"] is None else megabytes(row["megabytes_deployed"])
+        gradients = f"{row['gradients']:,.0f}" if row["gradients"] else UNKNOWN
+        memory = f"{row['memory_megabytes']:,.0f}" if row["memory_megabytes"] else UNKNOWN
+        cells = [*sizes, deployed, gradients, f"{row['seconds']:.1f}", memory]
+        rows.append(Row(method, cells, method=place))
+        outcomes = comparison.outcomes[method]
+        for kind in sorted({kind for outcome in outcomes for _, kind in outcome.bytes}):
+            ways = [np.mean([one.bytes.get((way, kind), 0) for one in outcomes]) / 1e6 for way in ("up", "down")]
+            by_kind.append(Row(method, [kind, *(megabytes(float(size)) for size in ways)], method=place))
+    heads = [
+        "Method", "MB up", "MB down", "MB per client", "MB deployed", "Gradients", "Seconds of training",
+        "Peak MB of memory",
+    ]  # fmt: skip
+    note = (
+        "Totals of all clients and rounds, means over seeds. Bytes are those of the serialised payloads. "
+        "Deployed: what one client must hold to predict on its own; for an ensemble, all of its models. "
+        "Seconds include the time that the engine takes to measure and compile. Memory is the largest of all seeds: "
+        "tensors on a GPU, else the whole process."
+    )
+    parts: list[Part] = [Table(heads, rows, note)]
+    if by_kind:
+        parts.append(Table(["Method", "What is sent", "MB up", "MB down"], by_kind, "Bytes by kind."))
+    return parts
+
+
+def collect_configuration(view: View) -> list[Part]:
+    """List the hyperparameters of methods and the settings that all of them share."""
+    comparison = view.comparison
+    config = comparison.example.config
+    seeds = ", ".join(map(str, comparison.seeds))
+    task = {name: value for name, value in config["task"].items() if name not in ("recipe", "metric")}
+    values = {
+        **{
+            method: _write_pairs(asdict(one.algorithm)) or "no hyperparameters"
+            for method, (one, *_) in comparison.outcomes.items()
+        },
+        "Clients' steps": _write_pairs(config.get("training", {})),
+        "Federation": _write_pairs({**config["settings"], "seed": seeds}),
+        "Task": _write_pairs({**task, **config["task"].get("recipe", {})}),
+        "Metric": _write_pairs(comparison.metric),
+        "Model": _write_pairs(config.get("model", {})),
+        "Engine": _write_pairs(config.get("engine", {})),
+        "Versions": _write_pairs(config.get("versions") or versions()),
+        "Machine": _write_pairs(config.get("machine") or machine()),
+    }
+    table = Table(["Part", "Values"], [Row(name, [text]) for name, text in values.items() if text], kind="words")
+    command = [Text(str(config["command"]), "Command", "wrap")] if "command" in config else []
+    whole = Text(json.dumps(config, indent=2, default=str))
+    first = f"{comparison.example.label}, seed {comparison.seeds[0]}"
+    return [*command, table, Details(f"The configuration of {first} in full", whole)]
+
+
+def _write_pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items() if value is not None)
+
+
+def collect_citations(view: View) -> list[Part]:
+    """Give the BibTeX entries of what was used."""
+    return [Text(view.comparison.citations)] if view.comparison.citations else []
