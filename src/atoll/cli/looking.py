@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -21,13 +22,13 @@ from atoll.report.table import UNKNOWN, Numbers, plain_table
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, tasks, partitions, models or runs")] = "algorithms",
+    what: Annotated[str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs")] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
 ) -> None:
     """Say what there is."""
-    kinds: dict[str, Callable[[], Table]] = {
+    kinds: dict[str, Callable[[], RenderableType]] = {
         "algorithms": functools.partial(_algorithms, one_shot),
-        "tasks": _tasks, "partitions": _partitions, "models": _models, "runs": _runs,
+        "pairs": _pairs, "tasks": _tasks, "partitions": _partitions, "models": _models, "runs": _runs,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
@@ -48,6 +49,29 @@ def _algorithms(one_shot: bool) -> Table:
         if method.one_shot or not one_shot
     ]
     return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
+
+
+def _pairs() -> Group:
+    """Trainings, pieces and answers with what they are; then which answers go with each training."""
+    from atoll.algorithms import list_pairs, list_parts, name_of
+    from atoll.kernel.algorithm import hyperparameters
+    from atoll.toolbox.pairs import LocalTraining, Piece, ServerAnswer
+
+    rows = [
+        [title, name, (part.__doc__ or "").split("\n")[0], ", ".join(one.name for one in hyperparameters(part))]
+        for title, kind in (("training", LocalTraining), ("piece", Piece), ("answer", ServerAnswer))
+        for name, part in list_parts(kind).items()
+    ]
+    parts = plain_table(["", "name", "what it is", "hyperparameters"], rows)
+    pairs = list_pairs()
+    together = []
+    for training in list_parts(LocalTraining):
+        mine = {
+            name.partition("/")[2]: name_of(pair) for name, pair in pairs.items() if name.startswith(f"{training}/")
+        }
+        named = [f"{training}/{answer} is {name}" for answer, name in mine.items() if "/" not in name]
+        together.append([training, ", ".join(mine), ", ".join(named)])
+    return Group(parts, "", plain_table(["training", "with any of these answers", "by name"], together))
 
 
 def _tasks() -> Table:
@@ -113,9 +137,10 @@ def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method
 
     method = find(name)
     console = out()
-    console.print(
-        Text(inspect.cleandoc(sys.modules[method.__module__].__doc__ or method.__doc__ or "")), soft_wrap=True
-    )
+    for part in parts_of(method) if getattr(method, "full_name", "") else [method]:
+        console.print(
+            Text(inspect.cleandoc(sys.modules[part.__module__].__doc__ or part.__doc__ or "")), soft_wrap=True
+        )
     meanings = field_comments(method)
     rows = [[one.name, one.expected, repr(one.default), meanings.get(one.name, "")] for one in hyperparameters(method)]
     write("", plain_table(["hyperparameter", "must be", "default", "meaning"], rows), "")
@@ -157,13 +182,22 @@ def explain(
 
 
 def field_comments(method: type) -> dict[str, str]:
-    """What the comment after each field of a class says, in the class and in those it is made from."""
+    """What the comment after each field of a class says, in the class, in those it is made from and in its parts."""
     found: dict[str, str] = {}
-    for part in reversed(method.__mro__[:-1]):
-        lines = inspect.getsource(part).splitlines()
+    for part in (*reversed(parts_of(method)), *reversed(method.__mro__[:-1])):
+        try:
+            lines = inspect.getsource(part).splitlines()
+        except OSError:  # put together when it was asked for
+            continue
         matches = (re.match(r"    (\w+): [^#]*# (.+)", line) for line in lines)
-        found |= {match[1]: match[2] for match in matches if match}
+        names = getattr(method, "values_of", {}).get(part, {})  # what a pair calls a field of its part
+        found |= {names.get(match[1], match[1]): match[2] for match in matches if match}
     return found
+
+
+def parts_of(method: type) -> list[type]:
+    """Return what a pair is made of; nothing for another method."""
+    return [*getattr(method, "client_parts", ()), *getattr(method, "server_parts", ())]
 
 
 @app.command("data")

@@ -34,7 +34,7 @@ def run(
 
     algorithm = create(method, **options.hyperparameters)
     settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
-    folder = options.out or unused(RUNS / f"{options.task}-{name_of(type(algorithm))}-{now()}")
+    folder = options.out or unused(RUNS / f"{options.task}-{name_of(type(algorithm)).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with progress(settings.rounds) as shown:
             shown.begin(method)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atoll.algorithms import file_of, found, load_file, name_of
+from atoll.algorithms import file_of, find_pair, found, load_file, name_of
 from atoll.compose.hybrids import within_clusters
 from atoll.compose.pieces import composed
 from atoll.kernel.algorithm import Algorithm, hyperparameters
@@ -16,13 +16,20 @@ from atoll.kernel.errors import UnknownName, unknown
 
 
 def find(name: str) -> type[Algorithm]:
-    """A method by its name or file (`./mine.py`), with pieces (`fedper+prox`), inside clusters (`ditto@ifca`)."""
+    """A method by its name or file (`./mine.py`), with pieces (`fedper+prox`), inside clusters (`ditto@ifca`).
+
+    One-shot methods are pairs as well, of a training and an answer: `fafi/margins`.
+    """
     name, at, clusterer = name.partition("@")
     if at:
         return within_clusters(find(name), find(clusterer))
-    name, *pieces = re.split(r"\+(?=[a-z]+(?:\+|$))", name)
+    before, slash, last = name.rpartition("/")  # in a pair, what stands before the answer belongs to the training
+    last, *pieces = re.split(r"\+(?=[a-z]+(?:\+|$))", last)
+    name = f"{before}{slash}{last}"
     if name.endswith(".py"):
         method = load_file(Path(name))
+    elif "/" in name:
+        method = find_pair(name)
     else:
         methods = found()
         if name not in methods:

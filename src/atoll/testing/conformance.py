@@ -96,6 +96,7 @@ HOOKS = (
 )  # fmt: skip
 TOGETHER = (
     "fedper+prox", "ditto+sam", "ditto+fsa", "scaffold+tune", "fedper+gate",
+    "fafi/margins", "etf/average", "supcon/margins", "fafi/feddf", "fafi+frame/ensemble",
     "ditto@ifca", "fedper@ifca", "fedrep@ifca", "fedprox@cfl", "local@flhc",
 )  # fmt: skip
 PURE = "pass what differs between clients in `carry` or `given`; a step must not capture it from outside."
@@ -175,7 +176,7 @@ def check(method: Method, on_result: Callable[[Result], None] | None = None) -> 
 
 
 def everything() -> dict[str, Method]:
-    """Every method by name, and some that are put together: with a piece, or inside clusters."""
+    """Every method by name, and some that are put together: with a piece, of two halves, or inside clusters."""
     return algorithms.found() | {name: compose.find(name) for name in TOGETHER}
 
 

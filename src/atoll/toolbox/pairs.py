@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, get_type_hints
+from types import new_class
+from typing import Any, ClassVar, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -35,15 +36,17 @@ from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.hyperparameters import hyperparameters
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Answer
+from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.labels import label_counts, require_classes
 from atoll.toolbox.oneshot import Server, uploads
 
-OUTPUTS = "models that answer by their outputs"
-FEATURES = "models, each with features of its own"
-PROTOTYPES = "prototypes of unit features"
-FRAME = "a fixed frame"
-FROZEN = "features that are the same for all"
+# What a training may offer, and an answer or a piece may need.
+OUTPUTS = "models that answer by their own outputs"
+FEATURES = "features of each client"
+PROTOTYPES = "prototypes"
+FRAME = "a frame"
+FROZEN = "features in common"
 DECODERS = "decoders"
 
 
@@ -51,6 +54,7 @@ DECODERS = "decoders"
 class Part:
     """Base of the parts of a pair; a bad hyperparameter raises when the part is made."""
 
+    called: ClassVar[str] = ""  # in the name of a pair; what has no name of its own is not found
     needs: ClassVar[frozenset[str]] = frozenset()  # what the training must offer
     needs_public_data: ClassVar[bool] = False
     cites: ClassVar[str] = ""  # a key of references.bib
@@ -181,6 +185,7 @@ class Pair(Algorithm):
     server_parts: ClassVar[tuple[type[Part], ...]] = ()  # the answer and its pieces
     values_of: ClassVar[Mapping[type[Part], Mapping[str, str]]] = {}  # the hyperparameter behind each field of a part
     fixed: ClassVar[Mapping[str, Any]] = {}  # values of fields that are no hyperparameters here
+    is_plain: ClassVar[bool] = False  # nothing but its parts, as they are
 
     def __init_subclass__(
         cls,
@@ -197,6 +202,8 @@ class Pair(Algorithm):
         cls.server_parts = answering if isinstance(answering, tuple) else (answering,)
         cls.fixed = dict(fixed or {})
         require_sense(*cls.client_parts, *cls.server_parts)
+        own = vars(cls).get("__annotations__", {}).values()
+        cls.is_plain = not cls.fixed and all(get_origin(hint) is ClassVar for hint in own)
         _take_fields(cls)
         for name, value in _facts(*cls.client_parts, *cls.server_parts).items():
             if name not in vars(cls):
@@ -268,11 +275,6 @@ class Pair(Algorithm):
         return self.answering.deploy(self.training, server) if several else self.training.deploy(server)
 
 
-def part_name(part: type[Part]) -> str:
-    """Return what a part is called: the name of its file."""
-    return part.__module__.rpartition(".")[2].replace("_", "-")
-
-
 def require_sense(training: type[Part], *others: type[Part]) -> None:
     """Raise unless the training offers what its pieces and the answer need."""
     offers: frozenset[str] = getattr(training, "offers", frozenset())
@@ -280,10 +282,26 @@ def require_sense(training: type[Part], *others: type[Part]) -> None:
         if missing := other.needs - offers:
             kind = "piece" if issubclass(other, Piece) else "answer"
             raise HyperparameterError(
-                f"The {kind} `{part_name(other)}` needs {' and '.join(sorted(missing))}. The training "
-                f"`{part_name(training)}` offers {' and '.join(sorted(offers))}.",
-                hint=f"choose another {kind} or another training; `atoll list pairs` shows what goes together.",
+                f"For the {kind} `{other.called}`, clients must train {' and '.join(sorted(missing))}. The training "
+                f"`{training.called}` gives {', '.join(sorted(offers))}.",
+                hint=f"take another training or another {kind}: `atoll list pairs` shows what goes together.",
             )
+
+
+def make_pair(client_parts: tuple[type[Part], ...], server_parts: tuple[type[Part], ...]) -> type[Pair]:
+    """Return the pair of a training with its pieces and an answer, which has no file of its own."""
+    name = "/".join("+".join(part.called for part in parts) for parts in (client_parts, server_parts))
+    cites = dict.fromkeys(part.cites for part in (*client_parts, *server_parts) if part.cites)
+    facts = {
+        "full_name": name,
+        "cites": "\n\n".join(map(bibtex, cites)),
+        "__module__": __name__,
+        "__doc__": " / ".join((part.__doc__ or "").split("\n")[0] for part in (client_parts[0], server_parts[0])),
+    }
+    halves = {"training": client_parts, "answering": server_parts}
+    made = new_class(name, (Pair,), halves, lambda space: space.update(facts))
+    pair: type[Pair] = dataclass(frozen=True, kw_only=True)(made)
+    return pair
 
 
 def _facts(*parts: type[Part]) -> dict[str, Any]:
@@ -313,7 +331,7 @@ def _take_fields(pair: type[Pair]) -> None:
                 continue
             kind = (hints[field.name], field.default)
             clashes = field.name not in own and taken.get(field.name, kind) != kind
-            name = f"{part_name(part).replace('-', '_')}_{field.name}" if clashes else field.name
+            name = f"{part.called.replace('-', '_')}_{field.name}" if clashes else field.name
             taken[name] = kind
             values_of[part][field.name] = name
     pair.values_of = values_of

@@ -30,6 +30,7 @@ class Average(ServerAnswer):
     batchnorm: Literal["pooled", "mean", "public"] = "pooled"  # its statistics: of all samples together, plain means,
     # or found on public samples
 
+    called: ClassVar[str] = "average"
     cites: ClassVar[str] = "guha2019one"
 
     def require(self, training: LocalTraining, task: Facts) -> None:

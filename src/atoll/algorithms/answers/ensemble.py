@@ -32,6 +32,7 @@ class Together(ServerAnswer):
     of: Of = "logits"  # what is averaged
     weighting: ClassVotes = "uniform"  # a_kc: alike, by samples, by their square root, or by samples of the class
 
+    called: ClassVar[str] = "ensemble"
     cites: ClassVar[str] = "guha2019one"
 
     def deploys_a_model(self, training: LocalTraining) -> bool:

@@ -52,6 +52,7 @@ class FusedFeatures(ServerAnswer):
     normalise: bool | None = None  # fuse features of unit length; clean
     noise: Count = 8  # noise images, whose mean feature iffi compares with
 
+    called: ClassVar[str] = "features"
     needs: ClassVar[frozenset[str]] = frozenset({PROTOTYPES})
     cites: ClassVar[str] = "zeng2025does"
 

@@ -39,6 +39,7 @@ class Distilled(ServerAnswer):
     server_batch: Count = 128  # samples in a step of the server
     server_lr: Positive = 1e-3  # step size of Adam, annealed to 0
 
+    called: ClassVar[str] = "feddf"
     sends: ClassVar[dict[str, str]] = {**ServerAnswer.sends, "moments": "statistic"}
     needs_public_data: ClassVar[bool] = True
     cites: ClassVar[str] = "lin2020ensemble"

@@ -35,6 +35,7 @@ class Margins(ServerAnswer):
     shrinkage: Annotated[float, Range(0, 1, open_low=True)] = SHRINKAGE  # share of S that is its mean variance times I
     scale: Positive = SCALE  # s: a margin of 1 as logits
 
+    called: ClassVar[str] = "margins"
     sends: ClassVar[dict[str, str]] = {**ServerAnswer.sends, "moments": "statistic"}
     cites: ClassVar[str] = "guha2019one"
 

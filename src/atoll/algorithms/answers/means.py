@@ -36,6 +36,7 @@ class ClassMeans(ServerAnswer):
     weighting: Votes = "samples"  # p_k: by training samples, by their square root, or the same for all
     prototypes: Weighting = "uniform"  # P_c: owners count the same, or by their samples of class c
 
+    called: ClassVar[str] = "means"
     sends: ClassVar[dict[str, str]] = {**ServerAnswer.sends, "prototypes": "statistic"}
     cites: ClassVar[str] = "tan2022fedproto"
 

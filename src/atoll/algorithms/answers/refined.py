@@ -46,6 +46,7 @@ class Refinements(Piece):
     refine: Epochs = 0  # steps of the server on prototypes, with public samples
     refine_labels: bool = True  # with their labels, or without
 
+    called: ClassVar[str] = "refined"
     needs: ClassVar[frozenset[str]] = frozenset({PROTOTYPES})
     sends: ClassVar[dict[str, str]] = {"evidence": "statistic", "moments": "statistic"}
     reads_validation: ClassVar[bool] = True  # with dynamic prototypes

@@ -8,7 +8,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
 from atoll.kernel.algorithm import Share
@@ -23,6 +23,8 @@ class Balance(ContrastPiece):
     prior: Prior = "none"  # logits + log(n_c + 1) in the cross-entropy; restricted: absent classes' logits are halved
     rarity: Share = 0.0  # q: samples weigh n_y^-q
     rarity_by: RarityBy = "weights"  # how: by weights of losses, or drawn so from their batch, with replacement
+
+    called: ClassVar[str] = "balance"
 
     @property
     def adds(self) -> bool:

@@ -33,6 +33,7 @@ class Bank(ContrastPiece):
     mass: NonNegative = 0.0  # the pool weighs as much as so many batches; 0: as much as it has items
     teacher_epochs: Epochs = 20  # of the server on public samples
 
+    called: ClassVar[str] = "bank"
     needs_public_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ w_k = the broadcast model after `epochs` local epochs
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from atoll.kernel.algorithm import Epochs
 from atoll.kernel.cohort import Cohort
@@ -17,6 +18,8 @@ class CrossEntropy(LocalTraining):
     """Training alone, by the task's own loss."""
 
     epochs: Epochs = 10  # E: local epochs
+
+    called: ClassVar[str] = "ce"
 
     def train(self, w: Params, cohort: Cohort) -> Stack:
         """Return each client's model after local training."""

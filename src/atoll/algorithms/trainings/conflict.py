@@ -6,7 +6,7 @@ Reference: Yu et al. "Gradient Surgery for Multi-Task Learning." NeurIPS 2020. h
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
 from atoll.toolbox.objectives.prototypical import Conflict, Step
@@ -17,6 +17,8 @@ class OfGradients(ContrastPiece):
     """Gradients of contrast and classification, compared or projected apart."""
 
     conflict: Conflict = "projected"  # of contrast and the rest: their gradients' cosine measured, or projected apart
+
+    called: ClassVar[str] = "conflict"
 
     @property
     def adds(self) -> bool:

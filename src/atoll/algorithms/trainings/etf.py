@@ -41,6 +41,7 @@ class ToFrame(LocalTraining):
     scale: Positive = 1.0  # s: how sharp answers can become
     balanced: bool = True  # whether clients minimise the cross-entropy of z + log(n_kc + 1), or of z
 
+    called: ClassVar[str] = "etf"
     offers: ClassVar[frozenset[str]] = frozenset({FEATURES, FRAME})
     cites: ClassVar[str] = "li2023no"
 

@@ -66,6 +66,7 @@ class PrototypeContrast(LocalTraining):
     momentum_reset: bool | None = None  # forget momentum after every epoch; faithful
     drop_last: bool | None = None  # skip incomplete batches, not only those of one sample; faithful
 
+    called: ClassVar[str] = "fafi"
     offers: ClassVar[frozenset[str]] = frozenset({FEATURES, PROTOTYPES})
     trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "zeng2025does"

@@ -12,7 +12,7 @@ PNAS 2020, for the simplex. https://arxiv.org/abs/2008.08186
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
 from atoll.kernel.algorithm import NonNegative
@@ -37,6 +37,8 @@ class Frame(ContrastPiece):
     anchor_loss: Literal["direction", "mse"] = "direction"  # of prototypes and features, or of prototypes with lengths
     anchor_schedule: Schedule = "linear"  # of lambda over all steps; auto: in proportion to the other terms
     anchor_moves: bool = False  # the anchors move from the first prototypes to where they are
+
+    called: ClassVar[str] = "frame"
 
     @property
     def adds(self) -> bool:

@@ -6,7 +6,7 @@ Mixtures are made after a tenth of all steps: before, all features look alike. `
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
 from atoll.kernel.algorithm import NonNegative
@@ -18,6 +18,8 @@ class Hard(ContrastPiece):
 
     hardness: NonNegative = 0.5  # beta: negatives weigh more the more alike they are
     synthetic: bool = False  # mixtures of hard negatives, after a tenth of all steps
+
+    called: ClassVar[str] = "hard"
 
     @property
     def adds(self) -> bool:

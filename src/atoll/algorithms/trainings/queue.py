@@ -11,7 +11,7 @@ for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder he
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
 from atoll.kernel.algorithm import Natural, NonNegative, Share
@@ -31,6 +31,8 @@ class Queue(ContrastPiece):
     queue_same: QueueSame = "ignored"  # what items of the anchor's class are; blind: all are negatives, as published
     decay: Share = 0.99  # rho: what is left of an item's weight after a step
     mass: NonNegative = 1.0  # v: the queue weighs as much as so many batches; 0: as much as it has items
+
+    called: ClassVar[str] = "queue"
 
     @property
     def adds(self) -> bool:

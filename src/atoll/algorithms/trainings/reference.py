@@ -30,6 +30,7 @@ class ToReference(ContrastPiece):
     pool_draw: Count = 256  # of which a step compares with so many
     teacher_epochs: Epochs = 20  # of the server on public samples
 
+    called: ClassVar[str] = "reference"
     needs_public_data: ClassVar[bool] = True
 
     @property

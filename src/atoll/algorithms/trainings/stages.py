@@ -9,7 +9,7 @@ every five epochs is one of contrast alone, and the bank stays in all of them.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
 from atoll.kernel.algorithm import Share
@@ -23,6 +23,8 @@ class InStages(ContrastPiece):
 
     stages: Stages = "once"  # contrast alone once, in the first epochs, then no pool; recurring: in every fifth epoch
     stage_share: Share = 0.2  # of all epochs, for a first stage; below 1, it leaves an epoch at least
+
+    called: ClassVar[str] = "stages"
 
     @property
     def adds(self) -> bool:

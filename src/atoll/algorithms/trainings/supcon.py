@@ -35,6 +35,7 @@ class SupCon(LocalTraining):
     lam: NonNegative = 1.0  # λ: weight of the contrast
     temperature: Positive = 0.07  # of the contrast
 
+    called: ClassVar[str] = "supcon"
     cites: ClassVar[str] = "khosla2020supervised"
 
     def start(self, task: Facts) -> Server:
