@@ -81,5 +81,5 @@ def test_the_contrast_counts(task: Task) -> None:
 
 
 def test_a_task_without_classes_is_refused() -> None:
-    with pytest.raises(TaskError, match="SupCon needs samples of one class each"):
+    with pytest.raises(TaskError, match="supcon needs samples of one class each"):
         play(quadratics(torch.ones(2, 1, dtype=torch.float64)), CESupCon())

@@ -55,10 +55,10 @@ def test_everybody_deploys_the_classifier(task: Task) -> None:
 
 def test_samples_are_what_the_decoder_of_their_client_makes(task: Task) -> None:
     method, bench = FedCVAE(samples=40), bench_of(task)
-    start = decoder_of(method.autoencoder(bench.task))
+    start = decoder_of(method.training.first(bench.task))
     decoders = stack([start, start * 2.0])
     counts = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
-    made = method.made(bench, decoders, counts)
+    made = method.answering.made(bench, decoders, counts)
     first, second = made["y"] == 0, made["y"] > 0
     for mine, decoder in ((first, start), (second, start * 2.0)):
         assert mine.any()
@@ -67,7 +67,9 @@ def test_samples_are_what_the_decoder_of_their_client_makes(task: Task) -> None:
 
 def test_a_secret_center_shifts_what_is_drawn_and_what_is_trained(task: Task) -> None:
     far = FedCVAE(center=5.0)
-    e = far.made(bench_of(task), stack([decoder_of(far.autoencoder(bench_of(task).task))]), torch.ones(1, 3))["e"]
+    e = far.answering.made(
+        bench_of(task), stack([decoder_of(far.training.first(bench_of(task).task))]), torch.ones(1, 3)
+    )["e"]
     assert (e - 5).abs().max() <= far.reach
     moved, usual = (play(task, one).server["model"] for one in (far, FedCVAE()))
     assert (moved - usual).norm() > 0
@@ -77,20 +79,22 @@ def test_the_classifier_takes_steps_of_adam(task: Task) -> None:
     """Its first step moves every value that has a gradient by the step size."""
     method, bench = FedCVAE(server_epochs=1, server_batch=50, lr=0.01), bench_of(task)
     made = Params.of(x=task.x, y=task.y)
-    after = method.classifier(bench, task.network.initial, made)
+    after = method.answering.classifier(bench, task.network.initial, made)
     moved = (after - task.network.initial)["head.bias"].abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-3, atol=0)
 
 
 def test_one_decoder_for_all_is_trained_on_what_all_made(task: Task) -> None:
     bench = bench_of(task)
-    start = decoder_of(Distilled().autoencoder(bench.task))
+    start = decoder_of(Distilled().training.first(bench.task))
     decoders = stack([start * 3.0])
     errors = []
     for epochs in (0, 40):
         method = Distilled(samples=100, decoder_epochs=epochs, lr=0.01)
-        made = method.made(bench, decoders, torch.ones(1, 3))
-        errors.append((decoded(method.distilled(bench, made), made["y"], made["e"]) - made["x"]).square().mean())
+        made = method.answering.made(bench, decoders, torch.ones(1, 3))
+        errors.append(
+            (decoded(method.answering.distilled(bench, start, made), made["y"], made["e"]) - made["x"]).square().mean()
+        )
     assert errors[1] < 0.2 * errors[0]
 
 

@@ -96,5 +96,5 @@ def test_only_what_is_needed_is_sent(task: Task) -> None:
 
 
 def test_public_samples_are_asked_for_before_training(task: Task) -> None:
-    with pytest.raises(TaskError, match="Standardised with these options needs public data"):
+    with pytest.raises(TaskError, match="rga with these options needs public data"):
         RGA(moments="public").start(replace(task, public=None).public_facts())

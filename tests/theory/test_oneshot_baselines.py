@@ -11,17 +11,18 @@ from samples import answers, with_public
 from torch import Tensor, nn
 
 from atoll import Algorithm, Batch, Params, Task, Training
+from atoll.algorithms.answers.fedic import learn, teacher, uncalibrated
+from atoll.algorithms.answers.otfusion import matching, reordered
 from atoll.algorithms.ce_supcon import CESupCon
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedetf import FedETF
-from atoll.algorithms.fedic import learn, teacher, uncalibrated
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.algorithms.oneshot_df import OneShotDF
 from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.algorithms.oneshot_proto import OneShotProto
-from atoll.algorithms.otfusion import OTFusion, matching, reordered
+from atoll.algorithms.otfusion import OTFusion
 from atoll.algorithms.rga import RGA
 from atoll.algorithms.trainings.etf import to_frame
 from atoll.kernel.network import Variant

@@ -29,7 +29,10 @@ from atoll.testing.conformance import play
 from atoll.toolbox.pairs import LocalTraining, Pair, Piece, ServerAnswer
 
 PAIRS = list_pairs()
-SHORT = {"epochs": 1, "server_epochs": 1, "generator_steps": 1, "teacher_epochs": 1, "fit_epochs": 1, "samples": 20}
+SHORT = {
+    "epochs": 1, "server_epochs": 1, "generator_steps": 1, "fit_epochs": 1, "samples": 20, "noise": 4, "width": 4,
+    "server_batch": 6, "labelled": 0.5,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -145,7 +148,7 @@ def test_bad_values_raise_when_a_pair_is_made() -> None:
         create("fafi+bank/margins:pool=means,pool_from=noise")
     with pytest.raises(HyperparameterError, match="`epochs` must be at least 2 where stages recur"):
         create("fafi+stages/margins:stages=recurring,epochs=1")
-    with pytest.raises(HyperparameterError, match="`shrinkage` of Margins"):
+    with pytest.raises(HyperparameterError, match="`shrinkage` of margins"):
         Margins(shrinkage=0.0)
 
 

@@ -61,7 +61,12 @@ class Part:
 
     def __post_init__(self) -> None:
         for hyperparameter in hyperparameters(type(self)):
-            hyperparameter.check(type(self).__name__, getattr(self, hyperparameter.name))
+            hyperparameter.check(self.title, getattr(self, hyperparameter.name))
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.called or type(self).__name__
 
 
 class LocalTraining(Part):

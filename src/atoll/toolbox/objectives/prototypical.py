@@ -23,7 +23,7 @@ from torch import Tensor
 
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import ModelError
+from atoll.kernel.errors import ModelError, title_of
 from atoll.kernel.params import Layout, Params, Stack, Tree, flatten, unflatten
 from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client.descent import at_rest, descend
@@ -50,7 +50,7 @@ def require_prototypes(method: object, task: Facts) -> None:
     wanted = [(task.classes, size), (task.classes,)]
     if not shapes or sorted(shapes, reverse=True) not in (wanted, wanted[:1]):
         raise ModelError(
-            f"{type(method).__name__} takes the rows of the head's weight for prototypes: the head must be one linear "
+            f"{title_of(method)} takes the rows of the head's weight for prototypes: the head must be one linear "
             f"layer of {size} features and {task.classes} classes. Got {', '.join(map(str, shapes)) or 'no leaves'}.",
             hint="end the network in one nn.Linear, and let `features(x)` return what enters it.",
         )
