@@ -10,7 +10,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
 from atoll.kernel.algorithm import Share
 from atoll.toolbox.objectives.terms import Prior, RarityBy
 

@@ -12,7 +12,8 @@ an untrained network, random directions, images of noise. With ``pool = "none"``
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
 from atoll.kernel.algorithm import Count, Epochs, NonNegative
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import HyperparameterError

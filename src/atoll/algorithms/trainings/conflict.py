@@ -8,7 +8,8 @@ Reference: Yu et al. "Gradient Surgery for Multi-Task Learning." NeurIPS 2020. h
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
 from atoll.toolbox.objectives.prototypical import Conflict, Step
 
 

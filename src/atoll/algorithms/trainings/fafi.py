@@ -4,8 +4,7 @@
 
 z is what enters the head of client k's network, of unit length, on two augmented views of every sample; the prototypes
 p_c are the rows of the head's weight, which has no other use. A model answers by l. `toolbox.objectives.prototypical`
-has the objective and its step. Pieces add terms to the objective: `bank`, `queue`, `stages`, `frame`, `hard`,
-`balance`, `reference`, `conflict`.
+has the objective and its step. Pieces add to it (`trainings.pieces`).
 
 ``profile = "faithful"`` has the settings of the released code; every difference is an option of its own, filled in by
 the profile where it is None.
@@ -26,15 +25,12 @@ from atoll.kernel.algorithm import Epochs, NonNegative, Positive
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
-from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import Answer
 from atoll.kernel.task import Facts
-from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.objectives.prototypical import Objective, Step, prototype_leaf, require_prototypes, train
-from atoll.toolbox.objectives.terms import Composed
 from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import FEATURES, PROTOTYPES, LocalTraining, Piece
-from atoll.toolbox.server.pools import teacher
+from atoll.toolbox.pairs import FEATURES, PROTOTYPES, LocalTraining
 
 Profile = Literal["clean", "faithful"]
 PROFILES: dict[str, dict[str, Any]] = {
@@ -47,8 +43,6 @@ PROFILES: dict[str, dict[str, Any]] = {
         "drop_last": True,
     },
 }  # fmt: skip
-
-SENT = ("model", "pool", "reference")  # of the server's state, where pieces have put the latter there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,111 +127,3 @@ def by_prototypes(model: Params, beside: Params, batch: Batch, *, scale: float) 
     """Return the logits of unit features by the rows of the head."""
     z = F.normalize(batch.features(model), dim=1)
     return Objective(scale=scale).logits(z, model[prototype_leaf(model.layout)])
-
-
-# -- what can be added -------------------------------------------------------------------------------------------------
-
-
-class ContrastPiece(Piece):
-    """Base of what can be added to this training: terms of the objective, and what they are made of."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({PROTOTYPES})
-
-    def add_to(self, half: "PrototypeContrast | Supplemented") -> "Supplemented":
-        """Return the training with the piece in it."""
-        if isinstance(half, Supplemented):
-            return Supplemented(half.plain, (*half.pieces, self))
-        return Supplemented(half, (self,))
-
-    def require(self, training: PrototypeContrast, task: Facts) -> None:
-        """Raise unless the task has what the piece needs."""
-
-    def settings(self, training: PrototypeContrast) -> dict[str, Any]:
-        """Return the values of the objective that it sets; raises if the training cannot take them."""
-        raise NotImplementedError(f"{type(self).__name__} must define settings().")
-
-    @property
-    def taught_for(self) -> int | None:
-        """For how many epochs the server trains on public samples what clients begin with; None: it does not."""
-        return None
-
-    def equip(self, server: Server, bench: Workbench, first: Params) -> Server:
-        """Return the state with what is sent once, before training; `first` is the model before it was taught."""
-        return server
-
-    def given(self, w: Params, cohort: Cohort) -> dict[str, Any]:
-        """Return what the objective reads beside the batch, and everybody can make."""
-        return {}
-
-    def change(self, step: Step) -> Step:
-        """Return what clients do with a batch."""
-        return step
-
-
-@dataclass(frozen=True)
-class Supplemented(LocalTraining):
-    """FAFI's training with pieces in it."""
-
-    plain: PrototypeContrast
-    pieces: tuple[ContrastPiece, ...]
-
-    offers: ClassVar[frozenset[str]] = PrototypeContrast.offers
-    trains_by_sgd: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        self.objective  # noqa: B018  # raises for pieces that do not fit the training
-
-    @property
-    def objective(self) -> Composed:
-        """What clients minimise."""
-        added = {name: value for piece in self.pieces for name, value in piece.settings(self.plain).items()}
-        return Composed(**self.plain.settings, **added)
-
-    def start(self, task: Facts) -> Server:
-        """Return the initial model, whose head is the prototypes."""
-        for piece in self.pieces:
-            piece.require(self.plain, task)
-        return self.plain.start(task)
-
-    def equip(self, server: Server, bench: Workbench) -> Server:
-        """Train what clients begin with on public samples, if a piece asks for it; make what is sent."""
-        server = self.plain.equip(server, bench)
-        first: Params = server["model"]
-        lessons = [piece.taught_for for piece in self.pieces if piece.taught_for is not None]
-        if lessons:
-            taught = teacher(bench, first, lessons[0])
-            server = {**server, "model": first | taught.without_part("head")}
-        for piece in self.pieces:
-            server = piece.equip(server, bench, first)
-        return server
-
-    def broadcast(self, server: Server) -> Tree:
-        """Return the model, and what pieces send with it, once."""
-        sent = {name: server[name] for name in SENT if name in server}
-        return sent if len(sent) > 1 else server["model"]
-
-    def train(self, received: Tree, cohort: Cohort) -> Stack:
-        """Return each client's encoder and prototypes."""
-        w, sent = (received, {}) if isinstance(received, Params) else (received["model"], received)
-        objective, step = self.objective, self.step(cohort)
-        given: dict[str, Any] = {"counts": label_counts(cohort)} if objective.counts else {}
-        given |= {name: value for name, value in sent.items() if name != "model"}
-        for piece in self.pieces:
-            given |= piece.given(w, cohort)
-        return train(cohort, w, step, epochs=self.plain.epochs, given=given or None)
-
-    def step(self, cohort: Cohort) -> Step:
-        """Return what clients do with a batch."""
-        step = self.plain.step(cohort, self.objective)
-        for piece in self.pieces:
-            step = piece.change(step)
-        return step
-
-    @property
-    def read(self) -> Answer:
-        """What one model answers."""
-        return self.plain.read
-
-    def outputs(self, bench: Workbench, server: Server, models: Stack, x: Tensor) -> Tensor:
-        """Return what each model answers."""
-        return self.plain.outputs(bench, server, models, x)

@@ -14,7 +14,8 @@ PNAS 2020, for the simplex. https://arxiv.org/abs/2008.08186
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
 from atoll.kernel.algorithm import NonNegative
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params

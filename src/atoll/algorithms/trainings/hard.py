@@ -8,7 +8,8 @@ Mixtures are made after a tenth of all steps: before, all features look alike. `
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
 from atoll.kernel.algorithm import NonNegative
 
 

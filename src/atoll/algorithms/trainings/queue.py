@@ -13,7 +13,8 @@ for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder he
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
 from atoll.kernel.algorithm import Natural, NonNegative, Share
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params

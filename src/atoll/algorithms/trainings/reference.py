@@ -9,7 +9,8 @@ Clients begin with the teacher; features of public samples are sent once.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
 from atoll.kernel.algorithm import Count, Epochs, NonNegative
 from atoll.kernel.engine import Workbench
 from atoll.kernel.params import Params

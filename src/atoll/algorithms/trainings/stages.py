@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from atoll.algorithms.trainings.fafi import ContrastPiece, PrototypeContrast
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
 from atoll.kernel.algorithm import Share
 from atoll.kernel.errors import HyperparameterError
 from atoll.toolbox.objectives.terms import Stages
