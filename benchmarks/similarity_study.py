@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from scipy.sparse.csgraph import connected_components
 
 from atoll import Algorithm, Report, Task, Training, federate
 from atoll.algorithms.fedora import Fedora
-from atoll.compose import find
+from atoll.compose import create
 from atoll.data import datasets, shift
 from atoll.data.datasets import Dataset
 from atoll.data.partition import Natural
@@ -48,15 +47,12 @@ MEASURES = {
     "loss, 1 epoch": Fedora(similarity="loss"),
     "loss, 10 epochs": Fedora(similarity="loss", probe_epochs=10),
 }
-METHODS: dict[str, Callable[[], Algorithm]] = {
-    "local": find("local"),
-    "fedavg": find("fedavg"),
-    "ditto": find("ditto"),
-    **{
-        f"fedora, {name}": lambda method=MEASURES[name]: method  # type: ignore[misc]
-        for name in ("subspace (published)", "labels, centred", "loss, 10 epochs")
-    },
-    "fedora, official gate": lambda: Fedora(gate="official"),
+METHODS: dict[str, Algorithm] = {
+    "local": create("local"),
+    "fedavg": create("fedavg"),
+    "ditto": create("ditto"),
+    **{f"fedora, {name}": MEASURES[name] for name in ("subspace (published)", "labels, centred", "loss, 10 epochs")},
+    "fedora, official gate": Fedora(gate="official"),
 }
 
 
@@ -117,7 +113,7 @@ def study() -> dict[str, Any]:
                     {"setting": setting, "seed": seed, "measure": name, **found(task, measure, seed, engine)}
                 )
             for name, method in METHODS.items():
-                report = federate(task, method(), rounds=ROUNDS, seed=seed, eval_every=ROUNDS, engine=engine)
+                report = federate(task, method, rounds=ROUNDS, seed=seed, eval_every=ROUNDS, engine=engine)
                 trained.append({"setting": setting, "seed": seed, "method": name, **outcome(report)})
             print(f"seed {seed}, {setting}: done", flush=True)
     return {"recovered": recovered, "trained": trained, "torch": torch.__version__}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.compose import find
+from atoll.algorithms import load_file
 from atoll.data import datasets, partition
 from atoll.data.task import Task
 from atoll.federation import federate
@@ -64,7 +64,7 @@ def test_drop_outs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_new_method(tiny_task: Task) -> None:
-    blend = find(str(EXAMPLES / "new_method.py"))
+    blend = load_file(EXAMPLES / "new_method.py")
     assert federate(tiny_task, blend(share=0.3), rounds=1).scores().shape == (tiny_task.clients,)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"`share` of Blend must be a float in \[0, 1\]"):
         blend(share=1.5)  # type: ignore[call-arg]

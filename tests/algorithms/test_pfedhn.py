@@ -147,7 +147,7 @@ def test_a_hypernetwork_that_does_not_fit_is_refused(two_clients: Task) -> None:
 
 @pytest.fixture(scope="module")
 def welcomed() -> dict[str, Any]:
-    task = Recipe(clients=8, partition="dirichlet:0.3", unseen=0.25, training=Training(lr=0.1)).build()
+    task = Recipe(samples=900, clients=8, partition="dirichlet:0.3", unseen=0.25, training=Training(lr=0.1)).build()
     runs = {name: federate(task, PFedHN(server_lr=0.1, hidden=20, private=name), rounds=6) for name in ("none", "head")}
     return {name: run.evaluations[-1]["evaluation"]["newcomers"] for name, run in runs.items()}
 

@@ -16,12 +16,12 @@ from typer.testing import CliRunner, Result
 from atoll.cli import app
 from atoll.cli.options import Options, cohort_of
 from atoll.cli.running import unused
-from atoll.compose import find
+from atoll.compose import create
 from atoll.data.task import Training
 from atoll.records.configuration import Settings
 from atoll.testing import conformance
 
-TINY = ["--rounds", "2", "--clients", "4"]
+TINY = ["--rounds", "2", "--clients", "4", "--samples", "600"]
 PROGRAM = [sys.executable, "-m", "atoll"]
 
 
@@ -212,7 +212,6 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_numbers(number):
 
 def test_resume_explains_what_it_cannot_rebuild():
     from atoll import Recipe, federate
-    from atoll.compose import create
 
     task = Recipe(clients=4).build()
     object.__setattr__(task, "facts", {})
@@ -369,7 +368,7 @@ def test_check_fails_loudly(monkeypatch):
 def test_check_all_ends_with_a_table(monkeypatch):
     failed = conformance.Result("stop-and-resume", False, "it ended elsewhere", 0.5)
     passed = replace(failed, passed=True, message="")
-    both = {"ditto@ifca": find("ditto@ifca"), "fedavg": find("fedavg")}
+    both = {name: create(name) for name in ("ditto@ifca", "fedavg")}
     monkeypatch.setattr(conformance, "everything", lambda: both)
     monkeypatch.setattr(
         conformance, "check", lambda method, on_result=None: [passed if method is both["fedavg"] else failed]

@@ -18,7 +18,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddf import FedDF
 from atoll.algorithms.local import Local
 from atoll.cli import app
-from atoll.compose import create, find
+from atoll.compose import create
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params
 from atoll.kernel.randomness import default_generator, generator
@@ -180,8 +180,8 @@ def test_a_method_that_needs_one_architecture_is_refused() -> None:
         "Ditto needs clients that all have one architecture. own has 2.\n"
         "hint: choose a single --model, or a method that takes several: local, fedavg, feddf."
     )
-    with pytest.raises(TaskError, match="FedAvgInIFCA needs clients that all have one architecture"):
-        play(mixed(), find("fedavg@ifca")(), rounds=11)
+    with pytest.raises(TaskError, match="FedAvg@ifca needs clients that all have one architecture"):
+        play(mixed(), create("fedavg@ifca"), rounds=11)
 
 
 def test_a_method_that_sends_each_client_something_else_is_refused() -> None:

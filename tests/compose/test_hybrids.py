@@ -13,18 +13,21 @@ from atoll.algorithms import name_of
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.ifca import IFCA
 from atoll.algorithms.local import Local
-from atoll.compose import create, find
-from atoll.compose.hybrids import within_clusters
+from atoll.compose import create
+from atoll.compose.architectures import InArchitectures
+from atoll.compose.hybrids import InClusters
 from atoll.data.partition import Natural
 from atoll.data.synthetic import Gaussian
 from atoll.data.task import Task, Training
-from atoll.kernel.algorithm import Arrival, Count, Replies
-from atoll.kernel.errors import CohortError, TaskError, UnknownName
+from atoll.kernel.algorithm import Algorithm, Arrival, Count, Replies
+from atoll.kernel.errors import CohortError, HyperparameterError, TaskError, UnknownName
 from atoll.kernel.params import Stack, spread, stack
 from atoll.records.results import Outcome, label
 from atoll.runtime.serialise import size_of
 from atoll.runtime.workbench import Workbench
-from atoll.testing.conformance import _difference, _task, check, configured, personal_models, play, quadratics
+from atoll.testing.conformance import check, personal_models, play, quadratics
+from atoll.testing.conformance.tasks import build_task
+from atoll.testing.conformance.trees import find_difference
 from atoll.toolbox.client import sgd
 
 
@@ -92,24 +95,25 @@ def test_the_last_step_is_taken_inside_the_clusters(make_task, make_cohort) -> N
     before, after = (personal_models(play(task, create(f"{hybrid}{epochs}"), rounds=3)) for epochs in (0, 3))
     expected = sgd(make_cohort(task, round=3), stack(before), epochs=3, only="head", stream="final")
     for client, model in enumerate(after):
-        assert _difference(model, before[client]) is not None
-        assert _difference(model, expected.client(client), 1e-15) is None
+        assert find_difference(model, before[client]) is not None
+        assert find_difference(model, expected.client(client), 1e-15) is None
 
 
 def test_it_is_a_method_like_any_other() -> None:
     method = create("ditto@ifca:clusters=3,lam=0.5")
-    assert name_of(type(method)) == "ditto@ifca"
+    assert name_of(method) == "ditto@ifca"
     assert label(method) == "ditto@ifca:clusters=3,lam=0.5"
-    assert find("ditto@ifca") is find("ditto@ifca")
-    assert name_of(find("ditto+prox@flhc")) == "ditto+prox@flhc"
-    assert "Fair and Robust" in type(method).cites
-    assert "Clustered Federated Learning" in type(method).cites
+    assert method == create("ditto@ifca:clusters=3,lam=0.5") != create("ditto@ifca:clusters=3")
+    assert (method.lam, method.clusters, method.epochs) == (0.5, 3, 1)
+    assert name_of(create("ditto+prox@flhc")) == "ditto+prox@flhc"
+    assert "Fair and Robust" in method.cites
+    assert "Clustered Federated Learning" in method.cites
 
 
 @pytest.mark.parametrize("name", ["ditto@ifca", "fedper@flhc"])
 def test_it_passes_the_battery(name: str) -> None:
     """The battery plays one round of clustering; then clusters are fixed."""
-    results = list(check(configured(create(name))))
+    results = list(check(create(name)))
     assert [(result.name, result.message) for result in results if not result.passed] == []
 
 
@@ -131,11 +135,11 @@ def test_runs_are_resumed_across_the_change(make_task, tmp_path, engine) -> None
 
 def test_what_cannot_be_put_together_is_refused() -> None:
     with pytest.raises(UnknownName, match="must stand a method that finds clusters. fedavg does not"):
-        find("ditto@fedavg")
+        create("ditto@fedavg")
     with pytest.raises(UnknownName, match="must send the same to all of its clients. fedamp does not"):
-        find("fedamp@ifca")
+        create("fedamp@ifca")
     with pytest.raises(UnknownName, match="ensemble uploads once"):
-        find("ensemble@ifca")
+        create("ensemble@ifca")
 
 
 # -- new clients: more of them than there are clients ------------------------------------------------------------------
@@ -166,7 +170,7 @@ class From(IFCA):
 
 
 def test_a_cluster_that_is_empty_is_not_joined(make_cohort) -> None:
-    hybrid = within_clusters(FedAvg, From)(cluster_rounds=1)
+    hybrid = InClusters(inner=FedAvg(), finder=From(), cluster_rounds=1)
     server = play(clients(1.0, 5.0, 1.0), hybrid, rounds=2).server  # 0.5 and 4.5, then 0.75 and 4.75
     found = hybrid.welcome(server, make_cohort(clients(4.4, -8.0, 0.3, 5.0)))
     assert found["w"].flatten().tolist() == pytest.approx([4.75, 0.75, 0.75, 4.75])
@@ -180,13 +184,13 @@ def test_a_new_client_is_tuned_as_the_method_does_it(make_cohort) -> None:
 
     cohort = make_cohort(clients(1.0, 2.0))
     given, model = cohort.stacked(cohort.initial), cohort.stacked(cohort.initial + cohort.initial)
-    hybrid, plain = within_clusters(Stubborn, IFCA)(), within_clusters(FedAvg, IFCA)()
+    hybrid, plain = (InClusters(inner=method, finder=IFCA()) for method in (Stubborn(), FedAvg()))
     assert hybrid.tune_newcomer(given, model, cohort, epochs=1, stream="tune") is given
     assert plain.tune_newcomer(given, model, cohort, epochs=1, stream="tune") is None
 
 
 def test_before_the_clusters_are_fixed_the_clustering_welcomes(make_cohort) -> None:
-    hybrid = within_clusters(FedAvg, From)(cluster_rounds=9)
+    hybrid = InClusters(inner=FedAvg(), finder=From(), cluster_rounds=9)
     server = hybrid.start(clients(1.0, 5.0, 1.0).public_facts())
     found = hybrid.welcome(server, make_cohort(clients(4.4, -8.0, 0.3, 5.0)))
     assert found["w"].flatten().tolist() == pytest.approx([4.0, -9.0, 0.0, 4.0])
@@ -197,7 +201,7 @@ def test_before_the_clusters_are_fixed_the_clustering_welcomes(make_cohort) -> N
 
 def test_personal_models_begin_at_what_the_cluster_has_learned() -> None:
     """Clusters are at 0.5 and 4.5 when they are fixed, and a client goes half the way to its optimum; one is absent."""
-    task, hybrid = clients(1.0, 5.0, 1.0, 5.0), within_clusters(Local, From)(cluster_rounds=1)
+    task, hybrid = clients(1.0, 5.0, 1.0, 5.0), InClusters(inner=Local(), finder=From(), cluster_rounds=1)
     report = play(task, hybrid, rounds=2, faults=lambda round, ids: (ids == 3) & (round == 1))
     assert [start["w"].item() for start in report.server["starts"]] == pytest.approx([4.5, 0.5])
     models = [model["w"].item() for model in personal_models(report)]
@@ -208,9 +212,9 @@ def test_personal_models_begin_at_what_the_cluster_has_learned() -> None:
 def test_private_parts_begin_at_what_the_cluster_has_learned(name: str, own: str) -> None:
     """A client that is not asked inside the clusters has its cluster's leaves, whatever others made of theirs."""
     hybrid = create(f"{name}@ifca:clusters=2,cluster_rounds=2")
-    report = play(_task(), hybrid, rounds=4, faults=lambda round, ids: (ids == 0) & (round > 1))
+    report = play(build_task(), hybrid, rounds=4, faults=lambda round, ids: (ids == 0) & (round > 1))
     start = report.server["starts"][int(report.server["cluster"][0])]
-    initial, mine = _task().network.initial, personal_models(report)[0]
+    initial, mine = build_task().network.initial, personal_models(report)[0]
     for part, leaf in start.part(own).items():
         assert torch.equal(mine[part], leaf), part
         assert not torch.equal(initial[part], leaf), part
@@ -219,8 +223,8 @@ def test_private_parts_begin_at_what_the_cluster_has_learned(name: str, own: str
 def test_what_a_client_starts_from_is_sent_once_and_kept() -> None:
     """Four clients, each asked in some rounds only: the ledger has one start for each that was asked."""
     hybrid = create("local@ifca:clusters=2,cluster_rounds=1")
-    report = play(_task(), hybrid, rounds=6, cohort=2)
-    start = size_of({"sent": None, "start": _task().network.initial})
+    report = play(build_task(), hybrid, rounds=6, cohort=2)
+    start = size_of({"sent": None, "start": build_task().network.initial})
     downs = [entry for entry in report.ledger.entries if entry.field == "unicast" and entry.bytes == start]
     told = [client for entry in downs for client in entry.clients]
     inside = {client for entry in report.ledger.entries if entry.field == "unicast" for client in entry.clients}
@@ -234,7 +238,7 @@ INSIDE = ["fedproto", "fedcr", "fedgen", "fedgen-local", "fedper", "feddf", "sca
 @pytest.mark.parametrize("settings", [{"cohort": 2}, {"late": 0.5, "delay": 2}], ids=["cohort", "late"])
 @pytest.mark.parametrize("name", INSIDE)
 def test_it_works_inside_clusters(name: str, settings: dict[str, Any]) -> None:
-    report = play(_task(), create(f"{name}@ifca:clusters=2,cluster_rounds=2"), rounds=6, **settings)
+    report = play(build_task(), create(f"{name}@ifca:clusters=2,cluster_rounds=2"), rounds=6, **settings)
     assert report.server["inside"] is not None
     assert all(torch.isfinite(leaf).all() for model in personal_models(report) for leaf in model.values())
 
@@ -242,11 +246,13 @@ def test_it_works_inside_clusters(name: str, settings: dict[str, Any]) -> None:
 def test_what_is_late_from_the_time_of_the_clustering_does_not_count_inside() -> None:
     """A reply to what the clustering sent leaves the clusters' servers as they are."""
     hybrid = create("fedavg@ifca:clusters=1,cluster_rounds=1")
-    server = hybrid.start(_task().public_facts())
-    report = play(_task(), hybrid, rounds=2)
+    server = hybrid.start(build_task().public_facts())
+    report = play(build_task(), hybrid, rounds=2)
     bench = Workbench(report.population, report.engine, 1)
-    fixed = play(_task(), hybrid, rounds=2, faults=lambda round, ids: np.full(len(ids), round == 1)).server
-    delta = Stack({name: leaf[None] for name, leaf in _task().network.initial.items()}, _task().network.layout)
+    fixed = play(build_task(), hybrid, rounds=2, faults=lambda round, ids: np.full(len(ids), round == 1)).server
+    delta = Stack(
+        {name: leaf[None] for name, leaf in build_task().network.initial.items()}, build_task().network.layout
+    )
     old = Arrival(np.array([0]), {"delta": delta}, torch.ones(1), late=1, broadcast=hybrid.broadcast(server))
     after = hybrid.aggregate(fixed, Replies([old], keep=True, workbench=bench))
     assert all(torch.equal(leaf, fixed["inside"][0][name]) for name, leaf in after["inside"][0].items())
@@ -258,17 +264,31 @@ def test_what_is_late_from_the_time_of_the_clustering_does_not_count_inside() ->
 
 def test_the_method_must_have_rounds_left() -> None:
     with pytest.raises(CohortError, match="`rounds` must be at least 11: with less, a part of ditto@ifca never runs"):
-        play(_task(), create("ditto@ifca"), rounds=10)
+        play(build_task(), create("ditto@ifca"), rounds=10)
 
 
 def test_a_method_that_needs_public_data_says_so_before_the_first_round() -> None:
     with pytest.raises(TaskError, match="needs public data"):
-        play(replace(_task(), public=None), create("feddf@ifca:cluster_rounds=1"), rounds=2)
+        play(replace(build_task(), public=None), create("feddf@ifca:cluster_rounds=1"), rounds=2)
 
 
 def test_hyperparameters_of_one_name_must_mean_the_same() -> None:
     with pytest.raises(UnknownName, match="fedala and flhc mean different things by threshold"):
-        find("fedala@flhc")
+        create("fedala@flhc")
+
+
+def test_hyperparameters_of_one_name_must_have_one_value() -> None:
+    assert create("fedavg@ifca:epochs=3") == InClusters(inner=FedAvg(epochs=3), finder=IFCA(epochs=3))
+    with pytest.raises(HyperparameterError, match="fedavg and ifca have different values of epochs"):
+        InClusters(inner=FedAvg(epochs=3), finder=IFCA(epochs=2))
+
+
+def test_no_hook_that_gets_the_servers_state_is_left_to_the_method_inside() -> None:
+    """catches: a new hook, which would pass the state of all clusters to a method that knows its own one."""
+    hooks = {name for name, hook in vars(Algorithm).items() if "server" in getattr(hook, "__annotations__", ())}
+    assert hooks - vars(InClusters).keys() == {"joined"}  # it finds no clusters that another method could be in
+    # methods that need one of these are refused: they send each client something else, or something before and after
+    assert hooks - vars(InArchitectures).keys() == {"absorb", "groups", "joined", "last_broadcast"}
 
 
 def test_a_pull_inside_clusters_can_overshoot() -> None:

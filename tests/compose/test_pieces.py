@@ -1,7 +1,7 @@
 """A piece changes how a method trains without editing it."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,17 @@ import torch
 from atoll import Algorithm, LocalEngine, Update, federate
 from atoll.algorithms import found, name_of
 from atoll.algorithms.fedavg import FedAvg
-from atoll.compose import create, find
-from atoll.compose.pieces import composed
+from atoll.compose import create
+from atoll.compose.pieces import Prox
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.params import Params
+from atoll.kernel.wrapper import values_of
 from atoll.records.results import Outcome, label
-from atoll.testing.conformance import _difference, _shortened, _task, check, personal_models, play
+from atoll.testing.conformance import check, personal_models, play
+from atoll.testing.conformance.methods import shorten
+from atoll.testing.conformance.tasks import build_task
+from atoll.testing.conformance.trees import find_difference
 
 
 @pytest.fixture
@@ -48,24 +52,48 @@ def test_fedavg_with_prox_is_fedprox(make_task, engine) -> None:
 )
 def test_methods_that_others_are_made_of(composed: str, written: str) -> None:
     """catches: a second piece that is lost, because only the outermost one is asked."""
-    one, other = (personal_models(play(_task(), create(text), 3)) for text in (composed, written))
-    assert _difference(one, other) is None
-    assert _difference(one, personal_models(play(_task(), create(composed.partition("+")[0]), 3))) is not None
+    one, other = (personal_models(play(build_task(), create(text), 3)) for text in (composed, written))
+    assert find_difference(one, other) is None
+    assert find_difference(one, personal_models(play(build_task(), create(composed.partition("+")[0]), 3))) is not None
+
+
+def test_a_piece_that_changes_what_is_deployed_leaves_training_alone() -> None:
+    """catches: FedPer, which begins its training at what it deploys, and so began it at what was tuned."""
+    for method in ("fedper", "local", "fedrep:final_epochs=0", "mtl-reg"):
+        name, _, values = method.partition(":")
+        plain, tuned = (play(build_task(), create(text), 3) for text in (method, f"{name}+tune:{values}"))
+        assert find_difference(plain.server, tuned.server) is None
+        assert find_difference(*(one.population.memory.save(round=3)["kept"] for one in (plain, tuned))) is None
+        assert find_difference(personal_models(plain), personal_models(tuned)) is not None
+
+
+def test_a_new_client_tunes_once(make_cohort) -> None:
+    """catches: a model that is tuned where it is deployed, and tuned again because its client is new."""
+    written, pieced = (
+        create(text) for text in ("fedavg-ft:tune=head,tune_epochs=2", "fedavg+tune:tune=head,tune_epochs=2")
+    )
+    server, cohort = build_task().network.initial, make_cohort(build_task())
+    assert find_difference(written.welcome(server, cohort), pieced.welcome(server, cohort)) is None
+    unlabelled = replace(cohort, labelled=False)
+    assert pieced.welcome(server, unlabelled) is server
 
 
 def test_layers_that_were_sensitive_get_the_larger_radius_the_next_time() -> None:
     same, flexible = (
-        [personal_models(play(_task(), create(f"ditto+fsa:top_c=1,rho_larger={larger}"), rounds)) for rounds in (1, 2)]
+        [
+            personal_models(play(build_task(), create(f"ditto+fsa:top_c=1,rho_larger={larger}"), rounds))
+            for rounds in (1, 2)
+        ]
         for larger in (0.1, 0.9)
     )
-    assert _difference(same[0], flexible[0]) is None  # nothing is known in the first round
-    assert _difference(same[1], flexible[1]) is not None
+    assert find_difference(same[0], flexible[0]) is None  # nothing is known in the first round
+    assert find_difference(same[1], flexible[1]) is not None
 
 
 def test_what_a_piece_keeps_lies_beside_what_the_method_keeps() -> None:
-    alone, both = (play(_task(), create(text), 2) for text in ("ditto", "ditto+fsa:rho=0.0,rho_larger=0.0"))
+    alone, both = (play(build_task(), create(text), 2) for text in ("ditto", "ditto+fsa:rho=0.0,rho_larger=0.0"))
     mine, theirs = (report.population.memory.save(round=2) for report in (alone, both))
-    assert _difference(mine["kept"], theirs["kept"]) is None
+    assert find_difference(mine["kept"], theirs["kept"]) is None
     assert set(theirs["beside"]) == {"fsa"}
     assert set(theirs["beside"]["fsa"]["kept"]) == {"body.0.weight", "head.weight"}
     assert not mine["beside"]
@@ -73,10 +101,10 @@ def test_what_a_piece_keeps_lies_beside_what_the_method_keeps() -> None:
 
 def test_each_piece_keeps_under_its_own_name() -> None:
     """catches: two pieces that both keep something under the name of the last one."""
-    inside, outside = (play(_task(), create(f"fedavg+{both}"), 3) for both in ("fsa+gate", "gate+fsa"))
+    inside, outside = (play(build_task(), create(f"fedavg+{both}"), 3) for both in ("fsa+gate", "gate+fsa"))
     kept = [report.population.memory.save(round=3)["beside"] for report in (inside, outside)]
     assert [sorted(one) for one in kept] == [["fsa", "gate"]] * 2
-    assert _difference(*kept) is None
+    assert find_difference(*kept) is None
 
 
 @pytest.mark.parametrize(
@@ -116,18 +144,19 @@ def test_a_strong_pull_keeps_clients_where_they_began(make_task, engine) -> None
 
 def test_it_is_a_method_like_any_other() -> None:
     method = create("fedper+prox:mu=0.5,epochs=2")
-    assert name_of(type(method)) == "fedper+prox"
+    assert name_of(method) == "fedper+prox"
     assert label(method) == "fedper+prox:epochs=2,mu=0.5"
-    assert [field.name for field in fields(method)] == ["private", "epochs", "weighting", "mu"]
-    assert find("fedper+prox") is find("fedper+prox")
-    assert "Personalization Layers" in type(method).cites
-    assert "Heterogeneous Networks" in type(method).cites
-    assert type(method).limits == {"fedper": {"mu": 0.0}}
+    assert [*values_of(method)] == ["private", "epochs", "weighting", "mu"]
+    assert method == create("fedper+prox:mu=0.5,epochs=2") != create("fedper+prox:mu=0.5")
+    assert (method.epochs, method.mu) == (2, 0.5)
+    assert "Personalization Layers" in method.cites
+    assert "Heterogeneous Networks" in method.cites
+    assert method.limits == {"fedper": {"mu": 0.0}}
 
 
 @pytest.mark.parametrize("name", ["fedper+prox", "fedavg+sam", "fedavg+fsa", "scaffold+tune", "fedper+gate"])
 def test_it_passes_the_battery(name: str) -> None:
-    results = list(check(find(name)))
+    results = list(check(create(name)))
     assert [result.name for result in results if not result.passed] == []
 
 
@@ -156,22 +185,22 @@ def test_a_piece_works_in_every_round_or_is_refused_before_the_first(name: str) 
     """catches: fedgen+fsa, which trains by another gradient from the second round on; fafi+gate, an ensemble."""
     for piece in ("fsa", "tune", "gate"):
         try:
-            method = _shortened(find(f"{name}+{piece}"))()
+            method = shorten(create(f"{name}+{piece}"))
         except HyperparameterError:
             continue
         rounds, cohort = (1, None) if method.one_shot else (2, 2)
-        assert len(personal_models(play(_task(), method, rounds, cohort=cohort))) == _task().clients
+        assert len(personal_models(play(build_task(), method, rounds, cohort=cohort))) == build_task().clients
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
         ("pfedme+prox", "must train by `sgd`. That in pfedme.prox trains in another way"),
-        ("fafi+sam+tune", "must train by `sgd`. That in fafi.sam.tune trains"),
+        ("fafi+sam+tune", "must train by `sgd`. That in fafi.sam trains"),
         ("afl+fsa", "must train by `sgd`"),
         ("fedgen-local+sam:use=classifier", "or with these values not at all"),
         ("fedproto+tune", "must be a model. That in fedproto.tune deploys more"),
-        ("ensemble+tune+prox", "must be a model. That in ensemble.tune.prox deploys more"),
+        ("ensemble+tune+prox", "must be a model. That in ensemble.tune deploys more"),
     ],
 )
 def test_what_cannot_work_is_refused_when_it_is_made(name: str, why: str) -> None:
@@ -192,20 +221,20 @@ def test_a_method_that_says_nothing_of_how_it_trains_is_found_out(base: type[Alg
             return Update(send={"delta": cohort.stacked(w) - w}, weight=cohort.samples)
 
     with pytest.raises(HyperparameterError, match="says that it does, and did not"):
-        play(_task(), composed(Idle, "prox")(), 1)
+        play(build_task(), Prox(inner=Idle()), 1)
 
 
 def test_pieces_act_on_the_gradient_that_a_method_takes() -> None:
     """Of MAML with alpha = 0 the gradient is that of the loss; so is FedGen's before there is a generator."""
     for piece in ("prox:mu=0.7", "sam:rho=0.3", "asam:rho=0.3", "fsa:top_c=1"):
         one, other = (
-            personal_models(play(_task(), create(text), 3))
+            personal_models(play(build_task(), create(text), 3))
             for text in (f"perfedavg+{piece},alpha=0,order=fo,weighting=samples", f"fedavg+{piece}")
         )
-        assert _difference(one, other) is None
+        assert find_difference(one, other) is None
         names = (f"fedgen+{piece},server_steps=2", "fedgen:server_steps=2")
-        with_generator = [personal_models(play(_task(), create(text), 2)) for text in names]
-        assert _difference(*with_generator) is not None
+        with_generator = [personal_models(play(build_task(), create(text), 2)) for text in names]
+        assert find_difference(*with_generator) is not None
 
 
 def test_a_pull_that_overshoots_is_said_aloud(make_task, caplog) -> None:
@@ -220,15 +249,15 @@ def test_a_pull_that_overshoots_is_said_aloud(make_task, caplog) -> None:
 
 def test_bad_pieces_are_refused(make_task) -> None:
     with pytest.raises(UnknownName, match="Unknown piece 'proxx'. Did you mean: prox"):
-        find("fedper+proxx")
+        create("fedper+proxx")
     with pytest.raises(HyperparameterError, match="both have mu"):
-        find("fedprox+prox")
+        create("fedprox+prox")
     with pytest.raises(HyperparameterError, match="mu.*must be a float"):
         create("fedper+prox:mu=-1")
     assert math.isclose(create("fedper+prox:mu=1e+1").mu, 10)
     with pytest.raises(HyperparameterError, match="both have rho"):
-        find("fedsam+sam")
-    with pytest.raises(HyperparameterError, match=r"`top_c` of FedPerFsa must be at most .* layers, 2. Got 3"):
+        create("fedsam+sam")
+    with pytest.raises(HyperparameterError, match=r"`top_c` of FedPer.fsa must be at most .* layers, 2. Got 3"):
         federate(make_task(), create("fedper+fsa:top_c=3"), rounds=1, evaluation="none")
     with pytest.raises(HyperparameterError, match="`margin`.*, or 'never', or 'always'. Got 'sometimes'"):
         create("fedper+gate:margin=sometimes")

@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.compose import create
-from atoll.compose.pieces import composed
+from atoll.compose.pieces import Gate
 from atoll.data.task import Training
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
@@ -20,7 +20,8 @@ from atoll.kernel.params import Params
 from atoll.kernel.predictor import Predictor
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.testing.conformance import _difference, personal_models, play
+from atoll.testing.conformance import personal_models, play
+from atoll.testing.conformance.trees import find_difference
 
 CLIENTS = 6
 ODD = 3  # the client whose labels mean something else
@@ -43,7 +44,7 @@ def _models(name: str, task: Task | None = None, **more: object) -> list[Params]
 
 
 def _same(ours: Params, theirs: Params) -> bool:
-    return _difference(ours, theirs) is None
+    return find_difference(ours, theirs) is None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-ft:tune_epochs=1"])
@@ -68,9 +69,9 @@ def test_it_never_steps_in_the_way_of_the_methods_own_work() -> None:
     for method in ("fedper", "fedrep:final_epochs=2"):
         name, _, values = method.partition(":")
         plain, gated = (play(_task(), create(text), 4) for text in (method, f"{name}+gate:margin=0.0,{values}"))
-        assert _difference(plain.server, gated.server) is None
+        assert find_difference(plain.server, gated.server) is None
         kept = [report.population.memory.save(round=4)["kept"] for report in (plain, gated)]
-        assert _difference(*kept) is None
+        assert find_difference(*kept) is None
 
 
 def test_the_model_of_its_own_is_that_of_local_whatever_pieces_there_are() -> None:
@@ -175,11 +176,11 @@ def _biased(model: Params, beside: Params, batch: Batch) -> Tensor:
 
 
 def test_it_chooses_between_a_model_and_another_rule(make_cohort: Callable[..., Cohort]) -> None:
-    report = play(_task(), composed(Shifted, "gate")(margin=2.0, judge="score"), 5)
+    report = play(_task(), Gate(inner=Shifted(), margin=2.0, judge="score"), 5)
     cohort = make_cohort(_task(), round=5)
     cohort._host.memory = report.population.memory  # type: ignore[attr-defined]
     deployed = report.algorithm.personalize(report.server, cohort)
     assert isinstance(deployed, Predictor)
     assert deployed.beside["alone"].tolist() == [k == ODD for k in range(CLIENTS)]
-    ungated = composed(FedAvg, "gate")(margin=2.0, judge="score").personalize(report.server, cohort)
+    ungated = Gate(inner=FedAvg(), margin=2.0, judge="score").personalize(report.server, cohort)
     assert all(torch.equal(deployed.model[name], leaf) for name, leaf in ungated.items())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.compose import find
+from atoll.compose import create
 from atoll.testing.conformance import Check, checks
 
 PAIRS = ("fafi/margins", "etf/average")  # whose clients answer by prototypes, or in a frame
@@ -12,4 +12,4 @@ PAIRS = ("fafi/margins", "etf/average")  # whose clients answer by prototypes, o
     ("name", "check"), [pytest.param(name, check, id=f"{check.name}-{name}") for name in PAIRS for check in checks()]
 )
 def test_conforms(name: str, check: Check) -> None:
-    check.run(find(name))
+    check.run(create(name))

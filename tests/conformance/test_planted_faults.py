@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -12,8 +12,8 @@ from conformance.test_cheats import CAUGHT
 
 from atoll.algorithms import found
 from atoll.algorithms.ifca import IFCA
-from atoll.compose import create, find
-from atoll.compose.hybrids import within_clusters
+from atoll.compose import create
+from atoll.compose.hybrids import InClusters
 from atoll.kernel.algorithm import (
     Algorithm,
     Limits,
@@ -22,17 +22,17 @@ from atoll.kernel.algorithm import (
     Replies,
     Update,
     WithEverybody,
-    hyperparameters,
 )
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, Tree, spread
 from atoll.kernel.randomness import Keys
-from atoll.testing.conformance import Check, ConformanceError, check, checks, configured, everything
+from atoll.testing.conformance import Check, ConformanceError, check, checks, everything
+from atoll.testing.conformance.methods import shorten
 from atoll.toolbox.client import sgd
 
 
-def names_of_failed(method: type[Algorithm]) -> set[str]:
+def names_of_failed(method: Algorithm | type[Algorithm]) -> set[str]:
     return {result.name for result in check(method) if not result.passed}
 
 
@@ -464,7 +464,7 @@ class Mine(Algorithm):
         return Update(send={"delta": sgd(cohort, start=w, epochs=1) - w}, weight=cohort.samples)
 """
     )
-    assert names_of_failed(find(str(file))) == set()
+    assert names_of_failed(create(str(file))) == set()
 
 
 def test_results_are_handed_out_as_they_come() -> None:
@@ -491,19 +491,18 @@ class LeaksIfAsked(Leak):
 
 
 def test_a_method_inside_clusters_can_be_checked_with_other_hyperparameters() -> None:
-    """Its annotations are of two modules."""
-    asked = configured(create("ditto@ifca:cluster_rounds=2,lam=0.5"))
-    assert (asked().cluster_rounds, asked().lam) == (2, 0.5)
-    assert [one.default for one in hyperparameters(asked) if one.name == "cluster_rounds"] == [2]
+    asked = create("ditto@ifca:cluster_rounds=2,lam=0.5")
+    assert shorten(asked) == asked
+    assert shorten(create("ditto@ifca:lam=0.5")) == create("ditto@ifca:cluster_rounds=1,lam=0.5")
 
 
 def test_what_lasts_is_played_short_unless_it_is_asked_for() -> None:
     """Clusters are fixed after one round instead of ten, so a fault inside them is found."""
-    leaking = within_clusters(Leak, IFCA)
+    leaking = InClusters(inner=Leak(), finder=IFCA())
     with pytest.raises(ConformanceError, match=r"as in a cohort of 6 \(round 1\)"):
         the_check("clients-are-isolated").run(leaking)
     with pytest.raises(ConformanceError, match=r"as in a cohort of 6 \(round 2\)"):
-        the_check("clients-are-isolated").run(configured(leaking(cluster_rounds=2)))
+        the_check("clients-are-isolated").run(replace(leaking, cluster_rounds=2))
 
 
 def test_everything_is_all_methods_and_some_that_are_put_together() -> None:
@@ -516,10 +515,8 @@ def test_everything_is_all_methods_and_some_that_are_put_together() -> None:
 
 def test_a_method_can_be_checked_with_other_hyperparameters() -> None:
     assert not names_of_failed(LeaksIfAsked)
-    asked = configured(LeaksIfAsked(share=0.5))
-    assert asked().share == 0.5
-    assert asked(share=0.0).share == 0.0
-    assert asked.__name__ == "LeaksIfAsked"
+    asked = LeaksIfAsked(share=0.5)
     assert names_of_failed(asked) >= {"clients-are-isolated"}
-    assert not asked.limits  # they were declared for the defaults
-    assert configured(LeaksIfAsked()) is LeaksIfAsked
+    limits = the_check("declared-limits-hold")
+    assert not limits.run(LeaksIfAsked())
+    assert limits.run(asked) == "this method declares no limits"  # they were declared for the defaults

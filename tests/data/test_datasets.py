@@ -66,6 +66,14 @@ def test_digits_need_no_files():
     assert repr(digits) == "Dataset('digits', 1797 samples of (1, 8, 8))"
 
 
+def test_digits_are_read_once_but_not_shared():
+    mine = datasets.load("digits")
+    mine.x.zero_()
+    mine.y.zero_()
+    other = datasets.load("digits")
+    assert (other.x.max(), other.y.max()) == (1, 9)
+
+
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize(
     ("name", "folder"),

@@ -19,7 +19,7 @@ from atoll.records.results import label
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.files import alone_in
 
-SMALL = Recipe(clients=4)
+SMALL = Recipe(samples=600, clients=4)
 
 ONE_SHOT = """
 from dataclasses import dataclass

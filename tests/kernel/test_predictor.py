@@ -13,7 +13,7 @@ from atoll import Algorithm, Batch, Cohort, LocalEngine, Params, Predictor, Stac
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.knn_per import KNNPer
-from atoll.compose import find
+from atoll.compose import create
 from atoll.kernel.predictor import predictor_of
 from atoll.metrics.evaluation import evaluate
 from atoll.runtime.memory import RamMemory
@@ -81,7 +81,7 @@ def test_new_clients_deploy_predictors_and_tune_the_model_by_itself(make_task: C
 
 
 def test_predictors_work_inside_clusters(task: Task) -> None:
-    models = personal_models(play(task, find("knn-per@ifca")(cluster_rounds=1), rounds=2))
+    models = personal_models(play(task, create("knn-per@ifca:cluster_rounds=1"), rounds=2))
     assert all("beside.features" in model for model in models)
 
 

@@ -1,6 +1,6 @@
 """Clients that were never seen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ from atoll.kernel.errors import LabelsNeeded, TaskError
 from atoll.metrics.newcomers import EPOCHS
 from atoll.records.results import Outcome
 
-RECIPE = Recipe(clients=8, partition="dirichlet:0.3", unseen=0.25, training=Training(lr=0.1))
+RECIPE = Recipe(samples=900, clients=8, partition="dirichlet:0.3", unseen=0.25, training=Training(lr=0.1))
 
 
 def test_unseen_clients_take_no_part_and_share_no_sample() -> None:
-    whole, task = Recipe(clients=8, partition="dirichlet:0.3").build(), RECIPE.build()
+    whole, task = replace(RECIPE, unseen=0.0).build(), RECIPE.build()
     assert task.unseen is not None
     assert (task.clients, task.unseen.clients) == (6, 2)
     seen = {name: set(split.order.tolist()) for name, split in task.splits.items()}
@@ -43,8 +43,6 @@ def test_somebody_must_be_left(share: float) -> None:
 
 def test_training_is_that_of_the_seen_alone() -> None:
     task = RECIPE.build()
-    from dataclasses import replace
-
     with_new, without = (federate(one, create("fedavg"), rounds=2).server for one in (task, replace(task, unseen=None)))
     assert all(torch.equal(with_new[name], without[name]) for name in with_new)
 
@@ -95,8 +93,6 @@ def test_a_method_may_tune_in_its_own_way() -> None:
 
 
 def test_labels_cannot_be_read_where_there_are_none() -> None:
-    from dataclasses import replace
-
     from atoll.toolbox.client import sgd
 
     report = federate(RECIPE.build(), create("fedavg"), rounds=1)

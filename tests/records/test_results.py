@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -568,6 +569,14 @@ def test_older_records_have_their_values_beside_the_name(made):
     record = to_record(method)
     older = {"name": record["name"], "file": None, **record["values"]}
     assert from_record(older) == from_record(record) == method
+
+
+@pytest.mark.parametrize("made", ["ditto", "fedper+prox", "ditto@ifca"])
+def test_a_record_with_a_hyperparameter_that_nothing_has_is_refused(made):
+    """catches: a value that is left out in silence, so a run is read as one of another method."""
+    record = to_record(create(made))
+    with pytest.raises(UnknownName, match=rf"Unknown hyperparameter of {re.escape(made)} 'nu'"):
+        from_record({**record, "values": {**record["values"], "nu": 1.0}})
 
 
 def test_an_older_run_is_resumed(make_task, tmp_path):

@@ -15,7 +15,8 @@ from atoll.kernel.errors import CohortError, DataError, RunError, UnknownName
 from atoll.kernel.params import Stack, Tree
 from atoll.records.report import Report
 from atoll.runtime.participation import Moment, parse
-from atoll.testing.conformance import _task, personal_models, play, quadratics
+from atoll.testing.conformance import personal_models, play, quadratics
+from atoll.testing.conformance.tasks import build_task
 
 ROUNDS = 40
 
@@ -216,7 +217,7 @@ EXCHANGING = ["fedora", "fedora:similarity=loss", "ifca:clusters=2,starts=kmeans
 @pytest.mark.parametrize("name", [*EXCHANGING, "fedrep", "fedcr", "ditto@ifca:clusters=2,cluster_rounds=1,restarts=2"])
 def test_who_never_appears_sends_and_keeps_nothing(name: str, tmp_path: Path) -> None:
     settings = three_of_six(tmp_path)
-    report = play(_task(), create(name), settings.rounds, participation=settings.participation)
+    report = play(build_task(), create(name), settings.rounds, participation=settings.participation)
     assert {client for entry in report.ledger.entries for client in entry.clients} == {1, 2, 4}
     saved = report.population.memory.save(round=4)
     assert saved is None or set(saved["clients"].tolist()) <= {1, 2, 4}
@@ -224,14 +225,14 @@ def test_who_never_appears_sends_and_keeps_nothing(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", EXCHANGING)
 def test_who_drops_out_does_not_exchange(name: str) -> None:
-    report = play(_task(), create(name), 3, faults=lambda _, clients: np.isin(clients, (0, 5)))
+    report = play(build_task(), create(name), 3, faults=lambda _, clients: np.isin(clients, (0, 5)))
     assert {client for entry in report.ledger.entries for client in entry.clients} == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("name", ["fedora", "fedora:similarity=loss"])
 def test_who_arrives_later_exchanges_on_arrival(name: str, tmp_path: Path) -> None:
     settings = three_of_six(tmp_path, late=3)
-    report = play(_task(), create(name), settings.rounds, participation=settings.participation)
+    report = play(build_task(), create(name), settings.rounds, participation=settings.participation)
     told = [(one.round, one.client) for one in report.ledger.messages() if one.field == "bases"]
     first = -create(name).exchanges
     assert sorted(told) == [(first, 1), (first, 4), (2, 2)]
@@ -243,14 +244,14 @@ def test_who_arrives_later_exchanges_on_arrival(name: str, tmp_path: Path) -> No
 
 def test_similarities_are_those_of_everybody_whenever_they_arrived(tmp_path: Path) -> None:
     settings = three_of_six(tmp_path, late=3)
-    at_once = play(_task(), create("fedora"), 4, faults=lambda _, clients: ~np.isin(clients, (1, 2, 4))).server
-    later = play(_task(), create("fedora"), 4, participation=settings.participation).server
+    at_once = play(build_task(), create("fedora"), 4, faults=lambda _, clients: ~np.isin(clients, (1, 2, 4))).server
+    later = play(build_task(), create("fedora"), 4, participation=settings.participation).server
     torch.testing.assert_close(later["P"], at_once["P"])
 
 
 def test_starts_are_chosen_once(tmp_path: Path) -> None:
     settings = three_of_six(tmp_path, late=3)
-    report = play(_task(), create("ifca:clusters=2,starts=kmeans++"), 4, participation=settings.participation)
+    report = play(build_task(), create("ifca:clusters=2,starts=kmeans++"), 4, participation=settings.participation)
     early = [one for one in report.ledger.messages() if one.round < 0 and one.field == "delta"]
     assert [(one.round, one.client) for one in early] == [(-1, 4), (-1, 1)]  # client 2 says nothing on its arrival
     assert not [one for one in report.ledger.messages() if one.field == "delta" and (one.round, one.client) == (1, 2)]
@@ -258,7 +259,7 @@ def test_starts_are_chosen_once(tmp_path: Path) -> None:
 
 
 def test_fewer_clients_than_clusters_start_from_drawn_models() -> None:
-    report = play(_task(), create("ifca:clusters=4,starts=kmeans++"), 2, cohort=2)
+    report = play(build_task(), create("ifca:clusters=4,starts=kmeans++"), 2, cohort=2)
     models = report.server["models"]
     assert models.clients == 4
     assert len({tuple(leaf.flatten().tolist()) for leaf in models["head.weight"]}) == 4
@@ -274,9 +275,9 @@ def test_exchanges_are_resumed(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play(_task(), create("fedora"), 4, folder=tmp_path / "run", on_round=stop, **asked)
-    resumed = play(_task(), create("fedora"), 4, folder=tmp_path / "run", resume=True, **asked)
-    straight = play(_task(), create("fedora"), 4, **asked)
+        play(build_task(), create("fedora"), 4, folder=tmp_path / "run", on_round=stop, **asked)
+    resumed = play(build_task(), create("fedora"), 4, folder=tmp_path / "run", resume=True, **asked)
+    straight = play(build_task(), create("fedora"), 4, **asked)
     assert resumed.ledger.entries == straight.ledger.entries
     assert torch.equal(resumed.server["P"], straight.server["P"])
 
@@ -284,7 +285,9 @@ def test_exchanges_are_resumed(tmp_path: Path) -> None:
 def test_what_a_newcomer_says_of_others_models_stands_for_both(tmp_path: Path) -> None:
     """Clients 1 and 4 never tried the model of client 2, which comes later and tries theirs."""
     settings = three_of_six(tmp_path, late=3)
-    scores = play(_task(), create("fedora:similarity=loss"), 4, participation=settings.participation).server["scores"]
+    scores = play(build_task(), create("fedora:similarity=loss"), 4, participation=settings.participation).server[
+        "scores"
+    ]
     assert (scores[2, [1, 4]] > 0).all()
     assert torch.equal(scores[[1, 4], 2], scores[2, [1, 4]])
     assert scores[1, 4] != scores[4, 1]
@@ -296,7 +299,7 @@ def test_a_last_step_that_is_not_finite_is_not_kept(caplog: pytest.LogCaptureFix
             bad = torch.where(cohort.ids == 1, torch.nan, 1.0).to(cohort.lr)
             return super().finish(server, cohort) * bad
 
-    report = federate(_task(), Fails(), rounds=2, evaluation="none")
+    report = federate(build_task(), Fails(), rounds=2, evaluation="none")
     assert all(torch.isfinite(leaf).all() for model in personal_models(report) for leaf in model.values())
     assert report.history[-1]["lost"] == {"not finite": 1}
     assert "client client 1 is lost: its training did not stay finite" in caplog.text

@@ -208,7 +208,7 @@ def test_two_opposite_clients_meet_where_pull_and_loss_balance(lam: float, sigma
     task = quadratics(torch.tensor([[1.0], [-1.0]], dtype=torch.float64), start=torch.zeros(1).double(), lr=ETA)
     x = brentq(lambda x: x - 1 + 2 * lam * x * math.exp(-4 * x * x / sigma) / sigma, 0, 1)
     for alpha in (0.5, 1.0):
-        found = personal(task, FedAMP(lam=lam, alpha=alpha, sigma=sigma), rounds=150)
+        found = personal(task, FedAMP(lam=lam, alpha=alpha, sigma=sigma), rounds=100)
         torch.testing.assert_close(found.flatten(), torch.tensor([x, -x], dtype=torch.float64), rtol=0, atol=1e-9)
 
 

@@ -20,10 +20,11 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, stack
 from atoll.records.report import Report
 from atoll.runtime.workbench import Workbench
-from atoll.testing.conformance import _task, play, quadratics
+from atoll.testing.conformance import play, quadratics
+from atoll.testing.conformance.tasks import build_task
 
 LATE: dict[str, Any] = {"late": 0.5, "delay": 3}
-ROUNDS = 400
+ROUNDS = 280
 
 
 def played(method: Algorithm) -> Report:
@@ -75,7 +76,7 @@ def test_a_reply_to_fedfomo_is_credited_to_the_models_that_it_is_about() -> None
 @pytest.mark.purpose("fedfomo")
 @pytest.mark.parametrize("models", [1, 2, 5])
 def test_fedfomo_reads_replies_to_fewer_models_than_it_sends_now(models: int) -> None:
-    report = play(_task(), FedFomo(models=models), 8, cohort=4, **LATE)
+    report = play(build_task(), FedFomo(models=models), 8, cohort=4, **LATE)
     assert torch.isfinite(report.server["affinity"]).all()
     assert not report.server["affinity"].diagonal().any()
 
@@ -114,7 +115,7 @@ ANSWERS: list[Tensor] = []
 
 @pytest.mark.closed_form("feddf")
 def test_teachers_of_feddf_are_the_models_that_clients_trained() -> None:
-    play(_task(), RememberingFedDF(server_epochs=2), 6, **LATE)
+    play(build_task(), RememberingFedDF(server_epochs=2), 6, **LATE)
     assert len(ANSWERS) >= 5
 
 
@@ -142,7 +143,7 @@ HEADS: list[Stack] = []
 
 @pytest.mark.closed_form("fedgen")
 def test_the_generator_of_fedgen_learns_from_the_heads_that_clients_trained() -> None:
-    play(_task(), RememberingFedGen(server_steps=2), 6, **LATE)
+    play(build_task(), RememberingFedGen(server_steps=2), 6, **LATE)
     assert HEADS
 
 
@@ -164,6 +165,6 @@ def test_fedpac_mixes_the_heads_that_clients_trained() -> None:
             seen.append((after["heads"].rows(rows), stack([TRAINED[int(client)] for client in replies.clients])))
             return after
 
-    play(_task(), Remembering(heads="own"), 6, **LATE)
+    play(build_task(), Remembering(heads="own"), 6, **LATE)
     assert len(seen) >= 5
     assert all(torch.equal(mine[name], leaf) for mine, trained in seen for name, leaf in trained.items())

@@ -143,7 +143,7 @@ def test_the_first_round_of_scaffold_is_fedavg() -> None:
 @pytest.mark.closed_form("scaffold")
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_scaffold_converges_to_the_optimum_of_the_mean_for_any_number_of_steps(epochs: int) -> None:
-    report = play(quadratics(C, H, samples=SAMPLES, lr=0.2), Scaffold(epochs=epochs), rounds=150)
+    report = play(quadratics(C, H, samples=SAMPLES, lr=0.2), Scaffold(epochs=epochs), rounds=110)
     torch.testing.assert_close(shared(report), OPTIMUM, **EXACT)
     torch.testing.assert_close(kept(report)["w"], gradients(OPTIMUM), **EXACT)
 
@@ -174,7 +174,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(faults) -> None:  # type
 @pytest.mark.closed_form("feddyn")
 @pytest.mark.parametrize(("alpha", "epochs"), [(1.0, 1), (1.0, 3), (2.0, 2)])
 def test_feddyn_converges_to_the_optimum_of_the_mean(alpha: float, epochs: int) -> None:
-    report = play(quadratics(C, H, samples=SAMPLES, lr=0.2), FedDyn(alpha=alpha, epochs=epochs), rounds=250)
+    report = play(quadratics(C, H, samples=SAMPLES, lr=0.2), FedDyn(alpha=alpha, epochs=epochs), rounds=170)
     torch.testing.assert_close(shared(report), OPTIMUM, **EXACT)
     torch.testing.assert_close(kept(report)["w"], gradients(OPTIMUM), **EXACT)
 

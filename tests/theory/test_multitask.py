@@ -95,7 +95,7 @@ def test_mtl_reg_shrinks_private_leaves_towards_their_mean(lam: float) -> None:
     # f(r, q) = 1/2 (r - a)^2 + 1/2 (q - b - r)^2 has q = r + mean b, q_k = r + (b_k + 2 lam mean b) / (1 + 2 lam).
     # The gaps q_k - b_k - r cancel in the mean: r = mean a.
     a, b = C[:, 0], C[:, 1]
-    report = play(body_and_head(a, b, lr=0.2), MTLReg(lam=lam), rounds=400)
+    report = play(body_and_head(a, b, lr=0.3), MTLReg(lam=lam), rounds=250)
     r, mean = P @ a, P @ b
     torch.testing.assert_close(report.server["body.value"], r[None], **EXACT)
     torch.testing.assert_close(report.server["head.value"], (r + mean)[None], **EXACT)
@@ -116,7 +116,7 @@ def relationship(w: Tensor, floor: float) -> Tensor:
 @pytest.mark.parametrize("lam", [0.1, 0.5])
 def test_mocha_converges_to_a_stationary_point_of_its_objective(lam: float) -> None:
     # H_k (w_k - c_k) + lam sum_j Omega_kj w_j = 0 for all clients at once, with Omega that of these models.
-    report = play(clients(), Mocha(lam=lam), rounds=150)
+    report = play(clients(), Mocha(lam=lam), rounds=100)
     w = deployed(report)
     omega = relationship(w, floor=0.1)
     torch.testing.assert_close(report.server["omega"], omega, rtol=0, atol=1e-10)

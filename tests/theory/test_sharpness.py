@@ -127,7 +127,7 @@ def test_momentum_is_the_mean_of_all_gradients_that_fades() -> None:
 
 @pytest.mark.closed_form("mofedsam")
 def test_without_a_radius_momentum_ends_at_the_optimum() -> None:
-    server = play(clients(), MoFedSAM(rho=0.0, alpha=0.5), rounds=200).server
+    server = play(clients(), MoFedSAM(rho=0.0, alpha=0.5), rounds=140).server
     torch.testing.assert_close(server["w"]["w"], balance(H, C, P), **EXACT)
     torch.testing.assert_close(server["momentum"]["w"], torch.zeros_like(C[0]), **EXACT)
 
@@ -139,10 +139,10 @@ def test_without_a_radius_momentum_ends_at_the_optimum() -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fedspeed_ends_where_sharpness_aware_gradients_cancel(steps: int) -> None:
     # For any number of local steps, and all clients alike; not at the optimum of the plain losses.
-    report = play(clients(), FedSpeed(alpha=0.5, rho=RHO, epochs=steps), rounds=300)
+    report = play(clients(), FedSpeed(alpha=0.5, rho=RHO, epochs=steps), rounds=200)
     w = report.server["w"]["w"]
     torch.testing.assert_close(ALIKE @ sharp(w.expand_as(C)), torch.zeros_like(w), **NEAR)
-    q = report.population.memory.save(round=300)["kept"]["w"]
+    q = report.population.memory.save(round=200)["kept"]["w"]
     torch.testing.assert_close(q, sharp(w.expand_as(C)), **NEAR)
     assert (w - balance(H, C, ALIKE)).norm() > 0.005
 

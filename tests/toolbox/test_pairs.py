@@ -19,7 +19,7 @@ from atoll.algorithms.fafi_bank import FAFIBank
 from atoll.algorithms.trainings.bank import Bank
 from atoll.algorithms.trainings.fafi import PrototypeContrast
 from atoll.algorithms.trainings.queue import Queue
-from atoll.compose import create, find
+from atoll.compose import create, read
 from atoll.compose.names import from_record, to_record
 from atoll.kernel.algorithm import NonNegative, hyperparameters
 from atoll.kernel.errors import HyperparameterError, UnknownName
@@ -69,11 +69,11 @@ def test_every_piece_changes_the_training(task: Task, piece: str) -> None:
 
 
 def test_a_pair_with_a_file_is_that_method() -> None:
-    assert find("ce/ensemble") is Ensemble
-    assert find("fafi+bank/features") is FAFIBank
-    assert find("ce/ensemble+prox") is find("ensemble+prox")
-    assert find("etf/ensemble") is not find("fedetf")  # which has an option of its own
-    assert find("fafi/margins") is find("fafi/margins")
+    assert read("ce/ensemble").kind is Ensemble
+    assert read("fafi+bank/features").kind is FAFIBank
+    assert create("ce/ensemble+prox") == create("ensemble+prox")
+    assert read("etf/ensemble").kind is not read("fedetf").kind  # which has an option of its own
+    assert read("fafi/margins").kind is read("fafi/margins").kind
 
 
 @pytest.mark.parametrize("name", ["ce/features", "ce+bank/ensemble", "etf+queue/margins"])
@@ -101,7 +101,7 @@ def test_names_are_suggested(name: str, said: str) -> None:
 
 
 def test_the_hyperparameters_of_a_pair_are_those_of_its_parts() -> None:
-    names = [one.name for one in hyperparameters(find("fafi+bank+queue/margins"))]
+    names = [one.name for one in hyperparameters(read("fafi+bank+queue/margins").kind)]
     assert names == [
         *(one.name for one in hyperparameters(PrototypeContrast)),
         *(one.name for one in hyperparameters(Bank)),

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import HyperparameterError, UnknownName, unknown
+from atoll.kernel.wrapper import core_of
 from atoll.toolbox.pairs import LocalTraining, Pair, Part, Piece, ServerAnswer, make_pair
 
 __all__ = ["file_of", "find_pair", "found", "list_pairs", "list_parts", "load_file", "name_of"]
@@ -90,15 +91,21 @@ def _files() -> list[pkgutil.ModuleInfo]:
     return [entry for entry in pkgutil.iter_modules(__path__) if not entry.ispkg]
 
 
-def name_of(method: type[Algorithm]) -> str:
-    """What a method is called: its file's name, or those of its halves, and what was added to it."""
-    file = method.__module__.rpartition(".")[2].replace("_", "-")
-    return (getattr(method, "full_name", "") or file) + method.added
+def name_of(method: Algorithm | type[Algorithm]) -> str:
+    """Return what a method is called: its file's name, or those of its halves, and what was added to it."""
+    kind = _class_of(method)
+    file = kind.__module__.rpartition(".")[2].replace("_", "-")
+    return (getattr(kind, "full_name", "") or file) + method.added
 
 
-def file_of(method: type[Algorithm]) -> Path | None:
-    """The file of a user's own method; None for a method that is found by its name."""
-    return Path(inspect.getfile(method)) if method.__module__.startswith(f"{FROM_FILES}.") else None
+def file_of(method: Algorithm | type[Algorithm]) -> Path | None:
+    """Return the file of a user's own method; None for a method that is found by its name."""
+    kind = _class_of(method)
+    return Path(inspect.getfile(kind)) if kind.__module__.startswith(f"{FROM_FILES}.") else None
+
+
+def _class_of(method: Algorithm | type[Algorithm]) -> type[Algorithm]:
+    return method if isinstance(method, type) else type(core_of(method))
 
 
 def __getattr__(name: str) -> type[Algorithm]:

@@ -5,8 +5,9 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -18,6 +19,9 @@ from atoll.cli.shown import messages, out, paths_of, say, write
 from atoll.kernel.errors import UnknownName, unknown
 from atoll.kernel.references import bibtex
 from atoll.report.table import UNKNOWN, Numbers, plain_table
+
+if TYPE_CHECKING:
+    from atoll.kernel.algorithm import Algorithm
 
 
 @app.command("list")
@@ -132,15 +136,15 @@ def partition(
 @app.command()
 def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.")]) -> None:
     """Explain a method: its objective, hyperparameters, what it sends, and what to cite."""
-    from atoll.compose import find
+    from atoll.compose import create
     from atoll.kernel.algorithm import describe_values, hyperparameters
+    from atoll.kernel.wrapper import core_of
 
-    method = find(name)
-    console = out()
-    for part in parts_of(method) if getattr(method, "full_name", "") else [method]:
-        console.print(
-            Text(inspect.cleandoc(sys.modules[part.__module__].__doc__ or part.__doc__ or "")), soft_wrap=True
-        )
+    method = create(name)
+    console, kind = out(), type(core_of(method))
+    for part in parts_of(kind) if getattr(kind, "full_name", "") else [kind]:
+        described = sys.modules[part.__module__].__doc__ or part.__doc__ or ""
+        console.print(Text(inspect.cleandoc(described)), soft_wrap=True)
     meanings = field_comments(method)
     rows = [[one.name, one.expected, repr(one.default), meanings.get(one.name, "")] for one in hyperparameters(method)]
     write("", plain_table(["hyperparameter", "must be", "default", "meaning"], rows), "")
@@ -181,13 +185,18 @@ def explain(
         write("", "Nobody gains or loses more than one standard error; --client explains one of them.")
 
 
-def field_comments(method: type) -> dict[str, str]:
-    """What the comment after each field of a class says, in the class, in those it is made from and in its parts."""
+def field_comments(method: "Algorithm") -> dict[str, str]:
+    """Return what the comment after each field of a method says; those of the methods or parts inside it among them."""
+    from atoll.kernel.algorithm import Algorithm
+
     found: dict[str, str] = {}
-    for part in (*reversed(parts_of(method)), *reversed(method.__mro__[:-1])):
+    for field in fields(method):
+        value = getattr(method, field.name)
+        found |= field_comments(value) if isinstance(value, Algorithm) else {}
+    for part in (*reversed(parts_of(type(method))), *reversed(type(method).__mro__[:-1])):
         try:
             lines = inspect.getsource(part).splitlines()
-        except OSError:  # put together when it was asked for
+        except OSError:  # a pair without a file of its own
             continue
         matches = (re.match(r"    (\w+): [^#]*# (.+)", line) for line in lines)
         names = getattr(method, "values_of", {}).get(part, {})  # what a pair calls a field of its part

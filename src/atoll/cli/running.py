@@ -34,7 +34,7 @@ def run(
 
     algorithm = create(method, **options.hyperparameters)
     settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
-    folder = options.out or unused(RUNS / f"{options.task}-{name_of(type(algorithm)).replace('/', '-')}-{now()}")
+    folder = options.out or unused(RUNS / f"{options.task}-{name_of(algorithm).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with progress(settings.rounds) as shown:
             shown.begin(method)
@@ -97,10 +97,9 @@ def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Call
 
 def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorithm"]:
     """The methods; a hyperparameter given with --set goes to each one that has it."""
-    from atoll.compose import create, find
-    from atoll.kernel.algorithm import hyperparameters
+    from atoll.compose import create, read
 
-    known = {text: {one.name for one in hyperparameters(find(text.partition(":")[0]))} for text in methods}
+    known = {text: read(text.partition(":")[0]).hyperparameters.keys() for text in methods}
     for name in values:
         if not any(name in names for names in known.values()):
             raise unknown("hyperparameter", name, set().union(*known.values()))

@@ -53,7 +53,7 @@ def check(
     from atoll.testing import conformance
 
     several = name == "all"
-    methods = conformance.everything() if several else {name: conformance.configured(create(name))}
+    methods = conformance.everything() if several else {name: create(name)}
     summary = []
     for number, (called, method) in enumerate(methods.items(), 1):
         with progress(len(conformance.checks())) as shown:

@@ -7,8 +7,8 @@ models learn from those of other architectures. There is no model for everybody.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, make_dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,29 +21,34 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Tree
 from atoll.kernel.task import Facts
+from atoll.kernel.wrapper import Wrapper, title_of
 
 Server = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InArchitectures(Algorithm):
-    """What a method needs for several architectures."""
+class InArchitectures(Wrapper):
+    """The method `inner` for several architectures; it keeps its name and its hyperparameters."""
 
-    member: ClassVar[type[Algorithm]]
+    inner: Algorithm
 
-    @property
-    def method(self) -> Algorithm:
-        """The method as it is for one architecture."""
-        return self.member(**{one.name: getattr(self, one.name) for one in fields(self.member)})
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for hook in ("unicast", "prepare", "last_broadcast"):
+            if self.inner.defines(hook):
+                raise TaskError(
+                    "With several architectures a method must send the same to all clients of one. "
+                    f"{name_of(self.inner)} does not (`{hook}`)."
+                )
 
     def start(self, task: Facts) -> Server:
         """A state for each architecture, and who has which."""
-        states = [self.method.start(one) for one in task.by_architecture]
+        states = [self.inner.start(one) for one in task.by_architecture]
         return {"states": states, "architecture": torch.from_numpy(task.architecture)}
 
     def equip(self, server: Server, workbench: Workbench) -> Server:
         """The state of each architecture, after what its server does alone."""
-        states = [self.method.equip(one, workbench.of_architecture(n)) for n, one in enumerate(server["states"])]
+        states = [self.inner.equip(one, workbench.of_architecture(n)) for n, one in enumerate(server["states"])]
         return server | {"states": states}
 
     def broadcast(self, server: Server) -> None:
@@ -51,28 +56,28 @@ class InArchitectures(Algorithm):
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
         """What the server of these clients' architecture sends to all of them."""
-        return self.method.broadcast(server["states"][int(server["architecture"][ids[0]])])
+        return self.inner.broadcast(server["states"][int(server["architecture"][ids[0]])])
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """The method's work, with what was received."""
-        return self.method.local(cohort.received, cohort)
+        return self.inner.local(cohort.received, cohort)
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """The next state of each architecture."""
         own = replies.map(lambda one: one._replace(broadcast=one.unicast, unicast=None))
-        return server | {"states": self.method.fuse(server["states"], own)}
+        return server | {"states": self.inner.fuse(server["states"], own)}
 
     def finish(self, server: Server, cohort: Cohort) -> Tree:
         """The method's last step."""
-        return self.method.finish(_state(server, cohort), cohort)
+        return self.inner.finish(_state(server, cohort), cohort)
 
     def personalize(self, server: Server, cohort: Cohort) -> Deployed:
         """What the method makes of the state of the clients' architecture."""
-        return self.method.personalize(_state(server, cohort), cohort)
+        return self.inner.personalize(_state(server, cohort), cohort)
 
     def welcome(self, server: Server, cohort: Cohort) -> Deployed:
         """What the method gives new clients of this architecture."""
-        return self.method.welcome(_state(server, cohort), cohort)
+        return self.inner.welcome(_state(server, cohort), cohort)
 
     def shared(self, server: Server) -> None:
         """There is no model for everybody."""
@@ -80,41 +85,24 @@ class InArchitectures(Algorithm):
     def mixing(self, server: Server) -> None:
         """It is not known across architectures."""
 
+    def found_clusters(self, server: Server) -> None:
+        """They are not known across architectures."""
+
 
 def _state(server: Server, cohort: Cohort) -> Tree:
     return server["states"][cohort.task.own_architecture]
 
 
-_MADE: dict[type[Algorithm], type[Algorithm]] = {}  # the same class for the same question
-
-
 def within_architectures(algorithm: Algorithm, task: Facts) -> Algorithm:
-    """The method, extended where the task has several architectures; its name and hyperparameters stay."""
-    if task.architecture is None:
-        return algorithm
-    method = type(algorithm)
-    if method not in _MADE:
-        _MADE[method] = _extend(method)
-    return _MADE[method](**{one.name: getattr(algorithm, one.name) for one in fields(algorithm)})
+    """Return the method, wrapped where the task has several architectures."""
+    return algorithm if task.architecture is None else InArchitectures(inner=algorithm)
 
 
 def check_mixes(algorithm: Algorithm, task: Facts) -> None:
     """Raise for a method that needs one architecture on a task that has several."""
     if task.architecture is not None and not algorithm.mixes_architectures:
         raise TaskError(
-            f"{type(algorithm).__name__} needs clients that all have one architecture. {task.name} has "
+            f"{title_of(algorithm)} needs clients that all have one architecture. {task.name} has "
             f"{len(task.networks)}.",
             hint="choose a single --model, or a method that takes several: local, fedavg, feddf.",
         )
-
-
-def _extend(method: type[Algorithm]) -> type[Algorithm]:
-    for hook in ("unicast", "prepare"):
-        if getattr(method, hook) is not getattr(Algorithm, hook):
-            raise TaskError(
-                f"With several architectures a method must send the same to all clients of one. {name_of(method)} does "
-                f"not (`{hook}`)."
-            )
-    facts = {"member": method, "__module__": method.__module__, "__doc__": method.__doc__}
-    bases = (InArchitectures, method)
-    return make_dataclass(method.__name__, [], bases=bases, namespace=facts, frozen=True, kw_only=True)

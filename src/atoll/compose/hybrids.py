@@ -2,15 +2,15 @@
 
 First the clustering method (ifca, cfl or flhc) works for `cluster_rounds` rounds. Then its clusters are fixed, and the
 other method goes on in each of them by itself, as if its clients were the whole federation, from the cluster's model.
-`within_clusters` makes a class of both, with the hyperparameters of both: those of the same name (`epochs`,
-`weighting`) have one value. A client that was in no cluster by then joins the largest one.
+A hybrid wraps both, and has the hyperparameters of both: those of the same name (`epochs`, `weighting`) have one value.
+A client that was in no cluster by then joins the largest one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, make_dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.algorithms import name_of
-from atoll.kernel.algorithm import Algorithm, Count, Deployed, Lasts, Replies, Update
+from atoll.kernel.algorithm import Algorithm, Count, Deployed, Lasts, Limits, Replies, Update, hyperparameters
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import UnknownName
+from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.params import Stack, Tree
 from atoll.kernel.predictor import Predictor
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
+from atoll.kernel.wrapper import Wrapper, fact, values_of
 from atoll.toolbox.server.mixing import heard
 
 if TYPE_CHECKING:
@@ -36,56 +37,113 @@ START = "start of the cluster"  # where clients keep the model that their cluste
 
 
 @dataclass(frozen=True, kw_only=True)
-class InClusters(Algorithm):
-    """What a hybrid adds: the clustering first, then as many servers of the method as there are clusters.
+class InClusters(Wrapper):
+    """The method `inner` inside the clusters of `finder`: clustering first, then a server of the method for each.
 
     No cohort then has clients of two clusters, so the method works as in a federation of its cluster alone.
     """
 
     cluster_rounds: Annotated[Count, Lasts(enough=1)] = 10  # of the clustering, before its clusters are fixed
+    finder: Algorithm
+    inner: Algorithm
 
-    clusterer: ClassVar[type[Algorithm]]
-    member: ClassVar[type[Algorithm]]
     sums_suffice: ClassVar[bool] = False
+    closed_form: ClassVar[bool] = False
+    limits: ClassVar[Limits] = {}
+    mixes_architectures: ClassVar[bool] = False
+    finds_clusters: ClassVar[bool] = False
 
-    @property
-    def clustering(self) -> Algorithm:
-        """The clustering method, with its share of the hyperparameters."""
-        return self.clusterer(**{one.name: getattr(self, one.name) for one in fields(self.clusterer)})
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        called, by = name_of(self.inner), name_of(self.finder)
+        if not self.finder.finds_clusters:
+            raise UnknownName(
+                f"After an @ must stand a method that finds clusters. {by} does not.", hint="for example ditto@ifca."
+            )
+        if self.inner.one_shot:
+            raise UnknownName(
+                f"To find clusters takes rounds. {called} uploads once, and so cannot be inside clusters."
+            )
+        for hook in ("unicast", "prepare"):
+            if self.inner.defines(hook):
+                raise UnknownName(
+                    f"Inside clusters a method must send the same to all of its clients. {called} does not (`{hook}`)."
+                )
+        self._require_one_meaning(called, by)
 
-    @property
-    def method(self) -> Algorithm:
-        """The method inside the clusters, with its share of the hyperparameters."""
-        return self.member(**{one.name: getattr(self, one.name) for one in fields(self.member)})
+    def _require_one_meaning(self, called: str, by: str) -> None:
+        """Raise unless hyperparameters that both methods have mean the same, and have the same value."""
+        mine, theirs = ({one.name: one for one in hyperparameters(part)} for part in (self.inner, self.finder))
+        both = sorted(mine.keys() & theirs.keys())
+        differ = [name for name in both if not mine[name].means_the_same_as(theirs[name])]
+        if differ:
+            raise UnknownName(
+                f"Inside clusters, hyperparameters of one name have one value. {called} and {by} mean different things "
+                f"by {', '.join(differ)}.",
+                hint="take another method that finds clusters.",
+            )
+        values = [values_of(part) for part in (self.inner, self.finder)]
+        unequal = [name for name in both if values[0][name] != values[1][name]]
+        if unequal:
+            raise HyperparameterError(
+                f"Inside clusters, hyperparameters of one name must have one value. {called} and {by} have different "
+                f"values of {', '.join(unequal)}.",
+            )
+
+    # -- what it is made of ------------------------------------------------------------------------------------------
+    @fact
+    def added(self) -> str:
+        """What the method was put together with, and what finds the clusters."""
+        return f"{self.inner.added}@{name_of(self.finder)}"
+
+    @fact
+    def sends(self) -> Mapping[str, str]:
+        """What leaves a client by either method."""
+        return {**self.inner.sends, **self.finder.sends}
+
+    @fact
+    def needs_public_data(self) -> bool:
+        """Whether one of both does."""
+        return self.inner.needs_public_data or self.finder.needs_public_data
+
+    @fact
+    def reads_validation(self) -> bool:
+        """Whether one of both does."""
+        return self.inner.reads_validation or self.finder.reads_validation
+
+    @fact
+    def cites(self) -> str:
+        """The entries of both."""
+        return "\n\n".join(filter(None, map(bibtex, (self.inner.cites, self.finder.cites))))
 
     @property
     def least_rounds(self) -> int:
-        """One more than the clustering takes."""
-        return self.cluster_rounds + self.method.least_rounds
+        """As many as the clustering takes, and those of the method."""
+        return self.cluster_rounds + self.inner.least_rounds
 
     @property
     def exchanges(self) -> int:
         """As many as the clustering has."""
-        return self.clustering.exchanges
+        return self.finder.exchanges
 
     def pulls(self, lr: float) -> dict[str, float]:
         """What both methods pull at."""
-        return {**self.clustering.pulls(lr), **self.method.pulls(lr)}
+        return {**self.finder.pulls(lr), **self.inner.pulls(lr)}
 
     # -- the server --------------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> Server:
         """Clustering begins; the method is asked whether it could begin, too."""
-        self.method.start(task)
-        begun = {"clustering": self.clustering.start(task), "rounds": 0}
+        self.inner.start(task)
+        begun = {"clustering": self.finder.start(task), "rounds": 0}
         return begun | {"cluster": None, "inside": None, "starts": None, "told": None, "numbers": None}
 
     def equip(self, server: Server, workbench: Workbench) -> Server:
         """What the clustering's server does alone."""
-        return server | {"clustering": self.clustering.equip(server["clustering"], workbench)}
+        return server | {"clustering": self.finder.equip(server["clustering"], workbench)}
 
     def broadcast(self, server: Server) -> Tree:
         """What the clustering sends; afterwards nothing is the same for all."""
-        clustering = self.clustering.broadcast(server["clustering"]) if server["inside"] is None else None
+        clustering = self.finder.broadcast(server["clustering"]) if server["inside"] is None else None
         return {"clustering": clustering, "inside": server["inside"] is not None}
 
     def groups(self, server: Server) -> NDArray[np.int64] | None:
@@ -98,22 +156,22 @@ class InClusters(Algorithm):
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
         """What the server of these clients' cluster sends to all of them; the first time, what they start from."""
         if server["inside"] is None:
-            return self.clustering.unicast(server["clustering"], ids)
+            return self.finder.unicast(server["clustering"], ids)
         number = int(server["cluster"][ids[0]])
         start = None if server["told"][ids[0]] else server["starts"][number]
-        return {"sent": self.method.broadcast(server["inside"][number]), "start": start}
+        return {"sent": self.inner.broadcast(server["inside"][number]), "start": start}
 
     def absorb(self, server: Server, replies: Replies) -> Server:
         """The clustering's state after its exchange; one that comes after the clusters are fixed changes nothing."""
         if server["inside"] is not None:
             return server
-        return server | {"clustering": self.clustering.absorb(server["clustering"], replies)}
+        return server | {"clustering": self.finder.absorb(server["clustering"], replies)}
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """The clustering's next state, then the next state of each cluster's server."""
         if server["inside"] is not None:
-            return self._inside(server, replies)
-        found: Server = self.clustering.aggregate(server["clustering"], replies)
+            return self._aggregate_inside(server, replies)
+        found: Server = self.finder.aggregate(server["clustering"], replies)
         server = server | {"clustering": found, "rounds": server["rounds"] + 1}
         if server["rounds"] < self.cluster_rounds:
             return server
@@ -122,13 +180,13 @@ class InClusters(Algorithm):
         there, cluster = torch.unique(torch.where(cluster < 0, largest, cluster), return_inverse=True)  # no empty ones
         members, starts = cluster.cpu().numpy(), [found["models"].client(int(old)) for old in there]
         inside = [
-            self.method.equip(self.method.start(task.of(int((members == number).sum()), start)), replies.workbench)
+            self.inner.equip(self.inner.start(task.of(int((members == number).sum()), start)), replies.workbench)
             for number, start in enumerate(starts)
         ]
         told = torch.zeros_like(cluster, dtype=torch.bool)
         return server | {"cluster": cluster, "inside": inside, "starts": starts, "told": told, "numbers": there}
 
-    def _inside(self, server: Server, replies: Replies) -> Server:
+    def _aggregate_inside(self, server: Server, replies: Replies) -> Server:
         """The next state of each cluster's server; what is late from the time of the clustering comes too late."""
         replies = replies.where(lambda one: one.broadcast["inside"])
         if not len(replies.clients):
@@ -137,51 +195,54 @@ class InClusters(Algorithm):
         where = server["cluster"].cpu().numpy()[replies.clients]
         for number in np.unique(where).tolist():
             own = replies.of(where == number).map(lambda one: one._replace(broadcast=one.unicast["sent"], unicast=None))
-            inside[number] = self.method.aggregate(inside[number], own)
+            inside[number] = self.inner.aggregate(inside[number], own)
         return server | {"inside": inside, "told": heard(server["told"], replies.clients)}
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
         """The clustering's exchange; who comes after the clusters are fixed has nothing to exchange."""
-        return None if broadcast["inside"] else self.clustering.prepare(broadcast["clustering"], cohort)
+        return None if broadcast["inside"] else self.finder.prepare(broadcast["clustering"], cohort)
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """The clustering's work, then the method's, with what its cluster's server sent."""
         if not broadcast["inside"]:
-            return self.clustering.local(broadcast["clustering"], cohort)
+            return self.finder.local(broadcast["clustering"], cohort)
         received, new = cohort.received["sent"], cohort.received["start"]
         # Whoever has the start of its cluster keeps it; a cohort is of one cluster, so one client's is everybody's.
         start = cohort.beside(START).recall(default=cohort.initial).client(0) if new is None else new
-        update = self.method.local(received, replace(cohort, received=None).starting_from(start))
+        update = self.inner.local(received, replace(cohort, received=None).starting_from(start))
         return update if new is None else replace(update, beside={**update.beside, START: cohort.stacked(start)})
+
+    def last_broadcast(self, server: Server) -> None:
+        """Nothing is the same for all."""
 
     def finish(self, server: Server, cohort: Cohort) -> Tree:
         """The method's last step, inside the clusters."""
         if server["inside"] is None:
-            return self.clustering.finish(server["clustering"], cohort)
+            return self.finder.finish(server["clustering"], cohort)
         number = int(server["cluster"][cohort.clients[0]])
-        return self.method.finish(server["inside"][number], cohort.starting_from(server["starts"][number]))
+        return self.inner.finish(server["inside"][number], cohort.starting_from(server["starts"][number]))
 
     # -- the models that come out ------------------------------------------------------------------------------------
     def personalize(self, server: Server, cohort: Cohort) -> Deployed:
         """The clustering's model, then what the method makes of the server of the clients' cluster."""
         if server["inside"] is None:
-            return self.clustering.personalize(server["clustering"], cohort)
+            return self.finder.personalize(server["clustering"], cohort)
         number = int(server["cluster"][cohort.clients[0]])
-        return self.method.personalize(server["inside"][number], cohort.starting_from(server["starts"][number]))
+        return self.inner.personalize(server["inside"][number], cohort.starting_from(server["starts"][number]))
 
     def welcome(self, server: Server, cohort: Cohort) -> Deployed:
         """What the method gives a new client of the cluster that it would join; of the largest, if that is empty."""
         if server["inside"] is None:
-            return self.clustering.welcome(server["clustering"], cohort)
-        same = self.clustering.joined(server["clustering"], cohort)[:, None] == server["numbers"]
+            return self.finder.welcome(server["clustering"], cohort)
+        same = self.finder.joined(server["clustering"], cohort)[:, None] == server["numbers"]
         largest = torch.bincount(server["cluster"]).argmax()
         cluster = torch.where(same.any(1), same.int().argmax(1), largest).cpu().numpy()
         order, offers = [], []
         for number in np.unique(cluster).tolist():
             order.append(np.flatnonzero(cluster == number))
             some = cohort.only(order[-1]).starting_from(server["starts"][number])
-            offers.append(_stacked(self.method.welcome(server["inside"][number], some), some))
+            offers.append(_stacked(self.inner.welcome(server["inside"][number], some), some))
         place = torch.from_numpy(np.argsort(np.concatenate(order))).to(cohort.ids.device)
         if not isinstance(offers[0], Predictor):
             return _concatenated(offers, place)
@@ -190,18 +251,18 @@ class InClusters(Algorithm):
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
         """As the method inside the clusters does it."""
-        return self.method.tune_newcomer(given, model, cohort, epochs=epochs, stream=stream)
+        return self.inner.tune_newcomer(given, model, cohort, epochs=epochs, stream=stream)
 
     def shared(self, server: Server) -> None:
         """There is no model for everybody."""
 
     def mixing(self, server: Server) -> Tensor | None:
         """Clients of a cluster learn from each other."""
-        return self.clustering.mixing(server["clustering"])
+        return self.finder.mixing(server["clustering"])
 
     def found_clusters(self, server: Server) -> Clusters | None:
         """The clustering's, with the clients that joined when they were fixed."""
-        found, fixed = self.clustering.found_clusters(server["clustering"]), server["cluster"]
+        found, fixed = self.finder.found_clusters(server["clustering"]), server["cluster"]
         return found if found is None or fixed is None else replace(found, of_client=fixed.cpu().numpy())
 
 
@@ -216,55 +277,3 @@ def _concatenated(parts: Sequence[Stack], place: Tensor) -> Stack:
     """The rows of several stacks, each at its place."""
     first = parts[0]
     return Stack({name: torch.cat([part[name] for part in parts])[place] for name in first}, first.layout)
-
-
-_MADE: dict[tuple[type[Algorithm], type[Algorithm]], type[Algorithm]] = {}  # the same class for the same question
-
-
-def within_clusters(method: type[Algorithm], clusterer: type[Algorithm]) -> type[Algorithm]:
-    """The method inside the clusters that another one finds."""
-    if (method, clusterer) not in _MADE:
-        _MADE[method, clusterer] = _combine(method, clusterer)
-    return _MADE[method, clusterer]
-
-
-def _combine(method: type[Algorithm], clusterer: type[Algorithm]) -> type[Algorithm]:
-    called, by = name_of(method), name_of(clusterer)
-    if not clusterer.finds_clusters:
-        raise UnknownName(
-            f"After an @ must stand a method that finds clusters. {by} does not.", hint="for example ditto@ifca."
-        )
-    if method.one_shot:
-        raise UnknownName(f"To find clusters takes rounds. {called} uploads once, and so cannot be inside clusters.")
-    for hook in ("unicast", "prepare"):
-        if getattr(method, hook) is not getattr(Algorithm, hook):
-            raise UnknownName(
-                f"Inside clusters a method must send the same to all of its clients. {called} does not (`{hook}`)."
-            )
-    kinds = [{one.name: get_type_hints(part)[one.name] for one in fields(part)} for part in (method, clusterer)]
-    differ = sorted(name for name in kinds[0].keys() & kinds[1].keys() if kinds[0][name] != kinds[1][name])
-    if differ:
-        raise UnknownName(
-            f"Inside clusters, hyperparameters of one name have one value. {called} and {by} mean different things by "
-            f"{', '.join(differ)}.",
-            hint="take another method that finds clusters.",
-        )
-    both = {one.name: (one.name, hints[one.name], field(default=one.default))
-            for part in (clusterer, method)
-            for hints in [get_type_hints(part, include_extras=True)]
-            for one in fields(part)}  # fmt: skip
-    facts = {
-        "clusterer": clusterer,
-        "member": method,
-        "added": f"{method.added}@{by}",
-        "sends": {**method.sends, **clusterer.sends},
-        "sums_suffice": False,
-        "needs_public_data": method.needs_public_data or clusterer.needs_public_data,
-        "limits": {},
-        "reads_validation": method.reads_validation or clusterer.reads_validation,
-        "cites": "\n\n".join(filter(None, map(bibtex, (method.cites, clusterer.cites)))),
-        "__module__": method.__module__,
-        "__doc__": f"{(method.__doc__ or '').strip()}\n\nInside clusters: {(clusterer.__doc__ or '').strip()}",
-    }
-    title = f"{method.__name__}In{clusterer.__name__}"
-    return make_dataclass(title, [*both.values()], bases=(InClusters,), namespace=facts, frozen=True, kw_only=True)

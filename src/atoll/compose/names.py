@@ -4,69 +4,117 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from atoll.algorithms import file_of, find_pair, found, load_file, name_of
-from atoll.compose.hybrids import within_clusters
-from atoll.compose.pieces import composed
-from atoll.kernel.algorithm import Algorithm, hyperparameters
+from atoll.compose.hybrids import InClusters
+from atoll.compose.pieces import PIECES
+from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import UnknownName, unknown
+from atoll.kernel.hyperparameters import Hyperparameter, hyperparameters
+from atoll.kernel.wrapper import values_of
 
 
-def find(name: str) -> type[Algorithm]:
-    """A method by its name or file (`./mine.py`), with pieces (`fedper+prox`), inside clusters (`ditto@ifca`).
+@dataclass(frozen=True)
+class Plan:
+    """How a method is put together, before it has values: its class, and the plans of the methods inside it."""
 
-    One-shot methods are pairs as well, of a training and an answer: `fafi/margins`.
+    kind: type[Algorithm]
+    added: str = ""  # to the name of the method inside
+    inside: Mapping[str, Plan] = field(default_factory=dict)  # by field
+
+    @property
+    def name(self) -> str:
+        """What such a method is called: `ditto+gate`."""
+        return self.inside["inner"].name + self.added if self.inside else name_of(self.kind)
+
+    @property
+    def title(self) -> str:
+        """What messages call it: `Ditto+gate`."""
+        return self.inside["inner"].title + self.added if self.inside else self.kind.__name__
+
+    @property
+    def hyperparameters(self) -> dict[str, Hyperparameter]:
+        """Those of all methods in it, by name; where several have one, the default of the last counts."""
+        found: dict[str, Hyperparameter] = {}
+        for plan in self.inside.values():
+            found |= plan.hyperparameters
+        return found | {one.name: one for one in hyperparameters(self.kind)}
+
+    def build(self, values: Mapping[str, Any]) -> Algorithm:
+        """Make the method: what is inside first."""
+        known = self.hyperparameters
+        for name in values:
+            if name not in known:
+                raise unknown(f"hyperparameter of {self.name}", name, known)
+        defaults = {name: one.default for name, one in known.items() if one.default is not MISSING}
+        return self._build(known, {**defaults, **values})
+
+    def _build(self, known: Mapping[str, Hyperparameter], values: Mapping[str, Any]) -> Algorithm:
+        inside = {name: plan._build(known, values) for name, plan in self.inside.items()}
+        own = [one for one in hyperparameters(self.kind) if one.name in values]
+        # One that means something else here keeps its default: whatever wraps both refuses them, and says why.
+        meant = [one.name for one in own if one.means_the_same_as(known[one.name])]
+        return self.kind(**inside, **{name: values[name] for name in meant})
+
+
+def read(name: str) -> Plan:
+    """Read a method's name or file (`./mine.py`), with pieces (`fedper+prox`), inside clusters (`ditto@ifca`).
+
+    One-shot methods are also named as pairs of a training and an answer: `fafi/margins`.
     """
-    name, at, clusterer = name.partition("@")
+    name, at, finder = name.partition("@")
     if at:
-        return within_clusters(find(name), find(clusterer))
+        inside = {"finder": read(finder), "inner": read(name)}
+        return Plan(InClusters, f"@{inside['finder'].name}", inside)
     before, slash, last = name.rpartition("/")  # in a pair, what stands before the answer belongs to the training
     last, *pieces = re.split(r"\+(?=[a-z]+(?:\+|$))", last)
     name = f"{before}{slash}{last}"
-    if name.endswith(".py"):
-        method = load_file(Path(name))
-    elif "/" in name:
-        method = find_pair(name)
-    else:
-        methods = found()
-        if name not in methods:
-            raise unknown("algorithm", name, methods)
-        method = methods[name]
+    plan = Plan(load_file(Path(name)) if name.endswith(".py") else _find(name))
     for piece in pieces:
-        method = composed(method, piece)
-    return method
+        if piece not in PIECES:
+            raise unknown("piece", piece, PIECES)
+        plan = Plan(PIECES[piece], f"+{piece}", {"inner": plan})
+    return plan
+
+
+def _find(name: str) -> type[Algorithm]:
+    if "/" in name:
+        return find_pair(name)
+    methods = found()
+    if name not in methods:
+        raise unknown("algorithm", name, methods)
+    return methods[name]
 
 
 def create(text: str, /, **more: str) -> Algorithm:
-    """A method with hyperparameters, as written on the command line: `ditto` or `ditto:lam=0.1,epochs=2`."""
+    """Make a method from what is written on the command line: `ditto`, `ditto:lam=0.1,epochs=2`, `ditto+gate`."""
     name, _, rest = text.partition(":")
-    method = find(name)
-    known = {hyperparameter.name: hyperparameter for hyperparameter in hyperparameters(method)}
-    values = {}
+    plan = read(name)
+    known, values = plan.hyperparameters, {}
     for pair in [*filter(None, rest.split(",")), *(f"{key}={value}" for key, value in more.items())]:
         key, given, value = pair.partition("=")
         if key not in known:
-            raise unknown(f"hyperparameter of {name_of(method)}", key, known)
+            raise unknown(f"hyperparameter of {plan.name}", key, known)
         if not given:
             raise UnknownName(f"Hyperparameters must be written name=value. Got {pair!r}.")
-        values[key] = known[key].parse(method.__name__, value)
-    return method(**values)
+        values[key] = known[key].parse(plan.title, value)
+    return plan.build(values)
 
 
 def to_record(algorithm: Algorithm) -> dict[str, Any]:
     """Write a method down: its name, the file of a user's own, and the values of its hyperparameters."""
-    file = file_of(type(algorithm))
-    return {"name": name_of(type(algorithm)), "file": file and str(file), "values": asdict(algorithm)}
+    file = file_of(algorithm)
+    return {"name": name_of(algorithm), "file": file and str(file), "values": values_of(algorithm)}
 
 
 def from_record(record: Mapping[str, Any]) -> Algorithm:
     """Make the method that was written down."""
     name, file, values = (upgrade_record(record)[part] for part in ("name", "file", "values"))
     added = re.search(r"[+@].*$", name)  # what a user's own method was put together with
-    return find(f"{file}{added[0] if added else ''}" if file else name)(**values)
+    return read(f"{file}{added[0] if added else ''}" if file else name).build(values)
 
 
 def upgrade_record(record: Mapping[str, Any]) -> dict[str, Any]:

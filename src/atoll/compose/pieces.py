@@ -1,31 +1,42 @@
 """Pieces: what can be added to a method without editing it, written after a plus: `fedper+prox:mu=0.1`.
 
 A piece changes how the clients of a method train, wherever it calls `sgd`; or, as `tune` and `gate`, what they deploy.
-`composed` makes a class of the method and the piece: its hyperparameters are those of both, it has a name, and
-everything else treats it like any other method. With the piece's neutral values it is the method alone, which the
-conformance battery checks. A piece may keep something with the clients; the method never sees it.
+A piece wraps the method, and is a method itself: its hyperparameters are those of both, it has a name, and everything
+else treats it like any other. With the piece's neutral values it is the method alone, which the conformance battery
+checks. A piece may keep something with the clients; the method never sees it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, make_dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.algorithms import name_of
 from atoll.algorithms.local import Local
-from atoll.kernel.algorithm import Algorithm, Deployed, Epochs, Natural, NonNegative, Predictor, Update
+from atoll.kernel.algorithm import (
+    Algorithm,
+    Deployed,
+    Epochs,
+    Limits,
+    Natural,
+    NonNegative,
+    Predictor,
+    Update,
+    hyperparameters,
+)
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import HyperparameterError, unknown
+from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.predictor import Answer
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
+from atoll.kernel.wrapper import Wrapper, fact, values_of
 from atoll.toolbox.client import proximal, sgd
 from atoll.toolbox.client.change import Change
 from atoll.toolbox.client.paired import Judge, lead
@@ -33,17 +44,43 @@ from atoll.toolbox.client.sensitivity import Sensitivity, layers, most_sensitive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece(Algorithm):
+class Piece(Wrapper):
     """Base of all pieces."""
+
+    inner: Algorithm
 
     called: ClassVar[str]
     neutral: ClassVar[Mapping[str, Any]] = {}  # the values with which the method is as it was
+    paper: ClassVar[str] = ""  # a key of references.bib
+
+    def __post_init__(self) -> None:
+        own = {one.name for one in hyperparameters(type(self))}
+        both = sorted(own & values_of(self.inner).keys())
+        if both:
+            raise HyperparameterError(
+                "A method and a piece must not share the name of a hyperparameter. "
+                f"{name_of(self.inner)} and {self.called} both have {', '.join(both)}.",
+                hint="the method may have the piece in it already.",
+            )
+        super().__post_init__()
+
+    @fact
+    def added(self) -> str:
+        """What the method was put together with, and the piece."""
+        return f"{self.inner.added}+{self.called}"
+
+    @fact
+    def cites(self) -> str:
+        """The entries of the method and of the piece."""
+        return "\n\n".join(filter(None, map(bibtex, (self.inner.cites, self.paper))))
+
+    @fact
+    def limits(self) -> Limits:
+        """With neutral values it is the method alone."""
+        return {name_of(self.inner): dict(self.neutral)}
 
 
 # -- pieces that change training ---------------------------------------------------------------------------------------
-
-
-Work = Callable[[Tree, Cohort], Update]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +91,17 @@ class OfTraining(Piece):
         super().__post_init__()
         if not self.trains_by_sgd:
             raise HyperparameterError(
-                f"For a piece that changes training, a method must train by `sgd`. That in {name_of(type(self))} "
+                f"For a piece that changes training, a method must train by `sgd`. That in {name_of(self)} "
                 "trains in another way, or with these values not at all.",
                 hint="use the method without the piece.",
             )
 
-    def _changed(self, change: Change, work: Work, broadcast: Tree, cohort: Cohort) -> Update:
-        """The method's own work, on a cohort whose training has the change in it."""
-        update = work(broadcast, replace(cohort, changes=(*cohort.changes, change)))
+    def _train(self, change: Change, broadcast: Tree, cohort: Cohort) -> Update:
+        """Do the method's own work, on a cohort whose training has the change in it."""
+        update = self.inner.local(broadcast, replace(cohort, changes=(*cohort.changes, change)))
         if not change.measured:
             raise HyperparameterError(
-                f"For a piece that changes training, a method must train by `sgd`. That in {name_of(type(self))} says "
+                f"For a piece that changes training, a method must train by `sgd`. That in {name_of(self)} says "
                 "that it does, and did not.",
                 hint="use the method without the piece; its author should set `trains_by_sgd = False`.",
             )
@@ -79,16 +116,16 @@ class Prox(OfTraining):
 
     called: ClassVar[str] = "prox"
     neutral: ClassVar[Mapping[str, Any]] = {"mu": 0.0}
-    cites: ClassVar[str] = "li2020federated"
+    paper: ClassVar[str] = "li2020federated"
 
     def pulls(self, lr: float) -> dict[str, float]:
         """Whatever trains is pulled to its start in every step."""
-        return {**super().pulls(lr), "lr * mu": lr * self.mu}
+        return {**self.inner.pulls(lr), "lr * mu": lr * self.mu}
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """As the method, with the proximal term around the start of every training."""
         change = Change(term=lambda start: proximal(self.mu, center=start))
-        return self._changed(change, super().local, broadcast, cohort)
+        return self._train(change, broadcast, cohort)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +136,11 @@ class Sam(OfTraining):
 
     called: ClassVar[str] = "sam"
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0}
-    cites: ClassVar[str] = "foret2021sharpness"
+    paper: ClassVar[str] = "foret2021sharpness"
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """As the method, along other gradients."""
-        return self._changed(Change(radius=lambda _: self.rho), super().local, broadcast, cohort)
+        return self._train(Change(radius=lambda _: self.rho), broadcast, cohort)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +151,12 @@ class Asam(OfTraining):
 
     called: ClassVar[str] = "asam"
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0}
-    cites: ClassVar[str] = "kwon2021asam"
+    paper: ClassVar[str] = "kwon2021asam"
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """As the method, along other gradients."""
         change = Change(radius=lambda _: self.rho, adaptive=True)
-        return self._changed(change, super().local, broadcast, cohort)
+        return self._train(change, broadcast, cohort)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +170,12 @@ class Fsa(OfTraining):
 
     called: ClassVar[str] = "fsa"
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0, "rho_larger": 0.0}
-    cites: ClassVar[str] = "xing2025flexible"
+    paper: ClassVar[str] = "xing2025flexible"
 
     def start(self, task: Facts) -> Tree:
         """As the method, for a model with enough layers."""
         require_layers(self, task.network.initial, self.top_c)
-        return super().start(task)
+        return self.inner.start(task)
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """Train with the radii that the last sensitivities ask for; then keep the new ones, summed over trainings."""
@@ -149,7 +186,7 @@ class Fsa(OfTraining):
             radius=lambda start: radii(start, chosen, self.rho, self.rho_larger),
             measure=lambda start, end: sensitivities(self.sensitivity, cohort, start, end),
         )
-        update = self._changed(change, super().local, broadcast, cohort)
+        update = self._train(change, broadcast, cohort)
         s = Stack({name: torch.stack([one[name] for one in change.measured]).sum(0) for name in layers(w)})
         return replace(update, beside={**update.beside, Fsa.called: s})
 
@@ -166,31 +203,31 @@ class Tune(Piece):
 
     called: ClassVar[str] = "tune"
     neutral: ClassVar[Mapping[str, Any]] = {"tune_epochs": 0}
-    cites: ClassVar[str] = "wang2019federated"
+    paper: ClassVar[str] = "wang2019federated"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tune_epochs and not self.deploys_a_model:
             raise HyperparameterError(
-                f"To be tuned, what a method deploys must be a model. That in {name_of(type(self))} deploys more.",
+                f"To be tuned, what a method deploys must be a model. That in {name_of(self)} deploys more.",
                 hint="use the method without the piece.",
             )
 
     def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
         """The method's model, tuned."""
-        return self._tuned(super().personalize(server, cohort), cohort)
+        return self._tune(self.inner.personalize(server, cohort), cohort)
 
     def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
         """A new client tunes, too, if it has labels."""
-        offered = super().welcome(server, cohort)
-        return self._tuned(offered, cohort) if cohort.labelled else offered
+        offered = self.inner.welcome(server, cohort)
+        return self._tune(offered, cohort) if cohort.labelled else offered
 
-    def _tuned(self, offered: Deployed, cohort: Cohort) -> Deployed:
+    def _tune(self, offered: Deployed, cohort: Cohort) -> Deployed:
         if not self.tune_epochs:
             return offered
         if isinstance(offered, Predictor):
             raise HyperparameterError(
-                f"To be tuned, what a method deploys must be a model. That in {name_of(type(self))} says that it is, "
+                f"To be tuned, what a method deploys must be a model. That in {name_of(self)} says that it is, "
                 "and deploys more.",
                 hint="use the method without the piece; its author should set `deploys_a_model = False`.",
             )
@@ -208,40 +245,27 @@ class Gate(Piece):
     neutral: ClassVar[Mapping[str, Any]] = {"margin": "never"}
     reads_validation: ClassVar[bool] = True
 
-    @property
-    def ungated(self) -> Self:
-        """The method alone: what it calls on itself must not pass the gate."""
-        return replace(self, margin="never")
-
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """The method's own work, and that of `local` with as many gradients; pieces change the method only."""
         before = cohort.passes
-        update = super(Gate, self.ungated).local(broadcast, cohort)
+        update = self.inner.local(broadcast, cohort)
         if self.margin == "never":
             return update
         alone = Local(epochs=cohort.passes - before)
         own = alone.local(None, replace(cohort.beside(Gate.called), changes=()))
         return replace(update, beside={**update.beside, Gate.called: own.keep})
 
-    def finish(self, server: Tree, cohort: Cohort) -> Tree:
-        """The method's last step."""
-        return super(Gate, self.ungated).finish(server, cohort)
-
     def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
         """The method's model, or the client's own where that is better by more than the margin."""
         if self.margin == "never":
-            return super().personalize(server, cohort)
+            return self.inner.personalize(server, cohort)
         own = Local().personalize(None, cohort.beside(Gate.called))
         if self.margin == "always":
             return own
-        offered = super(Gate, self.ungated).personalize(server, cohort)
+        offered = self.inner.personalize(server, cohort)
         better = lead(cohort, own, offered, self.judge)
         cohort.observe(lead=better, alone=better > self.margin)
         return _either(better > self.margin, own, offered, cohort)
-
-    def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
-        """A new client has no model of its own yet: it gets the method's."""
-        return super(Gate, self.ungated).welcome(server, cohort)
 
 
 def _either(alone: Tensor, own: Stack, offered: Deployed, cohort: Cohort) -> Deployed:
@@ -260,39 +284,4 @@ def _answer(offered: Answer, one: bool, model: Params, beside: Params, batch: Ba
     return torch.where(beside["alone"], batch.outputs(model), theirs)
 
 
-# -- a method with a piece in it ---------------------------------------------------------------------------------------
-
-
 PIECES: dict[str, type[Piece]] = {piece.called: piece for piece in (Prox, Sam, Asam, Fsa, Tune, Gate)}
-
-_MADE: dict[tuple[type[Algorithm], str], type[Algorithm]] = {}  # the same class for the same question
-
-
-def composed(method: type[Algorithm], name: str) -> type[Algorithm]:
-    """The method with a piece in it."""
-    if (method, name) not in _MADE:
-        _MADE[method, name] = _compose(method, name)
-    return _MADE[method, name]
-
-
-def _compose(method: type[Algorithm], name: str) -> type[Algorithm]:
-    if name not in PIECES:
-        raise unknown("piece", name, PIECES)
-    piece, called = PIECES[name], name_of(method)
-    both = {field.name for field in fields(method)} & {field.name for field in fields(piece)}
-    if both:
-        raise HyperparameterError(
-            f"A method and a piece must not share the name of a hyperparameter. {called} and {name} both have "
-            f"{', '.join(sorted(both))}.",
-            hint="the method may have the piece in it already.",
-        )
-    added = f"{method.added}+{name}"
-    facts = {
-        "added": added,
-        "cites": "\n\n".join(filter(None, map(bibtex, (method.cites, piece.cites)))),
-        "limits": {**piece.limits, called: dict(piece.neutral)},
-        "__module__": method.__module__,  # it is called after the method's file, which is a user's own perhaps
-        "__doc__": f"{(method.__doc__ or '').strip()}\n\nWith a piece: {(piece.__doc__ or '').strip()}",
-    }
-    title = f"{method.__name__}{piece.__name__}"
-    return make_dataclass(title, [], bases=(piece, method), namespace=facts, frozen=True, kw_only=True)

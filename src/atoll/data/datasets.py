@@ -18,7 +18,7 @@ Files are taken as they lie: the layouts below, or those that torchvision leaves
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -230,10 +230,17 @@ def where(name: str, root: Path | None) -> str:
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def _digits(_folder: str, _paths: list[Path], _merge: bool) -> Dataset:
+@cache
+def _bundled_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Read the digits once: their text takes longer to parse than a model to train on them."""
     from sklearn.datasets import load_digits  # slow to import, and the other sets do not need it
 
     images, labels = load_digits(return_X_y=True)
+    return images, labels
+
+
+def _digits(_folder: str, _paths: list[Path], _merge: bool) -> Dataset:
+    images, labels = _bundled_digits()
     x = _normalised(images.reshape(-1, 1, 8, 8), top=16)
     source = "scikit-learn's digits (Alpaydin and Kaynak, 1998)"
     return Dataset("digits", x, torch.from_numpy(labels.astype(np.int64)), 10, None, source)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atoll.algorithms import file_of, name_of
-from atoll.compose import create, find, from_record, to_record
+from atoll.compose import create, from_record, to_record
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task, Training
@@ -162,11 +162,11 @@ def _require_same_data(done: Outcome, task: Task) -> None:
 
 def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
     """The algorithms by label, each once, with Local and FedAvg in front if they are missing."""
-    present = {name_of(type(algorithm)) for algorithm in algorithms}
+    present = {name_of(algorithm) for algorithm in algorithms}
     # the same gradient budget: as many local epochs as the methods they are a reference for
     many = [algorithm for algorithm in algorithms if not algorithm.one_shot] or algorithms
     epochs = max((algorithm.epochs for algorithm in many if hasattr(algorithm, "epochs")), default=1)
-    added = [find(name)(epochs=epochs) for name in REFERENCES if name not in present]  # type: ignore[call-arg]
+    added = [create(name, epochs=str(epochs)) for name in REFERENCES if name not in present]
     if added:
         log.warning("added %s: gains are measured against them", " and ".join(map(label, added)))
     return {label(algorithm): algorithm for algorithm in [*added, *algorithms]}
@@ -177,7 +177,7 @@ def run_name(algorithm: Algorithm, seed: int) -> str:
 
     It changes with the hyperparameters, and with the text of a user's file and of what that imports from beside it.
     """
-    file = file_of(type(algorithm))
+    file = file_of(algorithm)
     name = None if file is None else f"{file.stem}-{file_digest(file)}{algorithm.added}"
     return re.sub(r"[^\w.=,+-]+", "-", f"{label(algorithm, name)}-seed{seed}")
 

@@ -104,7 +104,7 @@ class LabelsNeeded(CohortError):
     """A step reads targets of clients that have none."""
 
 
-def title_of(owner: object) -> str:
+def name_in_messages(owner: object) -> str:
     """Return what a message calls a method or a part of one: by its title, or else by its class."""
     return getattr(owner, "title", "") or type(owner).__name__
 

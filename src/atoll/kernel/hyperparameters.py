@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 from atoll.kernel.errors import HyperparameterError
@@ -79,6 +79,12 @@ class Hyperparameter:
         besides = [*map(repr, self.words), *(["None"] if self.optional else [])]
         return ", or ".join([words, *besides])
 
+    def means_the_same_as(self, other: Hyperparameter) -> bool:
+        """Return whether both are of one type; their ranges and defaults may differ."""
+        return (self.type, self.choices, self.optional, self.words) == (
+            other.type, other.choices, other.optional, other.words
+        )  # fmt: skip
+
     def check(self, owner: str, value: Any) -> None:
         """Raise unless `value` is allowed."""
         if (value is None and self.optional) or (isinstance(value, str) and value in self.words):
@@ -111,10 +117,17 @@ class Hyperparameter:
             ) from None
 
 
-def hyperparameters(algorithm: type[Any]) -> list[Hyperparameter]:
-    """The fields of an algorithm, read from its annotations."""
-    hints = typing.get_type_hints(algorithm, include_extras=True)
-    return [_hyperparameter(entry.name, hints[entry.name], entry.default) for entry in fields(algorithm)]
+def hyperparameters(method: Any) -> list[Hyperparameter]:
+    """Read the fields of a method's class, or of a method, those of the methods inside it in their places."""
+    kind = method if isinstance(method, type) else type(method)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found: dict[str, Hyperparameter] = {}
+    for entry in fields(kind):
+        if not is_dataclass(hints[entry.name]):
+            found[entry.name] = _hyperparameter(entry.name, hints[entry.name], entry.default)
+        elif kind is not method:
+            found |= {one.name: one for one in hyperparameters(getattr(method, entry.name))}
+    return [*found.values()]
 
 
 def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:

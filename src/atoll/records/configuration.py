@@ -17,6 +17,7 @@ from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import CohortError, OneShotError, unknown
 from atoll.kernel.fingerprints import Unstable, portable
+from atoll.kernel.wrapper import title_of
 from atoll.runtime import participation
 from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Schedule
@@ -43,12 +44,12 @@ class Settings:
             raise CohortError(f"`rounds` must be at least 1. Got {self.rounds!r}.")
         if algorithm.one_shot and self.rounds != 1:
             raise OneShotError(
-                f"{type(algorithm).__name__} uploads once, so `rounds` must be 1. Got rounds={self.rounds}.",
+                f"{title_of(algorithm)} uploads once, so `rounds` must be 1. Got rounds={self.rounds}.",
                 hint="to train longer on each client, raise its `epochs`.",
             )
         if self.rounds < algorithm.least_rounds:
             raise CohortError(
-                f"`rounds` must be at least {algorithm.least_rounds}: with less, a part of {name_of(type(algorithm))} "
+                f"`rounds` must be at least {algorithm.least_rounds}: with less, a part of {name_of(algorithm)} "
                 f"never runs. Got rounds={self.rounds}.",
                 hint="raise --rounds, or lower the rounds of the first part.",
             )
@@ -64,7 +65,7 @@ class Settings:
         if self.evaluation == "central" and task.central is None:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
         if algorithm.needs_public_data:
-            task.public_for(type(algorithm).__name__)
+            task.public_for(title_of(algorithm))
         check_mixes(algorithm, task.public_facts())
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from atoll.algorithms import file_of, name_of
 from atoll.compose import from_record
 from atoll.data.statistics import Statistics
-from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.algorithm import Algorithm, hyperparameters
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.references import bibtex
+from atoll.kernel.wrapper import values_of
 from atoll.metrics import cost, fairness, significance
 from atoll.metrics.groups import GroupScore, adjusted_rand, by_group, groups_of
 from atoll.records.runs import Run
@@ -355,9 +356,7 @@ class Results:
 
     def reference(self, name: str) -> str | None:
         """What the Local or FedAvg of this comparison is called, if there is one."""
-        return next(
-            (method for method, (one, *_) in self.outcomes.items() if name_of(type(one.algorithm)) == name), None
-        )
+        return next((method for method, (one, *_) in self.outcomes.items() if name_of(one.algorithm) == name), None)
 
     def others(self, over: str = "local") -> list[str]:
         """The methods that are compared with a reference."""
@@ -597,18 +596,15 @@ class Results:
 
 def label(algorithm: Algorithm, name: str | None = None) -> str:
     """What a method is called in tables, as the command line takes it: `ditto`, `ditto:lam=0.1`, `mine.py`."""
-    values = [
-        f"{field.name}={getattr(algorithm, field.name)}"
-        for field in fields(algorithm)
-        if getattr(algorithm, field.name) != field.default
-    ]
-    return ":".join([name or _name(algorithm), *filter(None, [",".join(values)])])
+    values = values_of(algorithm)
+    chosen = [f"{one.name}={values[one.name]}" for one in hyperparameters(algorithm) if values[one.name] != one.default]
+    return ":".join([name or _name(algorithm), *filter(None, [",".join(chosen)])])
 
 
 def _name(algorithm: Algorithm) -> str:
-    file, here = file_of(type(algorithm)), Path.cwd()
+    file, here = file_of(algorithm), Path.cwd()
     if file is None:
-        return name_of(type(algorithm))
+        return name_of(algorithm)
     return f"{file.relative_to(here) if file.is_relative_to(here) else file}{algorithm.added}"
 
 

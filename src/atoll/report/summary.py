@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.algorithms import file_of
+from atoll.kernel.wrapper import title_of
 from atoll.metrics import significance
 from atoll.records.results import SIGNIFICANT
 from atoll.report.clients import Scores, same_clients
@@ -262,10 +263,9 @@ def name_methods(comparison: Results) -> dict[str, str]:
     """Return the names of methods in sentences: `Ditto with lam=0.1`. A user's own method is called as in tables."""
     found = {}
     for method, (one, *_) in comparison.outcomes.items():
-        kind = type(one.algorithm)
         values = one.label.partition(":")[2]
-        name = kind.__name__ + (f" with {values.replace(',', ', ')}" if values else "")
-        found[method] = name if file_of(kind) is None else method
+        name = title_of(one.algorithm) + (f" with {values.replace(',', ', ')}" if values else "")
+        found[method] = name if file_of(one.algorithm) is None else method
     return found
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, describe_values
 from atoll.kernel.errors import DivergedError
 from atoll.kernel.params import Tree, flatten, named_leaves
+from atoll.kernel.wrapper import title_of
 
 log = logging.getLogger("atoll.federation")
 
@@ -42,7 +43,7 @@ def warn_of_limits(algorithm: Algorithm) -> None:
     """Say aloud when hyperparameters make a method equal to a simpler one."""
     for other, values in algorithm.limits.items():
         if all(getattr(algorithm, name) == value for name, value in values.items()):
-            log.warning("%s with %s does the same as %s", type(algorithm).__name__, describe_values(values), other)
+            log.warning("%s with %s does the same as %s", title_of(algorithm), describe_values(values), other)
 
 
 def warn_of_overshooting(algorithm: Algorithm, lr: float) -> None:
@@ -51,5 +52,5 @@ def warn_of_overshooting(algorithm: Algorithm, lr: float) -> None:
         if value > 2:
             log.warning(
                 "%s: %s must be at most 2, or steps lead away from where they are pulled. It is %g (lr %g)",
-                type(algorithm).__name__, name, value, lr,
+                title_of(algorithm), name, value, lr,
             )  # fmt: skip

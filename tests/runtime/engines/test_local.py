@@ -167,6 +167,17 @@ def test_calibration_chooses_once_and_remembers(make_task, caplog):
     assert caplog.text.count("us per client-step") == 1
 
 
+def test_a_figure_that_decides_nothing_is_measured_once(make_task):
+    calls = []
+
+    def counted(*given):
+        calls.append(given)
+        return train(*given)
+
+    list(LocalEngine().run(*job_of(make_task(), counted)))
+    assert len(calls) == 2  # once to measure, and once for good
+
+
 def test_with_much_work_ahead_more_plans_are_tried(make_task, monkeypatch, caplog):
     monkeypatch.setattr(engines, "WORTH_MEASURING", 0.0)
     engine = LocalEngine(compile=False)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from atoll import Task, Training, federate
-from atoll.compose import find
+from atoll.compose import create
 from atoll.kernel.params import Tree
 from atoll.kernel.randomness import default_generator, generator
 from atoll.runtime.engines.local import LocalEngine
@@ -95,7 +95,7 @@ def linear() -> nn.Module:
 def models(method: str, task: Task, folder: Path | None, engine: LocalEngine | None = None) -> Tree:
     """What clients train to; user's files are read anew, as another process would."""
     engine = engine or LocalEngine(device="cpu", dtype=torch.float64, compile=False, strategy="whole")
-    return federate(task, find(method)(), rounds=1, engine=engine, evaluation="none", trained=folder).server["models"]
+    return federate(task, create(method), rounds=1, engine=engine, evaluation="none", trained=folder).server["models"]
 
 
 def same(one: Tree, other: Tree) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Replies
-from atoll.kernel.errors import ModelError, title_of
+from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Params, stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
@@ -105,7 +105,7 @@ def require_chain(method: object, task: Facts) -> None:
         torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-5)
     except (ModelError, AssertionError) as error:
         raise ModelError(
-            f"{title_of(method)} needs linear and convolutional layers one after the other: another order of "
+            f"{name_in_messages(method)} needs linear and convolutional layers one after the other: another order of "
             "hidden neurons must not change the answers. It changes those of this network.",
             hint="use the models `mlp` or `cnn`; or an ensemble.",
         ) from error

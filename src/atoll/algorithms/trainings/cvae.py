@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 from atoll.algorithms.fedgen_local import first_autoencoder, improve
 from atoll.kernel.algorithm import Count, Epochs, Positive, Range
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import TaskError, title_of
+from atoll.kernel.errors import TaskError, name_in_messages
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.models.vae import decoder_of
@@ -48,7 +48,7 @@ class Autoencoder(LocalTraining):
     def start(self, task: Facts) -> Server:
         """Return the initial classifier, of a task whose samples can be generated."""
         if not task.sample.is_floating_point():
-            raise TaskError(f"{title_of(self)} generates samples of numbers. {task.name} has others.")
+            raise TaskError(f"{name_in_messages(self)} generates samples of numbers. {task.name} has others.")
         return super().start(task)
 
     def broadcast(self, server: Server) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from atoll.compose import find
+from atoll.algorithms import load_file
 from atoll.testing.conformance import check, personal_models, play, quadratics
 
-Example: Any = find(str(Path(__file__).with_name("example.py")))
+Example: Any = load_file(Path(__file__).with_name("example.py"))
 
 
 def test_conformance() -> None:

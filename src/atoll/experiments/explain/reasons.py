@@ -175,7 +175,7 @@ def stay_local(case: Case) -> list[str]:
 def _more_personal(case: Case) -> tuple[str, ...]:
     """Ways to a model that is more its own, among the methods there are."""
     algorithm = case.study.outcome.algorithm
-    name, lam = name_of(type(algorithm)), getattr(algorithm, "lam", 0)
+    name, lam = name_of(algorithm), getattr(algorithm, "lam", 0)
     if name == "ditto" and lam:
         return (f"A smaller pull towards the shared model (ditto:lam={lam / 10:g}) leaves it more of its own.",)
     ways = {
@@ -190,7 +190,7 @@ def _more_personal(case: Case) -> tuple[str, ...]:
 def _less_personal(case: Case) -> tuple[str, ...]:
     """Ways to a model that is more the shared one."""
     algorithm = case.study.outcome.algorithm
-    name, lam, epochs = name_of(type(algorithm)), getattr(algorithm, "lam", 0), getattr(algorithm, "tune_epochs", 0)
+    name, lam, epochs = name_of(algorithm), getattr(algorithm, "lam", 0), getattr(algorithm, "tune_epochs", 0)
     if name == "ditto":
         return (f"A stronger pull towards the shared model (ditto:lam={10 * lam or 1:g}) lets it share more.",)
     if name == "fedavg-ft":

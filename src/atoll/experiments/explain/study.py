@@ -304,7 +304,7 @@ def references_beside(run: Outcome, folder: Path) -> list[Outcome]:
     parent = folder.resolve().parent
     beside = map(Outcome.read, runs_in(parent)) if (parent / "comparison.json").exists() else ()
     of_seed = [one for one in beside if one.seed == run.seed and one.label != run.label]
-    return [one for one in of_seed if name_of(type(one.algorithm)) in REFERENCES]
+    return [one for one in of_seed if name_of(one.algorithm) in REFERENCES]
 
 
 def best_method(comparison: Comparison) -> str:

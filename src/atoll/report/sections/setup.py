@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from atoll.kernel.wrapper import values_of
 from atoll.records.runs import machine, versions
 from atoll.report.parts import Details, Part, Row, Table, Text
 from atoll.report.table import UNKNOWN, megabytes
@@ -56,7 +56,7 @@ def collect_configuration(view: View) -> list[Part]:
     task = {name: value for name, value in config["task"].items() if name not in ("recipe", "metric")}
     values = {
         **{
-            method: _write_pairs(asdict(one.algorithm)) or "no hyperparameters"
+            method: _write_pairs(values_of(one.algorithm)) or "no hyperparameters"
             for method, (one, *_) in comparison.outcomes.items()
         },
         "Clients' steps": _write_pairs(config.get("training", {})),

@@ -14,6 +14,7 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Arrival, Update
 from atoll.kernel.errors import HyperparameterError, PayloadError
 from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel.ledger import Entry, Ledger
 from atoll.runtime.serialise import size_of
 
@@ -75,7 +76,7 @@ class Channel:
         for name, value in update.send.items():
             if name not in algorithm.sends:
                 raise PayloadError(
-                    f"{type(algorithm).__name__} sends a field {name!r} that it does not declare.",
+                    f"{title_of(algorithm)} sends a field {name!r} that it does not declare.",
                     hint=f'declare it: sends = {{"{name}": "model"}} (or "statistic", "labels").',
                 )
             if not isinstance(value, Stack) or (len(value) and value.clients != len(clients)):

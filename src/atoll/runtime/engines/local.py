@@ -501,12 +501,17 @@ class LocalEngine:
         def measured(seconds: float, steps: int, planned: int) -> Measured:
             return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
 
-        timed(limit=1)
+        def matters(one: Measured) -> bool:
+            """Whether something is decided by the figure."""
+            return bool(self.compile) or one.ahead(part) > WORTH_MEASURING / 3
+
+        first = measured(*timed(limit=1))  # it also makes the programs, and so takes longer than the others
+        if not matters(first):
+            return first
         # The better of two, so that a moment in which the machine was busy elsewhere decides nothing.
         seconds, steps, planned = min(timed(limit=2), timed(limit=2))
         rough = measured(seconds, steps, planned)
-        matters = self.compile or rough.ahead(part) > WORTH_MEASURING / 3  # else nothing is decided by the figure
-        if not steps or seconds >= 0.2 or not matters:
+        if not steps or seconds >= 0.2 or not matters(rough):
             return rough
         # Too short to trust: take as many steps as fit into a fifth of a second.
         limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))

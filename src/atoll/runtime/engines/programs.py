@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -274,7 +276,10 @@ class TracedProgram:
         inputs = [*_copies(carry), *_copies(given), work.x, work.y, *(value for value in rest if value is not None)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            graph = make_fx(flat)(*inputs)
+            # Every value is described by an empty copy of it. Without a context, each copy makes a mode of its own,
+            # which takes longer than the tracing itself.
+            with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+                graph = make_fx(flat)(*inputs)
             _drop_detaches(graph)
             self._run: Callable[..., Any] = graph
             if compiled:

@@ -13,9 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.wrapper import title_of
 from atoll.toolbox.client.full import full_gradient
 from atoll.toolbox.client.sharpness import ascent
 
@@ -28,12 +30,12 @@ def layers(w: Params | Stack) -> list[str]:
     return [name for name in w.trained if name not in norm and not name.endswith("bias")]
 
 
-def require_layers(method: object, w: Params, count: int) -> None:
+def require_layers(method: Algorithm, w: Params, count: int) -> None:
     """Raise unless the model has so many layers to choose from."""
     there = layers(w)
     if count > len(there):
         raise HyperparameterError(
-            f"`top_c` of {type(method).__name__} must be at most the number of the model's layers, {len(there)}. Got "
+            f"`top_c` of {title_of(method)} must be at most the number of the model's layers, {len(there)}. Got "
             f"{count}.",
             hint=f"they are: {', '.join(there)} (biases and norm layers do not count).",
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import ModelError, title_of
+from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client.features import membership, one_sample
 from atoll.toolbox.server.triangles import triangle
@@ -33,7 +33,7 @@ def head_leaves(method: object, w: Params, shape: tuple[int, ...]) -> tuple[str,
     biases = [name for name, leaf in head.items() if leaf.shape == shape[:1]]
     if len(head) != 2 or not weights or not biases:
         raise ModelError(
-            f"{title_of(method)} must be given a network whose head is one linear layer with a bias, from "
+            f"{name_in_messages(method)} must be given a network whose head is one linear layer with a bias, from "
             f"{shape[1]} features to {shape[0]} classes. Got {head}.",
             hint="with `width`, it makes a head of its own.",
         )

@@ -21,7 +21,7 @@ from atoll.kernel.algorithm import Count, Epochs, NonNegative, Positive, Steps
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
-from atoll.kernel.errors import TaskError, title_of
+from atoll.kernel.errors import TaskError, name_in_messages
 from atoll.kernel.network import Network
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
@@ -200,7 +200,7 @@ class FromMadeUp(ServerAnswer):
     def require(self, training: LocalTraining, task: Facts) -> None:
         """Raise unless samples can be made up."""
         if not task.sample.is_floating_point():
-            raise TaskError(f"{title_of(self)} makes up samples of numbers. {task.name} has others.")
+            raise TaskError(f"{name_in_messages(self)} makes up samples of numbers. {task.name} has others.")
 
     def learned(self, bench: Workbench, learner: Params, models: Stack) -> Params:
         """Return the learner after the last epoch: there are no data to choose an earlier one by."""
