@@ -12,7 +12,7 @@ import torch
 from samples import answers
 
 from atoll import Params, Task, federate
-from atoll.algorithms import list_pairs, list_parts, name_of
+from atoll.algorithms import found, list_pairs, list_parts, name_of
 from atoll.algorithms.answers.margins import Margins
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fafi_bank import FAFIBank
@@ -159,6 +159,12 @@ def test_a_pair_is_written_down_and_made_again() -> None:
     assert from_record(record) == method
     older = {"name": "fafi-plus", **to_record(create("fafi-plus:own=0.5,queue=16"))["values"]}
     assert from_record(older) == create("fafi-plus:own=0.5,queue=16")
+
+
+def test_no_one_shot_method_is_a_kind_of_another() -> None:
+    methods = {method for method in found().values() if method.one_shot}
+    assert len(methods) > 20
+    assert not [method for method in methods if methods & {*method.__mro__[1:]}]
 
 
 def test_parts_have_names_and_a_sentence() -> None:
