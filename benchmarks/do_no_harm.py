@@ -24,7 +24,7 @@ from atoll.compose import create
 from atoll.kernel.params import Params
 from atoll.metrics import evaluate
 from atoll.metrics.evaluation import ClientScores
-from atoll.metrics.significance import harmed, standard_error
+from atoll.metrics.significance import is_harmed, standard_error
 from atoll.testing.conformance import personal_models
 
 GATES: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def _figures(scores: ClientScores, alone: ClientScores) -> tuple[float, ...]:
     gains: NDArray[np.float64] = scores.score - alone.score
     error = standard_error(scores.variance, alone.variance, scores.samples)
     return (
-        float(harmed(gains, error).sum()),
+        float(is_harmed(gains, error).sum()),
         100 * float(np.nanmean(np.maximum(-gains, 0))),
         100 * scores.macro,
         100 * scores.worst,

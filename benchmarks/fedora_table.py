@@ -17,7 +17,8 @@ from atoll import LocalEngine, Recipe, Settings, Training, compare
 from atoll.compose import create
 from atoll.data.synthetic import FEDORA_SHARES
 from atoll.experiments.comparison import Comparison, run_name
-from atoll.records.results import Outcome, label
+from atoll.records.labels import label
+from atoll.records.report import Report
 from atoll.report.table import Numbers, gain_text, harmed_text, newcomers_cells
 
 TASKS = {"rotated-mnist": "Rotated MNIST", "rotated-fashion-mnist": "Rotated Fashion-MNIST"}
@@ -84,7 +85,7 @@ def _run(dataset: str, folder: Path, asked: argparse.Namespace) -> Comparison:
 def _read(folder: Path, seeds: int) -> Comparison:
     methods = {label(algorithm): algorithm for algorithm in map(create, METHODS)}
     return Comparison(
-        {name: [Outcome.read(folder / run_name(method, seed)) for seed in range(seeds)]
+        {name: [Report.read(folder / run_name(method, seed)) for seed in range(seeds)]
          for name, method in methods.items()},
         "best",
     )  # fmt: skip

@@ -26,6 +26,14 @@ def _plans_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "WORTH_MEASURING", math.inf)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Which methods a user has run is written to a folder of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATOLL_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _draws_do_not_depend_on_other_tests() -> Iterator[None]:
     """Modules that a test builds draw from the default generator; where it stands would depend on what ran before."""

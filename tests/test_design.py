@@ -110,3 +110,48 @@ def test_importing_has_no_side_effects(tmp_path):
 def test_asking_for_help_does_not_wait_for_torch():
     program = "import sys, atoll; dir(atoll); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+# -- plain words -------------------------------------------------------------------------------------------------------
+
+PLAIN = ("cli", "data", "experiments", "metrics", "models", "runtime")  # the rooms that are held to it; more will come
+# Openers of docstrings that answer a question nobody asked: "Of the objective.", "As it was."
+OPENERS = (
+    "A All Alone An Any As At By Each Every For From How If In Is It Its None Of On One Over So That The Their There "
+    "These They This Those To What Whatever When Where Whether Which Who Whoever Whom Whose With Without"
+)
+PARTICIPLES = (
+    "added allowed arrived asked averaged begun beside closed concatenated counted cropped dealt decoded drawn encoded "
+    "enumerated existing fetched found generated given harmed heard joined kept known listed locked made measured "
+    "mixed moved named needed normalised observed padded parted permuted rotated said seeded seen sent settled shown "
+    "spoken stacked standardised taken timed told tracked turned unused used whole"
+)
+OF_THE_KERNEL = {"beside"}  # names that its protocols prescribe
+SO_THAT = 41  # times in all of src; the number only falls
+
+
+def functions(room):
+    """The functions and methods of a room, without properties, and where they are."""
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree) if name.startswith(f"{room}/") else ():
+            if isinstance(node, ast.FunctionDef):
+                decorators = " ".join(map(ast.unparse, node.decorator_list))
+                if "property" not in decorators:
+                    yield f"{name}:{node.lineno} {node.name}", node
+
+
+@pytest.mark.parametrize("room", PLAIN)
+def test_a_docstring_begins_with_a_verb(room):
+    texts = {where: text for where, one in functions(room) if (text := ast.get_docstring(one))}
+    first = {where: text.split()[0].strip(",.:;") for where, text in texts.items()}
+    assert {where: word for where, word in first.items() if word in OPENERS.split() or not word.isalpha()} == {}
+
+
+@pytest.mark.parametrize("room", PLAIN)
+def test_no_function_is_named_by_a_bare_participle(room):
+    participles = set(PARTICIPLES.split()) - OF_THE_KERNEL
+    assert [where for where, one in functions(room) if one.name.strip("_") in participles] == []
+
+
+def test_so_is_said_rather_than_so_that():
+    assert sum(path.read_text().count("so that") for path in SOURCE.rglob("*.py")) <= SO_THAT

@@ -15,7 +15,6 @@ from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
 from atoll.algorithms.pfedme import PFedMe
-from atoll.data.statistics import Statistics
 from atoll.federation import choose
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import CohortError, DivergedError, OneShotError
@@ -399,7 +398,7 @@ def test_what_the_clients_have_is_in_the_folder_from_the_beginning(uneven, tmp_p
     seen = []
     federate(
         uneven, FedAvg(), rounds=1, folder=tmp_path / "run",
-        on_round=lambda _: seen.append(Statistics.of_json(Run.open(tmp_path / "run").statistics)),
+        on_round=lambda _: seen.append(Run.open(tmp_path / "run").statistics),
     )  # fmt: skip
     assert seen[0].samples.tolist() == uneven.statistics.samples.tolist()
     assert seen[0].counts.tolist() == uneven.statistics.counts.tolist()

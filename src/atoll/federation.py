@@ -32,10 +32,11 @@ from atoll.kernel.job import Job, Local
 from atoll.kernel.params import Tree
 from atoll.kernel.randomness import generator
 from atoll.metrics.afterwards import evaluate_round
-from atoll.metrics.evaluation import observed
+from atoll.metrics.evaluation import collect_observations
 from atoll.records.configuration import Settings
 from atoll.records.opening import open_run, rewind
 from atoll.records.report import Report
+from atoll.records.rounds import Round
 from atoll.records.runs import Run, peak_memory
 from atoll.runtime.channel import Channel, Stage
 from atoll.runtime.engines import LocalEngine
@@ -64,7 +65,7 @@ def federate(
     resume: bool = False,
     stages: Sequence[Stage] = (),
     faults: Callable[[int, Clients], NDArray[np.bool_]] | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: Callable[[Round], None] | None = None,
     on_epoch: OnEpoch | None = None,
     stop: threading.Event | None = None,
     trained: Path | str | None = None,
@@ -114,13 +115,13 @@ class Session:
     stop: threading.Event
     trainings: Trainings | None
     faults: Callable[[int, Clients], NDArray[np.bool_]] | None
-    on_round: Callable[[dict[str, Any]], None] | None
+    on_round: Callable[[Round], None] | None
     server: Tree
     late: Late
     met: NDArray[np.bool_]  # who has been through the exchanges before a client's first round
     first: int = 0
     outcomes: NDArray[np.float64] | None = None  # the score of every test sample after the last round
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[Round] = field(default_factory=list)
     saved_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -164,7 +165,7 @@ class Session:
             if run and begun:
                 session._resume(run)
             if session.first == 0:
-                alone = replace(population, trainings=trainings.of_the_server() if trainings else None)
+                alone = replace(population, trainings=trainings.for_server() if trainings else None)
                 session.server = method.equip(session.server, engine.bench(alone, -1))
             session.held = held.pop_all()
         return session
@@ -215,7 +216,7 @@ class Session:
             Local(), self.method, self.server, present, round, self.method.groups(self.server),
             calls=self.settings.rounds, usual=self.settings.cohort_size(len(met)),
         )  # fmt: skip
-        self.arrivals = self.late.passing(self.exchanges.gather(job, self.traffic), round, len(met))
+        self.arrivals = self.late.pass_on(self.exchanges.gather(job, self.traffic), round, len(met))
         first: Arrival | None = next(self.arrivals, None)
         if first is None:
             log.warning("round %d: no client replied; the server's state stays as it is", round)
@@ -236,16 +237,16 @@ class Session:
             everybody = list_present(settings, len(self.met), round)
             reachable = np.setdiff1d(everybody, np.setdiff1d(self.cohort, self.present))
             self.exchanges.finish(self.server, reachable, done, traffic)
-        line = self._describe(round)
+        found = self._describe(round)
         if settings.evaluates_after(done):
-            line["evaluation"], self.outcomes = evaluate_round(
+            found["evaluation"], self.outcomes = evaluate_round(
                 self.engine, self.population, self.method, self.server, round=done, last=done == settings.rounds,
                 calls=settings.rounds // settings.every + 1, everybody=settings.evaluation == "all", seed=settings.seed,
             )  # fmt: skip
-        line["seconds"] = {"round": took, "evaluation": time.perf_counter() - self.began - took}
+        found["seconds"] = {"round": took, "evaluation": time.perf_counter() - self.began - took}
         if self.trainings and self.trainings.found:
-            line["seconds"]["found"] = sum(self.trainings.found)
-        line["memory"] = peak_memory(self.engine.device)
+            found["seconds"]["found"] = sum(self.trainings.found)
+        line = Round.of_json({**found, "memory": peak_memory(self.engine.device)})
         self.history.append(line)
         stopping = self.stop.is_set() and done < settings.rounds  # a signal that comes later waits for the next round
         if self.run:
@@ -257,7 +258,7 @@ class Session:
             raise KeyboardInterrupt(f"stopped after round {done}{how}")
 
     def _describe(self, round: int) -> dict[str, Any]:
-        """Return the metrics of a round, as they are written."""
+        """Return what happened in a round, as it is written."""
         traffic = self.traffic
         return {
             "round": round + 1,
@@ -265,12 +266,12 @@ class Session:
             "replied": traffic.replied,
             "lost": dict(traffic.lost),
             "loss": traffic.losses(),
-            **({"observed": seen} if (seen := observed(traffic.notes)) else {}),
+            **({"observed": seen} if (seen := collect_observations(traffic.notes)) else {}),
             "gradients": traffic.gradients,
-            "bytes": self.channel.ledger.in_round(round),
+            "bytes": self.channel.ledger.bytes_in_round(round),
         }
 
-    def _record(self, run: Run, line: dict[str, Any], done: int, *, stopping: bool) -> None:
+    def _record(self, run: Run, line: Round, done: int, *, stopping: bool) -> None:
         """Write a round down; from time to time with a checkpoint."""
         if self.outcomes is not None:
             run.save_outcomes(self.outcomes)
@@ -288,9 +289,9 @@ class Session:
 
     def report(self) -> Report:
         """Return the evidence of the run."""
-        return Report(
+        return Report.of_run(
             self.task, self.method, self.settings, self.history, self.channel.ledger, self.server, self.population,
-            self.engine, self.outcomes,
+            self.engine, self.outcomes, self.run,
         )  # fmt: skip
 
 

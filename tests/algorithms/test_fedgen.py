@@ -16,7 +16,7 @@ from atoll.kernel.network import NO_NETWORK, Variant
 from atoll.kernel.params import Params, Stack, stack
 from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, CharTransformer
-from atoll.models.generator import conditional, generate
+from atoll.models.generator import conditional_perceptron, generate
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
@@ -55,7 +55,7 @@ def test_steps_on_the_generator_by_hand(task: Task) -> None:
     bench, heads = bench_of(task), heads_of(task, 1.0, -2.0)
     counts = torch.tensor([[4.0, 1.0, 0.0], [4.0, 3.0, 0.0]], dtype=torch.float64)
     found = method.taught(None, heads, counts, bench)
-    start = conditional(4, CLASSES, 6, 6, draw=bench.generator("first generator"), like=counts)
+    start = conditional_perceptron(4, CLASSES, 6, 6, draw=bench.generator("first generator"), like=counts)
     module = module_of(start)
     optimiser = torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=method.weight_decay)
     draw = bench.generator("features")
@@ -132,7 +132,7 @@ def test_the_gradient_of_a_client_by_hand(task: Task, mask: Tensor | None) -> No
     x, y = task.x[:5], task.y[:5]
     keys = Keys(torch.tensor(1), torch.tensor(2))
     batch = Batch(x, y, mask, keys, task.network, Variant())
-    w, values = task.network.initial, conditional(4, CLASSES, 6, 6, draw=generator(0, "test"), like=x)
+    w, values = task.network.initial, conditional_perceptron(4, CLASSES, 6, 6, draw=generator(0, "test"), like=x)
     known = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     given = {"generator": values, "labels": Params.of(known=known), "alpha": 0.7, "beta": 0.3}
     g, after, loss = reminded(w, batch, given)
@@ -198,7 +198,7 @@ def test_label_counts_go_up_and_the_generator_down(task: Task) -> None:
     mine, theirs = (play(task, one, rounds=2).ledger for one in (FedGen(noise=4, hidden=6), FedAvg()))
     fields = {(entry.direction, entry.field, entry.kind) for entry in mine.entries}
     assert ("up", "labels", "labels") in fields
-    extra = [mine.in_round(n)["down"] - theirs.in_round(n)["down"] for n in range(2)]
+    extra = [mine.bytes_in_round(n)["down"] - theirs.bytes_in_round(n)["down"] for n in range(2)]
     numbers = (4 + CLASSES + 1) * 6 + (6 + 1) * 6 + CLASSES
     assert extra[0] < 4 * 500  # a name
     assert numbers * 8 <= extra[1] / task.clients < numbers * 8 + 1500

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page
 from atoll.data.recipe import Recipe
 from atoll.data.task import Training
 from atoll.experiments.comparison import Comparison, compare
-from atoll.records.results import Outcome
+from atoll.records.report import Report
 
 METHODS = ["local", "fedavg", "ditto"]
 CONTRAST = """selector => {
@@ -209,7 +209,7 @@ def test_what_is_incomplete_is_said_at_the_top(page, folder, tmp_path):
     lines = (runs[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
     (runs[0] / "metrics.jsonl").write_text(lines[0])
     try:
-        begun = Comparison.of_runs([Outcome.read(run) for run in runs]).save(tmp_path)["report"]
+        begun = Comparison.of_runs([Report.read(run) for run in runs]).save(tmp_path)["report"]
     finally:
         (runs[0] / "metrics.jsonl").write_text("".join(lines))
     shown = page(390)

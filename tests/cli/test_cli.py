@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner, Result
 
 from atoll.cli import app
-from atoll.cli.options import Options, cohort_of
-from atoll.cli.running import unused
+from atoll.cli.options import Options, parse_cohort
+from atoll.cli.program import name_flags
+from atoll.cli.running import unused_folder
 from atoll.compose import create
 from atoll.data.task import Training
 from atoll.records.configuration import Settings
@@ -82,8 +84,8 @@ def test_the_step_size_may_fall_and_evaluation_be_left_out():
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["run", "fedavg", "--lr-decay", "1.5"], "`lr_decay` of Training must be a float in (0, 1]. Got 1.5 instead."),
-        (["run", "fedavg", "--evaluation", "nobody"], "`evaluation` must be 'all', 'central' or 'none'. Got 'nobody'."),
+        (["run", "fedavg", "--lr-decay", "1.5"], "--lr-decay must be a float in (0, 1]. Got 1.5 instead."),
+        (["run", "fedavg", "--evaluation", "nobody"], "--evaluation must be 'all', 'central' or 'none'. Got 'nobody'."),
         (["run", "fedavg", "--evaluation", "central"], "needs a task with a central test set"),
         (["compare", "fedavg", "--evaluation", "none"], "A comparison needs every client's score"),
     ],
@@ -104,7 +106,7 @@ def test_methods_that_upload_once_have_one_round_and_share_their_training():
     assert len(list(Path("here/trained").iterdir())) == 4  # clients
     refused = atoll("run", "ensemble", *TINY)
     assert refused.exit_code != 0
-    assert "`rounds` must be 1" in refused.output
+    assert "--rounds must be 1" in refused.output
 
 
 def test_list_can_show_methods_that_upload_once_only():
@@ -117,12 +119,14 @@ def test_report_of_runs_that_are_not_finished_says_so():
     """A comparison that was cut short: one run lacks its last round, another was never begun."""
     assert atoll("compare", "fedper", *TINY, "--seeds", "2", "--out", "here").exit_code == 0
     lines = Path("here/fedper-seed1/metrics.jsonl").read_text().splitlines(keepends=True)
+    shutil.rmtree("here/fedper-seed1/checkpoints")
     Path("here/fedper-seed1/metrics.jsonl").write_text(lines[0])
     shutil.rmtree("here/local-seed1")
     result = atoll("report", "here", "--out", "there")
     assert result.exit_code == 0, result.output
     assert "fedper with seed 1 is incomplete: 1 of 2 rounds." in result.output
     assert "seeds 1" in result.output
+    assert "local-seed1 was asked for and is not there." in result.output
     page = Path("there/report.html").read_text()
     assert "fedper with seed 1 is incomplete: 1 of 2 rounds." in page
 
@@ -240,11 +244,12 @@ def test_resume_explains_what_it_cannot_rebuild():
         ("run ditto --cohort 1.5", "must be in (0, 1]"),
         ("run ditto --cohort many", "number of clients or a share"),
         ("run ditto --engine chunk:0", "threads:N with N at least 1. Got 'chunk:0'"),
-        ("run ditto --engine warp", "Got 'warp'"),
+        ("run ditto --engine warp", "--engine must be auto, loop, threads"),
         ("run ditto --precision fp8", "fp32, tf32 or bf16"),
         ("run ditto --device tpu", "Got 'tpu'"),
-        ("run ditto --rounds 0", "`rounds` must be at least 1"),
-        ("run ditto --lr -1", "`lr` of Training"),
+        ("run ditto --rounds 0", "--rounds must be at least 1"),
+        ("run ditto --lr -1", "--lr must be"),
+        ("run ditto --clients 3 --unseen 0.9", "hint: lower --unseen, or raise --clients."),
         ("run ditto --clients 0", "at least 1 client"),
         ("run ditto --clients 5000", "5000 clients"),
         ("run ditto --partition dirichlet", "followed by its alpha"),
@@ -397,12 +402,21 @@ def test_colour_is_left_out_where_it_is_not_wanted():
 # -- small parts -------------------------------------------------------------------------------------------------------
 
 
+def test_messages_name_flags_of_the_command_and_nothing_else():
+    command = typer.main.get_command(app).get_command(None, "run")
+    message = "lower `lr`, use `strategy=loop` or `device=cpu`, and another `folder`; `lam` and `seed` of PFLlib stay"
+    flags = "lower --lr, use --engine loop or --device cpu, and another --out; `lam` and `seed` of PFLlib stay"
+    assert name_flags(message, command) == flags
+    assert name_flags("`weight_decay` of Training must be", command) == "--weight-decay must be"
+    assert name_flags(message, None) == message
+
+
 def test_cohorts_are_numbers_or_shares():
-    assert [cohort_of(text) for text in (None, "10", "0.1", "1.0")] == [None, 10, 0.1, 1.0]
+    assert [parse_cohort(text) for text in (None, "10", "0.1", "1.0")] == [None, 10, 0.1, 1.0]
 
 
 def test_unused_folders_are_counted(tmp_path):
-    assert unused(tmp_path / "a") == tmp_path / "a"
+    assert unused_folder(tmp_path / "a") == tmp_path / "a"
     (tmp_path / "a").mkdir()
     (tmp_path / "a-2").mkdir()
-    assert unused(tmp_path / "a") == tmp_path / "a-3"
+    assert unused_folder(tmp_path / "a") == tmp_path / "a-3"

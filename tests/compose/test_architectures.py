@@ -24,8 +24,8 @@ from atoll.kernel.params import Params
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
 from atoll.records.configuration import describe
+from atoll.records.labels import label
 from atoll.records.report import Report
-from atoll.records.results import label
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import personal_models, play
 
@@ -136,7 +136,7 @@ def test_a_piece_works_inside_architectures() -> None:
 
 
 def test_new_clients_get_the_model_of_their_architecture() -> None:
-    task = mixed().holding_out(0.4)
+    task = mixed().hold_out(0.4)
     assert task.unseen is not None
     report = play(task, FedAvg(), 1, evaluation="all")
     found = report.history[-1]["evaluation"]["newcomers"]["labelled"]["0"]["clients"]

@@ -22,7 +22,8 @@ from atoll.data.task import Task, Training
 from atoll.kernel.algorithm import Algorithm, Arrival, Count, Replies
 from atoll.kernel.errors import CohortError, HyperparameterError, TaskError, UnknownName
 from atoll.kernel.params import Stack, spread, stack
-from atoll.records.results import Outcome, label
+from atoll.records.labels import label
+from atoll.records.report import Report
 from atoll.runtime.serialise import size_of
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import check, personal_models, play, quadratics
@@ -130,7 +131,7 @@ def test_runs_are_resumed_across_the_change(make_task, tmp_path, engine) -> None
     resumed = federate(task, method, rounds=4, engine=engine, folder=tmp_path / "run", eval_every=1, resume=True)
     whole = federate(task, method, rounds=4, engine=engine, eval_every=1)
     np.testing.assert_array_equal(resumed.scores(), whole.scores())
-    assert Outcome.read(tmp_path / "run").label == "fedper@ifca:cluster_rounds=2,clusters=2"
+    assert Report.read(tmp_path / "run").label == "fedper@ifca:cluster_rounds=2,clusters=2"
 
 
 def test_what_cannot_be_put_together_is_refused() -> None:

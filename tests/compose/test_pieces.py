@@ -16,7 +16,8 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.params import Params
 from atoll.kernel.wrapper import values_of
-from atoll.records.results import Outcome, label
+from atoll.records.labels import label
+from atoll.records.report import Report
 from atoll.testing.conformance import check, personal_models, play
 from atoll.testing.conformance.methods import shorten
 from atoll.testing.conformance.tasks import build_task
@@ -163,7 +164,7 @@ def test_it_passes_the_battery(name: str) -> None:
 def test_runs_remember_it(make_task, tmp_path: Path, engine) -> None:
     task = make_task(shares=(0.6, 0.2, 0.2), dtype=torch.float64)
     federate(task, create("fedper+prox:mu=0.5"), rounds=1, engine=engine, folder=tmp_path / "run")
-    assert Outcome.read(tmp_path / "run").label == "fedper+prox:mu=0.5"
+    assert Report.read(tmp_path / "run").label == "fedper+prox:mu=0.5"
 
 
 def test_a_users_own_method_takes_pieces(tmp_path: Path, make_task, monkeypatch) -> None:
@@ -177,7 +178,7 @@ def test_a_users_own_method_takes_pieces(tmp_path: Path, make_task, monkeypatch)
     method = create("./mine.py+prox:mu=0.5")
     assert label(method) == "mine.py+prox:mu=0.5"
     federate(make_task(shares=(0.6, 0.2, 0.2)), method, rounds=1, folder=tmp_path / "run")
-    assert Outcome.read(tmp_path / "run").algorithm.mu == 0.5
+    assert Report.read(tmp_path / "run").algorithm.mu == 0.5
 
 
 @pytest.mark.parametrize("name", found())

@@ -355,7 +355,7 @@ def test_overview_says_where_each_set_is(tmp_path):
 
 
 def test_a_data_folder_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="The data folder must be there"):
+    with pytest.raises(DataError, match="The data folder must exist"):
         datasets.overview(tmp_path / "nowhere")
 
 
@@ -378,7 +378,7 @@ def test_no_data_folder_known():
     with pytest.raises(DataError) as caught:
         datasets.load("mnist")
     assert str(caught.value) == (
-        "`mnist` is read from a data folder, and none is known.\n"
+        "`mnist` is read from a data folder. None was given.\n"
         "hint: set ATOLL_DATA to the folder that holds the data sets, or use `digits`: it needs no files."
     )
 

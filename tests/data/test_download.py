@@ -372,7 +372,7 @@ def test_progress_counts_from_where_the_transfer_goes_on(ratings, tmp_path):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_is_shown(terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
-    with download.shown(console) as report:
+    with download.show_progress(console) as report:
         report("ratings.dat", 500_000, 1_000_000)
         report("ratings.dat", 1_000_000, 1_000_000)
     said = console.file.getvalue()
@@ -443,11 +443,11 @@ def test_the_list_of_data_sets(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("mnist --download", "A data folder must be known. None is."),
-        ("--verify", "A data folder must be known. None is."),
+        ("mnist --download", "A data folder must be given. Got none."),
+        ("--verify", "A data folder must be given. Got none."),
         ("--download --data here", "`--download` must be given the name of a data set."),
-        ("--data nowhere", "The data folder must be there. nowhere is not."),
-        ("--verify --data nowhere", "The data folder must be there. nowhere is not."),
+        ("--data nowhere", "The data folder must exist. nowhere does not."),
+        ("--verify --data nowhere", "The data folder must exist. nowhere does not."),
         ("minst", "Did you mean: mnist"),
         ("digits --download --data here", "`digits` needs none."),
         ("hapt --download --data here", "archive.ics.uci.edu"),

@@ -29,7 +29,7 @@ def write_mnist(folder: Path, train: int = 60, test: int = 20, first: int = 0) -
 
 def config_of(task):
     """What a run of this task writes down."""
-    return json.loads(json.dumps(describe(task, FedAvg(), Settings())))
+    return json.loads(json.dumps(describe(task, FedAvg(), Settings()).as_json()))
 
 
 # -- what is chosen ----------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_some_of_the_samples_can_be_taken(tmp_path):
     brightness = {float(image[0, 0, 0]) for image in torch.cat([task.x, task.public[0]])}
     assert len(brightness) == 20
     assert brightness < {float(image[0, 0, 0]) for image in every.x}
-    assert recipe.build().fingerprint == task.fingerprint != recipe.seeded(1).build().fingerprint
+    assert recipe.build().fingerprint == task.fingerprint != recipe.with_seed(1).build().fingerprint
     assert Recipe.of_config(config_of(task)) == recipe
     with pytest.raises(DataError, match="`samples` must be at least 1 and at most all 60 of mnist. Got 61."):
         Recipe("mnist", data=str(tmp_path), samples=61, central="official").build()
@@ -78,9 +78,9 @@ def test_the_split_is_in_per_cent():
 
 def test_seeds_deal_unless_the_partition_has_its_own():
     recipe = Recipe("digits", clients=4)
-    assert recipe.build().fingerprint != recipe.seeded(1).build().fingerprint
+    assert recipe.build().fingerprint != recipe.with_seed(1).build().fingerprint
     fixed = Recipe("digits", clients=4, partition_seed=0)
-    assert recipe.build().fingerprint == fixed.seeded(1).build().fingerprint
+    assert recipe.build().fingerprint == fixed.with_seed(1).build().fingerprint
 
 
 # -- the server's test set ---------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_an_official_test_set_must_be_there():
     with pytest.raises(TaskError) as error:
         Recipe("digits", central="official").build()
     assert str(error.value) == (
-        "An official test set is asked for, and digits has none.\nhint: take a share: --central 0.1."
+        "`central` must not be official: digits has no official test set.\nhint: set `central` to a share, as 0.1."
     )
 
 
@@ -139,11 +139,11 @@ def test_files_that_have_changed_are_read_again(tmp_path):
         ({"model": "mlp:32/"}, UnknownName, "Unknown model ''"),
         ({"model": "mlp:0"}, ModelError, "only `mlp` takes them. Got 'mlp:0'"),
         ({"model": "linear:8"}, ModelError, "only `mlp` takes them. Got 'linear:8'"),
-        ({"model": "mlp/linear/mlp:8", "clients": 2}, TaskError, "no more than clients, 2. Got 3."),
+        ({"model": "mlp/linear/mlp:8", "clients": 2}, TaskError, "at most one per client, 2. Got 3."),
         ({"split": "60/40"}, TaskError, "A split must be three numbers that sum to 100, train/val/test. Got '60/40'"),
         ({"split": "a/b/c"}, TaskError, "A split must be three numbers"),
-        ({"split": "60/30/20"}, TaskError, "The three parts of a split must sum to 100, and train be above 0."),
-        ({"split": "0/50/50"}, TaskError, "train be above 0. Got '0/50/50'"),
+        ({"split": "60/30/20"}, TaskError, "The three parts of a split must sum to 100, and train must be above 0."),
+        ({"split": "0/50/50"}, TaskError, "train must be above 0. Got '0/50/50'"),
         ({"split": "nan/50/50"}, TaskError, "must sum to 100"),
         ({"central": "offical"}, TaskError, "must be none, official or a share of the samples. Got 'offical'"),
         ({"central": "1.5"}, TaskError, "must be at least 0 and leave something"),

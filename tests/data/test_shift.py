@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.data.shift import WORDS, Colour, Concept, Feature, Noise, Rotation, parse, turned
+from atoll.data.shift import WORDS, Colour, Concept, Feature, Noise, Rotation, parse, turn
 from atoll.kernel.errors import PartitionError, UnknownName
 
 SHIFTS = [Rotation(4), Noise(0.5), Colour(3), Feature(1.0, 2), Concept(3)]
@@ -63,16 +63,16 @@ def test_quarter_turns_move_pixels():
 
 def test_other_angles_turn_the_same_way():
     x = images()
-    assert torch.allclose(turned(x, 90 + 1e-9), x.rot90(1, dims=(2, 3)), atol=1e-6)
+    assert torch.allclose(turn(x, 90 + 1e-9), x.rot90(1, dims=(2, 3)), atol=1e-6)
     wide = images()[:, :, :, :4]  # not square: half a turn keeps the shape
-    assert torch.allclose(turned(wide, 180 + 1e-9), wide.rot90(2, dims=(2, 3)), atol=1e-6)
+    assert torch.allclose(turn(wide, 180 + 1e-9), wide.rot90(2, dims=(2, 3)), atol=1e-6)
 
 
 def test_a_turn_keeps_lengths_in_images_that_are_not_square():
     # A point to the right of the middle is found above it after a quarter turn, as far away in pixels.
     x = torch.zeros(1, 1, 9, 15, dtype=torch.float64)
     x[0, 0, 4, 10] = 1
-    new = turned(x, 90 + 1e-9)[0, 0]
+    new = turn(x, 90 + 1e-9)[0, 0]
     assert new[1, 7] == pytest.approx(1.0, abs=1e-6)
 
 
@@ -83,7 +83,7 @@ def test_any_angle_turns_counter_clockwise():
         return torch.exp(-2 * ((side[None] - right) ** 2 + (side[:, None] + up) ** 2))[None, None]
 
     angle = math.radians(40)
-    new, expected = turned(blob(0.4, 0.0), 40), blob(0.4 * math.cos(angle), 0.4 * math.sin(angle))
+    new, expected = turn(blob(0.4, 0.0), 40), blob(0.4 * math.cos(angle), 0.4 * math.sin(angle))
     middle = (..., slice(10, 31), slice(10, 31))  # away from the edges, where nothing is known
     assert torch.allclose(new[middle], expected[middle], atol=5e-3)
     assert not torch.allclose(new[middle], blob(0.4, 0.0)[middle], atol=5e-2)

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from atoll.data.splits import SHARES, SPLITS, Shares, _turns, splits_of
+from atoll.data.splits import SHARES, SPLITS, Shares, _deal_turns, cut_splits
 from atoll.kernel.errors import TaskError
 from atoll.kernel.randomness import generator
 
@@ -22,7 +22,7 @@ def dealt(sizes=(1, 2, 3, 7, 40, 153), classes=4):
 
 def cut(parts, shares=SHARES, labels=None, gap=None, seed=0):
     """The samples of each client by split: [client][split]."""
-    splits = splits_of(parts, shares, labels, gap, seed)
+    splits = cut_splits(parts, shares, labels, gap, seed)
     assert list(splits) == list(SPLITS)
     return [
         [split.order[split.offsets[k] : split.offsets[k + 1]].numpy() for split in splits.values()]
@@ -35,7 +35,7 @@ def cut(parts, shares=SHARES, labels=None, gap=None, seed=0):
 
 @pytest.mark.parametrize("shares", ALL_SHARES)
 def test_after_every_sample_all_splits_have_their_share(shares):
-    turns = _turns(shares, 1000)
+    turns = _deal_turns(shares, 1000)
     have = np.cumsum(turns[:, None] == np.arange(3), axis=0)
     assert (np.abs(have - np.arange(1, 1001)[:, None] * np.array(shares)) < 1).all()
     assert turns[0] == 0
@@ -43,7 +43,7 @@ def test_after_every_sample_all_splits_have_their_share(shares):
 
 def test_the_pattern_of_the_usual_shares_by_hand():
     # how far train, val and test are behind, place by place: .6 .15 .25, .2 .3 .5, .8 .45 -.25, .4 .6 0, 1 -.25 .25
-    assert _turns(SHARES, 5).tolist() == [0, 2, 0, 1, 0]
+    assert _deal_turns(SHARES, 5).tolist() == [0, 2, 0, 1, 0]
 
 
 # -- without a time order ----------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_splits_and_another_does_not():
     parts, labels = dealt()
 
     def orders(seed):
-        return [split.order.tolist() for split in splits_of(parts, SHARES, labels, None, seed).values()]
+        return [split.order.tolist() for split in cut_splits(parts, SHARES, labels, None, seed).values()]
 
     assert orders(3) == orders(3)
     assert orders(3) != orders(4)
@@ -162,4 +162,4 @@ def test_time_order_does_not_depend_on_the_seed():
 )
 def test_shares_must_be_three_that_sum_to_one(shares):
     with pytest.raises(TaskError, match=r"`shares` must be three shares \(train, val, test\) that sum to 1. Got"):
-        splits_of([np.arange(5)], shares, None, None, 0)
+        cut_splits([np.arange(5)], shares, None, None, 0)

@@ -10,8 +10,8 @@ from atoll.algorithms.local import Local
 from atoll.data import datasets
 from atoll.data.datasets import Dataset
 from atoll.data.partition import parse
-from atoll.data.shift import turned
-from atoll.data.synthetic import FEDORA_SHARES, FEDORA_SIZES, Gaussian, Linear, rotated
+from atoll.data.shift import turn
+from atoll.data.synthetic import FEDORA_SHARES, FEDORA_SIZES, Gaussian, Linear, rotate_clients
 from atoll.kernel.errors import DataError
 from atoll.kernel.objective import squared_error
 
@@ -119,7 +119,7 @@ def images():
 
 
 def test_every_client_has_images_of_its_own(images):
-    made = rotated(images, clients=4, samples=25)
+    made = rotate_clients(images, clients=4, samples=25)
     assert made.x.shape == (100, 1, 9, 9)
     assert np.bincount(made.owner).tolist() == [25] * 4
     assert made.owners == ("0°", "90°", "180°", "270°")
@@ -131,33 +131,33 @@ def test_every_client_has_images_of_its_own(images):
 
 def test_the_images_of_a_client_are_turned_by_its_angle(images):
     images.x[:] = torch.arange(81.0).reshape(9, 9) / 81
-    made = rotated(images, clients=4, samples=2)
+    made = rotate_clients(images, clients=4, samples=2)
     for client in range(4):
         expected = torch.rot90(images.x[:2], client, (2, 3))
         torch.testing.assert_close(made.x[made.owner == client], expected, atol=1e-5, rtol=0)
 
 
 def test_seeds_deal_other_images(images):
-    first, again, other = (rotated(images, clients=4, samples=6, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (rotate_clients(images, clients=4, samples=6, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first.x, again.x)
     assert not torch.equal(first.y, other.y)
 
 
 def test_too_few_images(images):
-    with pytest.raises(DataError, match="36 clients with 469 images each must be had from 100 images"):
-        rotated(images)
+    with pytest.raises(DataError, match="36 clients with 469 images each must fit into 100 images"):
+        rotate_clients(images)
 
 
 @pytest.mark.parametrize("quarters", [0, 1, 2, 3])
 def test_quarter_turns_are_exact_and_counter_clockwise(quarters):
     picture = torch.arange(49.0).reshape(1, 1, 7, 7) / 24.5 - 1
-    found = turned(picture, 90 * quarters, background=-1.0)
+    found = turn(picture, 90 * quarters, background=-1.0)
     torch.testing.assert_close(found, torch.rot90(picture, quarters, (2, 3)), atol=1e-5, rtol=0)
 
 
 def test_small_turns_are_bilinear_and_corners_become_black():
     white = torch.ones(1, 1, 8, 8)
-    found = turned(white, 45, background=-1.0)[0, 0]
+    found = turn(white, 45, background=-1.0)[0, 0]
     assert found[0, 0] == found[-1, 0] == -1
     assert found[3:5, 3:5].min() == pytest.approx(1, abs=1e-5)
     # A ramp is linear, so that interpolation of it is exact: v = x becomes v = x cos 30° - y sin 30° (y points down).
@@ -165,12 +165,12 @@ def test_small_turns_are_bilinear_and_corners_become_black():
     y, x = torch.meshgrid(torch.linspace(-0.3, 0.3, 15), torch.linspace(-0.3, 0.3, 15), indexing="ij")
     expected = x * math.cos(math.pi / 6) - y * math.sin(math.pi / 6)
     inside = slice(4, 11)
-    found = turned(ramp, 30, background=-1.0)[0, 0, inside, inside]
+    found = turn(ramp, 30, background=-1.0)[0, 0, inside, inside]
     torch.testing.assert_close(found, expected[inside, inside], atol=1e-5, rtol=0)
 
 
 def test_the_shares_of_fedora_cut_its_sizes():
     many = Dataset("many", torch.zeros(2 * 469, 1, 4, 4), torch.arange(2 * 469) % 10, 10, None, "the test")
-    task = Task.build(rotated(many, clients=2), parse("natural"), clients=2, shares=FEDORA_SHARES)
+    task = Task.build(rotate_clients(many, clients=2), parse("natural"), clients=2, shares=FEDORA_SHARES)
     sizes = [np.diff(task.splits[split].offsets).tolist() for split in ("train", "val", "test")]
     assert sizes == [[size, size] for size in FEDORA_SIZES]

@@ -268,7 +268,7 @@ def test_what_is_held_out_depends_on_the_partition_seed_only():
 
 def test_public_samples_of_ones_own_must_be_new():
     source = numbered(central=(torch.full((3, 4), 70.0), torch.zeros(3, dtype=torch.int64)))
-    task = Task.build(source, Iid(), clients=5, model=lambda: nn.Linear(4, 3)).holding_out(0.2)
+    task = Task.build(source, Iid(), clients=5, model=lambda: nn.Linear(4, 3)).hold_out(0.2)
     new = np.arange(90, 94, dtype=np.float64)[:, None].repeat(4, axis=1)
     found = task.with_public(new, [0, 1, 2, 0])
     assert torch.equal(found.public[0], torch.from_numpy(new).float())
@@ -549,7 +549,7 @@ def test_every_client_must_have_one_of_the_networks(architecture):
 @pytest.mark.parametrize(
     ("models", "error", "said"),
     [
-        ([nn.Linear(4, 3)] * 3, TaskError, "at least 1 model, and no more than clients, 2. Got 3."),
+        ([nn.Linear(4, 3)] * 3, TaskError, "at least 1 model, and at most one per client, 2. Got 3."),
         ([nn.Linear(4, 3), nn.Linear(9, 3)], ModelError, r"Linear must take samples of shape \(4,\)"),
         ([nn.Linear(4, 3), nn.Linear(4, 2)], ModelError, "must give one output per class, 3"),
     ],

@@ -13,9 +13,9 @@ from atoll import Recipe, Settings, Task, compare
 from atoll.compose import create
 from atoll.data import datasets
 from atoll.data.partition import Iid
-from atoll.experiments.comparison import folder_name, reopen, run_name, runs_in, with_references
+from atoll.experiments.comparison import add_references, folder_name, reopen, run_name, runs_in
 from atoll.kernel.errors import AtollError, RunError, UnknownName
-from atoll.records.results import label
+from atoll.records.labels import label
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.files import alone_in
 
@@ -64,16 +64,16 @@ def figures(comparison):
 
 def test_missing_references_are_added_with_the_same_budget(caplog):
     with caplog.at_level(logging.WARNING, "atoll"):
-        chosen = with_references([create("ditto:epochs=3")])
+        chosen = add_references([create("ditto:epochs=3")])
     assert list(chosen) == ["local:epochs=3", "fedavg:epochs=3", "ditto:epochs=3"]
     assert "added local:epochs=3 and fedavg:epochs=3" in caplog.text
-    assert list(with_references([create("fedavg"), create("local")])) == ["fedavg", "local"]
+    assert list(add_references([create("fedavg"), create("local")])) == ["fedavg", "local"]
 
 
 def test_long_training_of_one_shot_methods_is_no_budget_for_every_round():
-    mixed = with_references([create("ensemble:epochs=20"), create("ditto:epochs=2")])
+    mixed = add_references([create("ensemble:epochs=20"), create("ditto:epochs=2")])
     assert list(mixed)[:2] == ["local:epochs=2", "fedavg:epochs=2"]
-    alone = with_references([create("ensemble:epochs=20")])
+    alone = add_references([create("ensemble:epochs=20")])
     assert list(alone)[:2] == ["local:epochs=20", "fedavg:epochs=20"]
 
 
@@ -289,7 +289,7 @@ def test_folder_names_answer_to_task_and_settings_and_not_to_methods_or_seeds():
     engine = LocalEngine()
     name = folder_name(SMALL, Settings(), engine)
     assert name.startswith("digits-compare-")
-    assert name == folder_name(SMALL.seeded(4), Settings(seed=4), engine)
+    assert name == folder_name(SMALL.with_seed(4), Settings(seed=4), engine)
     others = {
         folder_name(SMALL, Settings(rounds=7), engine),
         folder_name(Recipe(clients=5), Settings(), engine),

@@ -6,20 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reports import change, report_of
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import spearmanr
 from typer.testing import CliRunner, Result
 
 from atoll import algorithms
 from atoll.cli import app
-from atoll.compose import create
 from atoll.data.statistics import Statistics, statistics
 from atoll.experiments.comparison import Comparison
 from atoll.experiments.explain import Case, Study, explain, overview
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.errors import RunError, UnknownName
-from atoll.records.results import Outcome
+from atoll.records.report import Report
+from atoll.runtime.channel import Ledger
+from atoll.runtime.channel.ledger import Entry
 from atoll.runtime.engines.local import one_thread_each
 
 METHODS = ("local", "fedavg", "ditto")
@@ -50,7 +52,7 @@ def figures(scores, samples, losses=None, variances=None, share=True) -> dict:
 def outcome(
     method, scores, *, seed=0, tested=None, val=None, losses=None, each=None, facts=None, metric=None, shared=None,
     mixing=None, rounds=4, fingerprint=None, missing=False,
-) -> Outcome:  # fmt: skip
+) -> Report:  # fmt: skip
     """A run that ended with these scores, and had the losses on validation that each entry of `losses` gives."""
     tested = [TESTED] * len(scores) if tested is None else tested
     share = metric is None
@@ -71,10 +73,9 @@ def outcome(
     config = {
         "task": task | ({} if metric is None else {"metric": metric}),
         "settings": {"rounds": rounds, "seed": seed},
-        "algorithm": {},
     }
     known = None if missing else data() if facts is None else facts
-    return Outcome(create(method), config, history, {}, known, each)
+    return report_of(method, config, history, {}, known, each)
 
 
 def study(*scores, methods=METHODS, method=None, **more) -> Study:
@@ -192,7 +193,7 @@ def test_mixing_weights_are_read():
 def test_companions_in_a_cluster_are_named():
     of = study(SAME, SAME, SAME)
     found = Clusters(np.array([0, 1, 1, -1, 1, 2]))
-    of.outcome.history[-1]["evaluation"]["clusters"] = found.as_json()
+    change(of.outcome, clusters=found.as_json())
     assert "It is in cluster 1, one of 3, with 2 and 4." in words(of, 1, "learned from")
     assert "It is in cluster 2, one of 3, alone." in words(of, 5, "learned from")
     assert "It is in none of the 3 clusters." in words(of, 3, "learned from")
@@ -267,7 +268,7 @@ def test_other_seeds_count_where_the_data_are_the_same():
 def test_without_references_gains_are_unknown():
     of = study([0.9, 0.2, 0.4, 0.9, 0.9, 0.9], methods=("ditto",))
     assert "`atoll compare ditto`" in " ".join(overview(of))
-    assert of.affected(2) == [1, 2]
+    assert of.most_affected(2) == [1, 2]
     assert [*explain(of, 1)] == ["data", "learned from", "result"]
     assert "Against" not in words(of, 1, "result")
 
@@ -278,7 +279,7 @@ def test_without_references_gains_are_unknown():
 def test_a_small_difference_is_called_chance():
     of = study(SAME, SAME, [0.55, *SAME[1:]])
     assert words(of, 0, "plausible") == "On 20 test samples a difference of +5.0 points may be chance."
-    assert "--split" in words(of, 0, "may help")
+    assert "a larger test share" in words(of, 0, "may help")
     losing = study(SAME, SAME, [0.45, *SAME[1:]])
     assert words(losing, 0, "plausible") == "On 20 test samples a difference of -5.0 points may be chance."
     assert "stay with local" not in words(losing, 0, "may help")
@@ -370,7 +371,7 @@ def test_the_shared_model_is_compared_on_the_same_samples():
     of = study(SAME, SAME, SAME, shared=shared)
     error = 100 * math.sqrt((0.25 + 0.09) / 20)
     assert (
-        f"Its own model has 50.0 %, the shared one 10.0 % (standard error {error:.1f}): what is personal helps it."
+        f"Its own model has 50.0 %, the shared one 10.0 % (standard error {error:.1f}): personalization helps it."
         in words(of, 0, "plausible")
     )
     assert "costs it" in words(of, 1, "plausible")
@@ -422,10 +423,10 @@ def test_no_client_gets_more_than_a_dozen_sentences_or_so():
 
 def test_the_most_affected_are_harmed_and_helped():
     of = study([0.5] * 8, [0.5] * 8, [0.1, 0.2, 0.25, 0.3, 0.9, 0.8, 0.55, 0.45], facts=data([[3, 3]] * 8))
-    assert of.affected(3) == [0, 1, 4]  # beyond one standard error: 0 to 3 are harmed, 4 and 5 helped
-    assert of.affected(5) == [0, 1, 2, 4, 5]
-    assert of.affected(10) == [0, 1, 2, 3, 4, 5]
-    assert of.affected(1) == [0]
+    assert of.most_affected(3) == [0, 1, 4]  # beyond one standard error: 0 to 3 are harmed, 4 and 5 helped
+    assert of.most_affected(5) == [0, 1, 2, 4, 5]
+    assert of.most_affected(10) == [0, 1, 2, 3, 4, 5]
+    assert of.most_affected(1) == [0]
 
 
 def test_overview_counts_and_correlates():
@@ -442,33 +443,36 @@ def test_overview_counts_and_correlates():
 
 def test_a_curve_that_still_rises_asks_for_more_rounds():
     one = outcome("ditto", SAME)
-    one.history[0]["evaluation"]["personal"]["val"]["macro"] = 0.4
+    change_validation(one, {"macro": 0.4})
     of = Study(Comparison({"ditto": [one]}), "ditto")
-    assert "from 40.0 % after round 2 to 50.0 % after round 4: more --rounds" in " ".join(overview(of))
-    assert "more --rounds" not in " ".join(overview(study(SAME, methods=("ditto",))))
+    assert "from 40.0 % after round 2 to 50.0 % after round 4: more rounds" in " ".join(overview(of))
+    assert "more rounds" not in " ".join(overview(study(SAME, methods=("ditto",))))
+
+
+def change_validation(of, *found):
+    for place, changed in enumerate(found):
+        figures = of.history[place].personal
+        change(of, place, personal={**figures, "val": replace(figures["val"], **changed)})
 
 
 def test_an_error_that_still_falls_asks_for_more_rounds():
     of = regression()
-    first, last = (line["evaluation"]["personal"]["val"] for line in of.outcome.evaluations)
-    last["macro"], first["macro"] = 100.0, 102.0
+    last, first = {"macro": 100.0}, {"macro": 102.0}
+    change_validation(of.outcome, first, last)
     assert "from 102 after round 2 to 100 after round 4" in " ".join(overview(of))
-    first["macro"] = 100.5
-    assert "more --rounds" not in " ".join(overview(of))
+    change_validation(of.outcome, {"macro": 100.5}, last)
+    assert "more rounds" not in " ".join(overview(of))
 
 
-def test_a_client_that_was_hardly_there_is_noticed(tmp_path):
+def test_a_client_that_was_hardly_there_is_noticed():
     of = study(SAME, SAME, [0.9, 0.9, *SAME[2:]])
-    entry = {"direction": "up", "field": "delta", "kind": "model", "bytes": 1}
-    lines = [{**entry, "round": round, "clients": [1, 2, 3, 4, 5]} for round in range(4)]
-    prepared = {**entry, "round": -1, "clients": [0]}  # before the first round does not count
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "ledger.jsonl").write_text("\n".join(map(json.dumps, [prepared, *lines])))
-    outcomes = {**of.comparison.outcomes, "ditto": [replace(of.outcome, folder=tmp_path)]}
+    sent = [Entry("up", round, "delta", "model", 1, (1, 2, 3, 4, 5)) for round in range(4)]
+    prepared = Entry("up", -1, "delta", "model", 1, (0,))  # before the first round does not count
+    outcomes = {**of.comparison.outcomes, "ditto": [replace(of.outcome, ledger=Ledger([prepared, *sent]))]}
     of = Study(Comparison(outcomes), "ditto")
     assert "It took part in 0 of the 4 rounds, the mean client in 3.3." in words(of, 0, "learned from")
     assert "It took part in 0 rounds, the mean client in 3.3, so what it gets" in words(of, 0, "plausible")
-    assert "larger --cohort" in words(of, 0, "may help")
+    assert "larger cohort" in words(of, 0, "may help")
     assert "took part" not in words(of, 1, "plausible")
 
 
@@ -483,7 +487,7 @@ def test_runs_of_different_length_are_not_passed_over():
 def test_gains_of_local_itself_are_over_fedavg():
     of = study([0.2, *SAME[1:]], SAME, SAME, method="local")
     assert "Against fedavg the mean gain is -5.0 points" in " ".join(overview(of))
-    assert of.affected(3) == [0]
+    assert of.most_affected(3) == [0]
     assert "plausible" not in explain(of, 0)
 
 
@@ -591,7 +595,7 @@ def test_explain_the_most_affected(folder):
     one = Study.read(folder / "c", "fedavg")
     shown = atoll("explain", str(folder / "c"), "--method", "fedavg", "--most", "2").stdout
     titles = [line for line in shown.splitlines() if line.startswith("Client ")]
-    assert titles == [one.title(client) for client in one.affected(2)]
+    assert titles == [one.title(client) for client in one.most_affected(2)]
     assert Study.read(folder / "c").method not in ("local", "fedavg")
 
 
@@ -610,6 +614,7 @@ def test_an_incomplete_run_says_so(folder, tmp_path):
     copied = tmp_path / "cut"
     shutil.copytree(folder / "c", copied)
     path = copied / "ditto-seed0/metrics.jsonl"
+    shutil.rmtree(copied / "ditto-seed0/checkpoints")  # killed before the first one
     path.write_text(path.read_text().splitlines()[0] + "\n")
     text = said(atoll("explain", str(copied), "--method", "ditto"))
     assert "ditto with seed 0 is incomplete: 1 of 2 rounds." in text
@@ -652,8 +657,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 )  # fmt: skip
 def test_when_a_gate_was_open(pulls, said):
     of = study(SAME, SAME, SAME)
-    for line, pull in zip(of.outcome.history, pulls, strict=True):
-        line["observed"] = {"lam": {"1": pull}}
+    for place, pull in enumerate(pulls):
+        of.outcome.history[place] = replace(of.outcome.history[place], observed={"lam": {"1": pull}})
     assert said in words(of, 1, "learned from")
     assert "gate" not in words(of, 2, "learned from")
 
@@ -671,6 +676,6 @@ def test_when_a_gate_was_open(pulls, said):
 )
 def test_whether_a_client_fell_back(alone, lead, said):
     of = study(SAME, SAME, SAME)
-    of.outcome.history[-1]["evaluation"]["observed"] = {"alone": {"1": alone}, "lead": {"1": lead}}
+    change(of.outcome, observed={"alone": {"1": alone}, "lead": {"1": lead}})
     assert f"It deploys {said}" in words(of, 1, "learned from")
     assert "deploys" not in words(of, 2, "learned from")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from atoll.algorithms.ditto import Ditto
 from atoll.cli import app
 from atoll.data.task import Task
-from atoll.experiments.tracking import figures, flat, tracking, used_in
+from atoll.experiments.tracking import figures_of, flatten_names, trackers_in, tracking
 from atoll.federation import federate
 from atoll.kernel.errors import RunError
 from atoll.records.runs import Run
@@ -52,7 +52,7 @@ def written(folder: Path) -> Curves:
     """What the folder of a run says that trackers must say."""
     run, curves = Run.open(folder), defaultdict(list)
     for line in run.metrics():
-        for name, value in figures(line).items():
+        for name, value in figures_of(line).items():
             curves[name].append((line["round"], value))
     for way in ("up", "down"):
         sizes = accumulate(line["bytes"][way] for line in run.metrics())
@@ -110,7 +110,7 @@ def test_trackers_say_what_the_folder_says(task, tmp_path):
     assert mlflow_curves(home, "ditto") == expected
     run = mlflow_runs(home)["ditto"]
     assert run.info.status == "FINISHED"
-    assert run.data.params == {name: str(value) for name, value in flat(Run.open(home).config).items()}
+    assert run.data.params == {name: str(value) for name, value in flatten_names(Run.open(home).config).items()}
     assert run.data.params["algorithm/values/lam"] == "1.0"
     assert [one.path for one in client(home).list_artifacts(run.info.run_id)] == ["report.html"]
 
@@ -135,7 +135,7 @@ def test_a_resumed_run_is_tracked_once_and_whole(task, tmp_path, at_first):
     with pytest.raises(KeyboardInterrupt):
         train(task, home, trackers=BOTH if at_first else {}, faults=stop_after_the_third, stop=stop)
     assert len(Run.open(home).metrics()) == 3
-    assert used_in(home) == dict.fromkeys(BOTH, at_first)
+    assert trackers_in(home) == dict.fromkeys(BOTH, at_first)
     if at_first:
         assert mlflow_runs(home)["ditto"].info.status == "KILLED"
     train(task, home, trackers=BOTH, resume=True)
@@ -166,7 +166,7 @@ def test_a_run_that_was_refused_is_not_touched(task, tmp_path):
     with pytest.raises(RunError, match="already holds one"):
         train(task, home, trackers=BOTH)
     assert mlflow_runs(home)["ditto"].info.end_time == before.info.end_time
-    assert not used_in(home)["tensorboard"]
+    assert not trackers_in(home)["tensorboard"]
 
 
 def test_a_server_that_does_not_answer_is_noticed_before_training(tmp_path, monkeypatch):

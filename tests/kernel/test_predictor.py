@@ -71,7 +71,7 @@ def test_the_shared_model_answers_as_its_network(task: Task) -> None:
 
 
 def test_new_clients_deploy_predictors_and_tune_the_model_by_itself(make_task: Callable[..., Task]) -> None:
-    task = make_task(sizes=(12, 9, 20, 14), shares=(0.5, 0.25, 0.25), dtype=torch.float64).holding_out(0.5)
+    task = make_task(sizes=(12, 9, 20, 14), shares=(0.5, 0.25, 0.25), dtype=torch.float64).hold_out(0.5)
     report = play(task, KNNPer(lam=0.9), evaluation="all")
     found = report.evaluations[-1]["evaluation"]["newcomers"]
     tuned = play(task, FedAvg(), evaluation="all").evaluations[-1]["evaluation"]["newcomers"]

@@ -12,7 +12,6 @@ from atoll.compose import create
 from atoll.experiments.comparison import Comparison
 from atoll.kernel.errors import LabelsNeeded, TaskError
 from atoll.metrics.newcomers import EPOCHS
-from atoll.records.results import Outcome
 
 RECIPE = Recipe(samples=900, clients=8, partition="dirichlet:0.3", unseen=0.25, training=Training(lr=0.1))
 
@@ -112,7 +111,7 @@ def test_labels_cannot_be_read_where_there_are_none() -> None:
 
 def test_a_comparison_shows_them() -> None:
     task = RECIPE.build()
-    runs = [Outcome.of(federate(task, create(name), rounds=2)) for name in ("local", "fedavg")]
+    runs = [federate(task, create(name), rounds=2) for name in ("local", "fedavg")]
     comparison = Comparison.of_runs(runs)
     assert [row["method"] for row in comparison.newcomers] == ["local", "fedavg"]
     assert {row["clients"] for row in comparison.newcomers} == {2}

@@ -6,9 +6,9 @@ from scipy import stats
 
 from atoll.kernel.randomness import generator
 from atoll.metrics.significance import (
-    harmed,
     holm,
     interval,
+    is_harmed,
     mcnemar,
     mcnemar_table,
     paired_interval,
@@ -135,8 +135,8 @@ def test_harm_is_beyond_one_standard_error():
     assert error[:2] == pytest.approx([math.sqrt(0.024875), math.sqrt(0.00024875)], abs=1e-12)
     assert error[2:4].tolist() == [0, 0]
     assert math.isnan(error[4])
-    assert harmed(a - r, error).tolist() == [False, True, True, False, False]
-    assert harmed(a - r, 0).tolist() == [True, True, True, False, False]
+    assert is_harmed(a - r, error).tolist() == [False, True, True, False, False]
+    assert is_harmed(a - r, 0).tolist() == [True, True, True, False, False]
 
 
 def test_standard_error_of_any_mean():

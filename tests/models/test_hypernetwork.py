@@ -9,7 +9,14 @@ from atoll.kernel.network import Network
 from atoll.kernel.params import Params
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, BodyAndHead
-from atoll.models.hypernetwork import Spectral, generated, hypernetwork, largest_singular, normalised, size_of
+from atoll.models.hypernetwork import (
+    Spectral,
+    generate_leaves,
+    hypernetwork,
+    largest_singular_value,
+    normalise_spectrum,
+    size_of,
+)
 
 
 class Module(nn.Module):
@@ -66,10 +73,10 @@ def test_as_in_torch(target: Params, which: Spectral, layers: int) -> None:
     module = Module(target, 4, 6, layers)
     module.load(phi, which)
     e = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
-    scaled = normalised(phi, which)
-    together = generated(scaled, e)
+    scaled = normalise_spectrum(phi, which)
+    together = generate_leaves(scaled, e)
     for row, one in enumerate(e):
-        made, expected = generated(scaled, one), module(one)
+        made, expected = generate_leaves(scaled, one), module(one)
         assert list(made) == list(target)
         for name, leaf in expected.items():
             torch.testing.assert_close(made[name], leaf, rtol=0, atol=1e-12)
@@ -96,4 +103,4 @@ def test_what_is_generated_begins_around_the_target(target: Params) -> None:
 def test_largest_singular_value(shape: tuple[int, int]) -> None:
     with default_generator(0):
         matrix = torch.randn(shape, dtype=torch.float64)
-    torch.testing.assert_close(largest_singular(matrix), torch.linalg.svdvals(matrix)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(largest_singular_value(matrix), torch.linalg.svdvals(matrix)[0], rtol=0, atol=1e-12)

@@ -85,7 +85,7 @@ def test_widths_that_are_none_are_refused(name):
     with pytest.raises(ModelError) as error:
         models.build(name, (1, 28, 28), 3)
     assert str(error.value) == (
-        f"After a colon must stand the widths of hidden layers, and only `mlp` takes them. Got '{name}'.\n"
+        f"A colon must be followed by the widths of hidden layers, which only `mlp` takes. Got '{name}'.\n"
         "hint: for example mlp:64 or mlp:64,32."
     )
 

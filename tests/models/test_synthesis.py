@@ -7,12 +7,12 @@ import torch
 from atoll.kernel.batch import Batch
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Params
-from atoll.models.synthesis import SPREAD, fresh, generator_of
+from atoll.models.synthesis import SPREAD, draw_values, generator_of
 
 
 def made(shape: tuple[int, ...], *, seed: int = 0, scale: float = 1.0, train: bool = True) -> torch.Tensor:
     network = generator_of(torch.zeros(*shape, dtype=torch.float64), 6, 4)
-    values = fresh(network, np.random.default_rng(seed)) * scale
+    values = draw_values(network, np.random.default_rng(seed)) * scale
     z = torch.from_numpy(np.random.default_rng(9).normal(size=(10, 6)))
     return Batch(z, z[:, :0], None, None, network, Variant(train=train)).outputs(values)
 
@@ -43,7 +43,7 @@ def test_they_make_the_same_in_training_and_out_of_it() -> None:
 def test_fresh_values_are_drawn_from_what_is_given_and_from_nothing_else() -> None:
     state = torch.random.get_rng_state()
     network = generator_of(torch.zeros(5), 300, 40)
-    one, same, other = (fresh(network, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    one, same, other = (draw_values(network, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(one[name], same[name]) for name in one)
     weights = one["0.weight"]

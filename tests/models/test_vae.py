@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atoll.kernel.params import Params
 from atoll.kernel.randomness import generator
-from atoll.models.vae import SMALLEST, autoencoder, bound, decoder_of, sample
+from atoll.models.vae import SMALLEST, autoencoder, decoder_of, negative_bound, sample
 
 SIZE, CLASSES = 3, 2
 A = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
@@ -49,7 +49,7 @@ def exact(posterior_mean: float = 1.0) -> Params:
 def expected_bound(vae: Params) -> Tensor:
     """Over the noise: the bound is quadratic in it, so that +1 and -1 stand for a standard normal."""
     one = torch.ones(len(X), 1, dtype=torch.float64)
-    return (bound(vae, X, Y, one) + bound(vae, X, Y, -one)) / 2
+    return (negative_bound(vae, X, Y, one) + negative_bound(vae, X, Y, -one)) / 2
 
 
 def evidence() -> Tensor:
@@ -78,8 +78,8 @@ def test_a_prior_elsewhere_is_the_same_model_with_e_moved() -> None:
         }
     )
     noise = torch.linspace(-1, 1, 4, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(bound(moved, X, Y, noise, center), bound(vae, X, Y, noise))
-    assert (bound(moved, X, Y, noise) > bound(vae, X, Y, noise)).all()
+    torch.testing.assert_close(negative_bound(moved, X, Y, noise, center), negative_bound(vae, X, Y, noise))
+    assert (negative_bound(moved, X, Y, noise) > negative_bound(vae, X, Y, noise)).all()
 
 
 def test_samples_are_those_of_the_model() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reports import change, report_of
 from scipy import stats
 
 from atoll import Recipe, federate
@@ -16,7 +17,9 @@ from atoll.kernel.clusters import Clusters
 from atoll.kernel.errors import RunError, UnknownName
 from atoll.kernel.randomness import generator
 from atoll.records.configuration import Settings, describe
-from atoll.records.results import SELECTIONS, Outcome, label
+from atoll.records.labels import label
+from atoll.records.report import Report
+from atoll.records.results import SELECTIONS
 
 NAN = float("nan")
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
@@ -74,7 +77,7 @@ def outcome(
         "model": {"parameters": 5},
     }
     counted = {("up", "model"): sent * done + before, ("down", "model"): 0}
-    return Outcome(create(method), config, history, counted, statistics, None if each is None else np.array(each))
+    return report_of(method, config, history, counted, statistics, None if each is None else np.array(each))
 
 
 def comparison(*outcomes, **more):
@@ -90,7 +93,7 @@ def test_the_last_the_best_on_validation_and_the_oracles_round():
     run = outcome("ditto", tests, vals=vals, every=2)
     assert [run.chosen(select)["round"] for select in SELECTIONS] == [8, 6, 4]  # of equals the first: 6, not 8
     assert [run.scores(select=select).tolist() for select in SELECTIONS] == [[0.6, 0.4], [0.5, 0.5], [0.9, 0.7]]
-    assert run.scores("val", "best").tolist() == [0.9, 0.7]
+    assert run.scores("val", select="best").tolist() == [0.9, 0.7]
     rows = {select: comparison(run, select=select).results[0] for select in SELECTIONS}
     assert [rows[select]["mean"] for select in SELECTIONS] == pytest.approx([0.5, 0.5, 0.8])
     assert [rows[select]["round"] for select in SELECTIONS] == [8, 6, 4]
@@ -104,8 +107,7 @@ def test_the_best_round_of_an_error_is_the_lowest():
 
 def test_a_selection_needs_samples_to_select_by():
     run = outcome("ditto", [[0.5]])
-    for line in run.history:
-        line["evaluation"]["personal"]["val"] = figures([NAN], [0])
+    change(run, personal={**run.history[-1].personal, "val": figures([NAN], [0])})
     assert run.chosen("last")["round"] == 1
     with pytest.raises(RunError, match="Selection by the val split needs samples in it. There are none."):
         run.chosen("best")
@@ -344,14 +346,14 @@ def test_costs_are_sums_over_rounds_and_means_over_seeds():
 def test_training_that_was_found_counts_as_long_as_it_took():
     run = outcome("ensemble", [[0.5]])
     assert run.seconds == 2.0
-    run.history[-1]["seconds"]["found"] = 5.0
+    run.history[-1] = replace(run.history[-1], seconds={**run.history[-1].seconds, "found": 5.0})
     assert run.seconds == 7.0
 
 
 def test_what_clients_deploy_is_a_mean_over_seeds():
     runs = [outcome("ditto", [[0.5]], seed=seed) for seed in range(2)]
     for run, size in zip(runs, (2e6, 4e6), strict=True):
-        run.history[-1]["evaluation"]["deployed"] = size
+        change(run, deployed=size)
     assert Comparison({"ditto": runs}).results[0]["megabytes_deployed"] == 3.0
 
 
@@ -479,7 +481,7 @@ def test_clusters_are_counted_and_compared_with_planted_groups():
     known = Statistics(np.full(4, 9), groups=np.array([0, 0, 1, 1]))
     runs = [outcome("ifca", [[0.5] * 4], seed=seed, statistics=known) for seed in (0, 1)]
     for run, numbers in zip(runs, ([1, 1, 0, 0], [0, 0, 1, 2]), strict=True):
-        run.history[-1]["evaluation"]["clusters"] = Clusters(np.array(numbers)).as_json()
+        change(run, clusters=Clusters(np.array(numbers)).as_json())
     (row,) = Comparison({"ifca": runs}).results
     assert row["clusters"] == 2.5
     assert row["adjusted_rand"] == pytest.approx((1 + 4 / 7) / 2)
@@ -522,7 +524,7 @@ def test_labels_are_what_the_command_line_takes(text):
 
 def test_configuration_gives_the_algorithm_back():
     ditto = create("ditto:lam=0.1")
-    config = json.loads(json.dumps(describe(Recipe(clients=4).build(), ditto, Settings())))
+    config = json.loads(json.dumps(describe(Recipe(clients=4).build(), ditto, Settings()).as_json()))
     assert from_record(config["algorithm"]) == ditto
 
 
@@ -554,13 +556,13 @@ def test_hyperparameters_may_be_called_as_the_parts_of_a_record(make_task, tmp_p
     assert create("./awkward.py", text="long").text == "long"
     method, task = create(f"./awkward.py{values}"), make_task(shares=(0.6, 0.2, 0.2))
     federate(task, method, rounds=1, folder="run")
-    read = Outcome.read(Path("run")).algorithm
+    read = Report.read(Path("run")).algorithm
     assert [getattr(read, one) for one in ("name", "file", "values", "text")] == [
         getattr(method, one) for one in ("name", "file", "values", "text")
     ]
     found = compare(task, [method], seeds=1, rounds=1, folder=tmp_path / "both")
     assert f"awkward.py{values}" in found.outcomes
-    assert [Outcome.read(folder).label for folder in runs_in(tmp_path / "both")] == [*found.outcomes]
+    assert [Report.read(folder).label for folder in runs_in(tmp_path / "both")] == [*found.outcomes]
 
 
 @pytest.mark.parametrize("made", ["fedper+prox:mu=0.5", "ditto@ifca:clusters=3"])
@@ -579,13 +581,19 @@ def test_a_record_with_a_hyperparameter_that_nothing_has_is_refused(made):
         from_record({**record, "values": {**record["values"], "nu": 1.0}})
 
 
+def unsealed(content):
+    """A JSON file as it was before files had versions and seals."""
+    return {name: value for name, value in content.items() if name not in ("schema", "seal")}
+
+
 def test_an_older_run_is_resumed(make_task, tmp_path):
     task, folder = make_task(shares=(0.6, 0.2, 0.2)), tmp_path / "run"
     federate(task, create("ditto:lam=0.5"), rounds=1, folder=folder)
     config = json.loads((folder / "config.json").read_text())
     record = config["algorithm"]
     config["algorithm"] = {"name": record["name"], "file": record["file"], **record["values"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(unsealed(config)))
+    (folder / "clients.json").write_text(json.dumps(unsealed(json.loads((folder / "clients.json").read_text()))))
     for file in (folder / "checkpoints").glob("*.json"):  # nor had checkpoints seals
         facts = json.loads(file.read_text())
         file.write_text(json.dumps({name: facts[name] for name in ("round", "bytes", "sha256")}))
@@ -600,7 +608,7 @@ def test_an_older_run_is_resumed(make_task, tmp_path):
 def test_an_outcome_reads_the_same_from_memory_and_folder(make_task, tmp_path):
     task = make_task(sizes=(12, 9, 20), shares=(0.6, 0.15, 0.25))
     report = federate(task, create("ditto"), rounds=3, folder=tmp_path)
-    memory, folder = Outcome.of(report), Outcome.read(tmp_path)
+    memory, folder = federate(task, create("ditto"), rounds=3), Report.read(tmp_path)
     assert folder.scores().tolist() == memory.scores().tolist() == report.scores().tolist()
     assert folder.bytes == memory.bytes
     assert folder.spent == memory.spent

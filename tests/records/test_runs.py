@@ -1,9 +1,11 @@
 import errno
 import hashlib
+import importlib
 import json
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -20,8 +22,11 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.params import Layout, Params
-from atoll.records.results import Outcome
+from atoll.records.files import write_record
+from atoll.records.report import Report
+from atoll.records.rounds import Round
 from atoll.records.runs import KEPT_CHECKPOINTS, Run
+from atoll.records.schema import SCHEMA
 from atoll.runtime.channel.ledger import Entry
 from atoll.runtime.files import alone_in
 from atoll.runtime.serialise import to_bytes
@@ -34,12 +39,19 @@ def state(value):
     return {"server": Params({"w": torch.full((50,), float(value))}, LAYOUT), "memory": None}
 
 
+CONFIG = {
+    "task": {"name": "toy", "clients": 2}, "settings": {"rounds": 3}, "computes": None,
+    "algorithm": {"name": "ditto", "file": None, "values": {}},
+}  # fmt: skip
+LINE = {"bytes": {"up": 20}, "seconds": {"round": 1.0}}
+
+
 @pytest.fixture
 def run(tmp_path):
     """A run with checkpoints after 1 to 3 rounds, of which two remain."""
-    run = Run.create(tmp_path / "run", {"settings": {"rounds": 3}})
+    run = Run.create(tmp_path / "run", CONFIG)
     for rounds in (1, 2, 3):
-        run.record({"round": rounds, "loss": 1 / rounds}, [Entry("up", rounds - 1, "delta", "model", 10, (0, 1))])
+        run.record(Round.of_json({**LINE, "round": rounds}), [Entry("up", rounds - 1, "delta", "model", 10, (0, 1))])
         run.save(rounds, state(rounds))
     return run
 
@@ -60,9 +72,9 @@ def test_a_folder_holds_what_is_needed_to_understand_and_continue(run):
         "metrics.jsonl",
     ]
     config = run.config
-    assert config["settings"] == {"rounds": 3}
-    assert config["versions"]["torch"] == torch.__version__
-    assert config["machine"]["cores"] == os.cpu_count()
+    assert config.settings.rounds == 3
+    assert config.versions["torch"] == torch.__version__
+    assert config.machine["cores"] == os.cpu_count()
     assert [line["round"] for line in run.metrics()] == [1, 2, 3]
     assert run.ledger()[2] == Entry("up", 2, "delta", "model", 10, (0, 1))
 
@@ -76,7 +88,9 @@ def test_a_checkpoint_records_its_own_checksum_and_those_of_what_it_builds_on(ru
     data = (run.folder / "checkpoints" / "round-000003.safetensors").read_bytes()
     facts = json.loads((run.folder / "checkpoints" / "round-000003.json").read_text())
     files = facts.pop("files")
-    assert facts == {"round": 3, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "kept": None}
+    assert facts.pop("schema") == SCHEMA
+    assert len(facts.pop("seal")) == 64
+    assert facts == {"round": 3, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert files.keys() == {"config.json", "metrics.jsonl", "ledger.jsonl"}
     config = (run.folder / "config.json").read_bytes()
     assert files["config.json"] == {"lines": len(config.splitlines()), "sha256": hashlib.sha256(config).hexdigest()}
@@ -99,7 +113,7 @@ def test_a_folder_without_a_run_cannot_be_opened(tmp_path):
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="must be writable"):
-        Run.create(tmp_path / "file" / "run", {})
+        Run.create(tmp_path / "file" / "run", CONFIG)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -188,7 +202,7 @@ def full_disk(monkeypatch, after):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr("atoll.records.runs.os.fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
 
 
 def test_a_full_disk_loses_nothing_before_the_last_checkpoint(run, monkeypatch):
@@ -491,7 +505,7 @@ def test_sigterm_ends_after_the_round_with_a_checkpoint(tmp_path):
     run = Run.open(tmp_path / "run")
     assert run.checkpoints()[-1] == 3
     assert [line["round"] for line in run.metrics()] == [1, 2, 3]
-    assert "stopping after this round; once more to stop at once" in (tmp_path / "run" / "run.log").read_text()
+    assert "stopping after this round; interrupt again to stop at once" in (tmp_path / "run" / "run.log").read_text()
 
 
 def test_ctrl_c_saves_the_round_and_twice_stops_at_once(make_task, tmp_path):
@@ -529,7 +543,7 @@ def test_nothing_is_written_through_a_link(make_task, tmp_path, name):
     else:
         elsewhere.write_text("")
     (folder / name).symlink_to(elsewhere)
-    with pytest.raises(RunError, match=rf"What a run writes must lie in its folder. .*{name} is a link to .*elsewhere"):
+    with pytest.raises(RunError, match=rf"(The files of a run must lie in its folder|must not be a link). .*{name} is"):
         federate(make_task(), FedAvg(), rounds=2, folder=folder, memory="disk", evaluation="none")
     assert not [*elsewhere.iterdir()] if name == "checkpoints" else elsewhere.read_text() == ""
 
@@ -643,7 +657,7 @@ def change_digit(folder):
 def test_a_run_is_not_resumed_from_other_files_than_it_wrote(stopped, change, name):
     resume, folder = stopped
     change(folder)
-    with pytest.raises(RunError, match=f"{name} was changed after round 3"):
+    with pytest.raises(RunError, match=f"{name} was changed after (round 3|it was written)"):
         resume()
 
 
@@ -658,7 +672,7 @@ def test_a_run_is_not_resumed_without_what_its_clients_kept(stopped):
 def test_a_run_as_it_was_is_resumed(stopped):
     resume, folder = stopped
     resume()
-    assert Outcome.read(folder).finished
+    assert Report.read(folder).finished
 
 
 def test_a_run_without_its_last_checkpoint_is_not_finished(make_task, tmp_path):
@@ -668,7 +682,138 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(make_task, tmp_path):
     kept = last.read_bytes()
     for damage in (last.unlink, lambda: last.write_bytes(kept[:-1])):
         damage()
-        assert not Outcome.read(tmp_path / "run").finished
+        assert not Report.read(tmp_path / "run").finished
         again = federate(make_task(), Ditto(), resume=True, **asked)
         np.testing.assert_array_equal(again.scores(), whole.scores())
-        assert Outcome.read(tmp_path / "run").finished
+        assert Report.read(tmp_path / "run").finished
+
+
+# -- finished runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(make_task, tmp_path):
+    """A finished run, and what its report says."""
+    task = make_task(sizes=(12, 8, 5, 9), shares=(0.6, 0.2, 0.2))
+    report = federate(task, Ditto(), rounds=2, eval_every=1, folder=tmp_path / "run")
+    return tmp_path / "run", report
+
+
+def seal_again(path, **changes):
+    content = {**json.loads(path.read_text()), **changes}
+    del content["seal"]
+    write_record(path, content)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(edit_config, "config.json"), (change_digit, "metrics.jsonl"), (drop_line("ledger.jsonl"), "ledger.jsonl"),
+     (lambda folder: seal_again(folder / "config.json", command="another"), "config.json"),
+     (lambda folder: seal_again(folder / "clients.json", samples=[1, 2, 3, 4]), "clients.json"),
+     (lambda folder: (folder / "outcomes.npz").unlink(), "outcomes.npz"),
+     (lambda folder: (folder / "clients.json").unlink(), "clients.json")],
+)  # fmt: skip
+def test_a_finished_run_that_was_changed_is_not_shown(finished, change, name):
+    folder, _ = finished
+    change(folder)
+    with pytest.raises(RunError, match=f"{name} was changed after (round 2|it was written)"):
+        Report.read(folder)
+
+
+def test_a_report_is_the_same_from_memory_and_from_its_folder(finished):
+    folder, report = finished
+    read = Report.read(folder)
+    assert read.history == report.history
+    assert read.config == report.config
+    assert read.ledger.entries == report.ledger.entries
+    np.testing.assert_array_equal(read.outcomes, report.outcomes)
+    assert read.statistics.as_json() == report.statistics.as_json()
+    assert (read.label, read.finished, read.progress) == (report.label, True, "2 of 2 rounds")
+    with pytest.raises(RunError, match="Only a run of this process has its task"):
+        _ = read.server
+    with pytest.raises(RunError, match="Only a run of this process"):
+        _ = report.without_live().population
+
+
+def test_a_last_checkpoint_with_a_flipped_byte_is_none(finished):
+    folder, _ = finished
+    spoil(Run.open(folder), 2, "flipped byte")
+    read = Report.read(folder)
+    assert not read.finished
+    assert read.progress == "all 2 rounds, but its last checkpoint is missing or damaged"
+
+
+def test_files_about_different_clients_are_refused(finished):
+    folder, _ = finished
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    config = json.loads((folder / "config.json").read_text())
+    seal_again(folder / "config.json", task={**config["task"], "clients": 5})
+    with pytest.raises(RunError, match="has 5 in config.json and 4 in round 1 of metrics.jsonl"):
+        Report.read(folder)
+
+
+# -- what clients kept -------------------------------------------------------------------------------------------------
+
+
+def in_memory(folder, *statements):
+    connection = sqlite3.connect(folder / "memory.sqlite")
+    with connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: in_memory(folder, "PRAGMA user_version = 2"), "is of round 2, the checkpoint of round 3"),
+        (
+            lambda folder: in_memory(folder, "UPDATE kept SET tree = x'00' WHERE client = 1"),
+            "client 1 kept is damaged",
+        ),
+        (lambda folder: in_memory(folder, "UPDATE kept SET tree = NULL WHERE client = 1"), "SQLite file|is damaged"),
+        (lambda folder: (folder / "memory.sqlite").write_bytes(b"no database" * 99), "must be in a whole SQLite file"),
+    ],
+)
+def test_a_run_is_resumed_only_with_what_its_clients_kept(stopped, change, said):
+    resume, folder = stopped
+    change(folder)
+    with pytest.raises(RunError, match=said):
+        resume()
+
+
+def test_what_clients_kept_before_there_were_checksums_is_taken(stopped):
+    resume, folder = stopped
+    in_memory(
+        folder, "UPDATE kept SET checksum = NULL", "ALTER TABLE kept DROP COLUMN checksum", "PRAGMA user_version = 0"
+    )
+    resume()
+    assert Report.read(folder).finished
+
+
+# -- every write point, and every kind of damage -----------------------------------------------------------------------
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    "which", [["--only", "ditto disk", "--every", "16"], pytest.param(["--every", "1"], marks=pytest.mark.slow)]
+)
+def test_a_kill_at_a_write_point_changes_nothing(which):
+    command = [sys.executable, str(BENCHMARKS / "kill_points.py"), *which]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " kills, " in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_damaged_folders_end_in_sentences(tmp_path, monkeypatch):
+    """Sixty kinds of damage, each met by one command; benchmarks/fuzz_runs.py has them all."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    fuzz_runs = importlib.import_module("fuzz_runs")
+    found = fuzz_runs.fuzz(60, 1, tmp_path, every=False)
+    assert len(found) == 60
+    assert not [case for case in found if case.outcome in fuzz_runs.BAD]
+    assert {case.outcome for case in found} == {"same", "refused", "said"}

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reports import report_of
 
-from atoll.compose import create
 from atoll.data.statistics import Statistics
 from atoll.experiments.comparison import Comparison
-from atoll.records.results import Outcome
+from atoll.records.report import Report
 
 Scores = Sequence[float]
 
@@ -33,7 +33,7 @@ def outcome(
     newcomers: Any = None,
     task_name: str = "<toy> & co",
     command: str | None = None,
-) -> Outcome:
+) -> Report:
     """A run whose clients end with these scores, and whose mean on validation was `curve`."""
     values, clients = np.array(scores, dtype=float), len(scores)
     counts = [samples] * clients if isinstance(samples, int) else [*samples]
@@ -55,7 +55,7 @@ def outcome(
     config |= {} if command is None else {"command": command}
     planted = None if groups is None else np.array(groups)
     found = Statistics(np.arange(10, 10 + clients), groups=planted, names=None if names is None else tuple(names))
-    return Outcome(create(method), config, lines, total, found)
+    return report_of(method, config, lines, total, found)
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def make() -> Callable[..., Comparison]:
     def make_comparison(
         scores: Mapping[str, Sequence[Scores]], *, missing: Sequence[str] = (), target: float | None = None, **more: Any
     ) -> Comparison:
-        def runs(method: str, seeds: Sequence[Scores]) -> list[Outcome]:
+        def runs(method: str, seeds: Sequence[Scores]) -> list[Report]:
             silent = {"megabytes": 0.0} if method == "local" else {}
             return [outcome(method, of, seed=seed, **more, **silent) for seed, of in enumerate(seeds)]
 
         found = [run for method, seeds in scores.items() for run in runs(method, seeds)]
-        by_label: dict[str, list[Outcome]] = {}
+        by_label: dict[str, list[Report]] = {}
         for run in found:
             by_label.setdefault(run.label, []).append(run)
         return Comparison(by_label, missing=missing, target=target)

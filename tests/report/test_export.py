@@ -7,7 +7,7 @@ import pytest
 
 from atoll import Recipe, compare
 from atoll.experiments.comparison import Comparison
-from atoll.records.results import Outcome
+from atoll.records.rounds import Round
 from atoll.report.export import _write_csv, as_json, save, write_latex, write_markdown
 
 FILES = {
@@ -95,10 +95,10 @@ def test_json_is_strict_and_has_everything(found, tmp_path):
 
 def test_what_is_not_known_is_null(found):
     outcome = found.outcomes["fedavg"][0]
-    line = json.loads(json.dumps(outcome.history[-1]))
+    line = json.loads(json.dumps(outcome.history[-1].as_json()))
     test = line["evaluation"]["personal"]["test"]
     test["clients"][2], test["samples"][2], test["loss"] = float("nan"), 0, float("nan")
-    without = Outcome(outcome.algorithm, outcome.config, [line], outcome.bytes)
+    without = replace(outcome, history=[Round.of_json(line)])
     read = as_json(Comparison({"fedavg": [without]}))
     assert read["clients"][2]["score"] is None
     assert read["results"][0]["loss"] is None
@@ -174,7 +174,9 @@ def test_names_with_newlines_and_marks_stay_in_their_cell(found):
     """catches: a newline in a name that begins a row, or ends the comment above a LaTeX table."""
     odd = renamed(found, NASTY)
     named = Comparison({
-        method: [replace(one, config=one.config | {"task": {**one.config["task"], "name": NASTY}}) for one in several]
+        method: [
+            replace(one, written=replace(one.config, task=replace(one.config.task, name=NASTY))) for one in several
+        ]
         for method, several in found.outcomes.items()
     })  # fmt: skip
     for one in (odd, named):

@@ -202,8 +202,8 @@ def _seeded(comparison, seed):
     from dataclasses import replace
 
     (one,) = comparison.first
-    settings = {**one.config["settings"], "seed": seed}
-    return [replace(one, config={**one.config, "settings": settings})]
+    settings = replace(one.settings, seed=seed)
+    return [replace(one, written=replace(one.config, settings=settings))]
 
 
 def test_a_single_run_shows_what_makes_sense(make):

@@ -6,19 +6,17 @@ import pytest
 from atoll import Recipe, federate
 from atoll.compose import create
 from atoll.experiments.comparison import Comparison
-from atoll.records.results import Outcome
+from atoll.records.report import Report
 from atoll.report.html import render_page
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Outcome]:
+def runs() -> list[Report]:
     task = Recipe(clients=4, model="mlp:8").build()
-    return [
-        Outcome.of(federate(task, create(name), rounds=3, cohort=2)) for name in ("local", "fedavg", "fedfsa:top_c=1")
-    ]
+    return [federate(task, create(name), rounds=3, cohort=2) for name in ("local", "fedavg", "fedfsa:top_c=1")]
 
 
-def test_each_client_has_what_was_measured_when_it_last_trained(runs: list[Outcome]) -> None:
+def test_each_client_has_what_was_measured_when_it_last_trained(runs: list[Report]) -> None:
     found = runs[-1].sensitivity
     assert found is not None
     layers, values = found
@@ -33,12 +31,12 @@ def test_each_client_has_what_was_measured_when_it_last_trained(runs: list[Outco
             assert np.isnan(row).all()
 
 
-def test_methods_that_measure_nothing_have_none(runs: list[Outcome]) -> None:
+def test_methods_that_measure_nothing_have_none(runs: list[Report]) -> None:
     assert runs[0].sensitivity is None
     assert "Which layers are sensitive" not in render_page(Comparison.of_runs(runs[:2]))
 
 
-def test_the_page_draws_it(runs: list[Outcome]) -> None:
+def test_the_page_draws_it(runs: list[Report]) -> None:
     text = render_page(Comparison.of_runs(runs))
     section = text.partition("Which layers are sensitive</h2>")[2].partition("<h2")[0]
     assert section.count('class="hit"') == 4

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from reports import change
 
 from atoll.report.clients import Clients, same_clients
 from atoll.report.summary import write_cautions, write_findings, write_summary
@@ -135,7 +136,7 @@ def test_the_best_on_the_servers_test_set_is_named(make):
     def found(**central):
         made = make({"local": [[0.5] * 3], "fedavg": [[0.6] * 3], "ensemble": [[0.4] * 3]})
         for method, score in central.items():
-            made.outcomes[method][0].history[-1]["evaluation"]["central"] = {"score": score, "loss": 1.0}
+            change(made.outcomes[method][0], central={"score": score, "loss": 1.0})
         return type(made)(made.outcomes)
 
     alone = write_summary(found(fedavg=0.3))

@@ -1,13 +1,13 @@
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from reports import change, report_of
 from rich.console import Console
 
-from atoll.compose import create
 from atoll.experiments.comparison import Comparison
-from atoll.records.results import Outcome
 from atoll.report.table import (
     LESS_IMPORTANT,
     Numbers,
@@ -39,7 +39,7 @@ def outcome(method, scores, *, seed=0, metric=None, samples=50, sent=2_000_000):
         "settings": {"rounds": 1, "seed": seed},
     }
     counted = {("up", "model"): sent, ("down", "model"): sent // 2}
-    return Outcome(create(method), config, [line], counted)
+    return report_of(method, config, [line], counted)
 
 
 def comparison(scores, seeds=(0,), **more):
@@ -156,7 +156,7 @@ def test_the_servers_test_set_has_a_column_where_there_is_one(found):
     assert "server's" not in shown(found.table())
     assert "Server's test" not in notes(found)
     for method in ("fedavg", "ditto"):  # alone everybody has a model of its own, and there is none to be scored
-        found.outcomes[method][0].history[0]["evaluation"]["central"] = {"score": 0.375, "loss": 1.0}
+        change(found.outcomes[method][0], central={"score": 0.375, "loss": 1.0})
     again = Comparison(found.outcomes)
     assert cells(again.table(), "fedavg")[:3] == ["71.4", "37.5", "20.0"]
     assert cells(again.table(), "local")[:3] == ["80.0", "–", "80.0"]
@@ -189,8 +189,7 @@ def test_the_notes_explain_every_mark(found):
 
 def test_a_run_has_a_row_for_each_model_and_split():
     one = outcome("ditto", [0.5, 0.75])
-    one.history[0]["evaluation"]["shared"] = one.history[0]["evaluation"]["personal"]
-    one.history[0]["evaluation"]["central"] = {"score": 0.375, "loss": 1.0}
+    change(one, shared=one.found().personal, central={"score": 0.375, "loss": 1.0})
     rows = [line.split() for line in shown(run_table(one)).splitlines()[2:] if line.strip()]
     assert [row[:2] for row in rows] == [
         ["personal", "test"], ["personal", "val"], ["shared", "test"], ["shared", "val"], ["shared", "central"]
@@ -201,7 +200,8 @@ def test_a_run_has_a_row_for_each_model_and_split():
 
 def test_a_run_without_samples_has_no_figures():
     one = outcome("ditto", [math.nan, math.nan], samples=0)
-    one.history[0]["evaluation"]["personal"]["test"].update(micro=math.nan, loss=math.nan)
+    figures = one.found().personal
+    change(one, personal={**figures, "test": replace(figures["test"], micro=math.nan, loss=math.nan)})
     assert shown(run_table(one)).splitlines()[2].split() == ["personal", "test", *["–"] * 6]
 
 

@@ -113,8 +113,8 @@ def test_sums_per_round_and_by_kind():
         Entry("up", 1, "protos", "statistic", 7, (0,)), Entry("up", 1, "delta", "model", 80, ()),
     ):  # fmt: skip
         ledger.record(entry)
-    assert ledger.in_round(0) == {"down": 200, "up": 160}
-    assert ledger.in_round(1) == {"down": 0, "up": 7}
+    assert ledger.bytes_in_round(0) == {"down": 200, "up": 160}
+    assert ledger.bytes_in_round(1) == {"down": 0, "up": 7}
     assert ledger.by_kind() == {("down", "model"): 200, ("up", "model"): 160, ("up", "statistic"): 7}
     assert len(ledger.entries) == 3  # a message to nobody is not written
 

@@ -4,7 +4,7 @@
 
 z_k(x) are the logits of client k's model, less their mean over classes, which says nothing; or its probabilities, whose
 sum is normalised again. a_kc is the same for all clients, or goes by their samples, by the square root of these, or by
-their samples of class c, so that nobody is heard about classes it never saw. The accuracy that distillation aims at, at
+their samples of class c, so nobody is heard about classes it never saw. The accuracy that distillation aims at, at
 the price of K models.
 
 Reference: Guha, Talwalkar, Smith. "One-Shot Federated Learning." 2019. https://arxiv.org/abs/1902.11175

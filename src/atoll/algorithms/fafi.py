@@ -9,7 +9,7 @@ p_kc are the rows of the head's weight, which has no other use. The client is in
 in `answers.features`; `toolbox.server.fusion` has the rules for w_k.
 
 The released code differs from its description. ``profile = "faithful"`` has its settings; every difference is an option
-of its own, filled in by the profile where it is None, so that an ablation can walk from one to the other. How the code
+of its own, filled in by the profile where it is None, so an ablation can walk from one to the other. How the code
 deals, augments and normalises samples is the task's business: on other data this is FAFI with the released settings,
 not FAFI as released.
 

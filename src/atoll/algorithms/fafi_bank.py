@@ -3,7 +3,7 @@
     D_i = sum_{a in batch, a != i} exp(z_i . z_a / t)  +  sum_{j in bank} exp(z_i . b_j / t)
 
 As it was run (V5 of the notes): the server trains a network of its own on the public samples, and sends its unit
-features of 4096 of them; their labels are not looked at, so that a bank's item of the anchor's own class is a negative,
+features of 4096 of them; their labels are not looked at, so a bank's item of the anchor's own class is a negative,
 too. ``masked = True`` leaves these out, ``mass = 1`` lets the bank weigh as much as the batch. Other forms of ``pool``
 have no features of a foreign network: ``images``, ``anchored`` and ``means`` (`server.pools`); ``pool_from`` has
 controls: an untrained network, random directions, images of noise.

@@ -1,4 +1,4 @@
-"""FAFI with anchors: classes have directions that everybody knows before training, so that clients end up alike.
+"""FAFI with anchors: classes have directions that everybody knows before training, so clients end up alike.
 
     ... + lambda(t) [ mean_{c owned} (1 - cos(p_c, a_c)) + mean_i (1 - cos(z_i, a_{y_i})) ],  lambda(t) = lambda (1 - t)
 

@@ -4,7 +4,7 @@
          + lambda anchor(z, p) + fading distances to a teacher
 
 Nothing is added by default: this is FAFI then, bit for bit. Whatever comes from the server is sent once, before
-training, so that it stays one shot. Clients are those of `fafi+bank+stages+queue+frame+hard+balance+reference+conflict`
+training, so it stays one shot. Clients are those of `fafi+bank+stages+queue+frame+hard+balance+reference+conflict`
 in `algorithms.trainings`; the server is `features` with `refined` in `algorithms.answers`.
 
 On the server, what clients answer by themselves may be added to what their fused features say (`own`),

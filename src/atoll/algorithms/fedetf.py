@@ -1,4 +1,4 @@
-"""FedETF in one shot: all clients are given the same fixed classifier, so that their features learn to point its way.
+"""FedETF in one shot: all clients are given the same fixed classifier, so their features learn to point its way.
 
     z_c(x) = s <u(x) / |u(x)|, a_c>,         a_1..a_C a simplex frame: <a_c, a_c'> = -1 / (C - 1)
 

@@ -43,7 +43,7 @@ from atoll.kernel.network import NO_NETWORK, Network
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.task import Facts
-from atoll.models.generator import conditional, generate
+from atoll.models.generator import conditional_perceptron, generate
 from atoll.toolbox.client import adam, sgd, unmoved
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size
@@ -125,7 +125,7 @@ class FedGen(Algorithm):
         classes, features = counts.shape[1], feature_size(self, bench.task)
         if generator is None:
             first = bench.generator("first generator")
-            generator = conditional(self.noise, classes, self.hidden, features, draw=first, like=counts)
+            generator = conditional_perceptron(self.noise, classes, self.hidden, features, draw=first, like=counts)
         draw, size = bench.generator("features"), self.server_steps * self.server_batch
         known = np.flatnonzero(counts.sum(0).cpu().numpy())
         y = torch.from_numpy(draw.choice(known, size)).to(counts.device)

@@ -30,7 +30,7 @@ from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
-from atoll.models.vae import autoencoder, bound, decoder_of, sample
+from atoll.models.vae import autoencoder, decoder_of, negative_bound, sample
 from atoll.toolbox.client import adam, sgd, unmoved
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.labels import label_counts
@@ -159,7 +159,7 @@ def improve(
     noise = batch.normal("latent", len(batch.x), latent)
 
     def objective(vae: Params) -> tuple[Tensor, None]:
-        return batch.mean(bound(vae, batch.x.flatten(1), batch.y, noise, center)), None
+        return batch.mean(negative_bound(vae, batch.x.flatten(1), batch.y, noise, center)), None
 
     g, _ = batch.differentiate(objective, state["vae"])
     vae, past = adam(state["vae"], g, state["past"], lr)

@@ -4,7 +4,7 @@
 
 Clients train alone by cross-entropy and send, with the model, sums of their features z_k and of their products, from
 which the server makes Fisher's discriminant of every class and the client's other samples. m_kc is 1 on average for
-samples of class c and 0 for others, for every client, so that the answers of clients who never saw the same samples are
+samples of class c and 0 for others, for every client, so the answers of clients who never saw the same samples are
 on one scale; a_kc goes by how well a client can tell a class from others. `toolbox.objectives.margins` has more.
 
 Reference: none; an ensemble (Guha et al., 2019) whose members answer by Fisher's discriminants.

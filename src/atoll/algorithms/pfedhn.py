@@ -39,7 +39,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
-from atoll.models.hypernetwork import Spectral, generated, hypernetwork, normalised, size_of
+from atoll.models.hypernetwork import Spectral, generate_leaves, hypernetwork, normalise_spectrum, size_of
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.sharing import say_what_is_shared
@@ -133,7 +133,7 @@ class PFedHN(Algorithm):
         phi = self._normalised(server)
         own, e = cohort.initial.without(self._target(cohort.initial)), phi[ALL].mean(0)
         if not cohort.labelled and not own.trained:
-            return settled(cohort, self._whole(cohort.stacked(Params(generated(phi, e))), cohort))
+            return settled(cohort, self._whole(cohort.stacked(Params(generate_leaves(phi, e))), cohort))
         layout = cohort.task.network.layout
         layout = replace(layout, kinds={**layout.kinds, ONE: "trained"})
         start = Params({**own, ONE: e}, layout)
@@ -147,7 +147,7 @@ class PFedHN(Algorithm):
         return model.trained.without_part(self.private)
 
     def _normalised(self, server: Server) -> Params:
-        return normalised(server["phi"], self.spectral)
+        return normalise_spectrum(server["phi"], self.spectral)
 
     def _whole(self, theta: Stack, cohort: Cohort) -> Stack:
         """Whole models: those who never took part have the initial values of what is not generated."""
@@ -158,9 +158,9 @@ class PFedHN(Algorithm):
 def made(phi: Params, e: Tensor) -> Stack:
     """The models of several clients."""
     if e.dtype == torch.float64:  # one by one: the same bits however the cohort is cut into chunks
-        each = [generated(phi, one) for one in e]
+        each = [generate_leaves(phi, one) for one in e]
         return Stack({name: torch.stack([one[name] for one in each]) for name in (each[0] if each else ())})
-    return Stack(generated(phi, e))
+    return Stack(generate_leaves(phi, e))
 
 
 def gradient(phi: Params, clients: Tensor, delta: Stack, spectral: Spectral) -> Params:
@@ -168,7 +168,7 @@ def gradient(phi: Params, clients: Tensor, delta: Stack, spectral: Spectral) -> 
 
     def models(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
         now = Params(leaves)
-        return generated(normalised(now, spectral), now[ALL][clients])
+        return generate_leaves(normalise_spectrum(now, spectral), now[ALL][clients])
 
     pulled = vjp(models, dict(phi))[1]
     return Params(*pulled(dict(-delta)))
@@ -176,4 +176,4 @@ def gradient(phi: Params, clients: Tensor, delta: Stack, spectral: Spectral) -> 
 
 def through(w: Params, batch: Batch, phi: Params) -> Found:
     """The gradient of a new client's loss for its embedding, and for the leaves of its own."""
-    return batch.gradient(w, through=lambda own: own.without([ONE]) | Params(generated(phi, own[ONE])))
+    return batch.gradient(w, through=lambda own: own.without([ONE]) | Params(generate_leaves(phi, own[ONE])))

@@ -10,5 +10,5 @@ __all__ = ["app", "looking", "main", "running", "writing"]
 
 
 def main() -> None:
-    """The `atoll` program."""
+    """Run the `atoll` program."""
     app(prog_name="atoll")

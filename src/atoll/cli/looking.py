@@ -1,4 +1,4 @@
-"""Commands that show what there is: list, show, partition, explain, data."""
+"""Commands that only show: list, show, partition, explain, data."""
 
 import functools
 import inspect
@@ -7,16 +7,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from atoll.cli.program import FAILED, RUNS, app, option
-from atoll.cli.shown import messages, out, paths_of, say, write
-from atoll.kernel.errors import UnknownName, unknown
+from atoll.cli.display import messages, out, say, write, write_paths
+from atoll.cli.program import FAILED, RUNS, TRUST, app, option
+from atoll.kernel.errors import AtollError, UnknownName, unknown
 from atoll.kernel.references import bibtex
 from atoll.report.table import UNKNOWN, Numbers, plain_table
 
@@ -29,17 +29,18 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs")] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
 ) -> None:
-    """Say what there is."""
+    """List algorithms, pairs, tasks, partitions, models or runs."""
     kinds: dict[str, Callable[[], RenderableType]] = {
-        "algorithms": functools.partial(_algorithms, one_shot),
-        "pairs": _pairs, "tasks": _tasks, "partitions": _partitions, "models": _models, "runs": _runs,
+        "algorithms": functools.partial(_list_algorithms, one_shot),
+        "pairs": _list_pairs, "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models,
+        "runs": _list_runs,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
     out().print(kinds[what]())
 
 
-def _algorithms(one_shot: bool) -> Table:
+def _list_algorithms(one_shot: bool) -> Table:
     from atoll.algorithms import found
     from atoll.kernel.algorithm import hyperparameters
 
@@ -55,8 +56,8 @@ def _algorithms(one_shot: bool) -> Table:
     return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
 
 
-def _pairs() -> Group:
-    """Trainings, pieces and answers with what they are; then which answers go with each training."""
+def _list_pairs() -> Group:
+    """List trainings, pieces and answers with what they are; then which answers go with each training."""
     from atoll.algorithms import list_pairs, list_parts, name_of
     from atoll.kernel.algorithm import hyperparameters
     from atoll.toolbox.pairs import LocalTraining, Piece, ServerAnswer
@@ -78,37 +79,49 @@ def _pairs() -> Group:
     return Group(parts, "", plain_table(["training", "with any of these answers", "by name"], together))
 
 
-def _tasks() -> Table:
+def _list_tasks() -> Table:
     from atoll.data import datasets
 
-    return plain_table(["task", "where it comes from"], [[name, datasets.origin(name)] for name in datasets.names()])
+    return plain_table(
+        ["task", "where it comes from"], [[name, datasets.describe_origin(name)] for name in datasets.names()]
+    )
 
 
-def _partitions() -> Table:
+def _list_partitions() -> Table:
     from atoll.data import partition
 
     return plain_table(["partition", "what it does"], [[*both] for both in partition.meanings().items()])
 
 
-def _models() -> Table:
+def _list_models() -> Table:
     from atoll import models
 
     return plain_table(["model"], [["auto"], *([name] for name in models.names())])
 
 
-def _runs() -> Table:
-    from atoll.records.runs import Run
+def _list_runs() -> Table:
+    from atoll.records.runs import find_runs
 
     rows = []
-    for path in sorted(RUNS.rglob("config.json")):
-        run = Run.open(path.parent)
-        asked, history = run.config, run.metrics()
-        done: dict[str, Any] = history[-1] if history else {"round": 0}
-        scores = done.get("evaluation", {}).get("personal")
-        numbers = Numbers(**asked["task"].get("metric", {"name": "accuracy"}))
-        score = f"{numbers.score(scores['test']['macro'])} {numbers.name}" if scores else UNKNOWN
-        rows.append([str(path.parent), asked["task"]["name"], f"{done['round']}/{asked['settings']['rounds']}", score])
+    for folder in find_runs(RUNS):
+        try:
+            rows.append(_describe_run(folder))
+        except AtollError as error:
+            say(f"left out: {folder}. {error}", style="yellow")
     return plain_table(["run", "task", "rounds", "mean test score"], rows)
+
+
+def _describe_run(folder: Path) -> list[str]:
+    """Return a row for a run."""
+    from atoll.records.runs import Run
+
+    run = Run.open(folder)
+    run.verify()
+    asked, history = run.config, run.metrics()
+    scores = history[-1].personal if history else None
+    numbers = Numbers(**asked.task.metric)
+    score = f"{numbers.score(scores['test'].macro)} {numbers.name}" if scores else UNKNOWN
+    return [str(folder), asked.task.name, f"{len(history)}/{asked.settings.rounds}", score]
 
 
 @app.command()
@@ -130,7 +143,7 @@ def partition(
     write(statistics_table(found), "", Text(f"{found.sentence} Training samples, seed {seed}."))
     if out is not None:
         save_picture(found, out)
-        paths_of(picture=out)
+        write_paths(picture=out)
 
 
 @app.command()
@@ -168,13 +181,14 @@ def explain(
     method: Annotated[str | None, option("Of a comparison; else the best that is not a reference.")] = None,
     seed: Annotated[int | None, option("Of a comparison; else its first.")] = None,
     most: Annotated[int, option("How many of the most affected, the harmed first.", min=1)] = 3,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Say why clients gain or lose: how their data differ, whom they learn from, what would likely help."""
     from atoll.experiments.explain import Study, overview
     from atoll.experiments.explain import explain as explain_client
 
-    study = Study.read(folder, method, seed)
-    clients = study.affected(most) if client is None else [study.find(client)]
+    study = Study.read(folder, method, seed, trust=trust)
+    clients = study.most_affected(most) if client is None else [study.find(client)]
     write(*map(Text, overview(study)))
     for one in clients:
         paragraphs = Table.grid(Column(no_wrap=True, style="dim"), Column(), padding=(0, 2))
@@ -216,7 +230,7 @@ def data_(
     verify: Annotated[bool, option("Check the files against known checksums.", "--verify")] = False,
     folder: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", "--data")] = None,
 ) -> None:
-    """Say which data sets are there and where; fetch one; check files."""
+    """List data sets and where they are; fetch one; check files."""
     from atoll.data import datasets
     from atoll.data import download as files
 
@@ -224,10 +238,10 @@ def data_(
     if download:
         if name is None:
             raise UnknownName("`--download` must be given the name of a data set.", hint="`atoll data` lists them.")
-        with files.shown(messages()) as progress:
-            files.fetch(name, datasets.known(root), progress=progress)
+        with files.show_progress(messages()) as progress:
+            files.fetch(name, datasets.require_root(root), progress=progress)
     if verify:
-        folder = datasets.known(root)
+        folder = datasets.require_root(root)
         verdicts = files.verify(folder, name)
         rows = [[str(path.relative_to(folder)), verdict] for path, verdict in verdicts.items()]
         write(plain_table([f"file in {folder}", "checksum"], rows))
@@ -235,6 +249,6 @@ def data_(
             raise typer.Exit(FAILED)
         return
     write(plain_table(datasets.OVERVIEW, datasets.overview(root, name)))
-    say(f"folder: {root}" if root else "no data folder is known: give --data DIR, or set ATOLL_DATA")
-    if name and datasets.where(name, root) == datasets.ABSENT:
+    say(f"folder: {root}" if root else "no data folder is given: use --data DIR, or set ATOLL_DATA")
+    if name and datasets.locate(name, root) == datasets.ABSENT:
         say(f"to get it: {files.how_to_get(name)}")

@@ -8,8 +8,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from atoll.cli.display import listen
 from atoll.cli.program import VERBOSE, option
-from atoll.cli.shown import listen
 from atoll.kernel.errors import EngineError, UnknownName
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Options:
     verbose: Annotated[bool, VERBOSE] = False
 
     def recipe(self) -> "Recipe":
-        """The task in words."""
+        """Return the recipe of the task."""
         from atoll.data.recipe import Recipe
         from atoll.data.task import Training
 
@@ -94,20 +94,22 @@ class Options:
         return Recipe(self.task, data=data, training=training, **{name: getattr(self, name) for name in named})
 
     def settings(self, methods: Sequence["Algorithm"]) -> "Settings":
-        """How the federation is run, with these methods."""
+        """Return the settings of a federation with these methods."""
         from atoll.records.configuration import Settings
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = ("seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "memory")
-        return Settings(rounds=rounds, cohort=cohort_of(self.cohort), **{name: getattr(self, name) for name in names})
+        return Settings(
+            rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
+        )
 
     def local_engine(self) -> "LocalEngine":
-        """The engine, as forced."""
-        return engine_of(self.engine, self.compile, self.precision, self.device, self.timeout)
+        """Build the engine."""
+        return build_engine(self.engine, self.compile, self.precision, self.device, self.timeout)
 
     @property
     def hyperparameters(self) -> dict[str, str]:
-        """What was given with --set."""
+        """The values that --set gives."""
         pairs = [text.partition("=") for text in self.set_ or ()]
         for name, given, value in pairs:
             if not (name and given and value):
@@ -127,20 +129,20 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @wraps(command)
-    def wrapped(**given: Any) -> None:
+    def call_command(**given: Any) -> None:
         options = Options(**{entry.name: given.pop(entry.name) for entry in shared})
         if options.verbose:
             listen(verbose=True)
         command(**given, options=options)
 
     mine = [entry.replace(kind=inspect.Parameter.KEYWORD_ONLY) for entry in own]
-    wrapped.__signature__ = inspect.Signature([*mine, *shared])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {entry.name: hints[entry.name] for entry in [*mine, *shared]}
-    return wrapped
+    call_command.__signature__ = inspect.Signature([*mine, *shared])  # type: ignore[attr-defined]
+    call_command.__annotations__ = {entry.name: hints[entry.name] for entry in [*mine, *shared]}
+    return call_command
 
 
-def cohort_of(text: str | None) -> int | float | None:
-    """Clients per round from the command line: `10` is a number, `0.1` a share."""
+def parse_cohort(text: str | None) -> int | float | None:
+    """Parse clients per round: `10` is a number, `0.1` a share."""
     if text is None:
         return None
     try:
@@ -149,10 +151,10 @@ def cohort_of(text: str | None) -> int | float | None:
         raise UnknownName(f"`--cohort` must be a number of clients or a share of them. Got {text!r}.") from None
 
 
-def engine_of(
+def build_engine(
     strategy: str, compile_: bool | None, precision: str, device: str, timeout: float | None
 ) -> "LocalEngine":
-    """The engine that was asked for."""
+    """Build the engine that these options ask for."""
     from atoll.runtime.engines.local import LocalEngine
 
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):

@@ -1,5 +1,6 @@
-"""The program: how errors become messages and exit codes, and what all commands have in common."""
+"""The program: errors as messages and exit codes, and what all commands have in common."""
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,29 +10,44 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from atoll.cli.shown import listen, out, say
+from atoll.cli.display import listen, out, say
 from atoll.kernel.errors import AtollError, CheckpointError, DivergedError, PayloadError
 
 FAILED, BAD_INPUT, STOPPED = 1, 2, 130
 FAILURES = (DivergedError, CheckpointError, PayloadError)  # other errors are about what was asked for
 RUNS = Path("runs")
+FLAGS = {"strategy": "engine", "folder": "out", "dataset": "task"}  # arguments that have another name as flags
 
 
 class Commands(TyperGroup):
     """Turns errors into messages and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; whatever it raises on purpose is said on stderr."""
+        """Run a command; an error that Atoll raises becomes a message on stderr."""
         try:
             with terminations():
                 return super().invoke(ctx)
         except AtollError as error:
-            say(f"error: {error}", style="red")
+            say(f"error: {name_flags(str(error), self.get_command(ctx, ctx.invoked_subcommand))}", style="red")
             failed = isinstance(error, FAILURES) or isinstance(error.__cause__, OSError)
             raise typer.Exit(FAILED if failed else BAD_INPUT) from None
         except KeyboardInterrupt as stop:
             say(str(stop) or "stopped")
             raise typer.Exit(STOPPED) from None
+
+
+def name_flags(message: str, command: Any) -> str:
+    """Replace the arguments that a message names, as `lr` or `device=cpu`, by the flags of a command."""
+    parameters = [] if command is None else command.params
+    flags = {flag[2:].replace("-", "_"): flag for one in parameters for flag in one.opts if flag.startswith("--")}
+    flags |= {name: flags[other] for name, other in FLAGS.items() if other in flags}
+
+    def replace(match: re.Match[str]) -> str:
+        flag = flags.get(match[1])
+        return match[0] if flag is None else flag if match[2] is None else f"{flag} {match[2]}"
+
+    # The fields of Training are flags, those of a method or a partition are not.
+    return re.sub(r"`(\w+)(?:=([^`]+))?`(?: of Training|(?! of [A-Z]))", replace, message)
 
 
 app = typer.Typer(
@@ -54,11 +70,12 @@ def _say_version(asked: bool) -> None:
 
 
 def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any:  # noqa: A002 - typer's word
-    """An option of the command line."""
+    """Make an option of the command line."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 VERBOSE = option("Show what the engine chooses, and more.", "--verbose", "-v")
+TRUST = option("Run the method's file that the folder names, though you have not run it before.", "--trust")
 
 
 @app.callback()
@@ -71,7 +88,7 @@ def _every_command(
 
 @contextmanager
 def terminations() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does."""
+    """Let SIGTERM end a command as Ctrl-C does."""
 
     def stop(*_: Any) -> NoReturn:
         raise KeyboardInterrupt

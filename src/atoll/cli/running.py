@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.display import combine, listen, present_comparison, present_run, say, show_progress
 from atoll.cli.options import ROUNDS, Options, with_options
-from atoll.cli.program import RUNS, VERBOSE, app, option
-from atoll.cli.shown import each, listen, present_comparison, present_run, progress, say
-from atoll.kernel.errors import unknown
+from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
+from atoll.kernel.errors import EngineError, unknown
 
 if TYPE_CHECKING:
     from atoll.experiments.tracking import Tracking
     from atoll.kernel.algorithm import Algorithm
-    from atoll.records.results import Select
+    from atoll.records.report import Select
     from atoll.runtime.engines.local import LocalEngine
 
 
@@ -34,17 +34,17 @@ def run(
 
     algorithm = create(method, **options.hyperparameters)
     settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
-    folder = options.out or unused(RUNS / f"{options.task}-{name_of(algorithm).replace('/', '-')}-{now()}")
+    folder = options.out or unused_folder(RUNS / f"{options.task}-{name_of(algorithm).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
-        with progress(settings.rounds) as shown:
-            shown.begin(method)
+        with show_progress(settings.rounds) as bar:
+            bar.begin(method)
             tracked.begin(folder)
-            on_round = each(shown.after, tracked.after)
-            federate(
+            on_round = combine(bar.show_round, tracked.after)
+            report = federate(
                 task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round,
-                on_epoch=shown.in_training,
+                on_epoch=bar.show_epoch,
             )  # fmt: skip
-        present_run(folder)
+        present_run(report)
 
 
 SELECT = option("Which round counts: last, best (on validation), or oracle (best on test).")
@@ -65,38 +65,38 @@ def compare(
     options: Options,
 ) -> None:
     """Compare methods over several seeds; finished runs of the same task and settings are reused."""
+    from atoll.experiments.comparison import add_references, folder_name
     from atoll.experiments.comparison import compare as compare_methods
-    from atoll.experiments.comparison import folder_name, with_references
     from atoll.experiments.tracking import tracking
 
     asked = _create_all(methods, options.hyperparameters)
-    algorithms = list(with_references(asked).values())
+    algorithms = list(add_references(asked).values())
     recipe, settings, engine = options.recipe(), options.settings(asked), options.local_engine()
     numbers = [*range(options.seed, options.seed + seeds)]
     folder = options.out or RUNS / folder_name(recipe, settings, engine)
-    folder = unused(folder) if fresh else folder
+    folder = unused_folder(folder) if fresh else folder
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
-        with progress(settings.rounds, runs=len(algorithms) * seeds) as shown:
+        with show_progress(settings.rounds, runs=len(algorithms) * seeds) as bar:
             comparison = compare_methods(
                 recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
-                on_run=each(shown.begin_run, _tracked_run(tracked, algorithms)),
-                on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
-                select=_selection(select), target=target,
+                on_run=combine(bar.begin_run, _track_run(tracked, algorithms)),
+                on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
+                select=_require_selection(select), target=target,
             )  # fmt: skip
-        present_comparison(comparison, folder, shown.reused)
+        present_comparison(comparison, folder, bar.reused)
 
 
-def _tracked_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
-    """Tells trackers which run of a comparison begins."""
+def _track_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
+    """Return a function that tells trackers which run of a comparison begins."""
     from atoll.experiments.comparison import run_name
-    from atoll.records.results import label
+    from atoll.records.labels import label
 
     labelled = {label(algorithm): algorithm for algorithm in algorithms}
     return lambda method, seed, _: tracked.begin(tracked.home / run_name(labelled[method], seed))
 
 
 def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorithm"]:
-    """The methods; a hyperparameter given with --set goes to each one that has it."""
+    """Create the methods; a hyperparameter given with --set goes to each one that has it."""
     from atoll.compose import create, read
 
     known = {text: read(text.partition(":")[0]).hyperparameters.keys() for text in methods}
@@ -110,53 +110,53 @@ def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorit
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
     device: Annotated[str | None, option("Continue on another device.")] = None,
+    trust: Annotated[bool, TRUST] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
     """Continue what was interrupted, from its last checkpoint."""
-    from atoll.data.recipe import Recipe
     from atoll.experiments.comparison import compare as compare_methods
     from atoll.experiments.comparison import reopen
-    from atoll.experiments.tracking import tracking, used_in
+    from atoll.experiments.tracking import trackers_in, tracking
     from atoll.federation import federate
-    from atoll.records.configuration import Settings
-    from atoll.records.results import Outcome
-    from atoll.records.runs import Run
+    from atoll.records.report import Report
 
     listen(verbose)
     if (folder / "comparison.json").exists():
-        asked = reopen(folder)
+        asked = reopen(folder, trust=trust)
         runs = len(asked["methods"]) * len(asked["seeds"])
-        with tracking(folder, **used_in(folder)) as tracked:
-            with progress(asked["settings"].rounds, runs) as shown:
-                engine = _engine_again(asked.pop("engine"), device)
+        with tracking(folder, **trackers_in(folder)) as tracked:
+            with show_progress(asked["settings"].rounds, runs) as bar:
+                engine = _rebuild_engine(asked.pop("engine"), device)
                 comparison = compare_methods(
                     **asked, engine=engine,
-                    on_run=each(shown.begin_run, _tracked_run(tracked, asked["methods"])),
-                    on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
+                    on_run=combine(bar.begin_run, _track_run(tracked, asked["methods"])),
+                    on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
                 )  # fmt: skip
-            return present_comparison(comparison, folder, shown.reused)
-    config = Run.open(folder).config
-    done = Outcome.read(folder)
+            return present_comparison(comparison, folder, bar.reused)
+    done = Report.read(folder, trust=trust)
     if done.finished:
         say(f"{folder} is finished already.")
-        return present_run(folder)
-    task, settings = Recipe.of_config(config).build(), Settings(**config["settings"])
-    with tracking(folder, **used_in(folder)) as tracked:
-        with progress(settings.rounds) as shown:
-            shown.begin(config["algorithm"]["name"])
+        return present_run(done)
+    config, settings, task = done.config, done.settings, done.config.recipe.build()
+    with tracking(folder, **trackers_in(folder)) as tracked:
+        with show_progress(settings.rounds) as bar:
+            bar.begin(config.algorithm.name)
             tracked.begin(folder)
-            engine = _engine_again(config["engine"], device)
-            federate(
+            engine = _rebuild_engine(config.engine, device)
+            report = federate(
                 task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
-                on_round=each(shown.after, tracked.after), on_epoch=shown.in_training,
+                on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
             )  # fmt: skip
-        return present_run(folder)
+        return present_run(report)
 
 
-def _engine_again(options: dict[str, Any], device: str | None) -> "LocalEngine":
+def _rebuild_engine(options: dict[str, Any], device: str | None) -> "LocalEngine":
     from atoll.runtime.engines.local import LocalEngine
 
-    return LocalEngine(**{**options, **({"device": device} if device else {})})
+    try:
+        return LocalEngine(**{**options, **({"device": device} if device else {})})
+    except TypeError as error:
+        raise EngineError(f"The engine of a run must be one of this Atoll: {error}.") from error
 
 
 @app.command()
@@ -165,19 +165,21 @@ def report(
     select: Annotated[str, SELECT] = "last",
     target: Annotated[float | None, TARGET] = None,
     out: Annotated[Path | None, option("Folder of the report; else that of the first RUN.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Write the report of runs, finished or not; of several, a comparison."""
-    from atoll.experiments.comparison import Comparison, runs_in
-    from atoll.records.results import Outcome
+    from atoll.experiments.comparison import Comparison, read_runs
 
-    runs = [Outcome.read(path) for folder in folders for path in runs_in(folder)]
+    read = [read_runs(folder, trust=trust) for folder in folders]
+    runs = [run for some, _ in read for run in some]
     if len(runs) == 1 and not runs[0].evaluations:
-        return present_run(folders[0])
-    comparison = Comparison.of_runs(runs, select=_selection(select), target=target)
+        return present_run(runs[0])
+    absent = [sentence for _, sentences in read for sentence in sentences]
+    comparison = Comparison.of_runs(runs, absent=absent, select=_require_selection(select), target=target)
     return present_comparison(comparison, out or folders[0])
 
 
-def _selection(text: str) -> "Select":
+def _require_selection(text: str) -> "Select":
     from atoll.records.results import SELECTIONS
 
     if text not in SELECTIONS:
@@ -185,8 +187,8 @@ def _selection(text: str) -> "Select":
     return text
 
 
-def unused(folder: Path) -> Path:
-    """The folder, or the first of folder-2, folder-3, ... that is not there yet."""
+def unused_folder(folder: Path) -> Path:
+    """Return the folder, or the first of folder-2, folder-3, ... that does not exist yet."""
     found, number = folder, 1
     while found.exists():
         number += 1

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from atoll.cli.display import out, show_progress
 from atoll.cli.program import FAILED, app, option
-from atoll.cli.shown import out, progress
 from atoll.kernel.errors import RunError, UnknownName
 from atoll.report.table import plain_table
 
@@ -56,9 +56,9 @@ def check(
     methods = conformance.everything() if several else {name: create(name)}
     summary = []
     for number, (called, method) in enumerate(methods.items(), 1):
-        with progress(len(conformance.checks())) as shown:
-            shown.begin(f"{called} ({number} of {len(methods)})" if several else called)
-            results = conformance.check(method, on_result=lambda _, shown=shown: shown.advance())  # type: ignore[misc]
+        with show_progress(len(conformance.checks())) as bar:
+            bar.begin(f"{called} ({number} of {len(methods)})" if several else called)
+            results = conformance.check(method, on_result=lambda _, bar=bar: bar.advance())  # type: ignore[misc]
         failed = [one.name for one in results if not one.passed]
         rows = [
             ["pass" if one.passed else "FAIL", one.name, f"{one.seconds:.1f}", one.message]

@@ -1,7 +1,7 @@
-"""Augmentation: training images are seen a little different each time, on the device, without a loop over samples.
+"""Augmentation: training images look a little different each time, on the device, without a loop over samples.
 
-How a sample looks is decided by (seed, client, round, stream, step, place in the batch), so that it is the same for a
-client alone, in a chunk or in a cohort, and in a run that was resumed.
+How a sample looks is decided by (seed, client, round, stream, step, place in the batch), so it is the same for a client
+alone, in a chunk or in a cohort, and in a run that was resumed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from atoll.kernel.randomness import Keys
 class CropAndFlip:
     """Images moved by up to `padding` pixels each way, the edges mirrored, and half of them flipped left to right.
 
-    What padding by reflection, a random crop of the old size and a random flip give: the rule of NIID-Bench and many
-    others for CIFAR.
+    The same as padding by reflection, a random crop of the old size and a random flip: the rule of NIID-Bench and
+    many others for CIFAR.
     """
 
     padding: int = 4
     flip: bool = True
 
     def __call__(self, x: Tensor, keys: Keys) -> Tensor:
-        """One draw per sample for each of: down, right, flip."""
+        """Move and flip each sample by draws of its own: down, right, flip."""
         samples, _, height, width = x.shape
         place = torch.arange(samples, device=x.device)
         down, right = (keys.fold(part).bits(place) % (2 * self.padding + 1) - self.padding for part in (1, 2))
-        rows = _mirrored(torch.arange(height, device=x.device) + down[:, None], height)
-        columns = _mirrored(torch.arange(width, device=x.device) + right[:, None], width)
+        rows = _mirror(torch.arange(height, device=x.device) + down[:, None], height)
+        columns = _mirror(torch.arange(width, device=x.device) + right[:, None], width)
         if self.flip:
             turned = (keys.fold(3).bits(place) & 1).bool()
             columns = torch.where(turned[:, None], columns.flip(1), columns)
@@ -43,7 +43,7 @@ class CropAndFlip:
         return moved.permute(0, 3, 1, 2)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Images larger than the padding."""
+        """Raise unless samples are images larger than the padding."""
         if len(shape) != 3 or min(shape[1:]) <= self.padding:
             raise TaskError(
                 f"Augmentation needs images (channels, height, width) with sides above {self.padding}. Got {shape}.",
@@ -51,8 +51,8 @@ class CropAndFlip:
             )
 
 
-def _mirrored(index: Tensor, size: int) -> Tensor:
-    """Places outside 0 .. size - 1 as in a mirror at the edge."""
+def _mirror(index: Tensor, size: int) -> Tensor:
+    """Reflect places outside 0 .. size - 1 at the edge."""
     index = index.abs()
     return torch.where(index >= size, 2 * (size - 1) - index, index)
 
@@ -67,10 +67,11 @@ LUMA = (0.299, 0.587, 0.114)  # of red, green, blue: ITU-R BT.601; they sum to 1
 class RandomView:
     """SimCLR's view of an image: a random part of it at the old size, flipped or not, its colours changed.
 
-    As torchvision's RandomResizedCrop (bilinear, no antialiasing), RandomHorizontalFlip, ColorJitter in a fixed order
-    (brightness, contrast, saturation, hue) and RandomGrayscale. Images with one channel have no saturation, hue or
-    gray. With per="batch" all samples of a batch share one draw, as in the released code of FAFI. Colours are changed
-    on values v in 0 .. 1; the images are (v - mean) / std, as those of `atoll.data.datasets` by default.
+    The same as torchvision's RandomResizedCrop (bilinear, no antialiasing), RandomHorizontalFlip, ColorJitter in a
+    fixed order (brightness, contrast, saturation, hue) and RandomGrayscale. Images with one channel have no
+    saturation, hue or gray. With per="batch" all samples of a batch share one draw, as in the released code
+    of FAFI. Colours are changed on values v in 0 .. 1; the images are (v - mean) / std, as those of
+    `atoll.data.datasets` by default.
     """
 
     per: Literal["sample", "batch"] = "sample"
@@ -100,31 +101,31 @@ class RandomView:
                 raise TaskError(f"`{name}` of RandomView must be {expected}. Got {getattr(self, name)!r} instead.")
 
     def __call__(self, x: Tensor, keys: Keys) -> Tensor:
-        """All draws of a sample are made at once: many small operations would cost more than the few numbers."""
+        """Return a view of each sample, from draws that are made at once: many small operations would cost more."""
         count = sum(OF_A_CROP) + OF_COLOURS
         place = torch.arange(len(x), device=x.device)[:, None] * (self.per == "sample")
         draws = keys.uniform(place * count + torch.arange(count, device=x.device), x.dtype)
         crop, colours = draws[:, : sum(OF_A_CROP)], draws[:, sum(OF_A_CROP) :, None, None]
-        seen = self._cropped(x, *torch.split(crop, list(OF_A_CROP), 1))
-        return self._coloured(seen, *torch.split(colours, 1, 1))
+        seen = self._crop(x, *torch.split(crop, list(OF_A_CROP), 1))
+        return self._change_colours(seen, *torch.split(colours, 1, 1))
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Images, gray or in colours."""
+        """Raise unless samples are images, gray or in colours."""
         if len(shape) != 3 or shape[0] not in (1, 3):
             raise TaskError(
                 f"Augmentation needs images (channels, height, width) of 1 or 3 channels. Got {shape}.",
                 hint="leave it out for other data.",
             )
 
-    def _cropped(self, x: Tensor, area: Tensor, shape: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
+    def _crop(self, x: Tensor, area: Tensor, shape: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
         height, width = x.shape[2:]
         high, wide = self._box(height, width, area, shape)
-        rows, columns = _places(height, high, down), _places(width, wide, right)
+        rows, columns = _source_places(height, high, down), _source_places(width, wide, right)
         low, up, part = (torch.where(flip < self.flip, each.flip(1), each) for each in columns)
-        return _between(_between(x, 2, *rows), 3, low, up, part)
+        return _interpolate(_interpolate(x, 2, *rows), 3, low, up, part)
 
     def _box(self, height: int, width: int, area: Tensor, shape: Tensor) -> tuple[Tensor, Tensor]:
-        """The height and width of the part that is seen, each [samples, 1]: of ten draws the first that fits."""
+        """Return the height and width of the part that is seen, each [samples, 1]: of ten draws the first that fits."""
         (smallest, largest), (narrowest, widest) = self.scale, map(math.log, self.ratio)
         pixels = height * width * (smallest + (largest - smallest) * area)
         ratio = torch.exp(narrowest + (widest - narrowest) * shape)
@@ -135,31 +136,31 @@ class RandomView:
         tallest, broadest = min(height, round(width / self.ratio[0])), min(width, round(height * self.ratio[1]))
         return high.gather(1, first).masked_fill(none, tallest), wide.gather(1, first).masked_fill(none, broadest)
 
-    def _coloured(
+    def _change_colours(
         self, x: Tensor, jitter: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor, hue: Tensor,
         gray: Tensor,
     ) -> Tensor:  # fmt: skip
         in_colours = x.shape[1] == 3
         v = x * self.std + self.mean
         if self.brightness:
-            v = _away(v, torch.zeros_like(brightness), self.brightness, brightness)
+            v = _stretch(v, torch.zeros_like(brightness), self.brightness, brightness)
         if self.contrast:
-            v = _away(v, _luma(v).mean((1, 2, 3), keepdim=True), self.contrast, contrast)
+            v = _stretch(v, _luma(v).mean((1, 2, 3), keepdim=True), self.contrast, contrast)
         if self.saturation and in_colours:
-            v = _away(v, _luma(v), self.saturation, saturation)
+            v = _stretch(v, _luma(v), self.saturation, saturation)
         if self.hue and in_colours:
-            v = _turned(v, self.hue * (2 * hue - 1))
+            v = _turn_hue(v, self.hue * (2 * hue - 1))
         x = torch.where(jitter < self.jitter, (v - self.mean) / self.std, x)
         return torch.where(gray < self.gray, _luma(x), x) if in_colours else x
 
 
-def _away(v: Tensor, base: Tensor, strength: float, draw: Tensor) -> Tensor:
-    """Values whose distances from `base` are 1 - strength to 1 + strength times what they were."""
+def _stretch(v: Tensor, base: Tensor, strength: float, draw: Tensor) -> Tensor:
+    """Multiply distances from `base` by a factor drawn from 1 - strength to 1 + strength."""
     return (base + (v - base) * (1 + strength * (2 * draw - 1))).clamp(0, 1)
 
 
-def _places(size: int, seen: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the `size` pixels of a side are taken from: between which two of its places, and how far along.
+def _source_places(size: int, seen: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where the `size` pixels of a side are taken from: between which two of its places, and how far along.
 
     `seen` of its places are seen, the first of which is drawn by `start` in [0, 1); both [samples, 1].
     """
@@ -171,23 +172,23 @@ def _places(size: int, seen: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Ten
     return low.long(), up.long(), at - low
 
 
-def _between(x: Tensor, side: int, low: Tensor, up: Tensor, part: Tensor) -> Tensor:
-    """Images whose rows (side 2) or columns (side 3) are interpolated, for each sample at its own places."""
+def _interpolate(x: Tensor, side: int, low: Tensor, up: Tensor, part: Tensor) -> Tensor:
+    """Interpolate rows (side 2) or columns (side 3) of images, for each sample at its own places."""
     low, up, part = (each[:, None, :, None] if side == 2 else each[:, None, None, :] for each in (low, up, part))
     below, above = (x.gather(side, index.expand(x.shape)) for index in (low, up))
     return below + (above - below) * part
 
 
 def _luma(x: Tensor) -> Tensor:
-    """How bright each pixel is; images with one channel are that themselves."""
+    """Return how bright each pixel is; an image with one channel is its own brightness."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(1)
     return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[:, None]
 
 
-def _turned(v: Tensor, turn: Tensor) -> Tensor:
-    """The same saturation and value in HSV, and a hue that is so much of a whole turn further."""
+def _turn_hue(v: Tensor, turn: Tensor) -> Tensor:
+    """Turn the hue by a share of a whole turn; saturation and value in HSV stay."""
     red, green, blue = v.unbind(1)
     top, low = v.amax(1), v.amin(1)
     chroma = top - low
@@ -211,7 +212,7 @@ RULES: dict[str, Augment] = {
 
 
 def parse(text: str) -> Augment | None:
-    """The rule of this name; None for `none`."""
+    """Return the rule with this name; None for `none`."""
     if text == "none":
         return None
     if text not in RULES:

@@ -1,4 +1,4 @@
-"""Which samples a client sees at which step: a table of indices, built on the device from hashed keys."""
+"""Batches: a table of the samples that each client sees at each step, built on the device from hashed keys."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class Split:
 
     order: Tensor
     offsets: NDArray[np.int64]
-    _uneven: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
+    _short: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
 
-    def uneven(self, batch_size: int) -> bool:
-        """Whether any client's last batch is short; asked of all clients, so that every cohort computes alike."""
-        if batch_size not in self._uneven:
-            self._uneven[batch_size] = bool((np.diff(self.offsets) % batch_size).any())
-        return self._uneven[batch_size]
+    def has_short_batch(self, batch_size: int) -> bool:
+        """Return whether any client's last batch is short. All clients count, so every cohort computes alike."""
+        if batch_size not in self._short:
+            self._short[batch_size] = bool((np.diff(self.offsets) % batch_size).any())
+        return self._short[batch_size]
 
     def sizes(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many samples these clients have."""
+        """Return how many samples these clients have."""
         sizes: NDArray[np.int64] = self.offsets[clients + 1] - self.offsets[clients]
         return sizes
 
 
 @dataclass(frozen=True)
 class BatchTable:
-    """Batch t of client k is `index[t, k]`; `valid[t, k]` marks what is not padding, or is None if nothing is.
+    """Batch t of client k is `index[t, k]`; `valid[t, k]` marks what is not padding; None: nothing is padding.
 
-    The step comes first, so that the batches of step t lie together for any number of clients.
+    The step comes first, so the batches of step t lie together for any number of clients.
     """
 
     index: Tensor
@@ -54,7 +54,7 @@ def batch_table(
     limit: int | None,
     first: int = 0,
 ) -> BatchTable:
-    """The batches of `epochs` passes over the clients' samples; shuffled anew in every epoch if there are keys.
+    """Return the batches of `epochs` passes over the clients' samples, shuffled in every epoch if there are keys.
 
     `first` is the number of the first epoch, for clients that have done others before.
     """
@@ -83,11 +83,11 @@ def batch_table(
         place = shuffled[client, epoch[:, :, None], place]
     # Steps past a client's last one repeat samples of it; nothing reads what is computed from them.
     index = split.order[(starts[:, None] + place).clamp(max=len(split.order) - 1)]
-    return BatchTable(index, real if split.uneven(batch_size) else None, steps)
+    return BatchTable(index, real if split.has_short_batch(batch_size) else None, steps)
 
 
 def _orders(keys: Keys, sizes: Tensor, longest: int, epochs: range) -> Tensor:
-    """A permutation of its samples for every client and epoch: (client, epoch, place)."""
+    """Return a permutation of each client's samples for every epoch: (client, epoch, place)."""
     epoch = torch.arange(epochs.start, epochs.stop, device=sizes.device)
     per_epoch = Keys(keys.low[:, None], keys.high[:, None]).fold(epoch)
     place = torch.arange(longest, device=sizes.device)

@@ -72,8 +72,8 @@ class Dataset:
     loss: PerSample = cross_entropy
     metric: Metric = accuracy
 
-    def some(self, samples: int, draw: np.random.Generator) -> "Dataset":
-        """So many of the samples, in the order they had; the official test set stays whole."""
+    def subsample(self, samples: int, draw: np.random.Generator) -> "Dataset":
+        """Draw so many of the samples and keep their order; the official test set stays whole."""
         if not 1 <= samples <= len(self.y):
             raise DataError(
                 f"`samples` must be at least 1 and at most all {len(self.y)} of {self.name}. Got {samples}."
@@ -96,7 +96,7 @@ class Layout:
     suffixes: Sequence[str] = ("",)
 
     def search(self, root: Path) -> tuple[list[Path], str]:
-        """The files in order, or else what is missing."""
+        """Return the files in order; or none, and the name of what is missing."""
         paths: list[Path] = []
         for stem in self.stems:
             kinds = (sorted((root / self.folder).glob(stem + suffix)) for suffix in self.suffixes)
@@ -112,7 +112,7 @@ Read = Callable[[str, list[Path], bool], Dataset]  # (folder, files in it, wheth
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a data set before it is read."""
+    """The facts of a data set that are known before it is read."""
 
     read: Read
     samples: str
@@ -123,12 +123,12 @@ class Entry:
 
 
 def names() -> list[str]:
-    """The data sets `load` knows."""
+    """Return the names of the data sets that `load` knows."""
     return list(CATALOGUE)
 
 
 def entry_of(name: str) -> tuple[str, Entry]:
-    """A data set's own name, and what is known of it."""
+    """Return a data set's own name, and what is known of it."""
     name = ALIASES.get(name, name)
     if name not in CATALOGUE:
         raise unknown("data set", name, CATALOGUE)
@@ -136,21 +136,21 @@ def entry_of(name: str) -> tuple[str, Entry]:
 
 
 def data_folder(given: Path | None) -> Path | None:
-    """The folder that holds the data sets: as given, else as named by `ATOLL_DATA`."""
+    """Return the folder of the data sets: the given one, else the one that `ATOLL_DATA` names."""
     return given or (Path(os.environ["ATOLL_DATA"]) if os.environ.get("ATOLL_DATA") else None)
 
 
-def known(root: Path | None) -> Path:
-    """The data folder, which must be known."""
+def require_root(root: Path | None) -> Path:
+    """Return the data folder; raise if none is given."""
     if root is None:
-        raise DataError("A data folder must be known. None is.", hint="give --data DIR, or set ATOLL_DATA.")
+        raise DataError("A data folder must be given. Got none.", hint="name it with `data`, or set ATOLL_DATA.")
     return root
 
 
-def existing(root: Path) -> Path:
-    """The data folder, which must be there."""
+def require_folder(root: Path) -> Path:
+    """Return the data folder; raise if it does not exist."""
     if not root.is_dir():
-        raise DataError(f"The data folder must be there. {root} is not.", hint="check --data and ATOLL_DATA.")
+        raise DataError(f"The data folder must exist. {root} does not.", hint="check `data` and ATOLL_DATA.")
     return root
 
 
@@ -165,8 +165,8 @@ def load(name: str, root: Path | None = None, merge: bool = True) -> Dataset:
     return entry.read(folder, paths, merge)
 
 
-def files(name: str, root: Path | None) -> tuple[tuple[Path, int, int], ...]:
-    """The files that a data set is read from: where they are, how large, and when they were written."""
+def list_files(name: str, root: Path | None) -> tuple[tuple[Path, int, int], ...]:
+    """Return the files of a data set: where they are, how large, and when they were written."""
     name, entry = entry_of(name)
     paths = find(name, data_folder(root))[1] if entry.layouts else []
     facts = [(path, path.stat()) for path in paths]
@@ -174,10 +174,10 @@ def files(name: str, root: Path | None) -> tuple[tuple[Path, int, int], ...]:
 
 
 def find(name: str, root: Path | None) -> tuple[str, list[Path]]:
-    """The first layout that is complete: its folder, and its files in order."""
+    """Return the first complete layout: its folder, and its files in order."""
     if root is None:
         raise DataError(
-            f"`{name}` is read from a data folder, and none is known.",
+            f"`{name}` is read from a data folder. None was given.",
             hint="set ATOLL_DATA to the folder that holds the data sets, or use `digits`: it needs no files.",
         )
     missing = []
@@ -195,11 +195,11 @@ def find(name: str, root: Path | None) -> tuple[str, list[Path]]:
     )
 
 
-def origin(name: str) -> str:
-    """Where a data set comes from, in words."""
+def describe_origin(name: str) -> str:
+    """Say where a data set comes from."""
     if name == "digits":
         return "comes with scikit-learn"
-    return "read from --data or $ATOLL_DATA" if CATALOGUE[name].layouts else "made by Atoll"
+    return "read from the data folder" if CATALOGUE[name].layouts else "made by Atoll"
 
 
 ABSENT = "not there"
@@ -207,22 +207,22 @@ OVERVIEW = ["data set", "samples", "classes", "clients", "where", "licence"]
 
 
 def overview(root: Path | None, only: str | None = None) -> list[list[str]]:
-    """A row for each data set, or for one: what the columns of `OVERVIEW` say."""
+    """Return a row for each data set, or for one, with the columns of `OVERVIEW`."""
     chosen = names() if only is None else [entry_of(only)[0]]
-    folder = None if root is None else existing(root)
+    folder = None if root is None else require_folder(root)
 
     def row(name: str, entry: Entry) -> list[str]:
         counts = ["–" if count is None else str(count) for count in (entry.classes, entry.owners)]
-        return [name, entry.samples, *counts, where(name, folder), entry.licence]
+        return [name, entry.samples, *counts, locate(name, folder), entry.licence]
 
     return [row(name, CATALOGUE[name]) for name in chosen]
 
 
-def where(name: str, root: Path | None) -> str:
-    """The folder below `root` that holds a data set, or where else it comes from."""
+def locate(name: str, root: Path | None) -> str:
+    """Return the folder below `root` that holds a data set, or where else it comes from."""
     name, entry = entry_of(name)
     if not entry.layouts:
-        return origin(name)
+        return describe_origin(name)
     folders = (layout.folder for layout in entry.layouts if root is not None and layout.search(root)[0])
     return next((f"{folder}/" for folder in folders), ABSENT)
 
@@ -239,25 +239,25 @@ def _bundled_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return images, labels
 
 
-def _digits(_folder: str, _paths: list[Path], _merge: bool) -> Dataset:
+def _read_digits(_folder: str, _paths: list[Path], _merge: bool) -> Dataset:
     images, labels = _bundled_digits()
-    x = _normalised(images.reshape(-1, 1, 8, 8), top=16)
+    x = _normalise(images.reshape(-1, 1, 8, 8), top=16)
     source = "scikit-learn's digits (Alpaydin and Kaynak, 1998)"
     return Dataset("digits", x, torch.from_numpy(labels.astype(np.int64)), 10, None, source)
 
 
-def _idx(name: str, published: str, folder: str, paths: list[Path], merge: bool) -> Dataset:
+def _read_idx(name: str, published: str, folder: str, paths: list[Path], merge: bool) -> Dataset:
     x, y, x_test, y_test = map(read_idx, paths)
     return _assemble(name, (x[:, None], y), (x_test[:, None], y_test), 10, merge, f"{published}, from {folder}")
 
 
-def _cifar(name: str, classes: int, folder: str, paths: list[Path], merge: bool) -> Dataset:
+def _read_cifar(name: str, classes: int, folder: str, paths: list[Path], merge: bool) -> Dataset:
     codec, label, labels = ("webp", "labels", 1) if classes == 10 else ("jpeg", "fine", 2)
     packed = paths[0].suffix == ".npz"
     *train, test = (read_strips(path, codec, label) if packed else read_rows(path, labels) for path in paths)
     changed = " (JPEG-compressed and shuffled, not the original pixels)" if packed and codec == "jpeg" else ""
     source = f"CIFAR-{classes} (Krizhevsky, 2009), from {folder}{changed}"
-    return _assemble(name, _concatenated(train), test, classes, merge, source)
+    return _assemble(name, _concatenate(train), test, classes, merge, source)
 
 
 def _assemble(name: str, train: Part, test: Part, classes: int, merge: bool, source: str) -> Dataset:
@@ -269,44 +269,44 @@ def _assemble(name: str, train: Part, test: Part, classes: int, merge: bool, sou
                 hint="the files are damaged or of different data sets; fetch them again.",
             )
     if merge:
-        return Dataset(name, *_tensors(_concatenated([train, test])), classes, None, source)
-    return Dataset(name, *_tensors(train), classes, _tensors(test), source)
+        return Dataset(name, *_to_tensors(_concatenate([train, test])), classes, None, source)
+    return Dataset(name, *_to_tensors(train), classes, _to_tensors(test), source)
 
 
-def _concatenated(parts: Sequence[Part]) -> Part:
+def _concatenate(parts: Sequence[Part]) -> Part:
     images, labels = zip(*parts, strict=True)
     return np.concatenate(images), np.concatenate(labels)
 
 
-def _tensors(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+def _to_tensors(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
     images, labels = part
-    return _normalised(images, top=255), torch.from_numpy(labels.astype(np.int64))
+    return _normalise(images, top=255), torch.from_numpy(labels.astype(np.int64))
 
 
-def _normalised(values: NDArray[np.uint8] | NDArray[np.float64], top: float) -> torch.Tensor:
-    """0 .. top to -1 .. 1, in place and in this order of operations: the same bits as PFLlib's."""
+def _normalise(values: NDArray[np.uint8] | NDArray[np.float64], top: float) -> torch.Tensor:
+    """Map 0 .. top to -1 .. 1, in place and in this order of operations: the same bits as PFLlib's."""
     return torch.from_numpy(values.astype(np.float32)).div_(top).sub_(0.5).div_(0.5)
 
 
-def _rotated(base: str, folder: str, paths: list[Path], _merge: bool) -> Dataset:
+def _read_rotated(base: str, folder: str, paths: list[Path], _merge: bool) -> Dataset:
     from atoll.data import synthetic  # it builds on this module
 
-    return synthetic.rotated(CATALOGUE[base].read(folder, paths, True))
+    return synthetic.rotate_clients(CATALOGUE[base].read(folder, paths, True))
 
 
-def _femnist(folder: str, paths: list[Path], _merge: bool) -> Dataset:
+def _read_femnist(folder: str, paths: list[Path], _merge: bool) -> Dataset:
     writers, images, labels = zip(*read_leaf(paths), strict=True)
     x, y = np.concatenate(images), np.concatenate(labels)
     source = f"FEMNIST (Caldas et al., 2018), from {folder}"
-    owner = _owners([len(own) for own in labels])
-    return Dataset("femnist", *_tensors((x, y)), 62, None, source, owner, writers)
+    owner = _number_owners([len(own) for own in labels])
+    return Dataset("femnist", *_to_tensors((x, y)), 62, None, source, owner, writers)
 
 
 # -- people ------------------------------------------------------------------------------------------------------------
 
 
-def _hapt(folder: str, paths: list[Path], _merge: bool) -> Dataset:
-    """In g and rad/s as they were measured: fixed units that are near 1, so that nothing is learnt from the clients."""
+def _read_hapt(folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    """Read HAPT in g and rad/s: fixed units near 1, so nothing is learnt from the clients."""
     samples, activity, person = read_hapt(paths[0]) if paths[0].suffix == ".npz" else read_hapt_text(paths[0])
     kept = np.flatnonzero(activity < BASIC_ACTIVITIES)
     kept = kept[np.argsort(person[kept], kind="stable")]  # each person's windows stay in time order
@@ -324,8 +324,8 @@ def _hapt(folder: str, paths: list[Path], _merge: bool) -> Dataset:
     )
 
 
-def _shakespeare(folder: str, paths: list[Path], _merge: bool) -> Dataset:
-    """Windows of 80 characters that do not overlap, for roles that have two or more; y is x one character later."""
+def _read_shakespeare(folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    """Read roles with two or more windows of 80 characters that do not overlap; y is x one character later."""
     roles = read_roles(paths[0]) if paths[0].suffix == ".npz" else read_plays(paths)
     characters = np.unique(np.concatenate([*roles.values()]))
     cut = {role: (len(text) - 1) // PLACES for role, text in roles.items()}
@@ -343,15 +343,15 @@ def _shakespeare(folder: str, paths: list[Path], _merge: bool) -> Dataset:
         classes=len(characters),
         central=None,
         source=f"Shakespeare's plays in Jon Bosak's edition (1998), by role, from {folder}",
-        owner=_owners([cut[role] for role in kept]),
+        owner=_number_owners([cut[role] for role in kept]),
         owners=tuple(kept),
         gap=0,
         model="char-transformer",
     )
 
 
-def _movietweetings(folder: str, paths: list[Path], _merge: bool) -> Dataset:
-    """Users with 20 ratings or more, each one's in time order; items are numbered over all users."""
+def _read_movietweetings(folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    """Read users with 20 ratings or more, each in time order; items are numbered over all users."""
     user, item, rating, time = read_ratings(paths[0])
     items = np.unique(item, return_inverse=True)[1]
     users, owner, ratings_of = np.unique(user, return_inverse=True, return_counts=True)
@@ -374,18 +374,18 @@ def _movietweetings(folder: str, paths: list[Path], _merge: bool) -> Dataset:
     )
 
 
-def _owners(sizes: Sequence[int]) -> NDArray[np.int64]:
+def _number_owners(sizes: Sequence[int]) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
-def _synthetic(kind: str, _folder: str, _paths: list[Path], _merge: bool) -> Dataset:
+def _make_synthetic(kind: str, _folder: str, _paths: list[Path], _merge: bool) -> Dataset:
     from atoll.data import synthetic  # it builds on this module
 
     made: Dataset = getattr(synthetic, kind)().dataset()
     return made
 
 
-# -- what there is -----------------------------------------------------------------------------------------------------
+# -- the catalogue -----------------------------------------------------------------------------------------------------
 
 IDX_STEMS = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 MNIST = tuple(Layout(folder, IDX_STEMS, ["", ".gz"]) for folder in ("mnist", "MNIST/raw"))
@@ -396,40 +396,40 @@ SHARE_ALIKE, ZALANDO = "CC BY-SA 3.0 (usual)", "MIT"
 TINY_IMAGES = "none; research use"
 
 CATALOGUE: dict[str, Entry] = {
-    "digits": Entry(_digits, "1,797", 10, None, "CC BY 4.0"),
-    "mnist": Entry(partial(_idx, "mnist", "MNIST (LeCun et al., 1998)"), "70,000", 10, None, SHARE_ALIKE, MNIST),
+    "digits": Entry(_read_digits, "1,797", 10, None, "CC BY 4.0"),
+    "mnist": Entry(partial(_read_idx, "mnist", "MNIST (LeCun et al., 1998)"), "70,000", 10, None, SHARE_ALIKE, MNIST),
     "fashion-mnist": Entry(
-        partial(_idx, "fashion-mnist", "Fashion-MNIST (Xiao et al., 2017)"), "70,000", 10, None, ZALANDO, FASHION
+        partial(_read_idx, "fashion-mnist", "Fashion-MNIST (Xiao et al., 2017)"), "70,000", 10, None, ZALANDO, FASHION
     ),
     "cifar10": Entry(
-        partial(_cifar, "cifar10", 10), "60,000", 10, None, TINY_IMAGES,
+        partial(_read_cifar, "cifar10", 10), "60,000", 10, None, TINY_IMAGES,
         (Layout("cifar10", CIFAR10_STEMS, [".npz"]), Layout("cifar-10-batches-bin", CIFAR10_STEMS, [".bin"])),
     ),
     "cifar100": Entry(
-        partial(_cifar, "cifar100", 100), "60,000", 100, None, TINY_IMAGES,
+        partial(_read_cifar, "cifar100", 100), "60,000", 100, None, TINY_IMAGES,
         (Layout("cifar-100-binary", CIFAR100_STEMS, [".bin"]), Layout("cifar100", CIFAR100_STEMS, [".npz"])),
     ),
     "femnist": Entry(
-        _femnist, "805,263", 62, 3550, "as NIST SD 19",
+        _read_femnist, "805,263", 62, 3550, "as NIST SD 19",
         tuple(Layout(folder, ["all_data_*.json"]) for folder in ("femnist", "femnist/data/all_data")),
     ),
     "hapt": Entry(
-        _hapt, "10,411", BASIC_ACTIVITIES, 30, "not commercial",
+        _read_hapt, "10,411", BASIC_ACTIVITIES, 30, "not commercial",
         (
             Layout("hapt", ["hapt.npz"]),
             *(Layout(folder, ["labels.txt"]) for folder in ("hapt/RawData", "HAPT Data Set/RawData")),
         ),
     ),
     "shakespeare": Entry(
-        _shakespeare, "53,419", 72, 1063, "public domain",
+        _read_shakespeare, "53,419", 72, 1063, "public domain",
         (Layout("shakespeare", ["shakespeare_by_role.npz"]), Layout("shakespeare", ["*.xml"])),
     ),
     "movietweetings": Entry(
-        _movietweetings, "47,640", None, 1154, "MIT",
+        _read_movietweetings, "47,640", None, 1154, "MIT",
         tuple(Layout("movietweetings", [file]) for file in ("movietweetings_100k.npz", "ratings.dat")),
     ),
-    "gaussian": Entry(partial(_synthetic, "Gaussian"), "1,200", 5, 20, "–"),
-    "linear": Entry(partial(_synthetic, "Linear"), "1,200", None, 20, "–"),
-    "rotated-mnist": Entry(partial(_rotated, "mnist"), "16,884", 10, 36, SHARE_ALIKE, MNIST),
-    "rotated-fashion-mnist": Entry(partial(_rotated, "fashion-mnist"), "16,884", 10, 36, ZALANDO, FASHION),
+    "gaussian": Entry(partial(_make_synthetic, "Gaussian"), "1,200", 5, 20, "–"),
+    "linear": Entry(partial(_make_synthetic, "Linear"), "1,200", None, 20, "–"),
+    "rotated-mnist": Entry(partial(_read_rotated, "mnist"), "16,884", 10, 36, SHARE_ALIKE, MNIST),
+    "rotated-fashion-mnist": Entry(partial(_read_rotated, "fashion-mnist"), "16,884", 10, 36, ZALANDO, FASHION),
 }  # fmt: skip

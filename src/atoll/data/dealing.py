@@ -1,4 +1,4 @@
-"""What all partitions are made of: the protocol, and small functions on labels, owners and sizes."""
+"""The parts of all partitions: the protocol, and small functions on labels, owners and sizes."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Partition(Protocol):
 
     @property
     def reads(self) -> Reads:
-        """What `split` wants to know of every sample: its label, or the number of its owner."""
+        """The fact of every sample that `split` reads: its label, or the number of its owner."""
         ...
 
     @property
@@ -31,19 +31,19 @@ class Partition(Protocol):
         ...
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         ...
 
 
 class OfLabels:
-    """What most partitions say: they read labels, and deal every sample once."""
+    """Facts of most partitions: they read labels, and deal every sample once."""
 
     reads: ClassVar[Reads] = "labels"
     exact: ClassVar[bool] = True
 
 
-def by_class(partition: Partition, labels: Labels) -> list[Indices]:
-    """The samples of each class, classes in order."""
+def group_by_class(partition: Partition, labels: Labels) -> list[Indices]:
+    """Return the samples of each class, classes in order."""
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
         raise PartitionError(
             f"{partition} must have one class per sample to deal by. "
@@ -54,27 +54,27 @@ def by_class(partition: Partition, labels: Labels) -> list[Indices]:
     return np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
 
 
-def of_owners(owner: Indices, clients: int) -> list[Indices]:
-    """The samples of each client, ascending, from the client of each sample."""
+def group_by_owner(owner: Indices, clients: int) -> list[Indices]:
+    """Return the samples of each client, ascending, from the client of each sample."""
     sizes = np.bincount(owner, minlength=clients)
     return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 def whole_counts(shares: NDArray[np.float64], total: int) -> Indices:
-    """Whole numbers close to these shares of `total`, which they sum to."""
+    """Return whole numbers close to these shares of `total`, which they sum to."""
     cuts = np.rint(np.cumsum(shares[:-1]) * total).astype(np.int64)
     return np.diff(cuts, prepend=0, append=total)
 
 
 def older_generator(seed: int | None, rng: np.random.Generator) -> "np.random.RandomState":
-    """NumPy's older generator, with which published partitions were drawn; a local one, not the global."""
+    """Return NumPy's older generator, which drew published partitions; a local one, not the global."""
     return np.random.RandomState(int(rng.integers(2**32)) if seed is None else seed)
 
 
 def redraw(
     partition: Any, labels: Labels, clients: int, draw: Callable[[], list[Indices]], hint: str, tries: int = MAX_TRIES
 ) -> list[Indices]:
-    """The first draw that leaves every client `min_samples`."""
+    """Return the first draw that leaves every client `min_samples`."""
     most = 0
     for _ in range(tries):
         parts = draw()
@@ -90,7 +90,7 @@ def redraw(
 
 
 def require(partition: Any, field: str, holds: bool, expected: str, hint: str | None = None) -> None:
-    """Raise unless it holds."""
+    """Raise unless the field holds what is expected."""
     if not holds:
         name, given = type(partition).__name__, getattr(partition, field)
         raise PartitionError(f"`{field}` of {name} must be {expected}. Got {given!r} instead.", hint=hint)
@@ -119,14 +119,14 @@ def require_seed(partition: Any) -> None:
 
 
 def require_clients(clients: int | None) -> int:
-    """The number of clients, if there is one."""
+    """Return the number of clients; raise unless there is at least one."""
     if clients is None or clients < 1:
         raise PartitionError(f"A partition needs at least 1 client. Got {clients} instead.")
     return clients
 
 
 def require_enough(partition: Any, labels: Labels, clients: int | None, least: int | None = None) -> int:
-    """The number of clients, if there are enough samples for so many."""
+    """Return the number of clients; raise unless there are enough samples for so many."""
     clients = require_clients(clients)
     least = partition.min_samples if least is None else least
     if clients * least > len(labels):

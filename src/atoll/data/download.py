@@ -1,7 +1,7 @@
 """Fetching data sets from where they are published, and checking files against known checksums.
 
 A file is written beside its place under a hidden name, continued there if a transfer ends early, checked, and only then
-given its name: what can be seen is whole. Two processes that fetch the same file take turns.
+given its name: a file that has its name is complete. Two processes that fetch the same file take turns.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from atoll.data.datasets import CIFAR10_STEMS, CIFAR100_STEMS, IDX_STEMS, entry_of, existing, names
+from atoll.data.datasets import CIFAR10_STEMS, CIFAR100_STEMS, IDX_STEMS, entry_of, names, require_folder
 from atoll.kernel.errors import DataError
 
 Report = Callable[[str, int, int | None], None]  # (file, bytes so far, bytes in all if known)
@@ -39,7 +39,7 @@ IDX_FILES = tuple(f"{stem}.gz" for stem in IDX_STEMS)
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a data set is published: files below `base`, and the folder they go to.
+    """The place where a data set is published: files below `base`, and the folder they go to.
 
     Of an archive, only the `members` of that name are taken out.
     """
@@ -147,7 +147,7 @@ def fetch(
     pause: float = 1.0,
     progress: Report = lambda *_: None,
 ) -> list[Path]:
-    """Fetch a data set's files into `root`, from `base` if it is given; files that are there and right are kept.
+    """Fetch a data set's files into `root`, from `base` if it is given; files that are complete are kept.
 
     A transfer that fails is tried again up to `tries` times, after `pause` seconds, then twice as many, and so on.
     """
@@ -158,7 +158,7 @@ def fetch(
         for file in origin.files:
             made = [folder / member for member in origin.members] or [folder / file]
             if any(check(name, path) == "WRONG" for path in made):
-                part = _partial(folder / file)
+                part = _partial_path(folder / file)
                 _obtain(f"{base or origin.base}{file}", part, CHECKSUMS[name][file], tries, pause, progress)
                 if origin.members:
                     _unpack(part, folder, origin.members)
@@ -170,7 +170,7 @@ def fetch(
 
 
 def origin_of(name: str) -> Origin:
-    """Where a data set is fetched from; an error that says how to get it, or that it needs no files, if it is not."""
+    """Return where a data set is fetched from; raise with a hint how to get it if Atoll cannot fetch it."""
     name, entry = entry_of(name)
     if name in ORIGINS:
         return ORIGINS[name]
@@ -180,7 +180,7 @@ def origin_of(name: str) -> Origin:
 
 
 def how_to_get(name: str) -> str:
-    """What to do to have a data set's files."""
+    """Say how to get a data set's files."""
     name, _ = entry_of(name)
     return f"atoll data {name} --download" if name in ORIGINS else BY_HAND[name]
 
@@ -189,15 +189,15 @@ def how_to_get(name: str) -> str:
 
 
 def verify(root: Path, name: str | None = None) -> dict[Path, Verdict]:
-    """The verdict on every file that is there of a data set, or of all, in whichever layout."""
+    """Check every file that is there of a data set, or of all, in every layout; return the verdicts."""
     chosen = names() if name is None else [entry_of(name)[0]]
-    root = existing(root)
+    root = require_folder(root)
     layouts = [(one, layout) for one in chosen for layout in entry_of(one)[1].layouts]
     return {path: check(one, path) for one, layout in layouts for path in layout.search(root)[0]}
 
 
 def check(name: str, path: Path) -> Verdict:
-    """Whether a file is what it should be; one that is missing is not."""
+    """Compare a file with its checksum; a missing file is wrong."""
     if not path.is_file():
         return "WRONG"
     expected = CHECKSUMS.get(name, {}).get(path.name)
@@ -207,7 +207,7 @@ def check(name: str, path: Path) -> Verdict:
 
 
 def digest(path: Path, like: str) -> str:
-    """The checksum of a file, of the kind of `like`."""
+    """Return the checksum of a file, by the same rule as the checksum `like`."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "md5" if len(like) == 32 else "sha256").hexdigest()
 
@@ -216,7 +216,7 @@ def digest(path: Path, like: str) -> str:
 
 
 def _obtain(url: str, part: Path, expected: str, tries: int, pause: float, progress: Report) -> None:
-    """Have the whole of `url` in `part`, checked."""
+    """Fetch the whole of `url` into `part` and check it."""
     problem: Exception = OSError("no try was allowed")
     for attempt in range(tries):
         if part.exists() and digest(part, expected) == expected:
@@ -248,7 +248,7 @@ def _obtain(url: str, part: Path, expected: str, tries: int, pause: float, progr
 
 
 def _transfer(url: str, part: Path, progress: Report) -> None:
-    """Append what is missing; a server that does not continue sends everything again."""
+    """Append the bytes that are missing; a server that cannot continue sends everything again."""
     have = part.stat().st_size if part.exists() else 0
     request = Request(url, headers={"User-Agent": "atoll", **({"Range": f"bytes={have}-"} if have else {})})
     with urlopen(request, timeout=PATIENCE) as answer:
@@ -266,13 +266,13 @@ def _transfer(url: str, part: Path, progress: Report) -> None:
         raise OSError(f"the connection ended after {have} of {total} bytes")
 
 
-def _partial(target: Path) -> Path:
-    """Where what has arrived of a file waits for the rest."""
+def _partial_path(target: Path) -> Path:
+    """Return where the bytes of a file wait for the rest."""
     return target.with_name(f".{target.name}.part")
 
 
 def _place(part: Path, target: Path) -> None:
-    """Give a whole file its name, so that it survives a crash."""
+    """Give a complete file its name; it survives a crash."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(target)
@@ -285,7 +285,7 @@ def _place(part: Path, target: Path) -> None:
 
 
 def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
-    """Take the named files out of a tar.gz; nothing else in it is written, whatever it is called."""
+    """Take the named files out of a tar.gz; nothing else in it is written, whatever its name."""
     missing = {f"{folder.name}/{member}": member for member in members}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -293,9 +293,9 @@ def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
                 source = tar.extractfile(entry) if entry.isfile() and entry.name in missing else None
                 if source is not None:
                     target = folder / missing.pop(entry.name)
-                    with _partial(target).open("wb") as file:
+                    with _partial_path(target).open("wb") as file:
                         copyfileobj(source, file)
-                    _place(_partial(target), target)
+                    _place(_partial_path(target), target)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(f"{archive.name} could not be unpacked: {error}") from error
     if missing:
@@ -304,17 +304,17 @@ def _unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Make the folder, and wait until no other process fetches into it."""
+    """Make the folder and hold it alone; wait while another process fetches into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with _lock(folder):
             yield
     except OSError as error:
-        raise DataError(f"{folder} could not be written: {error}", hint="choose another folder with --data.") from error
+        raise DataError(f"{folder} could not be written: {error}", hint="choose another data folder.") from error
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:  # Windows has no such locks
@@ -333,8 +333,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[Report]:
-    """A bar for each file on a terminal; otherwise a line for each."""
+def show_progress(console: Console) -> Iterator[Report]:
+    """Show a bar for each file on a terminal, otherwise a line for each."""
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=28), DownloadColumn(), TransferSpeedColumn(),
         TimeRemainingColumn(),

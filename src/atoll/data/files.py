@@ -30,7 +30,7 @@ WINDOW, STEP = 128, 64  # of HAPT: 2.56 s at 50 Hz, each window overlapping the 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever goes wrong inside is an error about this file."""
+    """Turn whatever goes wrong inside into an error about this file."""
     try:
         yield
     except (
@@ -41,7 +41,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_arrays(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The arrays of an npz file, each read when it is asked for; none may claim to be larger than it can be.
+    """Open an npz file, whose arrays are read when asked for; none may claim to be larger than it can be.
 
     NumPy makes room for what the header of an array says before it reads the first of its values.
     """
@@ -57,7 +57,7 @@ def open_arrays(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _claimed_bytes(file: IO[bytes]) -> int:
-    """What the header of an array says about its size."""
+    """Return the size that the header of an array claims."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
@@ -70,7 +70,7 @@ def _claimed_bytes(file: IO[bytes]) -> int:
 
 
 def read_idx(path: Path) -> Bytes:
-    """An idx file: two zero bytes, 8 for uint8, the number of axes, their big-endian lengths, the values."""
+    """Read an idx file: two zero bytes, 8 for uint8, the number of axes, their big-endian lengths, the values."""
     with reading(path):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if content[:3] != b"\0\0\x08":
@@ -81,7 +81,7 @@ def read_idx(path: Path) -> Bytes:
 
 
 def read_strips(path: Path, codec: str, labels: str) -> Part:
-    """Compressed strips, each of many 32x32 images on top of each other."""
+    """Read compressed strips, each of many 32x32 images on top of each other."""
     with reading(path), open_arrays(path) as arrays:
         stored, offsets = memoryview(arrays[codec]), arrays["offsets"]
         strips = (stored[a:b] for a, b in pairwise(offsets))
@@ -90,14 +90,14 @@ def read_strips(path: Path, codec: str, labels: str) -> Part:
 
 
 def read_rows(path: Path, labels: int) -> Part:
-    """CIFAR's binary rows: `labels` labels, of which the last counts (the fine one), and 3x32x32 pixels."""
+    """Read CIFAR's binary rows: `labels` labels, of which the last counts (the fine one), and 3x32x32 pixels."""
     with reading(path):
         rows = np.fromfile(path, np.uint8).reshape(-1, labels + 3 * 32 * 32)
         return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1]
 
 
 def read_leaf(paths: Iterable[Path]) -> Iterator[tuple[str, Bytes, Numbers]]:
-    """The writers in LEAF's JSON files, with images [n, 1, 28, 28] and labels.
+    """Read the writers in LEAF's JSON files one by one, with images [n, 1, 28, 28] and labels.
 
     One writer is decoded at a time: as Python numbers, a whole file would take gigabytes.
     """
@@ -105,17 +105,17 @@ def read_leaf(paths: Iterable[Path]) -> Iterator[tuple[str, Bytes, Numbers]]:
     for path in paths:
         with reading(path):
             text = path.read_text(encoding="utf-8")
-            place = _after(r'"user_data"\s*:\s*{\s*', text, text.index('"user_data"'))
+            place = _skip(r'"user_data"\s*:\s*{\s*', text, text.index('"user_data"'))
             while text[place] != "}":
                 writer, place = decode(text, place)
-                samples, place = decode(text, _after(r"\s*:\s*", text, place))
-                place = _after(r"\s*,?\s*", text, place)
+                samples, place = decode(text, _skip(r"\s*:\s*", text, place))
+                place = _skip(r"\s*,?\s*", text, place)
                 pixels = np.rint(np.asarray(samples["x"], np.float32) * 255).astype(np.uint8)
                 yield writer, pixels.reshape(-1, 1, 28, 28), np.asarray(samples["y"], np.int64)
 
 
-def _after(pattern: str, text: str, place: int) -> int:
-    """Where a pattern that is expected at `place` ends."""
+def _skip(pattern: str, text: str, place: int) -> int:
+    """Return where a pattern that must stand at `place` ends."""
     match = re.compile(pattern).match(text, place)
     if match is None:
         raise ValueError(f"it is not LEAF's JSON at character {place}")
@@ -134,16 +134,16 @@ class Windows(NamedTuple):
 
 
 def read_hapt(path: Path) -> Windows:
-    """The recordings in one npz file: whole numbers of sensor steps, and where the windows begin."""
+    """Read the recordings in one npz file: whole numbers of sensor steps, and where the windows begin."""
     with reading(path), open_arrays(path) as arrays:
         signal = arrays["signal"] * arrays["scale"][:, None]
-        return _windows(signal, arrays["win_start"], arrays["win_label"], arrays["win_subject"])
+        return _cut_windows(signal, arrays["win_start"], arrays["win_label"], arrays["win_subject"])
 
 
 def read_hapt_text(labels: Path) -> Windows:
-    """UCI's folder RawData: labels.txt, and for each recording acceleration and angular velocity as text."""
+    """Read UCI's folder RawData: labels.txt, and for each recording acceleration and angular velocity as text."""
     with reading(labels):
-        segments = _table(labels.read_text(encoding="ascii"), columns=5)
+        segments = _parse_table(labels.read_text(encoding="ascii"), columns=5)
     parts = []
     for recording, person in sorted({(int(row[0]), int(row[1])) for row in segments}):
         signals = []
@@ -154,18 +154,20 @@ def read_hapt_text(labels: Path) -> Windows:
         own = segments[segments[:, 0] == recording]
         starts = [(first, row[2]) for row in own for first in range(row[3] - 1, row[4] - WINDOW + 1, STEP)]
         first, activity = np.asarray(starts, np.int64).reshape(-1, 2).T
-        parts.append(_windows(np.concatenate(signals), first, activity - 1, np.full(len(first), person)))
+        parts.append(_cut_windows(np.concatenate(signals), first, activity - 1, np.full(len(first), person)))
     samples, activities, persons = zip(*parts, strict=True)
     return Windows(np.concatenate(samples), np.concatenate(activities), np.concatenate(persons))
 
 
-def _windows(signal: NDArray[np.float64], first: NDArray[Any], activity: NDArray[Any], person: NDArray[Any]) -> Windows:
+def _cut_windows(
+    signal: NDArray[np.float64], first: NDArray[Any], activity: NDArray[Any], person: NDArray[Any]
+) -> Windows:
     cut = signal[:, first[:, None] + np.arange(WINDOW)].astype(np.float32).transpose(1, 0, 2)
     return Windows(cut, activity.astype(np.int64), person.astype(np.int64))
 
 
 def read_roles(path: Path) -> dict[str, Bytes]:
-    """What each role says, from one npz file."""
+    """Read the text of each role from one npz file."""
     with reading(path), open_arrays(path) as arrays:
         names = [
             f"{role} ({arrays['play_titles'][play]})" for role, play in zip(arrays["role"], arrays["play"], strict=True)
@@ -175,26 +177,26 @@ def read_roles(path: Path) -> dict[str, Bytes]:
 
 
 def read_plays(paths: Iterable[Path]) -> dict[str, Bytes]:
-    """What each role says, from the plays in Jon Bosak's XML; a speech of several goes to the first one named."""
+    """Read the text of each role from the plays in Jon Bosak's XML; a shared speech goes to the first speaker."""
     speeches: dict[str, list[str]] = {}
     for path in paths:
         with reading(path):
             play = ET.parse(path).getroot()
             title = play.findtext("TITLE", path.stem).strip()
             for speech in play.iter("SPEECH"):
-                lines = filter(None, map(_spoken, speech.iter("LINE")))
+                lines = filter(None, map(_spoken_text, speech.iter("LINE")))
                 role = f"{speech.findtext('SPEAKER', '').strip()} ({title})"
                 speeches.setdefault(role, []).append("".join(f"{line}\n" for line in lines))
     return {role: np.frombuffer("\n".join(said).encode(), np.uint8) for role, said in speeches.items()}
 
 
-def _spoken(line: ET.Element) -> str:
-    """A line without the stage directions in it."""
+def _spoken_text(line: ET.Element) -> str:
+    """Return a line without the stage directions in it."""
     return "".join([line.text or "", *(direction.tail or "" for direction in line)]).strip()
 
 
 class Ratings(NamedTuple):
-    """Who rated what, how, and when."""
+    """Ratings: user, item, rating and time of each."""
 
     user: Numbers
     item: Numbers
@@ -203,18 +205,18 @@ class Ratings(NamedTuple):
 
 
 def read_ratings(path: Path) -> Ratings:
-    """MovieTweetings, from an npz file or from its own text, user::item::rating::time."""
+    """Read MovieTweetings from an npz file or from its own text, user::item::rating::time."""
     with reading(path):
         if path.suffix == ".npz":
             with open_arrays(path) as arrays:
                 columns = [arrays[name] for name in ("user", "item", "rating", "timestamp")]
         else:
-            columns = list(_table(path.read_text(encoding="ascii").replace("::", " "), columns=4).T)
+            columns = list(_parse_table(path.read_text(encoding="ascii").replace("::", " "), columns=4).T)
         return Ratings(*(column.astype(np.int64) for column in columns))
 
 
-def _table(text: str, columns: int) -> Numbers:
-    """Rows of whole numbers."""
+def _parse_table(text: str, columns: int) -> Numbers:
+    """Parse rows of whole numbers."""
     rows = [line.split() for line in text.splitlines()]
     if not rows or any(len(row) != columns for row in rows):
         raise ValueError(f"it must have rows of {columns} numbers")

@@ -1,4 +1,4 @@
-"""Bring your own data: whatever they come in, checked, and as numbers that a network can learn from.
+"""Your own data, in any common form: checked, and turned into numbers that a network can learn from.
 
 read(frame, target="readmitted", client="hospital")     a pandas or polars frame
 read("hospitals", target="readmitted")                  a folder with one CSV, Parquet or npz file per client
@@ -34,7 +34,7 @@ LEAST_SPREAD = 1e-12  # relative to the mean; below it a column is constant but 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OwnData(Dataset):
-    """A user's data, with the names of what their numbers stand for."""
+    """A user's data, with the names of classes and columns."""
 
     class_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # of tables, the features in order: `age`, `sex=F`, `sex=M`
@@ -59,7 +59,7 @@ def read(
     """Read one table with a `client` column, or one table per client; docs/guides/own-data.md has all the rules.
 
     `target` is the column to predict, `y` by default. All others are features unless `features` lists them; those in
-    `categorical` are categories though they look like numbers. `classes` fixes the labels and their order, or, for
+    `categorical` are categories even if they look like numbers. `classes` fixes the labels and their order, or, for
     whole numbers, how many there are. `standardise` takes mean and spread from each client's rows or from all rows.
     """
     _require_known("kind", kind, Kind)
@@ -74,20 +74,20 @@ def read(
         if column not in (*used, target):
             raise unknown("column in `categorical`", column, [*used, target])
 
-    x, columns = _samples(rows, used, categorical, standardise)
+    x, columns = _encode_samples(rows, used, categorical, standardise)
     names: tuple[str, ...] = ()
     count: int | None
     if kind == "tokens":
-        x, y, count = _next_tokens(rows, x, used[0], None if to_shift else target, classes)
+        x, y, count = _shift_tokens(rows, x, used[0], None if to_shift else target, classes)
     else:
-        y, names = _targets(rows, target, kind, classes, as_text=target in categorical)
+        y, names = _encode_targets(rows, target, kind, classes, as_text=target in categorical)
         count = len(names) or None
         if names:
-            _look_for_lone_labels(rows, y, names, lone_labels)
+            _report_lone_labels(rows, y, names, lone_labels)
     return OwnData(
         name,
-        _tensor(x),
-        _tensor(y),
+        _to_tensor(x),
+        _to_tensor(y),
         classes=count,
         central=None,
         source=f"own data of {len(rows.owners)} clients",
@@ -107,8 +107,8 @@ def _require_known(argument: str, given: str, known: Any) -> None:
         raise unknown(f"`{argument}`", given, get_args(known))
 
 
-def _tensor(values: Values) -> torch.Tensor:
-    """Whole numbers stay whole: they may be tokens."""
+def _to_tensor(values: Values) -> torch.Tensor:
+    """Convert to a tensor; whole numbers stay whole, as they may be tokens."""
     return torch.from_numpy(np.ascontiguousarray(values, np.int64 if values.dtype.kind in "iu" else np.float32))
 
 
@@ -129,7 +129,7 @@ def _require_samples(rows: Rows, least: int) -> None:
 
 
 def _select(rows: Rows, apart: Sequence[str], features: Sequence[str] | None) -> list[str]:
-    """The columns that are features; every client must have them, and, where they are not listed, no others."""
+    """Return the feature columns; every client must have them and, where they are not listed, no others."""
     for name in (*apart, *(features or ())):
         if name not in rows.names:
             raise unknown("column", name, rows.names)
@@ -157,15 +157,15 @@ def _select(rows: Rows, apart: Sequence[str], features: Sequence[str] | None) ->
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 
-def _samples(
+def _encode_samples(
     rows: Rows, used: Sequence[str], categorical: Sequence[str], standardise: Standardise
 ) -> tuple[Values, tuple[str, ...]]:
-    """What enters the network, and, of a table, the names of its numbers."""
+    """Return the numbers that enter the network and, for a table, their names."""
     columns = {name: rows.column(name, categorical=name in categorical) for name in used}
     arrays = [name for name, values in columns.items() if values.ndim > 1]
     if not arrays:
         encoded = [
-            _encoded(name, values, name in categorical, rows.owner, standardise) for name, values in columns.items()
+            _encode(name, values, name in categorical, rows.owner, standardise) for name, values in columns.items()
         ]
         blocks, names = zip(*encoded, strict=True)
         return np.concatenate(blocks, axis=1), tuple(name for several in names for name in several)
@@ -174,22 +174,22 @@ def _samples(
             f"A column of arrays must be the only feature. Got `{arrays[0]}` and {len(columns) - 1} more.",
             hint=f"pass features=[{arrays[0]!r}].",
         )
-    return _array_samples(columns[arrays[0]], rows.owner, standardise), ()
+    return _scale_arrays(columns[arrays[0]], rows.owner, standardise), ()
 
 
-def _array_samples(x: Values, owner: NDArray[np.int64], standardise: Standardise) -> Values:
+def _scale_arrays(x: Values, owner: NDArray[np.int64], standardise: Standardise) -> Values:
     if x.dtype == np.uint8 and x.ndim > 2:  # pixels
         x = (x.astype(np.float32) / 255 - 0.5) / 0.5
     if standardise in ("auto", "none"):
         return x
     flat = x.reshape(len(x), -1)
-    return np.stack([_standardised(place, owner, standardise) for place in flat.T], axis=1).reshape(x.shape)
+    return np.stack([_standardise(place, owner, standardise) for place in flat.T], axis=1).reshape(x.shape)
 
 
-def _encoded(
+def _encode(
     name: str, values: Values, categorical: bool, owner: NDArray[np.int64], standardise: Standardise
 ) -> tuple[NDArray[np.float64], list[str]]:
-    """A column as one or several columns of numbers, with their names."""
+    """Return a column as one or several columns of numbers, with their names."""
     if values.dtype == object or categorical:
         found, number = np.unique(values, return_inverse=True)
         if len(found) > MOST_CATEGORIES:
@@ -199,12 +199,12 @@ def _encoded(
             )
         return np.eye(len(found))[number], [f"{name}={value}" for value in found]
     if values.dtype != bool:
-        values = _standardised(values, owner, standardise)
+        values = _standardise(values, owner, standardise)
     return values[:, None].astype(np.float64), [name]
 
 
-def _standardised(values: Values, owner: NDArray[np.int64], standardise: Standardise) -> Values:
-    """Less the mean, by the standard deviation: of the client's own values, or of all."""
+def _standardise(values: Values, owner: NDArray[np.int64], standardise: Standardise) -> Values:
+    """Subtract the mean and divide by the standard deviation, of the client's own values or of all."""
     if standardise == "none":
         return values
     group = np.zeros_like(owner) if standardise == "global" else owner
@@ -219,15 +219,15 @@ def _standardised(values: Values, owner: NDArray[np.int64], standardise: Standar
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 
-def _targets(
+def _encode_targets(
     rows: Rows, target: str, kind: Kind, classes: int | Sequence[Any] | None, *, as_text: bool
 ) -> tuple[Values, tuple[str, ...]]:
-    """Class numbers and the classes' names, or numbers and no names."""
+    """Return class numbers and the names of the classes, or numbers and no names."""
     values = rows.column(target, categorical=as_text)
     if values.shape[1:] == (1,):
         values = values[:, 0]
     if kind == "auto":
-        kind = "classification" if classes is not None else _usual_kind(target, values)
+        kind = "classification" if classes is not None else _guess_kind(target, values)
     if kind == "regression":
         if values.dtype == object:
             raise DataError(f"The target of a regression must be numbers. `{target}` holds {values[0]!r}.")
@@ -237,23 +237,23 @@ def _targets(
             f"There must be one label per sample. `{target}` holds arrays of shape {values.shape[1:]}.",
             hint="pass kind='tokens' for sequences, kind='regression' for several numbers.",
         )
-    return _labelled(rows, target, values, classes)
+    return _number_labels(rows, target, values, classes)
 
 
-def _usual_kind(target: str, values: Values) -> Kind:
+def _guess_kind(target: str, values: Values) -> Kind:
     if values.dtype.kind == "f":
         return "regression"
     different = len(np.unique(values))
     if different > MOST_CATEGORIES:
         raise DataError(
-            f"What is to be predicted must be clear. `{target}` has {different} different values, which may be classes "
+            f"It must be clear what to predict. `{target}` has {different} different values, which may be classes "
             "or amounts.",
             hint="pass kind='classification' or kind='regression'.",
         )
     return "classification"
 
 
-def _labelled(
+def _number_labels(
     rows: Rows, target: str, values: Values, classes: int | Sequence[Any] | None
 ) -> tuple[Values, tuple[str, ...]]:
     if values.dtype.kind == "f" and (values == np.rint(values)).all():
@@ -271,8 +271,8 @@ def _labelled(
     return np.array([names.index(label) for label in labels])[number], names
 
 
-def _look_for_lone_labels(rows: Rows, y: Values, names: Sequence[str], what: LoneLabels) -> None:
-    """Labels that one client alone has: it learns them from nobody, and nobody from it; or they are misspelt."""
+def _report_lone_labels(rows: Rows, y: Values, names: Sequence[str], what: LoneLabels) -> None:
+    """Warn or raise where only one client has a label: nobody else can learn it, or it is misspelt."""
     if len(rows.owners) == 1:
         return
     present = np.zeros((len(rows.owners), len(names)), dtype=bool)
@@ -287,10 +287,10 @@ def _look_for_lone_labels(rows: Rows, y: Values, names: Sequence[str], what: Lon
         log.warning(message)
 
 
-def _next_tokens(
+def _shift_tokens(
     rows: Rows, x: Values, name: str, target: str | None, classes: int | Sequence[Any] | None
 ) -> tuple[Values, Values, int]:
-    """Sequences, what follows at each of their places (without a target, the next token), and the vocabulary's size."""
+    """Return sequences, their targets (by default the next token at each place), and the size of the vocabulary."""
     if x.ndim != 2 or x.dtype.kind not in "iu" or x.shape[1] < 2:
         raise DataError(
             f"Tokens must be whole numbers of shape [samples, length], of length at least 2. `{name}` is {x.dtype} "

@@ -19,8 +19,8 @@ from atoll.data.dealing import (
     OfLabels,
     Partition,
     Reads,
-    by_class,
-    of_owners,
+    group_by_class,
+    group_by_owner,
     redraw,
     require,
     require_alpha,
@@ -32,7 +32,7 @@ from atoll.data.dealing import (
 )
 from atoll.data.published import Fafi, FafiDisjoint, LabelsEach, Pathological, PFLlib, Priors
 from atoll.data.shift import Shift
-from atoll.data.words import Word, read
+from atoll.data.words import Word, parse_word
 from atoll.kernel.errors import PartitionError
 
 __all__ = [
@@ -51,7 +51,7 @@ class Iid(OfLabels):
         require_min_samples(self)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_enough(self, labels, clients)
         return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
@@ -79,7 +79,7 @@ class Dirichlet(OfLabels):
         require(self, "max_tries", self.max_tries >= 1, "at least 1")
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_enough(self, labels, clients)
         hint = "raise `alpha`, ask for fewer clients, lower `min_samples`, or pass `balanced=True`."
         return redraw(self, labels, clients, partial(self._draw, labels, clients, rng), hint, self.max_tries)
@@ -87,7 +87,7 @@ class Dirichlet(OfLabels):
     def _draw(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Indices]:
         owner = np.empty(len(labels), dtype=np.int64)
         sizes = np.zeros(clients, dtype=np.int64)
-        for members in map(rng.permutation, by_class(self, labels)):
+        for members in map(rng.permutation, group_by_class(self, labels)):
             p = rng.dirichlet(np.full(clients, self.alpha))
             if self.balanced:
                 hungry = sizes < len(labels) / clients
@@ -97,7 +97,7 @@ class Dirichlet(OfLabels):
             counts = whole_counts(p, len(members))
             owner[members] = np.repeat(np.arange(clients), counts)
             sizes += counts
-        return of_owners(owner, clients)
+        return group_by_owner(owner, clients)
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class Shards(OfLabels):
         require_min_samples(self)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_enough(self, labels, clients, max(self.min_samples, self.shards))
-        ordered = np.concatenate([rng.permutation(members) for members in by_class(self, labels)])
+        ordered = np.concatenate([rng.permutation(members) for members in group_by_class(self, labels)])
         pieces = np.array_split(ordered, clients * self.shards)
         hands = rng.permutation(len(pieces)).reshape(clients, self.shards)
         return [np.sort(np.concatenate([pieces[piece] for piece in hand])) for hand in hands]
@@ -127,18 +127,18 @@ class Shards(OfLabels):
 
 
 class _BySize(OfLabels, ABC):
-    """Samples drawn at random, sizes by a rule: what quantity skews have in common."""
+    """The base of quantity skews: samples drawn at random, sizes by a rule."""
 
     min_samples: int
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         number = require_enough(self, labels, clients)
 
         def draw() -> list[Indices]:
             weights = self._weights(number, rng)
             counts = whole_counts(weights / weights.sum(), len(labels))
-            return of_owners(rng.permutation(np.repeat(np.arange(number), counts)), number)
+            return group_by_owner(rng.permutation(np.repeat(np.arange(number), counts)), number)
 
         return redraw(
             self, labels, number, draw, "make the sizes more even, ask for fewer clients, or lower `min_samples`."
@@ -146,7 +146,7 @@ class _BySize(OfLabels, ABC):
 
     @abstractmethod
     def _weights(self, clients: int, rng: np.random.Generator) -> NDArray[Any]:
-        """What the sizes are proportional to."""
+        """Draw weights that the sizes are proportional to."""
 
 
 @dataclass(frozen=True)
@@ -213,11 +213,11 @@ class Natural:
         require(self, "min_samples", self.min_samples is None or self.min_samples >= 1, "at least 1, or None")
 
     def of(self, least: int) -> "Natural":
-        """The same for a data set whose owners must have so many samples, if nothing else was asked for."""
+        """Return the rule for a data set whose owners must have `least` samples, unless the rule has its own number."""
         return self if self.min_samples is not None else replace(self, min_samples=least)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending; `labels` are the owners, None clients are all of them."""
+        """Return the sample indices of each client; `labels` are the owners, and None clients means all of them."""
         if clients is not None:
             require_clients(clients)
         owners, of_sample, sizes = np.unique(labels, return_inverse=True, return_counts=True)
@@ -230,7 +230,7 @@ class Natural:
                 f"Got {len(fit)} of {len(owners)}.",
                 hint="ask for fewer clients or lower `min_samples`.",
             )
-        parts = of_owners(of_sample, len(owners))
+        parts = group_by_owner(of_sample, len(owners))
         chosen = fit if clients is None else np.sort(rng.choice(fit, clients, replace=False))
         return [parts[owner] for owner in chosen]
 
@@ -247,7 +247,7 @@ class Shifted:
 
     @property
     def reads(self) -> Reads:
-        """What `split` wants to know of every sample."""
+        """The fact of every sample that `split` reads."""
         return self.partition.reads
 
     @property
@@ -256,13 +256,13 @@ class Shifted:
         return self.partition.exact
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         return self.partition.split(labels, clients, rng)
 
     def apply(
         self, x: Tensor, y: Tensor, parts: list[Indices], rng: np.random.Generator
     ) -> tuple[Tensor, Tensor, list[Indices]]:
-        """The dealt samples client by client after all shifts, and where each client's now stand."""
+        """Return the dealt samples after all shifts, client by client, and where the samples of each client are now."""
         sizes = [len(part) for part in parts]
         rows, owner = np.concatenate(parts), np.repeat(np.arange(len(parts)), sizes)
         x, y = x[rows], y[rows]
@@ -271,7 +271,7 @@ class Shifted:
         return x, y, np.split(np.arange(len(rows)), np.cumsum(sizes)[:-1])
 
     def groups(self, clients: int) -> Indices | None:
-        """The planted group of each client: alike in all shifts. None where no shift has groups."""
+        """Return the planted group of each client, alike in all shifts; None where no shift has groups."""
         found = [groups for each in self.shifts if (groups := each.groups(clients)) is not None]
         return np.unique(np.stack(found), axis=1, return_inverse=True)[1].reshape(-1) if found else None
 
@@ -386,19 +386,19 @@ WORDS: dict[str, Word[Partition]] = {
 
 
 def names() -> list[str]:
-    """The partitions `parse` knows, as one writes them."""
+    """Return the partitions that `parse` knows, as they are written."""
     return [word.written for word in WORDS.values()]
 
 
 def meanings() -> dict[str, str]:
-    """What may be written, partitions first and then shifts as one adds them, with what each means."""
+    """Return all that can be written, partitions first and then shifts, with their meanings."""
     return {word.written: word.meaning for word in WORDS.values()} | {
         f"…+{word.written}": word.meaning for word in shift.WORDS.values()
     }
 
 
 def parse(text: str) -> Partition:
-    """The partition written as `iid` or `dirichlet:ALPHA`; shifts follow after a plus.
+    """Parse a partition written as `iid` or `dirichlet:ALPHA`; shifts follow after a plus.
 
     >>> parse("dirichlet:0.1")
     Dirichlet(alpha=0.1, min_samples=10, balanced=False, max_tries=100)
@@ -411,5 +411,5 @@ def parse(text: str) -> Partition:
         raise PartitionError(
             f"A shift must follow a partition. Got {text!r} instead.", hint=f"write for example iid+{text.strip()}."
         )
-    dealt = read("partition", first, WORDS)
+    dealt = parse_word("partition", first, WORDS)
     return Shifted(dealt, tuple(map(shift.parse, others))) if others else dealt

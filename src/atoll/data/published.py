@@ -1,4 +1,4 @@
-"""Partitions as published code draws them, so that tables can be compared."""
+"""Partitions as published code draws them, so tables can be compared."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from atoll.data.dealing import (
     Indices,
     Labels,
     OfLabels,
-    by_class,
-    of_owners,
+    group_by_class,
+    group_by_owner,
     older_generator,
     redraw,
     require,
@@ -33,7 +33,7 @@ class PFLlib(OfLabels):
     Class by class: shuffle its samples; p ~ Dir(alpha, ..., alpha); p = 0 for clients that hold samples / clients
     or more; rescale; cut at int(cumsum(p) * size), the last client takes the rest; everything again until each
     client has `min_samples`. It differs from `Dirichlet(balanced=True)` in how cuts are rounded and in NumPy's
-    older generator, so that `seed` gives the samples that `np.random.seed(seed)` gives there: PFLlib's scripts say
+    older generator, so `seed` gives the samples that `np.random.seed(seed)` gives there: PFLlib's scripts say
     1. Without `seed`, the partition's generator draws one. Two things are ours: the number of draws is bounded, and
     one whose p is 0 everywhere counts as failed.
     """
@@ -48,7 +48,7 @@ class PFLlib(OfLabels):
         require_seed(self)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_enough(self, labels, clients)
         hint = "raise `alpha`, ask for fewer clients, or lower `min_samples`."
         draw = partial(self._draw, labels, clients, older_generator(self.seed, rng))
@@ -57,7 +57,7 @@ class PFLlib(OfLabels):
     def _draw(self, labels: Labels, clients: int, rng: "np.random.RandomState") -> list[Indices]:
         owner = np.empty(len(labels), dtype=np.int64)
         sizes = np.zeros(clients, dtype=np.int64)
-        for members in by_class(self, labels):
+        for members in group_by_class(self, labels):
             rng.shuffle(members)
             p = rng.dirichlet(np.repeat(self.alpha, clients)) * (sizes < len(labels) / clients)
             if p.sum() == 0:
@@ -66,7 +66,7 @@ class PFLlib(OfLabels):
             counts = np.diff(cuts, prepend=0, append=len(members))
             owner[members] = np.repeat(np.arange(clients), counts)
             sizes += counts
-        return of_owners(owner, clients)
+        return group_by_owner(owner, clients)
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Pathological(OfLabels):
 
     Class by class, in order: the first ceil(clients * classes / all classes) clients that still lack a class share
     it. All but the last of them take randint(n / 10, n) samples, n being the even share, and the last takes the rest;
-    with `equal` they take int(n). Neighbours so have the same classes (2 of 10, 20 clients: five groups of four), and
-    the last clients may have fewer than `classes`. Samples are taken in the order of the data set. `seed` as in
-    `PFLlib`.
+    with `equal` they take int(n). So neighbours have the same classes (2 of 10, 20 clients: five groups of four), and
+    the last clients may have fewer than `classes`. Samples are taken in the order of the data set. `seed` means the
+    same as in `PFLlib`.
     """
 
     classes: int
@@ -91,7 +91,7 @@ class Pathological(OfLabels):
         require_seed(self)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_enough(self, labels, clients)
         hint = "ask for fewer clients, pass `equal=True`, or lower `min_samples`."
         return redraw(
@@ -101,7 +101,7 @@ class Pathological(OfLabels):
     def _draw(self, labels: Labels, clients: int, rng: "np.random.RandomState") -> list[Indices]:
         owner = np.empty(len(labels), dtype=np.int64)
         lacks = np.full(clients, self.classes)
-        groups = by_class(self, labels)
+        groups = group_by_class(self, labels)
         most = math.ceil(clients / len(groups) * self.classes)
         for number, members in enumerate(groups):
             chosen = np.flatnonzero(lacks > 0)[:most]
@@ -119,7 +119,7 @@ class Pathological(OfLabels):
             counts[-1] = len(members) - counts[:-1].sum()
             owner[members] = np.repeat(chosen, counts)
             lacks[chosen] -= 1
-        return of_owners(owner, clients)
+        return group_by_owner(owner, clients)
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ class LabelsEach(OfLabels):
         require_min_samples(self)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_enough(self, labels, clients)
-        there = len(by_class(self, labels))
+        there = len(group_by_class(self, labels))
         if self.classes > there or self.classes * clients < there:
             raise PartitionError(
                 f"{self} must have between 1 and all classes per client, and enough for each class to fall to one. "
@@ -151,7 +151,7 @@ class LabelsEach(OfLabels):
         return redraw(self, labels, clients, partial(self._draw, labels, clients, rng), hint)
 
     def _draw(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Indices]:
-        groups = by_class(self, labels)
+        groups = group_by_class(self, labels)
         has = np.zeros((clients, len(groups)), dtype=bool)
         for client, mine in enumerate(has):
             first = client % len(groups)
@@ -164,7 +164,7 @@ class LabelsEach(OfLabels):
             takers = np.flatnonzero(wants)
             for taker, part in zip(takers, np.array_split(rng.permutation(members), len(takers)), strict=True):
                 owner[part] = taker
-        return of_owners(owner, clients)
+        return group_by_owner(owner, clients)
 
 
 @dataclass(frozen=True)
@@ -187,11 +187,11 @@ class Fafi(OfLabels):
         require_seed(self)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_clients(clients)
         legacy = older_generator(self.seed, rng)
         parts: list[list[Indices]] = [[] for _ in range(clients)]
-        groups = by_class(self, labels)
+        groups = group_by_class(self, labels)
         for members in groups:
             wanted = np.rint(10 * len(groups[0]) * legacy.dirichlet(np.full(clients, self.alpha))).astype(np.int64)
             for part, count in zip(parts, wanted, strict=True):
@@ -204,7 +204,7 @@ class FafiDisjoint(OfLabels):
     """The disjoint Dirichlet that a fork of FAFI replaced it by.
 
     Class by class p ~ Dir(alpha, ..., alpha); client k takes floor(p_k * size), and those that are left go one each
-    to clients drawn at random. A client may have none. `seed` as in `Fafi`.
+    to clients drawn at random. A client may have none. `seed` means the same as in `Fafi`.
     """
 
     alpha: float
@@ -215,15 +215,15 @@ class FafiDisjoint(OfLabels):
         require_seed(self)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_clients(clients)
         legacy = older_generator(self.seed, rng)
         owner = np.empty(len(labels), dtype=np.int64)
-        for members in by_class(self, labels):
+        for members in group_by_class(self, labels):
             counts = np.floor(legacy.dirichlet(np.full(clients, self.alpha)) * len(members)).astype(np.int64)
             counts[legacy.choice(clients, len(members) - counts.sum(), replace=False)] += 1
             owner[rng.permutation(members)] = np.repeat(np.arange(clients), counts)
-        return of_owners(owner, clients)
+        return group_by_owner(owner, clients)
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,9 @@ class Priors(OfLabels):
         require_min_samples(self)
 
     def split(self, labels: Labels, clients: int | None, rng: np.random.Generator) -> list[Indices]:
-        """The sample indices of each client, ascending."""
+        """Return the sample indices of each client, ascending."""
         clients = require_enough(self, labels, clients)
-        groups = [rng.permutation(members) for members in by_class(self, labels)]
+        groups = [rng.permutation(members) for members in group_by_class(self, labels)]
         priors = rng.dirichlet(np.full(len(groups), self.alpha), clients)
         left = np.array([len(members) for members in groups])
         owner = np.empty(len(labels), dtype=np.int64)
@@ -260,4 +260,4 @@ class Priors(OfLabels):
             owner[groups[chosen][left[chosen]]] = taker
             if left[chosen] == 0:
                 reach = np.cumsum(np.where(left > 0, priors, 0), axis=1)
-        return of_owners(owner, clients)
+        return group_by_owner(owner, clients)

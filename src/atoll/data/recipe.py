@@ -18,7 +18,7 @@ from atoll.kernel.randomness import generator
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which data, how it is dealt to clients, which model, and how clients take their steps."""
+    """A task in words: the data, how they are dealt to clients, the model, and how clients take their steps."""
 
     dataset: str = "digits"
     partition: str = "auto"  # natural where samples belong to somebody, else dirichlet:0.3
@@ -36,12 +36,12 @@ class Recipe:
     training: Training = field(default_factory=Training)
 
     def build(self) -> Task:
-        """The task."""
+        """Build the task."""
         folder = datasets.data_folder(None if self.data is None else Path(self.data))
         dataset = _load(self.dataset, folder, merge=self.central != "official")
         deal = self.seed if self.partition_seed is None else self.partition_seed
         if self.samples is not None:
-            dataset = dataset.some(self.samples, generator(deal, "samples"))
+            dataset = dataset.subsample(self.samples, generator(deal, "samples"))
         natural = dataset.owner is not None
         words = ("natural" if natural else "dirichlet:0.3") if self.partition == "auto" else self.partition
         dealt = partition.parse(words)
@@ -54,25 +54,25 @@ class Recipe:
             partition_seed=self.partition_seed,
             training=self.training,
             shares=shares_of(self.split),
-            central=_share(self.central, dataset),
+            central=_central_share(self.central, dataset),
             public=self.public,
             augment=augment.parse(self.augment),
             facts={"recipe": {**self.words, "partition": words}},
         )
-        return task.holding_out(self.unseen, deal)
+        return task.hold_out(self.unseen, deal)
 
-    def seeded(self, seed: int) -> Recipe:
-        """The same with another seed."""
+    def with_seed(self, seed: int) -> Recipe:
+        """Return the same recipe with another seed."""
         return replace(self, seed=seed)
 
     @property
     def words(self) -> dict[str, Any]:
-        """What a run's configuration says about its task; the training stands there by itself."""
+        """The recipe as a run's configuration holds it; the training stands there by itself."""
         return {name: value for name, value in asdict(self).items() if name != "training"}
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Recipe:
-        """The recipe of a run, from its configuration."""
+        """Return the recipe of a run from its configuration."""
         words = config["task"].get("recipe")
         if words is None:
             raise RunError(
@@ -83,7 +83,7 @@ class Recipe:
 
 
 def shares_of(split: str) -> Shares:
-    """Shares of 1 from `60/15/25`."""
+    """Parse `60/15/25` into three shares of 1."""
     try:
         train, val, test = (float(part) / 100 for part in split.split("/"))
     except ValueError:
@@ -92,14 +92,15 @@ def shares_of(split: str) -> Shares:
             hint="for example 60/15/25.",
         ) from None
     if not (min(train, val, test) >= 0 and train > 0 and abs(train + val + test - 1) <= 1e-6):
-        raise TaskError(f"The three parts of a split must sum to 100, and train be above 0. Got {split!r}.")
+        raise TaskError(f"The three parts of a split must sum to 100, and train must be above 0. Got {split!r}.")
     return train, val, test
 
 
-def _share(central: str, dataset: Dataset) -> float:
+def _central_share(central: str, dataset: Dataset) -> float:
     if central == "official" and dataset.central is None:
         raise TaskError(
-            f"An official test set is asked for, and {dataset.name} has none.", hint="take a share: --central 0.1."
+            f"`central` must not be official: {dataset.name} has no official test set.",
+            hint="set `central` to a share, as 0.1.",
         )
     if central in ("none", "official"):
         return 0.0
@@ -110,10 +111,10 @@ def _share(central: str, dataset: Dataset) -> float:
 
 
 def _load(dataset: str, folder: Path | None, merge: bool) -> Dataset:
-    """A data set; the last ones that were read are remembered as long as their files stay as they are."""
-    return _read(dataset, folder, merge, datasets.files(dataset, folder))
+    """Load a data set; the last two stay in memory as long as their files do not change."""
+    return _read_once(dataset, folder, merge, datasets.list_files(dataset, folder))
 
 
 @lru_cache(maxsize=2)  # a comparison builds one task per seed from the same samples
-def _read(dataset: str, folder: Path | None, merge: bool, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
+def _read_once(dataset: str, folder: Path | None, merge: bool, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
     return datasets.load(dataset, folder, merge)

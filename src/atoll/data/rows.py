@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from atoll.data.tables import Table, Values, as_objects, holds_tables, one_per_client, table_of
+from atoll.data.tables import Table, Values, as_objects, holds_tables, table_of, tables_by_client
 from atoll.kernel.errors import DataError, unknown
 
 FILL = "fill it in, or leave the row or the column out."
@@ -24,7 +24,7 @@ FILL = "fill it in, or leave the row or the column out."
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Tables, and whose each of their rows is."""
+    """Tables, and the owner of each row."""
 
     tables: Sequence[Table]
     owners: tuple[str, ...] = ()
@@ -32,9 +32,9 @@ class Rows:
 
     @classmethod
     def of(cls, source: Any, client: str | None) -> Rows:
-        """The rows of one table per client or, with a column `client`, of one table."""
+        """Collect the rows of one table per client or, with a column `client`, of one table."""
         if client is None:
-            tables = one_per_client(source)
+            tables = tables_by_client(source)
             sizes = [len(table) for table in tables.values()]
             return cls([*tables.values()], tuple(tables), np.repeat(np.arange(len(tables)), sizes))
         if holds_tables(source):
@@ -67,7 +67,7 @@ class Rows:
         return list(self.tables[0].columns)
 
     def place(self, row: int) -> str:
-        """Where a row stands, for messages."""
+        """Say where a row stands, for messages."""
         index = int(np.searchsorted(self._ends, row, side="right"))
         table = self.tables[index]
         place = table.place(row - int(self._ends[index]) + len(table))
@@ -76,16 +76,16 @@ class Rows:
         return f"{place} (client {self.owners[self.owner[row]]!r})"
 
     def column(self, name: str, *, categorical: bool = False) -> Values:
-        """Numbers, flags, text (as objects) or arrays, one per row; text files hold numbers unless `categorical`."""
+        """Return a column: numbers, flags, text (as objects) or arrays; text is parsed unless `categorical`."""
         parts = [table.columns[name] for table in self.tables]
         if all(table.lines is not None for table in self.tables):
-            return self._finite(name, self._parsed(name, np.concatenate(parts), categorical))
+            return self._require_finite(name, self._parse_cells(name, np.concatenate(parts), categorical))
         if all(part.dtype.kind in "biuf" for part in parts) and len({part.shape[1:] for part in parts}) == 1:
-            return self._finite(name, np.concatenate(parts))
-        return self._finite(name, self._of_one_kind(name, as_objects([*chain.from_iterable(parts)])))
+            return self._require_finite(name, np.concatenate(parts))
+        return self._require_finite(name, self._convert(name, as_objects([*chain.from_iterable(parts)])))
 
-    def _parsed(self, name: str, cells: Values, categorical: bool) -> Values:
-        """The cells of text files: flags or numbers if all of them are."""
+    def _parse_cells(self, name: str, cells: Values, categorical: bool) -> Values:
+        """Parse the cells of text files as flags or numbers, if all of them are."""
         empty = cells == ""
         if empty.any():
             raise self.error(name, "must be filled in every row", "an empty cell", empty, FILL)
@@ -93,7 +93,7 @@ class Rows:
             return cells
         if {cell.lower() for cell in cells} <= {"true", "false"}:
             return np.array([cell.lower() == "true" for cell in cells], dtype=bool)
-        found = [_number(cell) for cell in cells]
+        found = [_parse_number(cell) for cell in cells]
         text = np.array([number is None for number in found], dtype=bool)
         if text.all():
             return cells
@@ -105,24 +105,24 @@ class Rows:
         values = np.array(found)
         return values if values.dtype.kind in "if" else values.astype(np.float64)  # whole numbers may be too large
 
-    def _of_one_kind(self, name: str, values: Values) -> Values:
-        """Python objects as text, numbers or arrays."""
+    def _convert(self, name: str, values: Values) -> Values:
+        """Convert Python objects to text, numbers or arrays."""
         missing = np.array([_is_missing(value) for value in values], dtype=bool)
         if missing.any():
             raise self.error(name, "must be filled in every row", str(values[np.argmax(missing)]), missing, FILL)
         for types, convert in CONVERSIONS:
             fits = np.array([isinstance(value, types) for value in values], dtype=bool)
             if fits.all():
-                return self._stacked(name, [convert(value) for value in values])
+                return self._stack(name, [convert(value) for value in values])
             if fits.any():
                 odd = fits if fits.mean() <= 0.5 else ~fits
                 here, there = int(np.argmax(odd)), int(np.argmin(odd))
-                given = f"{_shown(values[here])} among values like {_shown(values[there])}"
+                given = f"{_describe(values[here])} among values like {_describe(values[there])}"
                 hint = "correct it, or make the column text at every client."
                 raise self.error(name, "must be of one kind throughout", given, odd, hint)
         raise self._type_error(name, type(values[0]).__name__)
 
-    def _stacked(self, name: str, values: list[Any]) -> Values:
+    def _stack(self, name: str, values: list[Any]) -> Values:
         if isinstance(values[0], str):
             return as_objects(values)
         for row, value in enumerate(values):
@@ -137,7 +137,7 @@ class Rows:
             raise self._type_error(name, f"list of {stacked.dtype}")
         return stacked
 
-    def _finite(self, name: str, values: Values) -> Values:
+    def _require_finite(self, name: str, values: Values) -> Values:
         if values.dtype.kind != "f":
             return values
         flat = values.reshape(len(values), -1)
@@ -149,7 +149,7 @@ class Rows:
         return values
 
     def error(self, name: str, rule: str, given: str, wrong: Values, hint: str | None = None) -> DataError:
-        """The error for the rows that are `wrong`, with the place of the first."""
+        """Return the error for the `wrong` rows, with the place of the first."""
         more = f" and in {wrong.sum() - 1} more of {len(wrong)} rows" if wrong.sum() > 1 else ""
         place = self.place(int(np.argmax(wrong)))
         return DataError(f"Column `{name}` {rule}. Got {given} in {place}{more}.", hint=hint)
@@ -161,7 +161,7 @@ class Rows:
         )
 
 
-def _number(cell: str) -> int | float | None:
+def _parse_number(cell: str) -> int | float | None:
     for kind in (int, float):
         try:
             return None if "_" in cell else kind(cell)
@@ -175,13 +175,13 @@ def _is_missing(value: Any) -> bool:
     return value is None or of_pandas or (isinstance(value, float) and math.isnan(value))
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     value = value.item() if isinstance(value, np.generic) else value
     return repr(value) if isinstance(value, str | bool | numbers.Real) else f"a {type(value).__name__}"
 
 
 def _pixels(image: Image) -> NDArray[np.uint8]:
-    """Channels, rows, columns."""
+    """Return the pixels of an image: channels, rows, columns."""
     if image.mode.startswith(("I", "F")):
         raise DataError(
             f"Images must have 8 bits per channel. Got one of mode {image.mode}.", hint="convert them first."
@@ -190,7 +190,7 @@ def _pixels(image: Image) -> NDArray[np.uint8]:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-# What a column of Python objects may hold; flags are numbers too, so that they come first.
+# What a column of Python objects may hold; flags are numbers too, so they come first.
 CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (str, str),
     (bool | np.bool_, bool),

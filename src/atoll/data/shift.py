@@ -1,4 +1,4 @@
-"""What a client's samples go through after dealing, so that clients differ in more than their labels and sizes.
+"""Changes to a client's samples after dealing, so clients differ in more than their labels and sizes.
 
 Written after a partition: `iid+rotation:4`. Where a shift has groups, client k is in group k modulo their number, and
 group 0 stays as it is. A shift reaches all samples of a client, train and test alike, but not the server's test set.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from atoll.data.words import Word, read
+from atoll.data.words import Word, parse_word
 from atoll.kernel.errors import PartitionError
 
 IndexArray = NDArray[np.int64]
@@ -27,11 +27,11 @@ class Shift(Protocol):
     def apply(
         self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Samples and targets after the shift, `owner` being the client of each row; what was given stays."""
+        """Return samples and targets after the shift; `owner` is the client of each row. The inputs do not change."""
         ...
 
     def groups(self, clients: int) -> IndexArray | None:
-        """The planted group of each client, where there are any."""
+        """Return the planted group of each client; None where the shift has no groups."""
         ...
 
 
@@ -47,7 +47,7 @@ class _InGroups:
             )
 
     def groups(self, clients: int) -> IndexArray:
-        """The planted group of each client."""
+        """Return the planted group of each client."""
         if clients < self.count:
             raise PartitionError(
                 f"{self} must have at least one client in each group. Got {clients} clients.",
@@ -55,14 +55,14 @@ class _InGroups:
             )
         return np.arange(clients) % self.count
 
-    def _of_rows(self, owner: IndexArray, clients: int) -> Tensor:
+    def _groups_of(self, owner: IndexArray, clients: int) -> Tensor:
         return torch.from_numpy(self.groups(clients)[owner])
 
-    def _group_by_group(
+    def _change_groups(
         self, x: Tensor, owner: IndexArray, clients: int, change: Callable[[Tensor, int], Tensor]
     ) -> Tensor:
-        """`x` with the rows of every group but the first changed."""
-        of_rows, x = self._of_rows(owner, clients), x.clone()
+        """Return `x` with the rows of every group but the first changed."""
+        of_rows, x = self._groups_of(owner, clients), x.clone()
         for group in range(1, self.count):
             x[of_rows == group] = change(x[of_rows == group], group)
         return x
@@ -80,7 +80,7 @@ class Rotation(_InGroups):
     def apply(
         self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Samples and targets after the shift."""
+        """Return samples and targets after the shift."""
         _require_images(self, x)
         height, width = x.shape[-2:]
         if height != width and self.count % 4 == 0:
@@ -88,7 +88,7 @@ class Rotation(_InGroups):
                 f"{self} must have square images to turn by 90 degrees. Got {height} x {width}.",
                 hint="use rotation:2.",
             )
-        return self._group_by_group(x, owner, clients, lambda rows, group: turned(rows, 360 * group / self.count)), y
+        return self._change_groups(x, owner, clients, lambda rows, group: turn(rows, 360 * group / self.count)), y
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Noise:
     def apply(
         self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Samples and targets after the shift."""
+        """Return samples and targets after the shift."""
         _require_floats(self, x)
         level = self.sigma * torch.from_numpy(owner).to(x.dtype) / max(clients - 1, 1)
         drawn = torch.from_numpy(rng.standard_normal(tuple(x.shape), dtype=np.float32)).to(x.dtype)
-        return x + drawn.mul_(_as_rows(level, x)), y
+        return x + drawn.mul_(_broadcast_rows(level, x)), y
 
     def groups(self, clients: int) -> None:
-        """None: every client has a level of its own."""
+        """Return None: every client has a level of its own."""
         return
 
 
@@ -130,10 +130,10 @@ class Colour(_InGroups):
     def apply(
         self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Samples and targets after the shift."""
+        """Return samples and targets after the shift."""
         _require_images(self, x)
         gains = torch.from_numpy(rng.uniform(0.5, 1.5, size=(self.count, x.shape[1], 1, 1))).to(x.dtype)
-        return self._group_by_group(
+        return self._change_groups(
             x, owner, clients, lambda rows, group: rows.roll(group, dims=1).mul_(gains[group])
         ), y
 
@@ -155,12 +155,12 @@ class Feature(_InGroups):
     def apply(
         self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Samples and targets after the shift."""
+        """Return samples and targets after the shift."""
         _require_floats(self, x)
-        classes = _classes(self, y)
+        classes = _count_classes(self, y)
         offsets = rng.standard_normal((self.count, classes, *x.shape[1:])) * (self.scale * float(x.std()))
         offsets[0] = 0
-        return x + torch.from_numpy(offsets).to(x.dtype)[self._of_rows(owner, clients), y], y
+        return x + torch.from_numpy(offsets).to(x.dtype)[self._groups_of(owner, clients), y], y
 
 
 @dataclass(frozen=True)
@@ -172,18 +172,18 @@ class Concept(_InGroups):
     def apply(
         self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Samples and targets after the shift."""
-        classes = _classes(self, y)
+        """Return samples and targets after the shift."""
+        classes = _count_classes(self, y)
         if classes < self.count:
             raise PartitionError(
                 f"{self} must have as many classes as groups, or two groups agree. Got {classes} classes.",
                 hint="ask for fewer groups.",
             )
-        return x, (y + self._of_rows(owner, clients)) % classes
+        return x, (y + self._groups_of(owner, clients)) % classes
 
 
-def turned(images: Tensor, degrees: float, background: float | None = None) -> Tensor:
-    """Images [n, C, H, W] turned counter-clockwise; what comes in is the background, or the edge if there is none."""
+def turn(images: Tensor, degrees: float, background: float | None = None) -> Tensor:
+    """Turn images [n, C, H, W] counter-clockwise; corners take the background, or repeat the edge without one."""
     quarters, rest = divmod(degrees, 90)
     if rest == 0:
         return images.rot90(int(quarters), dims=(-2, -1))
@@ -234,18 +234,18 @@ WORDS: dict[str, Word[Shift]] = {
 
 
 def parse(text: str) -> Shift:
-    """The shift written as `rotation:4`."""
-    return read("shift", text, WORDS)
+    """Parse a shift written as `rotation:4`."""
+    return parse_word("shift", text, WORDS)
 
 
 # -- what must hold ----------------------------------------------------------------------------------------------------
 
 
-def _as_rows(values: Tensor, x: Tensor) -> Tensor:
+def _broadcast_rows(values: Tensor, x: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def _classes(shift: Shift, y: Tensor) -> int:
+def _count_classes(shift: Shift, y: Tensor) -> int:
     if y.ndim != 1 or y.is_floating_point():
         raise PartitionError(
             f"{shift} must have one class per sample. Got targets of type {y.dtype} and shape {tuple(y.shape)}.",

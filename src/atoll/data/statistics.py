@@ -1,4 +1,4 @@
-"""How the data of clients differ: sizes, labels, features. Computed from arrays only, for any number of clients."""
+"""Statistics of how clients differ: sizes, labels, features. Computed from arrays only, for any number of clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = 2**24  # entries of features in work at once
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """One value per client. What does not apply is None; NaN is what a client without samples has.
+    """One value per client. A field that does not apply is None; a client without samples has NaN.
 
     With classes: `counts` of each label [clients, classes], how many are `present`, the `entropy` of the client's
     label distribution p in bits, its Jensen-Shannon `divergence` from the distribution q of all clients together,
@@ -49,12 +49,12 @@ class Statistics:
     names: tuple[str, ...] | None = None  # of the clients; their numbers by default
 
     def name(self, client: int) -> str:
-        """What the client is called."""
+        """Return the name of the client."""
         return str(client) if self.names is None else self.names[client]
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.samples)
 
     @property
@@ -102,29 +102,36 @@ class Statistics:
         return " ".join(words)
 
     def as_json(self) -> dict[str, Any]:
-        """What JSON can hold: lists, with None for NaN; very many label counts are left out."""
-        found = {field.name: _listed(getattr(self, field.name)) for field in fields(self)}
+        """Return values that JSON can hold: lists, with None for NaN; very many label counts are left out."""
+        found = {field.name: _to_list(getattr(self, field.name)) for field in fields(self)}
         if self.counts is not None and self.counts.size > MOST_COUNTS:
             found["counts"] = None
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Statistics:
-        """What `as_json` gave."""
+        """Rebuild statistics from what `as_json` gave; raise ValueError or TypeError if it is something else."""
         whole = {"samples", "counts", "present", "groups"}
 
         def array(name: str, values: Any) -> Any:
+            if name == "classes":
+                return values if values is None else int(values)
+            if len(values) != len(found["samples"]):
+                raise ValueError(f"{name} has {len(values)} entries for {len(found['samples'])} clients")
             if name == "names":
-                return tuple(values)
-            if not isinstance(values, list):
-                return values
-            return np.array(values, dtype=np.int64 if name in whole else np.float64)  # None becomes NaN
+                return tuple(map(str, values))
+            made = np.array(values, dtype=np.int64 if name in whole else np.float64)  # None becomes NaN
+            if made.ndim != (2 if name == "counts" else 1):
+                raise ValueError(f"{name} has {made.ndim} axes")
+            return made
 
+        if not found["samples"]:
+            raise ValueError("there are no clients")
         return cls(**{name: array(name, values) for name, values in found.items()})
 
 
 def gini(scores: ArrayLike) -> float:
-    """Gini's coefficient, sum_ij |a_i - a_j| / (2 N^2 mean(a)): 0 if all are equal, towards 1 if one has all."""
+    """Return Gini's coefficient, sum_ij |a_i - a_j| / (2 N^2 mean(a)): 0 if all are equal, towards 1 if one has all."""
     some = np.asarray(scores, dtype=np.float64)
     some = some[~np.isnan(some)]
     if not len(some) or (some < 0).any():
@@ -144,7 +151,7 @@ def statistics(
     groups: ArrayLike | None = None,
     names: Sequence[str] | None = None,
 ) -> Statistics:
-    """The statistics of samples that were dealt: `parts` are the indices of each client.
+    """Describe samples that were dealt: `parts` are the indices of each client.
 
     `targets` are classes, one per sample or one per place (negative ones do not count), or numbers if `classes` is
     None. `features` are floats [samples, ...].
@@ -155,7 +162,7 @@ def statistics(
     samples = np.array([len(part) for part in parts])
     rows = np.concatenate(parts).astype(np.int64)
     dealt = targets[rows].reshape(len(rows), -1)
-    of_targets = _of_numbers(dealt, samples) if classes is None else _of_classes(dealt, samples, classes)
+    of_targets = _describe_numbers(dealt, samples) if classes is None else _describe_classes(dealt, samples, classes)
     return Statistics(
         samples=samples,
         classes=classes,
@@ -166,8 +173,8 @@ def statistics(
     )
 
 
-def _of_classes(labels: Whole, samples: Whole, classes: int) -> dict[str, Any]:
-    owner = np.broadcast_to(_owner(samples)[:, None], labels.shape)
+def _describe_classes(labels: Whole, samples: Whole, classes: int) -> dict[str, Any]:
+    owner = np.broadcast_to(_owner_of_each(samples)[:, None], labels.shape)
     counted = labels >= 0
     places = owner[counted] * classes + labels[counted]
     counts = np.bincount(places, minlength=len(samples) * classes).reshape(len(samples), classes)
@@ -175,22 +182,22 @@ def _of_classes(labels: Whole, samples: Whole, classes: int) -> dict[str, Any]:
     p = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     q = counts.sum(axis=0) / counts.sum()
 
-    def known(values: Floats) -> Floats:
+    def where_counted(values: Floats) -> Floats:
         return np.where(empty, math.nan, values)
 
     return {
         "counts": counts,
         "present": (counts > 0).sum(axis=1),
-        "entropy": known(_bits(p)),
+        "entropy": where_counted(_bits(p)),
         # rounding can leave a little less than nothing
-        "divergence": known(np.maximum(_bits((p + q) / 2) - (_bits(p) + _bits(q)) / 2, 0)),
-        "variation": known(np.abs(p - q).sum(axis=1) / 2),
+        "divergence": where_counted(np.maximum(_bits((p + q) / 2) - (_bits(p) + _bits(q)) / 2, 0)),
+        "variation": where_counted(np.abs(p - q).sum(axis=1) / 2),
     }
 
 
-def _of_numbers(targets: NDArray[Any], samples: Whole) -> dict[str, Any]:
+def _describe_numbers(targets: NDArray[Any], samples: Whole) -> dict[str, Any]:
     values = targets.astype(np.float64).mean(axis=1)
-    owner, clients = _owner(samples), len(samples)
+    owner, clients = _owner_of_each(samples), len(samples)
     sizes = np.where(samples > 0, samples, math.nan)
     means = np.bincount(owner, values, minlength=clients) / sizes
     spread = np.sqrt(np.bincount(owner, (values - means[owner]) ** 2, minlength=clients) / sizes)
@@ -219,16 +226,16 @@ def _feature_distance(features: NDArray[Any], rows: Whole, samples: Whole) -> Fl
     return np.where(samples > 0, np.sqrt(squares / max(varying, 1)), math.nan)
 
 
-def _owner(samples: Whole) -> Whole:
+def _owner_of_each(samples: Whole) -> Whole:
     return np.repeat(np.arange(len(samples)), samples)
 
 
 def _bits(p: Floats) -> Floats:
-    """The entropy of distributions along the last axis."""
+    """Return the entropy of distributions along the last axis."""
     return np.asarray(-(p * np.log2(np.where(p > 0, p, 1))).sum(axis=-1) + 0.0)
 
 
-def _listed(values: Any) -> Any:
+def _to_list(values: Any) -> Any:
     if not isinstance(values, np.ndarray):
         return list(values) if isinstance(values, tuple) else values
     if values.dtype.kind != "f":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.datasets import Dataset
-from atoll.data.shift import turned
+from atoll.data.shift import turn
 from atoll.kernel.errors import DataError
 from atoll.kernel.objective import absolute_error, squared_error
 from atoll.kernel.randomness import generator
@@ -55,8 +55,8 @@ class _Planted:
         """The client of each sample."""
         return np.repeat(np.arange(self.clients), self.samples)
 
-    def draws(self, what: str) -> np.random.Generator:
-        """What the truth or the samples are drawn from; apart, so that more samples leave the truth alone."""
+    def generator_of(self, what: str) -> np.random.Generator:
+        """Return the generator of the truth or of the samples; two, so more samples leave the truth alone."""
         return generator(self.seed, "synthetic", self.name, what)
 
 
@@ -73,17 +73,17 @@ class Gaussian(_Planted):
     separation: float = 3.0
 
     def means(self) -> NDArray[np.float64]:
-        """m: the mean of every class in every group, [groups, classes, dimensions]."""
-        directions = self.draws("means").normal(size=(self.groups, self.classes, self.dimensions))
+        """Return m: the mean of every class in every group, [groups, classes, dimensions]."""
+        directions = self.generator_of("means").normal(size=(self.groups, self.classes, self.dimensions))
         means: NDArray[np.float64] = self.separation * directions / np.linalg.norm(directions, axis=-1, keepdims=True)
         return means
 
     def dataset(self) -> Dataset:
-        """The samples of all clients."""
-        rng = self.draws("samples")
+        """Draw the samples of all clients."""
+        rng = self.generator_of("samples")
         y = np.concatenate([rng.permutation(np.arange(self.samples) % self.classes) for _ in range(self.clients)])
         x = self.means()[self.group[self.owner], y] + self.noise * rng.normal(size=(len(y), self.dimensions))
-        return _dataset(self, x, torch.from_numpy(y), classes=self.classes)
+        return _assemble(self, x, torch.from_numpy(y), classes=self.classes)
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,18 @@ class Linear(_Planted):
     noise: float = 0.1
 
     def weights(self) -> NDArray[np.float64]:
-        """w: the true weights of every group, [groups, dimensions]."""
-        return self.draws("weights").normal(size=(self.groups, self.dimensions))
+        """Return w: the true weights of every group, [groups, dimensions]."""
+        return self.generator_of("weights").normal(size=(self.groups, self.dimensions))
 
     def dataset(self) -> Dataset:
-        """The samples of all clients."""
-        rng = self.draws("samples")
+        """Draw the samples of all clients."""
+        rng = self.generator_of("samples")
         x = rng.normal(size=(len(self.owner), self.dimensions))
         y = (x * self.weights()[self.group[self.owner]]).sum(1) + self.noise * rng.normal(size=len(x))
-        return _dataset(self, x, torch.from_numpy(y).float(), classes=None)
+        return _assemble(self, x, torch.from_numpy(y).float(), classes=None)
 
 
-def _dataset(made: _Planted, x: NDArray[np.float64], y: Tensor, classes: int | None) -> Dataset:
+def _assemble(made: _Planted, x: NDArray[np.float64], y: Tensor, classes: int | None) -> Dataset:
     regression = {"model": "linear", "loss": squared_error, "metric": absolute_error} if classes is None else {}
     return Dataset(
         name=made.name,
@@ -120,20 +120,20 @@ def _dataset(made: _Planted, x: NDArray[np.float64], y: Tensor, classes: int | N
     )
 
 
-def rotated(images: Dataset, *, clients: int = 36, samples: int = sum(FEDORA_SIZES), seed: int = 0) -> Dataset:
-    """Client k has images of its own, all rotated by 360 k / clients degrees: FEDORA's setting (KDD 2023).
+def rotate_clients(images: Dataset, *, clients: int = 36, samples: int = sum(FEDORA_SIZES), seed: int = 0) -> Dataset:
+    """Give client k images of its own, all rotated by 360 k / clients degrees: FEDORA's setting (KDD 2023).
 
-    With `shares=FEDORA_SHARES` a client trains on as many images as there. Which ones is drawn from all of them: FEDORA
-    takes its test images from the official test set.
+    With `shares=FEDORA_SHARES` a client trains on as many images as there. They are drawn from all images; FEDORA takes
+    its test images from the official test set.
     """
     if clients < 1 or samples < 1 or clients * samples > len(images.y):
-        raise DataError(f"{clients} clients with {samples} images each must be had from {len(images.y)} images.")
+        raise DataError(f"{clients} clients with {samples} images each must fit into {len(images.y)} images.")
     chosen = generator(seed, "synthetic", "rotated").permutation(len(images.y))[: clients * samples]
     dealt = torch.from_numpy(chosen.reshape(clients, samples))
     angles = [360 * client / clients for client in range(clients)]
     return Dataset(
         name=f"rotated-{images.name}",
-        x=torch.cat([turned(images.x[own], angle, background=BLACK) for own, angle in zip(dealt, angles, strict=True)]),
+        x=torch.cat([turn(images.x[own], angle, background=BLACK) for own, angle in zip(dealt, angles, strict=True)]),
         y=images.y[dealt.flatten()],
         classes=images.classes,
         central=None,

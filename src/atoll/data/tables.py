@@ -1,4 +1,4 @@
-"""A user's data as tables, whatever they come in: frames, dicts of arrays, files, torch or Hugging Face data sets."""
+"""A user's data as tables, from any common form: frames, dicts of arrays, files, torch or Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE_TABLE = "a pandas or polars frame, a dict of columns, a pair (x, y), a file 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of one length. Those of a text file hold its cells; what these mean is found from all files together."""
+    """Columns of one length. Those of a text file hold its cells, which are parsed for all files together."""
 
     where: str  # the client or file, for messages
     columns: Mapping[str, Values]
@@ -36,12 +36,12 @@ class Table:
         return max(map(len, self.columns.values()), default=0)
 
     def place(self, row: int) -> str:
-        """Where a row stands: lines of a text file count from 1, rows of everything else from 0."""
+        """Say where a row stands: lines of a text file count from 1, rows of everything else from 0."""
         return f"row {row} of {self.where}" if self.lines is None else f"line {self.lines[row]} of {self.where}"
 
 
 def holds_tables(source: Any) -> bool:
-    """Whether the clients are apart, as the files of a folder, the values of a dict or the items of a list."""
+    """Return whether each client has a table of its own: a file of a folder, a value of a dict, an item of a list."""
     if isinstance(source, str | Path):
         return Path(source).is_dir()
     if isinstance(source, Mapping):
@@ -54,41 +54,41 @@ def _is_column(values: Any) -> bool:
     return series or isinstance(values, list | np.ndarray | torch.Tensor)
 
 
-def one_per_client(source: Any) -> dict[str, Table]:
-    """The tables by client; see `holds_tables`."""
+def tables_by_client(source: Any) -> dict[str, Table]:
+    """Return the tables by client; see `holds_tables`."""
     if isinstance(source, str | Path) and not Path(source).is_file():
-        pairs: list[tuple[Any, Any]] = [(path.stem, path) for path in _files(Path(source))]
+        pairs: list[tuple[Any, Any]] = [(path.stem, path) for path in _list_files(Path(source))]
     elif isinstance(source, Mapping | list):
         pairs = [*(source.items() if isinstance(source, Mapping) else enumerate(source))]
     else:
         raise DataError(
-            "`client` must name the column that says whose a row is, where the data are one table. "
+            "`client` must name the column of clients where the data are one table. "
             f"Got {_kind_of(source)} and no `client`.",
             hint="pass client='hospital', or the clients apart: a folder with a file each, or a dict {client: data}.",
         )
     if not pairs:
         raise DataError(f"Data must have at least 1 client. Got an empty {_kind_of(source)}.")
-    twice = _repeated(str(name) for name, _ in pairs)
+    twice = _find_repeated(str(name) for name, _ in pairs)
     if twice is not None:
         raise DataError(f"Every client must have a name of its own. Got {twice!r} more than once.")
     return {str(name): table_of(data, f"client {str(name)!r}") for name, data in pairs}
 
 
 def table_of(data: Any, where: str = "the table") -> Table:
-    """One client's data, or everybody's in one, as a table. A pair is the columns `x` and `y`."""
+    """Return the data of one client, or of all, as a table; a pair is the columns `x` and `y`."""
     if isinstance(data, str | Path):
-        return _file(Path(data))
+        return _read_file(Path(data))
     if isinstance(data, tuple) and len(data) == 2:
         x, y = data
-        return _table(where, {"x": x} if y is None else {"x": x, "y": y})
+        return _make_table(where, {"x": x} if y is None else {"x": x, "y": y})
     if isinstance(data, Mapping):
-        return _table(where, data)
+        return _make_table(where, data)
     if isinstance(data, torch.utils.data.Dataset):
-        return _torch_table(where, data)
+        return _read_torch(where, data)
     if hasattr(data, "column_names") and hasattr(data, "features"):
-        return _hugging_face_table(where, data)
+        return _read_hugging_face(where, data)
     if hasattr(data, "to_numpy") and hasattr(data, "columns"):
-        return _frame_table(where, data.columns, data)
+        return _read_frame(where, data.columns, data)
     raise DataError(f"Data must be {ONE_TABLE}. Got {_kind_of(data)} for {where}.")
 
 
@@ -98,34 +98,34 @@ def _kind_of(data: Any) -> str:
     return type(data).__name__
 
 
-def _repeated(names: Iterable[str]) -> str | None:
+def _find_repeated(names: Iterable[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def _table(where: str, columns: Mapping[Any, Any]) -> Table:
-    table = Table(where, {str(name): _array(values) for name, values in columns.items()})
+def _make_table(where: str, columns: Mapping[Any, Any]) -> Table:
+    table = Table(where, {str(name): _to_array(values) for name, values in columns.items()})
     if any(len(values) != len(table) for values in table.columns.values()):
         sizes = ", ".join(f"{len(values)} of `{name}`" for name, values in table.columns.items())
         raise DataError(f"Columns of {where} must be of the same length. Got {sizes}.")
     return table
 
 
-def _array(values: Any) -> Values:
-    """As an array; what is not all numbers of one shape as an array of objects."""
+def _to_array(values: Any) -> Values:
+    """Convert to an array; anything but numbers of one shape becomes an array of objects."""
     if isinstance(values, torch.Tensor):
         return values.detach().cpu().numpy()
     if isinstance(values, np.ndarray) and values.ndim:
         return values
     if hasattr(values, "to_numpy"):
-        return _array(values.to_numpy())
+        return _to_array(values.to_numpy())
     if isinstance(values, list | tuple):
-        array = _numbers(values)
+        array = _try_numbers(values)
         return as_objects(values) if array is None else array
     raise DataError(f"A column must be an array, a tensor or a list. Got {_kind_of(values)}.")
 
 
-def _numbers(values: Sequence[Any]) -> Values | None:
-    """Numbers and equally long lists of them; None for everything else."""
+def _try_numbers(values: Sequence[Any]) -> Values | None:
+    """Convert numbers and equally long lists of them; return None for everything else."""
     if any(isinstance(value, Image) for value in values[:1]):  # which NumPy would take for an array of another form
         return None
     try:
@@ -136,7 +136,7 @@ def _numbers(values: Sequence[Any]) -> Values | None:
 
 
 def as_objects(values: Sequence[Any]) -> Values:
-    """Any values as an array of objects with one axis."""
+    """Return any values as an array of objects with one axis."""
     array = np.empty(len(values), dtype=object)
     for index, value in enumerate(values):  # an assignment of all at once would look into lists
         array[index] = value
@@ -146,20 +146,20 @@ def as_objects(values: Sequence[Any]) -> Values:
 # -- data in memory ----------------------------------------------------------------------------------------------------
 
 
-def _frame_table(where: str, names: Iterable[Any], frame: Any) -> Table:
-    """Of pandas, polars and Arrow, none of which is imported."""
+def _read_frame(where: str, names: Iterable[Any], frame: Any) -> Table:
+    """Read a frame of pandas, polars or Arrow; none of them is imported."""
     names = list(names)
     _require_distinct(where, names)
-    return _table(where, {name: frame[name].to_numpy() for name in names})
+    return _make_table(where, {name: frame[name].to_numpy() for name in names})
 
 
 def _require_distinct(where: str, names: Iterable[Any]) -> None:
-    twice = _repeated(map(str, names))
+    twice = _find_repeated(map(str, names))
     if twice is not None:
         raise DataError(f"Columns of {where} must have different names. Got {twice!r} more than once.")
 
 
-def _torch_table(where: str, samples: Any) -> Table:
+def _read_torch(where: str, samples: Any) -> Table:
     if not hasattr(samples, "__len__"):
         raise DataError(
             f"A torch Dataset must have a length and items (x, y). {where} is without a length.",
@@ -169,28 +169,28 @@ def _torch_table(where: str, samples: Any) -> Table:
     for index, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise DataError(f"A torch Dataset must give pairs (x, y). Got {_kind_of(pair)} in row {index} of {where}.")
-    x, y = ([_plain(value) for value in values] for values in zip(*pairs, strict=True)) if pairs else ([], [])
-    return _table(where, {"x": x, "y": y})
+    x, y = ([_to_numpy(value) for value in values] for values in zip(*pairs, strict=True)) if pairs else ([], [])
+    return _make_table(where, {"x": x, "y": y})
 
 
-def _plain(value: Any) -> Any:
+def _to_numpy(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
 
 
-def _hugging_face_table(where: str, dataset: Any) -> Table:
+def _read_hugging_face(where: str, dataset: Any) -> Table:
     dataset = dataset.with_format(None)
     columns = {name: dataset[name][:] for name in dataset.column_names}
     for name, feature in dataset.features.items():
         if hasattr(feature, "int2str"):  # numbers that have names; Hugging Face writes -1 for a label it does not know
             columns[name] = [None if label in (None, -1) else feature.int2str(label) for label in columns[name]]
-    return _table(where, columns)
+    return _make_table(where, columns)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files of a folder, one per client and all of one kind."""
+def _list_files(folder: Path) -> list[Path]:
+    """List the files of a folder, one per client and all of one kind."""
     if not folder.is_dir():
         raise DataError(f"Data must be in a folder or file that exists. There is no {folder}.")
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -207,7 +207,7 @@ def _files(folder: Path) -> list[Path]:
     return paths
 
 
-def _file(path: Path) -> Table:
+def _read_file(path: Path) -> Table:
     if path.suffix.lower() not in READERS:
         raise DataError(f"A file must end in {', '.join(READERS)}. Got {path.name}.")
     try:
@@ -220,7 +220,7 @@ def _file(path: Path) -> Table:
         raise DataError(f"{path} could not be read: {error}") from error
 
 
-def _csv(path: Path) -> Table:
+def _read_csv(path: Path) -> Table:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, strict=True)
         numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
@@ -240,7 +240,7 @@ def _csv(path: Path) -> Table:
     return Table(path.name, columns, [line for line, _ in rows])
 
 
-def _parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> Table:
     try:
         from pyarrow import parquet
     except ImportError:
@@ -249,12 +249,12 @@ def _parquet(path: Path) -> Table:
             hint="pip install 'atoll[frames]'.",
         ) from None
     table = parquet.read_table(path)
-    return _frame_table(path.name, table.column_names, table)
+    return _read_frame(path.name, table.column_names, table)
 
 
-def _npz(path: Path) -> Table:
+def _read_npz(path: Path) -> Table:
     with open_arrays(path) as arrays:
-        return _table(path.name, dict(arrays))
+        return _make_table(path.name, dict(arrays))
 
 
-READERS: dict[str, Callable[[Path], Table]] = {".csv": _csv, ".parquet": _parquet, ".npz": _npz}
+READERS: dict[str, Callable[[Path], Table]] = {".csv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz}

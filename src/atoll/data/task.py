@@ -1,4 +1,4 @@
-"""A `Task` is everything that is learned from: samples dealt to clients, split inside each, and a network."""
+"""A `Task` is all there is to learn from: samples dealt to clients, split inside each, and a network."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from atoll import models
 from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
-from atoll.data.dealing import of_owners
+from atoll.data.dealing import group_by_owner
 from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Indices, Natural, Partition, Shifted
-from atoll.data.splits import SHARES, Shares, splits_of, splits_once
+from atoll.data.splits import SHARES, Shares, cut_shared_splits, cut_splits
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.batch import Augment
 from atoll.kernel.errors import ModelError, TaskError, first_line
@@ -74,11 +74,11 @@ class Task:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.splits["train"].offsets) - 1
 
     def client_name(self, client: int) -> str:
-        """What the client is called in messages and reports."""
+        """Return the name of the client in messages and reports."""
         return str(client) if self.names is None else self.names[client]
 
     @cached_property
@@ -90,7 +90,7 @@ class Task:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """What the leaves of the models are, by architecture."""
+        """The layouts of the models, by architecture."""
         return tuple(network.layout for network in self.networks or (self.network,))
 
     @property
@@ -99,35 +99,35 @@ class Task:
         return self.networks.index(self.network) if self.networks else 0
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Task:
-        """The same task with its tensors on `device`, floating point ones in `dtype`."""
+        """Return the same task with its tensors on `device`, floating point ones in `dtype`."""
 
-        def moved(values: Tensor) -> Tensor:
+        def move(values: Tensor) -> Tensor:
             return values.to(device, dtype if values.is_floating_point() else None)
 
-        def both(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-            return None if pair is None else (moved(pair[0]), moved(pair[1]))
+        def move_both(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+            return None if pair is None else (move(pair[0]), move(pair[1]))
 
         networks = tuple(network.to(device, dtype) for network in self.networks)
         here = replace(
             self,
-            x=moved(self.x),
-            y=moved(self.y),
+            x=move(self.x),
+            y=move(self.y),
             splits={name: Split(split.order.to(device), split.offsets) for name, split in self.splits.items()},
             network=networks[0] if networks else self.network.to(device, dtype),
             networks=networks,
-            central=both(self.central),
-            public=both(self.public),
+            central=move_both(self.central),
+            public=move_both(self.public),
         )
-        return here if self.unseen is None else replace(here, unseen=self.unseen._beside(here))
+        return here if self.unseen is None else replace(here, unseen=self.unseen._share_tensors(here))
 
-    def _beside(self, seen: Task) -> Task:
-        """These clients with the samples and the network of others', so that no tensor is there twice."""
+    def _share_tensors(self, seen: Task) -> Task:
+        """Return these clients with the samples and the network of `seen`, so no tensor is there twice."""
         device = seen.x.device
         splits = {name: Split(split.order.to(device), split.offsets) for name, split in self.splits.items()}
         return replace(self, x=seen.x, y=seen.y, splits=splits, network=seen.network, networks=seen.networks)
 
-    def holding_out(self, share: float, seed: int = 0) -> Task:
-        """The same task without a share of its clients, who become its `unseen` ones."""
+    def hold_out(self, share: float, seed: int = 0) -> Task:
+        """Hold out a share of the clients: they become the `unseen` ones of the others' task."""
         if not 0 <= share < 1:
             raise TaskError(f"The share of unseen clients must be in [0, 1). Got {share!r}.")
         if share == 0:
@@ -136,23 +136,23 @@ class Task:
         if size >= self.clients:
             raise TaskError(
                 f"Some clients must be left to train. {size} of {self.clients} would be unseen.",
-                hint="lower --unseen, or raise --clients.",
+                hint="lower `unseen`, or raise `clients`.",
             )
         drawn = generator(seed, "unseen").permutation(self.clients)
         new, old = np.sort(drawn[:size]), np.sort(drawn[size:])
         return replace(self.of(old), unseen=self.of(new))
 
     def of(self, clients: NDArray[np.int64]) -> Task:
-        """The task of some clients only."""
+        """Return the task of some clients only."""
 
-        def chosen(split: Split) -> Split:
+        def choose(split: Split) -> Split:
             parts = [split.order[split.offsets[k] : split.offsets[k + 1]] for k in clients]
             offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
             return Split(torch.cat(parts) if parts else split.order[:0], offsets)
 
         return replace(
             self,
-            splits={name: chosen(split) for name, split in self.splits.items()},
+            splits={name: choose(split) for name, split in self.splits.items()},
             names=None if self.names is None else tuple(self.names[k] for k in clients),
             groups=None if self.groups is None else self.groups[clients],
             architecture=None if self.architecture is None else self.architecture[clients],
@@ -169,13 +169,13 @@ class Task:
         )  # fmt: skip
 
     def public_for(self, who: str) -> tuple[Tensor, Tensor]:
-        """The public samples; raises where `who` needs them and there are none."""
+        """Return the public samples; raise if there are none, which `who` needs."""
         self.public_facts().require_public(who)
         assert self.public is not None
         return self.public
 
     def with_public(self, x: Any, y: Any) -> Task:
-        """The same task with samples of yours that everybody may see; none may be a client's or the server's."""
+        """Return the same task with public samples of yours; none may be a client's or the server's."""
         samples, targets = torch.as_tensor(x).to(self.x), torch.as_tensor(y).to(self.y)
         if not len(samples):
             raise TaskError("Public data must be at least 1 sample. Got 0.")
@@ -188,7 +188,7 @@ class Task:
             found = duplicates(samples, others)
             if found:
                 raise TaskError(
-                    f"Public samples must not be private or test samples, too. {len(found)} of {len(samples)} are "
+                    f"Public samples must not be private or test samples. {len(found)} of {len(samples)} are "
                     f"{whose}, the first is number {found[0]}.",
                     hint="leave them out; or Task.build(public=0.1) takes public samples before the others are dealt.",
                 )
@@ -207,13 +207,13 @@ class Task:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with all samples and targets, those of the server included, who has them, and how they are split."""
+        """A digest of all samples and targets, those of the server too, of who has them, and of how they are split."""
         of_the_server = [None if pair is None else [*map(content, pair)] for pair in (self.central, self.public)]
         return _digest(self.samples, of_the_server, None if self.unseen is None else self.unseen.samples)[:16]
 
     @cached_property
     def statistics(self) -> Statistics:
-        """How the clients' training data differ."""
+        """The statistics of the clients' training data."""
         train = self.splits["train"]
         parts = np.split(train.order.cpu().numpy(), train.offsets[1:-1])
         features = self.x.cpu().numpy() if self.x.is_floating_point() else None
@@ -244,19 +244,19 @@ class Task:
         models are dealt in turn: client k has number k modulo how many there are.
         """
         deal = seed if partition_seed is None else partition_seed
-        partition = _for_data(partition, dataset)
+        partition = _adapt_to_data(partition, dataset)
         taken = {"central": central, "public": public}
-        dataset, held = _held_out(dataset, taken, deal, least=dataset.least if partition.reads == "owners" else 0)
-        read = _owners(dataset) if partition.reads == "owners" else dataset.y.numpy()
+        dataset, held = _hold_out(dataset, taken, deal, least=dataset.least if partition.reads == "owners" else 0)
+        read = _owners_of(dataset) if partition.reads == "owners" else dataset.y.numpy()
         parts = partition.split(read, clients, generator(deal, "partition"))
-        names, groups = _natural_facts(partition, dataset, parts)
+        names, groups = _describe_owners(partition, dataset, parts)
         x, y, dealt = dataset.x, dataset.y, parts
         if isinstance(partition, Shifted):
             x, y, parts = partition.apply(x, y, parts, generator(deal, "shift"))
             groups = partition.groups(len(parts)) if groups is None else groups
         chosen = model or dataset.model or _usual_model(tuple(x.shape[1:]))
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
-        networks = [_network(one, dataset, seed) for one in several]
+        networks = [_build_network(one, dataset, seed) for one in several]
         aside = [dataset.central or held.get("central"), held.get("public")]
         if _are_amounts(x, networks):
             x, aside = x.float(), [pair and (pair[0].float(), pair[1]) for pair in aside]
@@ -264,8 +264,8 @@ class Task:
             name=dataset.name,
             x=x,
             y=y,
-            splits=_splits(dataset, dealt, parts, y, shares, deal),
-            **_in_turn(networks, len(parts)),
+            splits=_cut_splits(dataset, dealt, parts, y, shares, deal),
+            **_deal_networks(networks, len(parts)),
             classes=dataset.classes,
             training=training or Training(),
             names=names,
@@ -290,7 +290,7 @@ class Task:
         min_samples: int = 2,
         **reading: Any,
     ) -> Task:
-        """A task from your own data: a frame, a dict, a folder of files, torch or Hugging Face data sets.
+        """Build a task from your own data: a frame, a dict, a folder of files, torch or Hugging Face data sets.
 
             Task.own(frame, client="hospital", target="readmitted")
             Task.own("hospitals/", target="readmitted", model=net)
@@ -321,7 +321,7 @@ class Task:
         shares: Shares = SHARES,
         seed: int = 0,
     ) -> Task:
-        """A task from each client's own samples and targets, tensors or arrays.
+        """Build a task from each client's own samples and targets, tensors or arrays.
 
         `classes` is found from integer targets; floating point values become of the model's type. Several models are
         dealt in turn.
@@ -337,11 +337,11 @@ class Task:
         for client, (x, y) in given.items():
             _check_samples(f"The data of client {client}", x, y, shape, classes)
 
-        def joined(part: int) -> Tensor:
+        def join(part: int) -> Tensor:
             values = torch.cat([both[part] for both in given.values()])
             return values.to(dtype) if values.is_floating_point() else values
 
-        x, y = joined(0), joined(1)
+        x, y = join(0), join(1)
         networks = [Network(module=one, loss=loss, score=score) for one in several]
         x = x.to(dtype) if _are_amounts(x, networks) else x
         if classes is None and not y.is_floating_point():
@@ -351,15 +351,15 @@ class Task:
             name=name,
             x=x,
             y=y,
-            splits=splits_of(parts, shares, y.numpy() if classes is not None and y.ndim == 1 else None, None, seed),
-            **_in_turn(networks, len(data)),
+            splits=cut_splits(parts, shares, y.numpy() if classes is not None and y.ndim == 1 else None, None, seed),
+            **_deal_networks(networks, len(data)),
             classes=classes,
             training=training or Training(),
             names=tuple(data),
         )
 
     def _check_architecture(self) -> None:
-        """Every client must have one of the networks."""
+        """Raise unless every client has one of the networks."""
         if self.architecture is None:
             return
         known, given = range(len(self.networks)), self.architecture
@@ -370,7 +370,7 @@ class Task:
             )
 
     def _check_outputs(self, network: Network) -> None:
-        """The network must take the samples and give one output per class; whether it draws is found out as well."""
+        """Raise unless the network takes the samples and gives one output per class; find out whether it draws."""
         from atoll.kernel.batch import Batch
         from atoll.kernel.network import Variant
 
@@ -404,7 +404,7 @@ def _digest(*facts: object) -> str:
 
 
 def _check_samples(what: str, x: Tensor, y: Tensor, shape: tuple[int, ...], classes: int | None) -> None:
-    """Samples given by hand must be like all others, and each must have its target."""
+    """Raise unless samples given by hand are like all others, and each has its target."""
     mine = tuple(x.shape[1:])
     if mine != shape or len(x) != len(y):
         raise TaskError(
@@ -428,11 +428,11 @@ def _usual_model(shape: tuple[int, ...]) -> str:
     return "cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
 
 
-def _in_turn(networks: list[Network], clients: int) -> dict[str, Any]:
-    """What a task says of its networks, where client k has number k modulo how many there are."""
+def _deal_networks(networks: list[Network], clients: int) -> dict[str, Any]:
+    """Return the fields of a task that has these networks: client k has number k modulo how many there are."""
     if not 1 <= len(networks) <= clients:
         raise TaskError(
-            f"There must be at least 1 model, and no more than clients, {clients}. Got {len(networks)}.",
+            f"There must be at least 1 model, and at most one per client, {clients}. Got {len(networks)}.",
             hint="a model that no client has cannot be trained.",
         )
     if len(networks) == 1:
@@ -441,8 +441,8 @@ def _in_turn(networks: list[Network], clients: int) -> dict[str, Any]:
     return {"network": networks[0], "networks": tuple(networks), "architecture": architecture}
 
 
-def _network(chosen: Model, dataset: Dataset, seed: int) -> Network:
-    shape, outputs = tuple(dataset.x.shape[1:]), _outputs(dataset)
+def _build_network(chosen: Model, dataset: Dataset, seed: int) -> Network:
+    shape, outputs = tuple(dataset.x.shape[1:]), _count_outputs(dataset)
     signature = None
     with default_generator(number(seed, "model")):
         if isinstance(chosen, str):
@@ -454,7 +454,7 @@ def _network(chosen: Model, dataset: Dataset, seed: int) -> Network:
 
 
 def _are_amounts(x: Tensor, networks: Sequence[Network]) -> bool:
-    """Whether samples of whole numbers must become floats: networks take them so, and do not take them as tokens."""
+    """Return whether samples of whole numbers are amounts: networks take them as floats, and not as tokens."""
     if x.is_floating_point() or not len(x):
         return False
     return not all(_takes(network, x[:2]) for network in networks) and all(
@@ -464,7 +464,7 @@ def _are_amounts(x: Tensor, networks: Sequence[Network]) -> bool:
 
 @torch.no_grad()
 def _takes(network: Network, x: Tensor) -> bool:
-    """Whether the network takes these samples."""
+    """Return whether the network takes these samples."""
     from atoll.kernel.batch import Batch
     from atoll.kernel.network import Variant
 
@@ -475,34 +475,34 @@ def _takes(network: Network, x: Tensor) -> bool:
     return True
 
 
-def _outputs(dataset: Dataset) -> int:
-    """How many outputs a network needs: one per class, or one per number that is predicted."""
+def _count_outputs(dataset: Dataset) -> int:
+    """Return how many outputs a network needs: one per class, or one per number that is predicted."""
     return dataset.classes or (1 if dataset.y.ndim == 1 else int(np.prod(dataset.y.shape[1:])))
 
 
-def _one_label_each(dataset: Dataset) -> bool:
+def _has_one_label_each(dataset: Dataset) -> bool:
     return dataset.classes is not None and dataset.y.ndim == 1
 
 
-def _splits(
+def _cut_splits(
     dataset: Dataset, dealt: list[Indices], parts: list[Indices], y: Tensor, shares: Shares, seed: int
 ) -> dict[str, Split]:
-    """Train, val and test of clients that were dealt samples, which are the rows `parts` of `y` now."""
-    classes = _one_label_each(dataset)
+    """Cut the samples of each client into train, val and test; the `dealt` samples are now the rows `parts` of `y`."""
+    classes = _has_one_label_each(dataset)
     if np.bincount(np.concatenate(dealt)).max(initial=0) <= 1:
-        return splits_of(parts, shares, y.numpy() if classes else None, dataset.gap, seed)
+        return cut_splits(parts, shares, y.numpy() if classes else None, dataset.gap, seed)
     labels = dataset.y.numpy() if classes else None
-    return splits_once(parts, dealt, shares, labels, dataset.gap, seed, len(dataset.y))
+    return cut_shared_splits(parts, dealt, shares, labels, dataset.gap, seed, len(dataset.y))
 
 
-def _for_data(partition: Partition, dataset: Dataset) -> Partition:
-    """A natural partition leaves nobody out that the data set counts as a client, unless it is asked to."""
+def _adapt_to_data(partition: Partition, dataset: Dataset) -> Partition:
+    """Let a natural partition keep every client that the data set counts, unless it has a rule of its own."""
     if isinstance(partition, Shifted):
-        return replace(partition, partition=_for_data(partition.partition, dataset))
+        return replace(partition, partition=_adapt_to_data(partition.partition, dataset))
     return partition.of(dataset.least) if isinstance(partition, Natural) else partition
 
 
-def _owners(dataset: Dataset) -> NDArray[np.int64]:
+def _owners_of(dataset: Dataset) -> NDArray[np.int64]:
     if dataset.owner is None:
         raise TaskError(
             f"A natural partition needs data that belong to somebody. {dataset.name} has no owners.",
@@ -511,10 +511,10 @@ def _owners(dataset: Dataset) -> NDArray[np.int64]:
     return dataset.owner
 
 
-def _natural_facts(
+def _describe_owners(
     partition: Partition, dataset: Dataset, parts: list[Indices]
 ) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
-    """The clients' names and planted groups, where clients are the owners of the samples."""
+    """Return the clients' names and planted groups, where clients are the owners of the samples."""
     if partition.reads != "owners" or dataset.owner is None:
         return None, None
     owners = np.array([dataset.owner[part[0]] for part in parts], dtype=np.int64)
@@ -522,10 +522,10 @@ def _natural_facts(
     return names, None if dataset.groups is None else dataset.groups[owners]
 
 
-def _held_out(
+def _hold_out(
     dataset: Dataset, shares: Mapping[str, float], seed: int, *, least: int = 0
 ) -> tuple[Dataset, dict[str, tuple[Tensor, Tensor]]]:
-    """The data set without the samples that are nobody's, and those; of every owner, `least` samples stay."""
+    """Return the data set without the held-out shares, and those; of every owner, `least` samples stay."""
     if not any(shares.values()):
         return dataset, {}
     if not (min(shares.values()) >= 0 and sum(shares.values()) < 1):
@@ -537,7 +537,7 @@ def _held_out(
     order = generator(seed, "held out").permutation(len(dataset.y))
     stay = np.zeros(len(order), dtype=bool)  # in that order, the last samples of every owner
     if dataset.owner is not None and least:
-        for mine in of_owners(dataset.owner[order], int(dataset.owner.max()) + 1):
+        for mine in group_by_owner(dataset.owner[order], int(dataset.owner.max()) + 1):
             stay[mine[-least:]] = True
     order = np.concatenate([order[~stay], order[stay]])
     if round(sum(shares.values()) * len(order)) > (~stay).sum():

@@ -1,4 +1,4 @@
-"""Reading what is written as `name:VALUE:VALUE`: partitions and shifts."""
+"""Parse what is written as `name:VALUE:VALUE`: partitions and shifts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Word(Generic[T]):
-    """How one thing is written, what it means, and what builds it from its values."""
+    """A word of the language of partitions: how it is written, what it means, and what builds it from its values."""
 
     written: str  # name:VALUE, with [:VALUE] for those that may be left out
     meaning: str
@@ -20,8 +20,8 @@ class Word(Generic[T]):
     example: str = ""
     types: tuple[Callable[[str], Any], ...] = ()
 
-    def read(self, text: str) -> T:
-        """What `text` says, with its values."""
+    def parse(self, text: str) -> T:
+        """Build what `text` names, with its values."""
         name, *given = text.split(":")
         if given and not self.types:
             raise PartitionError(f"`{name}` must be written without a value. Got {text!r} instead.")
@@ -29,7 +29,7 @@ class Word(Generic[T]):
         try:
             if not needed <= len(given) <= len(self.types):
                 raise ValueError
-            values = [read(value) for read, value in zip(self.types, given, strict=False)]
+            values = [convert(value) for convert, value in zip(self.types, given, strict=False)]
         except ValueError:
             raise PartitionError(
                 f"`{name}` must be followed by {self.values}. Got {text!r} instead.",
@@ -38,10 +38,10 @@ class Word(Generic[T]):
         return self.build(*values)
 
 
-def read(kind: str, text: str, words: Mapping[str, Word[T]]) -> T:
-    """What `text` says in one of these words."""
+def parse_word(kind: str, text: str, words: Mapping[str, Word[T]]) -> T:
+    """Build what `text` says in one of these words."""
     text = text.strip()
     name = text.partition(":")[0]
     if name not in words:
         raise unknown(kind, name, words)
-    return words[name].read(text)
+    return words[name].parse(text)

@@ -1,4 +1,4 @@
-"""compare(): several methods, several seeds, every client. Runs what is missing, reuses what is there."""
+"""compare(): several methods, several seeds, every client. Missing runs are made, finished ones reused."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from atoll.algorithms import file_of, name_of
-from atoll.compose import create, from_record, to_record
+from atoll.compose import create
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
-from atoll.data.task import Task, Training
+from atoll.data.task import Task
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.sources import code_digest, file_digest
-from atoll.records.configuration import Settings, is_another_model
-from atoll.records.results import REFERENCES, SELECTIONS, Outcome, Results, Select, label
-from atoll.records.runs import quietly, write_json, writing
+from atoll.records.configuration import AlgorithmSpec, Settings, is_another_model
+from atoll.records.files import read_record, write_record, writing
+from atoll.records.labels import label
+from atoll.records.report import Report, Select
+from atoll.records.results import REFERENCES, SELECTIONS, Results
+from atoll.records.rounds import Round
+from atoll.records.runs import quietly
+from atoll.records.schema import Record
+from atoll.records.trust import remember
 from atoll.report.export import save
 from atoll.report.table import ComparisonTable
 from atoll.runtime.engines.local import LocalEngine
@@ -37,8 +43,21 @@ log = logging.getLogger("atoll.experiments.comparison")
 Begun = Literal["new", "resumed", "reused"]
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Question(Record):
+    """What a comparison was asked for: the content of comparison.json."""
+
+    recipe: Recipe | None  # None of a task that was built in Python
+    methods: list[AlgorithmSpec]
+    seeds: list[int]
+    settings: Settings
+    schedule: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, Any]
+    code: str
+
+
 class Comparison(Results):
-    """Methods side by side, with what shows them."""
+    """Methods side by side, with their table and report."""
 
     def table(self) -> ComparisonTable:
         """Return the table for a terminal."""
@@ -58,7 +77,7 @@ def compare(
     engine: LocalEngine | None = None,
     folder: Path | str | None = None,
     on_run: Callable[[str, int, Begun], None] | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: Callable[[Round], None] | None = None,
     on_epoch: OnEpoch | None = None,
     select: Select = "last",
     target: float | None = None,
@@ -82,10 +101,10 @@ def compare(
         raise unknown("selection", select, SELECTIONS)
     if settings.evaluation != "all":
         raise RunError(f"A comparison needs every client's score: evaluation='all'. Got {settings.evaluation!r}.")
-    chosen = with_references([create(method) if isinstance(method, str) else method for method in methods])
+    chosen = add_references([create(method) if isinstance(method, str) else method for method in methods])
     build = _builder(task)
     folder = None if folder is None else Path(folder)
-    outcomes: dict[str, list[Outcome]] = {method: [] for method in chosen}
+    outcomes: dict[str, list[Report]] = {method: [] for method in chosen}
     alone = alone_in(folder) if folder is not None else nullcontext()
     with alone, interruptions(enabled=folder is not None) as stop:
         if folder is not None:
@@ -97,7 +116,7 @@ def compare(
             for method, algorithm in chosen.items():
                 place = None if folder is None else folder / run_name(algorithm, seed)
                 written = place is not None and (place / "config.json").exists()
-                done = Outcome.read(place) if place is not None and written else None
+                done = Report.read(place) if place is not None and written else None
                 if done is not None:
                     _require_same_data(done, here)
                 if on_run:
@@ -112,7 +131,7 @@ def compare(
                     except KeyboardInterrupt:
                         stop.set()
                     else:
-                        done = Outcome.of(report) if place is None else Outcome.read(place)
+                        done = report.without_live()
                 if stop.is_set():
                     how = "" if folder is None else f"; continue with `atoll resume {folder}`"
                     raise KeyboardInterrupt(f"stopped in {method} with seed {seed}{how}")
@@ -122,22 +141,22 @@ def compare(
 
 
 def _settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Settings:
-    """A one-shot method has one round, however many the others have."""
+    """Return the settings of a run; a one-shot method has one round, however many the others have."""
     return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds)
 
 
 def _require_samples(task: Task, select: Select) -> None:
-    """Say before the first run what would be missing after the last one."""
+    """Raise before the first run if samples would be missing after the last one."""
     for split in ("test", "val") if select == "best" else ("test",):
         if not len(task.splits[split].order):
             raise RunError(
                 f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
-                hint="give every split a share, as with --split 60/15/25.",
+                hint="give every split a share, as `split=60/15/25`.",
             )
 
 
 def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: Settings, seed: int) -> None:
-    """Say before the first run which method could not begin; what methods say of themselves, they will say then."""
+    """Raise before the first run if a method could not begin; warnings of methods wait until they run."""
     facts = task.public_facts(seed)
     for algorithm in algorithms:
         _settings_of(algorithm, settings, seed).check(task, algorithm)
@@ -145,8 +164,8 @@ def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: S
             within_architectures(algorithm, facts).start(facts)
 
 
-def _require_same_data(done: Outcome, task: Task) -> None:
-    before = done.config["task"].get("data")
+def _require_same_data(done: Report, task: Task) -> None:
+    before = done.config.task.data
     if before not in (None, task.fingerprint):
         raise RunError(
             f"Runs are reused for the same data only. Those of {done.folder} have the fingerprint {before}, now it is "
@@ -160,8 +179,8 @@ def _require_same_data(done: Outcome, task: Task) -> None:
         )
 
 
-def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
-    """The algorithms by label, each once, with Local and FedAvg in front if they are missing."""
+def add_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
+    """Return the algorithms by label, each once, with Local and FedAvg in front if they are missing."""
     present = {name_of(algorithm) for algorithm in algorithms}
     # the same gradient budget: as many local epochs as the methods they are a reference for
     many = [algorithm for algorithm in algorithms if not algorithm.one_shot] or algorithms
@@ -173,9 +192,9 @@ def with_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
 
 
 def run_name(algorithm: Algorithm, seed: int) -> str:
-    """The folder of a run in a comparison.
+    """Return the folder name of a run in a comparison.
 
-    It changes with the hyperparameters, and with the text of a user's file and of what that imports from beside it.
+    It changes with the hyperparameters, and with the text of a user's file and of the files that it imports.
     """
     file = file_of(algorithm)
     name = None if file is None else f"{file.stem}-{file_digest(file)}{algorithm.added}"
@@ -183,81 +202,97 @@ def run_name(algorithm: Algorithm, seed: int) -> str:
 
 
 def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:
-    """The folder of all comparisons of one task with the same settings and code: their runs are shared."""
+    """Return the folder name of all comparisons of one task with the same settings and code, which share runs."""
     question = [
-        asdict(recipe.seeded(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
+        asdict(recipe.with_seed(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
         engine.precision, code_digest(),
     ]  # fmt: skip
     return f"{recipe.dataset}-compare-{_digest(json.dumps(question).encode())}"
 
 
-def runs_in(folder: Path) -> list[Path]:
-    """The folders of the runs that were asked for last in a comparison's folder; a run's own folder as it is."""
+def runs_in(folder: Path, *, trust: bool = False) -> list[Path]:
+    """Return the folders of the runs that a comparison asked for last; a run's own folder as it is."""
     if not (folder / "comparison.json").exists():
         return [folder]
-    asked = json.loads((folder / "comparison.json").read_text())
-    methods = [from_record(method) for method in asked["methods"]]
-    places = [folder / run_name(method, seed) for method in methods for seed in asked["seeds"]]
-    return [place for place in places if (place / "config.json").exists()]
+    return [place for place in _places(folder, trust=trust) if (place / "config.json").exists()]
 
 
-def reopen(folder: Path) -> dict[str, Any]:
-    """The arguments for `compare` of the comparison in a folder; its `engine` as the options of one."""
-    asked = json.loads((folder / "comparison.json").read_text())
-    if asked["recipe"] is None:
+def read_runs(folder: Path, *, trust: bool = False) -> tuple[list[Report], list[str]]:
+    """Read the runs of `runs_in`; beside them, sentences about those that were asked for and are not there."""
+    if not (folder / "comparison.json").exists():
+        return [Report.read(folder, trust=trust)], []
+    places = _places(folder, trust=trust)
+    there = [place for place in places if (place / "config.json").exists()]
+    absent = [f"{place.name} was asked for and is not there." for place in places if place not in there]
+    return [Report.read(place, trust=trust) for place in there], absent
+
+
+def _places(folder: Path, *, trust: bool) -> list[Path]:
+    """Return the folders of all runs that a comparison asked for last."""
+    asked = read_record(folder / "comparison.json", Question)
+    methods = [method.create(trust=trust) for method in asked.methods]
+    return [folder / run_name(method, seed) for method in methods for seed in asked.seeds]
+
+
+def reopen(folder: Path, *, trust: bool = False) -> dict[str, Any]:
+    """Return the arguments for `compare` of the comparison in a folder; `engine` holds the options of an engine."""
+    asked = read_record(folder / "comparison.json", Question)
+    if asked.recipe is None:
         raise RunError(
             "Only a comparison of a task that was built from a recipe can be resumed by its folder.",
             hint="call compare(task, ..., folder=...) again: it continues.",
         )
-    recipe = Recipe(**{**asked["recipe"], "training": Training(**asked["recipe"]["training"])})
     return {
-        "task": recipe,
-        "methods": [from_record(method) for method in asked["methods"]],
-        "seeds": asked["seeds"],
-        "settings": Settings(**asked["settings"]),
+        "task": asked.recipe,
+        "methods": [method.create(trust=trust) for method in asked.methods],
+        "seeds": asked.seeds,
+        "settings": asked.settings,
         "folder": folder,
-        "engine": asked["engine"],
+        "engine": asked.engine,
     }
 
 
 def _claim(
     folder: Path, task: Any, methods: list[Algorithm], seeds: list[int], settings: Settings, engine: LocalEngine
 ) -> None:
-    """Write what is asked for into the folder; refuse one whose runs answer another question."""
-    asked = {
-        "recipe": asdict(task) if isinstance(task, Recipe) else None,
-        "methods": [to_record(one) for one in methods],
-        "seeds": seeds,
-        "settings": asdict(settings),
-        "schedule": fingerprint(settings.participation),
-        "engine": engine.options,
-        "code": code_digest(),
-    }
+    """Write the question into the folder; raise if its runs answer another one."""
+    asked = Question(
+        recipe=task if isinstance(task, Recipe) else None,
+        methods=[AlgorithmSpec.of(one) for one in methods],
+        seeds=seeds,
+        settings=settings,
+        schedule=fingerprint(settings.participation),
+        engine=engine.options,
+        code=code_digest(),
+    )
+    for method in methods:
+        if (file := file_of(method)) is not None:  # the user gives it, so its runs may be read
+            remember(file)
     path = folder / "comparison.json"
     if path.exists():
-        before = json.loads(path.read_text())
-        differs = [name for name in ("recipe", "settings", "schedule") if before.get(name, {}) != asked[name]]
+        before = read_record(path, Question)
+        differs = [name for name in ("recipe", "settings", "schedule") if before[name] != asked[name]]
         if differs:
             raise RunError(
                 f"The runs of a comparison must have task and settings in common. {folder} has another {differs[0]}.",
-                hint="choose another --out.",
+                hint="choose another `folder`.",
             )
-        if before["code"] != asked["code"]:
+        if before.code != asked.code:
             log.warning(
                 "Atoll's code has changed since this comparison was begun; its finished runs are used as they are"
             )
     elif (folder / "config.json").exists():
         raise RunError(
-            f"A comparison must have a folder of its own. {folder} holds a single run.", hint="choose another --out."
+            f"A comparison must have a folder of its own. {folder} holds a single run.", hint="choose another `folder`."
         )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, asked)
+        write_record(path, asked)
 
 
 def _builder(task: Recipe | Task | Callable[[int], Task]) -> Callable[[int], Task]:
     if isinstance(task, Recipe):
-        return lambda seed: task.seeded(seed).build()
+        return lambda seed: task.with_seed(seed).build()
     return (lambda _: task) if isinstance(task, Task) else task
 
 

@@ -1,13 +1,12 @@
 """TensorBoard and MLflow: trackers are told what a run writes to its folder. Nothing else changes.
 
-A tracker is told of every round once, beginning with those the folder already holds, so that a run that is resumed, or
-was begun without it, is tracked whole. A tracker that fails while clients train is left out from then on: the folder
+A tracker is told of every round once, beginning with those the folder already holds, so a run that is resumed, or was
+begun without it, is tracked whole. A tracker that fails while clients train is left out from then on: the folder
 has everything, and the next call catches up.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -21,7 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from atoll.kernel.errors import RunError
-from atoll.records.runs import Run, write_json
+from atoll.records.files import read_record, write_json
+from atoll.records.rounds import Round
+from atoll.records.runs import Run
 
 log = logging.getLogger("atoll.experiments.tracking")
 
@@ -38,7 +39,7 @@ MLFLOW_DEFAULTS = {
 
 @contextmanager
 def tracking(home: Path | str, *, tensorboard: bool = False, mlflow: bool = False) -> Iterator[Tracking]:
-    """Trackers of one run or comparison, whose folder is `home`; ends after the report is written.
+    """Track one run or comparison, whose folder is `home`; it ends after the report is written.
 
     with tracking("runs/mine", tensorboard=True) as tracked:
         tracked.begin("runs/mine")
@@ -57,8 +58,8 @@ def tracking(home: Path | str, *, tensorboard: bool = False, mlflow: bool = Fals
         tracked.end(status)
 
 
-def used_in(home: Path) -> dict[str, bool]:
-    """The trackers that know the run or comparison in a folder, as arguments of `tracking`."""
+def trackers_in(home: Path) -> dict[str, bool]:
+    """Return which trackers know the run or comparison in a folder, as arguments of `tracking`."""
     return {"tensorboard": any(home.rglob(EVENTS)), "mlflow": (home / MLFLOW_RUN).exists()}
 
 
@@ -75,12 +76,12 @@ class Tracking:
         self.bytes: Counter[str] = Counter()
 
     def begin(self, folder: Path | str) -> None:
-        """The run of this folder is next; the one before is finished."""
+        """Begin the run of this folder; the one before is finished."""
         self._close("FINISHED")
         self.folder = Path(folder)
 
-    def after(self, line: Mapping[str, Any]) -> None:
-        """A round is done, and written to the folder."""
+    def after(self, line: Round) -> None:
+        """Log a round that is done and written to the folder."""
         if not self.trackers:
             return
         if self.known is None:
@@ -89,7 +90,7 @@ class Tracking:
             self._log(line)
 
     def end(self, status: Status) -> None:
-        """All runs are done, or the last one failed or was stopped."""
+        """End all runs; `status` says how the last one ended."""
         last = self.folder
         self._close(status)
         if last not in (None, self.home):
@@ -103,18 +104,18 @@ class Tracking:
                 self.bytes[entry.direction] += entry.bytes * len(entry.clients)
         for tracker in [*self.trackers]:
             with self._sparing(tracker):
-                self.known[tracker] = tracker.open(self.folder, flat(run.config))
+                self.known[tracker] = tracker.open(self.folder, flatten_names(run.config))
         for line in run.metrics():
             self._log(line)
 
-    def _log(self, line: Mapping[str, Any]) -> None:
+    def _log(self, line: Round) -> None:
         assert self.known is not None
-        self.bytes.update(line["bytes"])
-        found = figures(line) | {f"bytes/{way}": float(size) for way, size in self.bytes.items()}
+        self.bytes.update(line.bytes)
+        found = figures_of(line) | {f"bytes/{way}": float(size) for way, size in self.bytes.items()}
         for tracker in [*self.trackers]:
-            if line["round"] > self.known[tracker]:
+            if line.round > self.known[tracker]:
                 with self._sparing(tracker):
-                    tracker.log(line["round"], found)
+                    tracker.log(line.round, found)
 
     def _close(self, status: Status) -> None:
         if self.trackers and self.folder is not None:
@@ -131,7 +132,7 @@ class Tracking:
 
     @contextmanager
     def _sparing(self, tracker: Tracker) -> Iterator[None]:
-        """Spare the run a tracker that fails."""
+        """Leave out a tracker that fails; the run goes on."""
         try:
             yield
         except tracker.failures as error:
@@ -139,18 +140,20 @@ class Tracking:
             log.warning("%s failed and is left out: %s", type(tracker).__name__, error)
 
 
-def figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round by name: `loss/main`, `personal/test/macro`, `seconds/round`, `lost`, ..."""
+def figures_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a round by name: `loss/main`, `personal/test/macro`, `seconds/round`, `lost`, ..."""
     told = {**line, **line["loss"], **line.get("evaluation", {}), "lost": sum(line["lost"].values())}
-    numbers = flat({name: told[name] for name in told.keys() - {"round", "loss", "observed", "evaluation", "bytes"}})
+    numbers = flatten_names(
+        {name: told[name] for name in told.keys() - {"round", "loss", "observed", "evaluation", "bytes"}}
+    )
     return {name: float(value) for name, value in sorted(numbers.items()) if isinstance(value, int | float)}
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with names like `training/lr`."""
+def flatten_names(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings into one, with names like `training/lr`."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        found |= flatten_names(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
 
 
@@ -158,18 +161,18 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class Tracker(Protocol):
-    """Where the figures of runs go."""
+    """A place where the figures of runs go."""
 
     failures: tuple[type[Exception], ...]  # what it raises if it cannot be written or reached
 
     def open(self, folder: Path, config: Mapping[str, Any]) -> int:
-        """Begin or continue the run of a folder; returns how many of its rounds are known."""
+        """Begin or continue the run of a folder; return how many of its rounds are known."""
 
     def log(self, round: int, figures: Mapping[str, float]) -> None:
-        """The figures after a round of the run that was opened last."""
+        """Log the figures after a round of the run that was opened last."""
 
     def close(self, folder: Path, status: Status) -> None:
-        """The run, or the comparison, of a folder has ended."""
+        """End the run, or the comparison, of a folder."""
 
 
 class TensorBoard:
@@ -177,7 +180,7 @@ class TensorBoard:
 
     def __init__(self) -> None:
         self.failures: tuple[type[Exception], ...] = (OSError,)
-        self.make_writer: Any = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self.make_writer: Any = import_extra("torch.utils.tensorboard", "tensorboard").SummaryWriter
         self.writer: Any = None
         self.config: Mapping[str, Any] = {}
         self.last: dict[str, float] = {}
@@ -193,13 +196,13 @@ class TensorBoard:
         return 0
 
     def log(self, round: int, figures: Mapping[str, float]) -> None:
-        """One scalar per figure."""
+        """Write one scalar per figure."""
         for name, value in figures.items():
             self.writer.add_scalar(name, value, round)
         self.last = {f"final/{name}": value for name, value in figures.items()}
 
     def close(self, folder: Path, status: Status) -> None:
-        """Hyperparameters and final figures go to the HPARAMS page."""
+        """Write hyperparameters and final figures for the HPARAMS page."""
         if self.writer is None:  # a comparison has no events of its own
             return
         if status == "FINISHED":
@@ -219,7 +222,7 @@ class MLflow:
         for name, value in MLFLOW_DEFAULTS.items():
             os.environ.setdefault(name, value)
         self.home, self.server = home, os.environ.get("MLFLOW_TRACKING_URI")
-        self.mlflow = needed("mlflow", "mlflow")
+        self.mlflow = import_extra("mlflow", "mlflow")
         self.failures: tuple[type[Exception], ...] = (self.mlflow.MlflowException, OSError)
         self.runs: dict[Path, str] = {}  # the ids of MLflow runs by folder
         self.current = ""
@@ -227,8 +230,8 @@ class MLflow:
         if self.server:
             self._require_answer()
         else:
-            needed("sqlalchemy", "mlflow")
-            needed("alembic", "mlflow")
+            import_extra("sqlalchemy", "mlflow")
+            import_extra("alembic", "mlflow")
 
     @cached_property
     def client(self) -> Any:
@@ -244,9 +247,9 @@ class MLflow:
         return max((point.step for point in self.client.get_metric_history(self.current, "seconds/round")), default=0)
 
     def log(self, round: int, figures: Mapping[str, float]) -> None:
-        """One metric per figure, all of a round at once."""
+        """Log one metric per figure, all of a round at once."""
         metric, now = self.mlflow.entities.Metric, int(1000 * time.time())
-        metrics = [metric(allowed(name), value, now, round) for name, value in figures.items()]
+        metrics = [metric(clean_name(name), value, now, round) for name, value in figures.items()]
         self.client.log_batch(self.current, metrics=metrics)
 
     def close(self, folder: Path, status: Status) -> None:
@@ -282,15 +285,17 @@ class MLflow:
         tags: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> str:
-        """The id of the MLflow run of a folder, which is kept there."""
+        """Return the id of the MLflow run of a folder; it is kept there."""
         if folder in self.runs:
             return self.runs[folder]
         kept = folder / MLFLOW_RUN
         try:
-            found = self.client.get_run(json.loads(kept.read_text())["run_id"])
-        except (FileNotFoundError, self.mlflow.MlflowException):  # never tracked, or by another server
+            found = self.client.get_run(read_record(kept, dict[str, str])["run_id"])
+        except (RunError, KeyError, self.mlflow.MlflowException):  # never tracked, by another server, or damaged
             found = self.client.create_run(experiment, run_name=folder.name, tags=tags)
-            params = [self.mlflow.entities.Param(allowed(name), str(value)) for name, value in (config or {}).items()]
+            params = [
+                self.mlflow.entities.Param(clean_name(name), str(value)) for name, value in (config or {}).items()
+            ]
             for start in range(0, len(params), MOST_PARAMS):
                 self.client.log_batch(found.info.run_id, params=params[start : start + MOST_PARAMS])
             write_json(kept, {"run_id": found.info.run_id})
@@ -300,17 +305,17 @@ class MLflow:
         return self.runs[folder]
 
 
-def allowed(name: str) -> str:
-    """A name as MLflow takes it."""
+def clean_name(name: str) -> str:
+    """Replace what MLflow does not take in a name."""
     return re.sub(r"[^\w/. :-]+", "-", name)
 
 
-def needed(module: str, package: str) -> Any:
-    """A module of the tracking extra."""
+def import_extra(module: str, package: str) -> Any:
+    """Import a module of the tracking extra."""
     try:
         return import_module(module)
     except ImportError:
         raise RunError(
-            f"Tracking with {package} must have its package. Module {module} cannot be imported.",
+            f"Tracking with {package} needs its package. Module {module} cannot be imported.",
             hint="pip install 'atoll[tracking]'.",
         ) from None

@@ -41,7 +41,12 @@ def training_digest(files: Iterable[Path]) -> str:
 
 def file_digest(file: Path) -> str:
     """Changes with the text of a user's file, and of all that it imports from among the user's files."""
-    return digest(file for file in reach([file], AROUND_TRAINING) if PACKAGE not in file.parents)[:8]
+    return own_digest(file)[:8]
+
+
+def own_digest(file: Path) -> str:
+    """Return the whole of which `file_digest` is the beginning."""
+    return digest(file for file in reach([file], AROUND_TRAINING) if PACKAGE not in file.parents)
 
 
 def digest(files: Iterable[Path]) -> str:

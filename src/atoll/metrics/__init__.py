@@ -1,4 +1,4 @@
-"""How good the models are, for every client."""
+"""Measures of the models of every client."""
 
 from atoll.metrics import calibration, cost, fairness, groups, significance
 from atoll.metrics.evaluation import ClientScores, evaluate, evaluate_central

@@ -1,4 +1,4 @@
-"""What is evaluated after a round: personal models, after the last round the shared one, newcomers and clusters."""
+"""Evaluation after a round: personal models; after the last one also the shared model, newcomers and clusters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine
 from atoll.kernel.params import Tree
 from atoll.kernel.predictor import predictor_of
-from atoll.metrics.evaluation import evaluate, evaluate_central, observed
+from atoll.metrics.evaluation import collect_observations, evaluate, evaluate_central
 from atoll.metrics.newcomers import evaluate_newcomers
 from atoll.runtime.exchange import Notes
 from atoll.runtime.population import Population
@@ -31,8 +31,8 @@ def evaluate_round(
 ) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
     """Score personal models; after the last round also the shared one, and every single test sample.
 
-    Without `everybody`, only the shared model is scored, on the server's own test set. The second value are the scores
-    of single samples.
+    Without `everybody`, only the shared model is scored, on the server's own test set. Returns the
+    figures, and the scores of single samples.
     """
     found: dict[str, Any] = {}
     outcomes = None
@@ -49,7 +49,7 @@ def evaluate_round(
             if each:
                 outcomes = scores["test"].each
                 found["deployed"] = scores["test"].deployed
-                found |= {"observed": seen} if (seen := observed(notes)) else {}
+                found |= {"observed": seen} if (seen := collect_observations(notes)) else {}
         mixing = algorithm.mixing(server) if last else None
         if mixing is not None:
             found["mixing"] = mixing.tolist()

@@ -1,4 +1,4 @@
-"""Whether a model that is 80 % sure is right in 80 % of the cases: the expected calibration error, ECE.
+"""The expected calibration error, ECE: a model that is 80 % sure should be right in 80 % of the cases.
 
 It needs no more than three sums per bin of confidence. `bins` gives those of a batch, where the batch is; they add up
 over batches, and `ece` reads the total.
@@ -15,7 +15,7 @@ BINS = 15
 
 
 def bins(confidence: Tensor, right: Tensor, number: int = BINS, weight: Tensor | None = None) -> Tensor:
-    """Sums per bin, as [3, number]: samples, their confidence, how many are right.
+    """Sum per bin, as [3, number]: samples, their confidence, how many are right.
 
     One value per sample each; a `weight` of 0 leaves a sample out. Bin i holds confidences in (i/number, (i+1)/number].
     """
@@ -31,7 +31,7 @@ def bins(confidence: Tensor, right: Tensor, number: int = BINS, weight: Tensor |
 
 
 def ece(counts: ArrayLike, confidence: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:
-    """The expected calibration error from sums per bin on the last axis, one for each entry of the other axes.
+    """Return the expected calibration error from sums per bin on the last axis, one for each entry of the other axes.
 
         sum_b n_b / n |right_b / n_b - confidence_b / n_b| = sum_b |right_b - confidence_b| / n
 

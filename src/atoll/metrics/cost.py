@@ -1,4 +1,4 @@
-"""What a score costs: rounds and bytes until it is reached, and the area under it."""
+"""The cost of a score: rounds and bytes until it is reached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WINDOW = 3
 
 
 def rounds_to(curve: Curve, target: float, window: int = WINDOW, *, higher_is_better: bool = True) -> int | None:
-    """The first evaluated round at which the mean of the last `window` evaluations reaches the target; None if never.
+    """Return the first evaluated round at which the mean of the last `window` evaluations reaches the target, or None.
 
     A curve with fewer evaluations, as of a one-shot method, is judged by all of them.
     """
@@ -31,7 +31,7 @@ def bytes_to(
     *,
     higher_is_better: bool = True,
 ) -> float | None:
-    """The bytes spent by the round of `rounds_to`; `cumulative_bytes` has one entry for each of the curve."""
+    """Return the bytes spent by the round of `rounds_to`; `cumulative_bytes` has one entry per point of the curve."""
     spent = {round: total for (round, _), total in zip(curve, cumulative_bytes, strict=True)}
     reached = rounds_to(curve, target, window, higher_is_better=higher_is_better)
     return None if reached is None else spent[reached]

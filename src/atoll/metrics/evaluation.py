@@ -57,7 +57,7 @@ class ClientScores:
 
     @property
     def worst(self) -> float:
-        """The worst client."""
+        """The score of the worst client."""
         return fairness.worst(self.score, higher_is_better=self.higher_is_better)
 
     @property
@@ -72,7 +72,7 @@ class ClientScores:
 
     @property
     def deployed(self) -> float | None:
-        """The bytes of what answered, on average."""
+        """The mean bytes of what answered."""
         return None if self.held is None else float(np.nanmean(self.held))
 
     @property
@@ -80,7 +80,7 @@ class ClientScores:
         return bool((self.samples > 0).any())
 
     def as_json(self) -> dict[str, Any]:
-        """The figures of one split, and those of every client."""
+        """Return the figures of one split, and those of every client."""
         loss = float(np.nanmean(self.loss)) if self._any else float("nan")
         calibration = {} if self.bins is None else {"ece": float(ece(*self.bins.sum(axis=0)))}
         return {
@@ -110,7 +110,7 @@ class Evaluate(AtTheEnd):
 
     @property
     def name(self) -> str:
-        """What logs and checkpoints call it."""
+        """The name in logs and checkpoints."""
         return f"evaluate {self.model}{', each sample' if any(one.each for one in self.scorings) else ''}"
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
@@ -160,8 +160,8 @@ def evaluate(
     return {split: one.scores() for split, one in sums.items()}
 
 
-def observed(notes: Notes) -> dict[str, dict[str, float]]:
-    """What was observed beside losses: by name, one number for each client."""
+def collect_observations(notes: Notes) -> dict[str, dict[str, float]]:
+    """Collect what clients observed apart from losses: by name, one number for each client."""
     found: dict[str, dict[str, float]] = {}
     for clients, values in notes:
         for name, value in values.items():
@@ -172,13 +172,13 @@ def observed(notes: Notes) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What clients add up over the samples of a split; with `each`, the score of every sample as well."""
+    """The sums that clients take over the samples of a split; with `each`, the score of every sample as well."""
 
     split: str
     each: bool = False
 
     def scan(self, cohort: Cohort, deployed: Deployed) -> Stack:
-        """Return the sums of some clients, and how many bytes answered."""
+        """Return the sums of some clients, and the bytes of what answered."""
         one, task = predictor_of(deployed), cohort.task
         # The largest client of all decides, not of a chunk, so every chunking sums in the same order.
         largest = max(1, task.largest[self.split])
@@ -212,14 +212,14 @@ class ClientSums:
         }
 
     def add(self, clients: NDArray[np.int64], found: Stack) -> None:
-        """Write down the sums of some clients."""
+        """Add the sums of some clients."""
         for name, leaf in found.items():
             if name != "seen":
                 table = self.totals.setdefault(name, np.full((len(self.sizes), *leaf.shape[1:]), np.nan))
                 table[clients] = leaf.double().cpu().numpy()
 
     def scores(self) -> ClientScores:
-        """Means, of all clients."""
+        """Return the mean scores of all clients."""
         sizes = self.sizes.astype(np.float64)
 
         def mean(name: str) -> NDArray[np.float64]:

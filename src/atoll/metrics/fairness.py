@@ -17,8 +17,8 @@ Scores = NDArray[np.float64]
 DECILES = tuple(range(10, 100, 10))
 
 
-def known(values: ArrayLike) -> Scores:
-    """The values that are not NaN."""
+def drop_nan(values: ArrayLike) -> Scores:
+    """Return the values that are not NaN."""
     array = np.asarray(values, dtype=np.float64)
     return array[~np.isnan(array)]
 
@@ -27,14 +27,14 @@ def known(values: ArrayLike) -> Scores:
 
 
 def worst(scores: ArrayLike, *, higher_is_better: bool = True) -> float:
-    """The score of the worst client: min a."""
-    some = known(scores)
+    """Return the score of the worst client: min a."""
+    some = drop_nan(scores)
     return math.nan if not len(some) else float(some.min() if higher_is_better else some.max())
 
 
 def bottom(scores: ArrayLike, share: float = 0.1, *, higher_is_better: bool = True) -> float:
-    """The mean of the ceil(share * N) worst clients."""
-    some = np.sort(known(scores))
+    """Return the mean of the ceil(share * N) worst clients."""
+    some = np.sort(drop_nan(scores))
     if not len(some):
         return math.nan
     # 0.07 * 100 is 7.000000000000001, which is seven clients and not eight.
@@ -43,14 +43,14 @@ def bottom(scores: ArrayLike, share: float = 0.1, *, higher_is_better: bool = Tr
 
 
 def deciles(scores: ArrayLike) -> dict[str, float]:
-    """The 10th, 20th, ..., 90th percentile over clients, interpolated, as p10 to p90."""
-    some = known(scores)
+    """Return the 10th, 20th, ..., 90th percentile over clients, interpolated, as p10 to p90."""
+    some = drop_nan(scores)
     values = np.percentile(some, DECILES) if len(some) else np.full(len(DECILES), np.nan)
     return {f"p{decile}": float(value) for decile, value in zip(DECILES, values, strict=True)}
 
 
 def wilson_lower(right: float, samples: float, z: float = 1.96) -> float:
-    """Wilson's lower bound of a share p = right / samples, at 97.5 % for z = 1.96.
+    """Return Wilson's lower bound of a share p = right / samples, at 97.5 % for z = 1.96.
 
     (p + z^2 / 2n - z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
     """
@@ -62,7 +62,7 @@ def wilson_lower(right: float, samples: float, z: float = 1.96) -> float:
 
 
 def worst_wilson(scores: ArrayLike, samples: ArrayLike) -> float:
-    """Wilson's lower bound of the worst client's accuracy; where several are worst, the lowest bound of theirs."""
+    """Return Wilson's lower bound of the worst client's accuracy; of several worst clients, the lowest bound."""
     scores, samples = np.asarray(scores, dtype=np.float64), np.asarray(samples)
     at = np.flatnonzero(scores == worst(scores))
     return min((wilson_lower(float(scores[k] * samples[k]), int(samples[k])) for k in at), default=math.nan)
@@ -72,19 +72,19 @@ def worst_wilson(scores: ArrayLike, samples: ArrayLike) -> float:
 
 
 def spread(scores: ArrayLike) -> float:
-    """The distance between the best and the worst client: max a - min a."""
-    some = known(scores)
+    """Return the distance between the best and the worst client: max a - min a."""
+    some = drop_nan(scores)
     return float(np.ptp(some)) if len(some) else math.nan
 
 
 def variation(scores: ArrayLike) -> float:
-    """The coefficient of variation: std(a) / mean(a)."""
+    """Return the coefficient of variation: std(a) / mean(a)."""
     some = _amounts(scores)
     return math.nan if some is None else float(some.std() / some.mean()) if some.any() else 0.0
 
 
 def jain(scores: ArrayLike) -> float:
-    """Jain's index, (sum a)^2 / (N sum a^2), from 1/N if one has all to 1 if all are equal.
+    """Return Jain's index, (sum a)^2 / (N sum a^2), from 1/N if one has all to 1 if all are equal.
 
     Accuracies lie close to each other in this measure: 0.9, 0.8 and 0.5 have 0.949. Of error rates it tells more.
     """
@@ -95,9 +95,9 @@ def jain(scores: ArrayLike) -> float:
 
 
 def entropy_fairness(scores: ArrayLike) -> float:
-    """The entropy of the clients' shares by its largest value: -sum q log q / log N, with q = a / sum a.
+    """Return the entropy of the clients' shares over its largest value: -sum q log q / log N, with q = a / sum a.
 
-    As close to 1 for accuracies as Jain's index is: 0.974 in the example there.
+    For accuracies it is as close to 1 as Jain's index: 0.974 in the example there.
     """
     some = _amounts(scores)
     if some is None:
@@ -110,8 +110,8 @@ def entropy_fairness(scores: ArrayLike) -> float:
 
 
 def _amounts(scores: ArrayLike) -> Scores | None:
-    """The known values; None if there are none, or if one is negative."""
-    some = known(scores)
+    """Return the values that are not NaN; None if there are none, or if one is negative."""
+    some = drop_nan(scores)
     return some if len(some) and (some >= 0).all() else None
 
 
@@ -121,9 +121,9 @@ def _amounts(scores: ArrayLike) -> Scores | None:
 def summary(
     scores: ArrayLike, samples: ArrayLike, *, higher_is_better: bool = True, share: bool = True
 ) -> dict[str, float]:
-    """Every figure of this module for one score per client, always in the same order.
+    """Return every figure of this module for one score per client, always in the same order.
 
-    `share`: the score is one, such as an accuracy. Of others, error rates and Wilson's bound do not exist: NaN.
+    With `share`, the score is a share, such as an accuracy. Other scores have no error rate and no Wilson bound: NaN.
     """
     scores, samples = np.asarray(scores, dtype=np.float64), np.asarray(samples)
     there = ~np.isnan(scores)

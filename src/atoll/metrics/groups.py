@@ -1,4 +1,4 @@
-"""Clients in groups that are alike, so that a mean cannot hide whom a method fails.
+"""Groups of similar clients, so a mean cannot hide whom a method fails.
 
 Groups are made from training data only: what a client is tested on must not decide whom it is compared with.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from atoll.metrics.fairness import known, worst
+from atoll.metrics.fairness import drop_nan, worst
 
 SIZES = ("small", "medium", "large")
 LEVELS = ("low", "medium", "high")
@@ -32,7 +32,7 @@ class GroupScore(NamedTuple):
 
 
 def terciles(values: ArrayLike) -> NDArray[np.int64]:
-    """0, 1 or 2 for each client: the lower, middle or upper third by rank; -1 where the value is NaN.
+    """Return 0, 1 or 2 for each client: the lower, middle or upper third by rank; -1 where the value is NaN.
 
     Equal values share their mean rank and so their third: if all are equal, all are in the middle.
     """
@@ -51,9 +51,9 @@ def groups_of(
     divergence: ArrayLike | None = None,
     planted: ArrayLike | None = None,
 ) -> dict[str, Grouping]:
-    """The groups by size, label entropy, divergence from the label distribution of all, and planted truth.
+    """Group clients by size, label entropy, divergence from the labels of all, and planted truth.
 
-    Each argument has one value per client, of its training data. What is None is not grouped by.
+    Each argument has one value per client, of its training data. None leaves a grouping out.
     """
     groups = {"size": Grouping(SIZES, terciles(sizes))}
     for name, values in {"label entropy": entropy, "label divergence": divergence}.items():
@@ -66,7 +66,7 @@ def groups_of(
 
 
 def adjusted_rand(one: ArrayLike, other: ArrayLike) -> float:
-    """How far two partitions of the clients agree: 1 if they are the same, 0 on average by chance.
+    """Return how far two partitions of the clients agree: 1 if they are the same, 0 on average by chance.
 
     The adjusted Rand index (Hubert and Arabie, 1985). Clients that are in no part (-1) of one of them are left out.
     """
@@ -77,9 +77,9 @@ def adjusted_rand(one: ArrayLike, other: ArrayLike) -> float:
 
 
 def by_group(scores: ArrayLike, grouping: Grouping, *, higher_is_better: bool = True) -> dict[str, GroupScore]:
-    """Mean, worst and number of clients of each group, in the order of the names, without groups that have no score."""
+    """Return mean, worst and number of clients per group, in the order of names; groups without scores are left out."""
     scores = np.asarray(scores, dtype=np.float64)
-    of_group = {name: known(scores[grouping.member == index]) for index, name in enumerate(grouping.names)}
+    of_group = {name: drop_nan(scores[grouping.member == index]) for index, name in enumerate(grouping.names)}
     return {
         name: GroupScore(float(some.mean()), worst(some, higher_is_better=higher_is_better), len(some))
         for name, some in of_group.items()

@@ -1,7 +1,7 @@
-"""Clients that were never seen: what a method gives them, and how fast they make it their own.
+"""Clients that were never seen: the model they get, and how fast they make it their own.
 
 After the last round a task's `unseen` clients are welcomed: with their labels, and then tuned for some epochs on their
-training samples; and without labels, as those who have samples only. The federation is over: nothing is sent.
+training samples; and without labels, from their samples alone. The federation is over: nothing is sent.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Welcome(AtTheEnd):
     name: ClassVar[str] = "newcomer"
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Stack:
-        """Return the values of what it deploys."""
+        """Return the values of the model that the client deploys."""
         learner = replace(cohort, labelled=self.labelled)
         return learner.stacked(predictor_of(method.welcome(received, learner)).values)
 
@@ -106,7 +106,7 @@ def evaluate_newcomers(
 ) -> dict[str, Any]:
     """Score new clients on their test samples: `labelled`, by epochs of tuning, and `unlabelled`.
 
-    A method that needs labels gives clients without them its shared model, if it has one; `way` says what it was.
+    A method that needs labels gives clients without them its shared model, if it has one; `way` says which they got.
     """
     own_seed = number(seed, "newcomers") % 2**31  # their batches are not those of the clients with the same numbers
     population = Population(newcomers, open_memory("ram", newcomers.clients, None), own_seed)
@@ -135,7 +135,7 @@ def evaluate_newcomers(
 def welcome(
     engine: Engine, algorithm: Algorithm, server: Tree, task: Task, x: Any, y: Any = None, *, seed: int, round: int
 ) -> Params:
-    """The model of one new client of a finished federation, from its samples, and its targets if it has them."""
+    """Return the model of one new client of a finished federation, from its samples and, if it has them, targets."""
     samples = torch.as_tensor(x).to(task.x.device, task.x.dtype)
     if samples.shape[1:] != task.x.shape[1:] or len(samples) == 0:
         raise TaskError(

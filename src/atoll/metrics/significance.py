@@ -1,4 +1,4 @@
-"""Which differences are more than chance: paired tests over clients and samples, intervals over seeds, harm."""
+"""Significance of differences: paired tests over clients and samples, intervals over seeds, harm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = NDArray[np.float64]
 
 
 def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
-    """The two-sided p-value of Wilcoxon's signed-rank test, one pair per client.
+    """Return the two-sided p-value of Wilcoxon's signed-rank test, one pair per client.
 
     Clients with a NaN or without a difference are left out; if none is left, 1. Exact up to 50 clients, or up to 13 if
     differences are tied, and a normal approximation beyond. Fewer than 6 clients never give less than 0.05.
@@ -30,7 +30,7 @@ def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def mcnemar(a_right: ArrayLike, b_right: ArrayLike) -> float:
-    """The two-sided p-value of McNemar's exact test for two models on the same samples.
+    """Return the two-sided p-value of McNemar's exact test for two models on the same samples.
 
     Of the n samples that exactly one model has right, each is a toss of a fair coin if the models are equally good:
 
@@ -44,13 +44,13 @@ def mcnemar(a_right: ArrayLike, b_right: ArrayLike) -> float:
 
 
 def mcnemar_table(a_right: ArrayLike, b_right: ArrayLike) -> NDArray[np.int64]:
-    """Counts of samples: [[both right, only a], [only b, neither]]."""
+    """Count samples: [[both right, only a], [only b, neither]]."""
     a, b = np.asarray(a_right, dtype=bool), np.asarray(b_right, dtype=bool)
     return np.array([[(a & b).sum(), (a & ~b).sum()], [(~a & b).sum(), (~a & ~b).sum()]], dtype=np.int64)
 
 
 def holm(pvalues: ArrayLike) -> Values:
-    """Holm's p-values for m tests at once: the i-th smallest times m + 1 - i, at least its predecessor, at most 1."""
+    """Adjust p-values of m tests by Holm: the i-th smallest times m + 1 - i, at least its predecessor, at most 1."""
     given = np.asarray(pvalues, dtype=np.float64)
     order = np.argsort(given)
     adjusted = np.empty_like(given)
@@ -62,7 +62,7 @@ def holm(pvalues: ArrayLike) -> Values:
 
 
 def interval(values: Sequence[float] | Values) -> float | None:
-    """Half the width of the 95 % t-interval of a mean; None for a single value."""
+    """Return half the width of the 95 % t-interval of a mean; None for a single value."""
     if len(values) < 2:
         return None
     from scipy import stats
@@ -71,7 +71,7 @@ def interval(values: Sequence[float] | Values) -> float | None:
 
 
 def paired_interval(values: ArrayLike, reference: ArrayLike) -> tuple[float, float | None]:
-    """The mean difference of two methods, one pair per seed, and half the width of its 95 % t-interval."""
+    """Return the mean difference of two methods, one pair per seed, and half the width of its 95 % t-interval."""
     differences = np.asarray(values, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
     return float(differences.mean()), interval(differences)
 
@@ -80,9 +80,9 @@ def paired_interval(values: ArrayLike, reference: ArrayLike) -> tuple[float, flo
 
 
 def standard_error(variance: ArrayLike, reference_variance: ArrayLike, samples: ArrayLike) -> Values:
-    """Of the difference of two means over the same number of samples, from the variances of single samples.
+    """Return the standard error of the difference of two means, from the variances of single samples.
 
-        se^2 = (var_a + var_r) / n
+        se^2 = (var_a + var_r) / n,    both means over the same n samples
 
     For an accuracy a the variance is a (1 - a). NaN without samples.
     """
@@ -91,6 +91,6 @@ def standard_error(variance: ArrayLike, reference_variance: ArrayLike, samples: 
     return np.asarray(np.sqrt(total / np.where(samples > 0, samples, np.nan)))
 
 
-def harmed(gain: ArrayLike, error: ArrayLike) -> NDArray[np.bool_]:
-    """Which clients lose more than `error` against the reference: gain < -error; nobody without a score is."""
+def is_harmed(gain: ArrayLike, error: ArrayLike) -> NDArray[np.bool_]:
+    """Return whether each client loses more than `error` against the reference; False without a score."""
     return np.asarray(np.asarray(gain, dtype=np.float64) < -np.asarray(error, dtype=np.float64))

@@ -34,12 +34,12 @@ BUILDERS: dict[str, Callable[..., BodyAndHead]] = {
 
 
 def names() -> list[str]:
-    """The models `build` knows."""
+    """Return the names of the models that `build` knows."""
     return list(BUILDERS)
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> BodyAndHead:
-    """A freshly initialised model for samples of `shape` (without the batch axis).
+    """Build a freshly initialised model for samples of `shape` (without the batch axis).
 
     After a colon stand the widths of an MLP's hidden layers: `mlp:64,32`. Initial values are drawn from torch's default
     generator, as `nn.Module`s do.
@@ -64,11 +64,11 @@ def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> Bo
 
 
 def _widths(name: str, text: str) -> tuple[int, ...]:
-    """The widths of hidden layers, from `64,32`."""
+    """Parse the widths of hidden layers, as `64,32`."""
     parts = text.split(",")
     if name != "mlp" or not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ModelError(
-            f"After a colon must stand the widths of hidden layers, and only `mlp` takes them. Got '{name}:{text}'.",
+            f"A colon must be followed by the widths of hidden layers, which only `mlp` takes. Got '{name}:{text}'.",
             hint="for example mlp:64 or mlp:64,32.",
         )
     return tuple(map(int, parts))

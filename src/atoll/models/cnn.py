@@ -6,7 +6,7 @@ from atoll.models.split import BodyAndHead, image_size
 
 
 def _convolutions(channels: int, first: int, second: int) -> list[nn.Module]:
-    """Twice a 5x5 convolution without padding, ReLU and pooling by 2; then one row per sample."""
+    """Return two 5x5 convolutions without padding, each with ReLU and pooling by 2, and a flattening."""
     blocks = [(channels, first), (first, second)]
     layers = [[nn.Conv2d(wide, narrow, kernel_size=5), nn.ReLU(), nn.MaxPool2d(2)] for wide, narrow in blocks]
     return [*layers[0], *layers[1], nn.Flatten()]

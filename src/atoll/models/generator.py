@@ -1,4 +1,4 @@
-"""Functions of a class and some numbers, such as noise, with Params of their own: they make features, or samples."""
+"""Perceptrons on Params that map a class and some numbers, such as noise, to features or samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from atoll.kernel.params import Params
 
 
-def conditional(
+def conditional_perceptron(
     inputs: int, classes: int, hidden: int, outputs: int, *, draw: np.random.Generator, like: Tensor
 ) -> Params:
-    """A perceptron with one hidden layer, drawn as torch draws its layers; of the type of `like`.
+    """Draw a perceptron with one hidden layer as torch draws its layers; it has the type of `like`.
 
     Torch itself would draw from its global generator, which clients that run in threads share.
     """
@@ -28,7 +28,7 @@ def conditional(
 
 
 def generate(perceptron: Params, numbers: Tensor, y: Tensor) -> Tensor:
-    """What a conditional perceptron makes of numbers and classes, one row per sample."""
+    """Map numbers and classes through a conditional perceptron, one row per sample."""
     count = perceptron["hidden.weight"].shape[1] - numbers.shape[1]
     classes = (y[:, None] == torch.arange(count, device=y.device)).to(numbers.dtype)
     hidden = F.linear(torch.cat([numbers, classes], 1), perceptron["hidden.weight"], perceptron["hidden.bias"])

@@ -8,7 +8,7 @@ from atoll.models.split import BodyAndHead
 
 
 class Linear(BodyAndHead):
-    """One linear layer on inputs of any shape; the body only flattens, so that everything is head."""
+    """One linear layer on inputs of any shape; the body only flattens, so everything is head."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), classes))

@@ -1,4 +1,4 @@
-"""Matrix factorisation (Koren, Bell and Volinsky, 2009), split so that a client is a user.
+"""Matrix factorisation (Koren, Bell and Volinsky, 2009), split so a client is a user.
 
     rating(user, item) = p . q_item + b_item + b_user
 
@@ -27,7 +27,7 @@ class Items(nn.Module):
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, items: Tensor) -> Tensor:
-        """The rows of items [n, 1]."""
+        """Return the rows of items [n, 1]."""
         return torch.cat([self.vector(items[:, 0]), self.bias(items[:, 0])], dim=1)
 
 
@@ -40,12 +40,12 @@ class User(nn.Module):
         self.bias = nn.Parameter(torch.tensor(middle))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The ratings of the items with these rows."""
+        """Return the ratings of the items with these rows."""
         return rows[:, :-1] @ self.vector + rows[:, -1] + self.bias
 
 
 class MatrixFactorisation(BodyAndHead):
-    """Item numbers [n, 1] to ratings [n].
+    """A model that maps item numbers [n, 1] to ratings [n].
 
     `items` is how many there are and `middle` the middle of the scale, where predictions begin: by default those of
     MovieTweetings.

@@ -15,7 +15,7 @@ STAGES = (64, 128, 256, 512)
 
 
 class ResNet18(BodyAndHead):
-    """11,173,962 parameters on 3x32x32 with 10 classes, with either norm.
+    """ResNet-18, with 11,173,962 parameters on 3x32x32 and 10 classes for either norm.
 
     Group norm keeps no running statistics, so there is nothing of the clients' data to average.
     """
@@ -54,7 +54,7 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """relu(residual(x) + shortcut(x))."""
+        """Return relu(residual(x) + shortcut(x))."""
         y: torch.Tensor = self.relu(self.residual(x) + self.shortcut(x))
         return y
 

@@ -20,18 +20,18 @@ class BodyAndHead(nn.Module):
         self.head = head
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """What enters the head: one row per sample."""
+        """Return the inputs of the head: one row per sample."""
         features: torch.Tensor = self.body(x)
         return features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One row of logits per sample."""
+        """Return one row of logits per sample."""
         logits: torch.Tensor = self.head(self.features(x))
         return logits
 
 
 def image_size(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width), checked to be an image with no side below `smallest`."""
+    """Return `shape` as (channels, height, width); raise unless it is an image with no side below `smallest`."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ModelError(
             f"{model} must be given images of shape (channels, height, width), "

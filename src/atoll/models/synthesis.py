@@ -1,4 +1,4 @@
-"""Networks that make samples of noise, for a server that has none: data-free distillation.
+"""Networks that turn noise into samples, for a server that has none: data-free distillation.
 
 Images are painted by convolutions between upsamplings, as in DENSE (Zhang et al., NeurIPS 2022). Their last layer is a
 sigmoid, stretched to -1 .. 1: the range that Atoll gives to images (`atoll.data.datasets`), known without a look at
@@ -22,7 +22,7 @@ SLOPE = 0.2  # of LeakyReLU below 0
 
 
 class ImageGenerator(nn.Module):
-    """Noise to images in -1 .. 1, by two upsamplings from a quarter of each side."""
+    """A network that maps noise to images in -1 .. 1, by two upsamplings from a quarter of each side."""
 
     def __init__(self, noise: int, shape: tuple[int, ...], width: int) -> None:
         super().__init__()
@@ -44,13 +44,13 @@ class ImageGenerator(nn.Module):
         )
 
     def forward(self, z: Tensor) -> Tensor:
-        """One image per row of noise; what upsampling made too much of is cut off."""
+        """Return one image per row of noise; what upsampling adds beyond the size is cut off."""
         painted: Tensor = self.paint(self.start(z).unflatten(1, self.small))
         return 2 * painted[:, :, : self.height, : self.width] - 1
 
 
 class VectorGenerator(nn.Sequential):
-    """Noise to samples of any shape and range, by one hidden layer."""
+    """A network that maps noise to samples of any shape and range, by one hidden layer."""
 
     def __init__(self, noise: int, shape: tuple[int, ...], width: int) -> None:
         super().__init__(
@@ -63,21 +63,21 @@ class VectorGenerator(nn.Sequential):
 
 
 def _norm(kind: type[nn.BatchNorm1d | nn.BatchNorm2d], features: int) -> nn.Module:
-    """BatchNorm by the statistics of the batch alone: a generator is used on the noise that it was trained with."""
+    """Return a BatchNorm by the statistics of the batch alone: a generator sees the noise it was trained with."""
     return kind(features, track_running_stats=False)
 
 
 def generator_of(like: Tensor, noise: int, width: int) -> Network:
-    """A generator of samples such as `like`, of which only shape, type and device are read."""
+    """Return a generator of samples like `like`, of which only shape, type and device are read."""
     shape = tuple(like.shape)
     made = ImageGenerator if len(shape) == 3 else VectorGenerator
-    with default_generator(0):  # which stays where it is: `fresh` draws the values
+    with default_generator(0):  # which stays where it is: `draw_values` draws the values
         module = made(noise, shape, width).to(like.device, like.dtype)
     return Network(module, signature=("generator", shape, noise, width))
 
 
-def fresh(generator: Network, draw: np.random.Generator) -> Params:
-    """New values for a generator: normal weights, those of norm layers around 1, and biases of 0."""
+def draw_values(generator: Network, draw: np.random.Generator) -> Params:
+    """Draw new values for a generator: normal weights, those of norm layers around 1, and biases of 0."""
     values = {}
     for name, leaf in generator.initial.items():
         centre = 1.0 if leaf.ndim == 1 else 0.0

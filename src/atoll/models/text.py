@@ -1,6 +1,6 @@
 """A small causal transformer that predicts the next character (Vaswani et al., 2017; pre-norm).
 
-Attention is written out, not taken from `nn.MultiheadAttention`, so that the model runs for many clients at once
+Attention is written out, not taken from `nn.MultiheadAttention`, so the model runs for many clients at once
 and is traced like any other.
 """
 
@@ -21,7 +21,7 @@ class CausalAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, places, width] to the same."""
+        """Attend over [n, places, width]; the shape stays."""
         samples, places, width = x.shape
         q, k, v = (
             part.reshape(samples, places, self.heads, width // self.heads).transpose(1, 2)
@@ -36,7 +36,7 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then two layers at every place; each is added to what it was given."""
+    """Attention, then two layers at every place; each adds to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, places, width] to the same."""
+        """Apply the block to [n, places, width]; the shape stays."""
         x = x + self.attention(x)
         out: Tensor = x + self.feed_forward(x)
         return out
 
 
 class Reader(nn.Module):
-    """Characters and their places to features [n, places, width]."""
+    """A body that maps characters and their places to features [n, places, width]."""
 
     def __init__(self, characters: int, places: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Reader(nn.Module):
         nn.init.normal_(self.character.weight, std=0.02)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """The features of the characters [n, places]."""
+        """Return the features of the characters [n, places]."""
         features: Tensor = self.blocks(self.character(characters) + self.place)
         return features
 
@@ -72,12 +72,12 @@ class PerPlace(nn.Linear):
     """A linear layer at every place; classes come second, as losses want them."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name nn.Linear gives it
-        """[n, places, width] to logits [n, classes, places]."""
+        """Map [n, places, width] to logits [n, classes, places]."""
         return super().forward(input).transpose(1, 2)
 
 
 class CharTransformer(BodyAndHead):
-    """Characters [n, places] as numbers below `classes` to logits of each next one, [n, classes, places].
+    """A model of characters [n, places], numbers below `classes`, that gives logits of the next, [n, classes, places].
 
     114,504 parameters for 80 places and 72 characters.
     """

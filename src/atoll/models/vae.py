@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from atoll.kernel.params import Params, Stack
-from atoll.models.generator import conditional, generate
+from atoll.models.generator import conditional_perceptron, generate
 
 P = TypeVar("P", Params, Stack)
 DECODER, ENCODER, SPREAD = "decoder.", "encoder.", "decoder.log_sigma"
@@ -22,40 +22,40 @@ SMALLEST = -4.0  # log sigma: a client with a single sample would let it fall fo
 def autoencoder(
     size: int, classes: int, hidden: int, latent: int, *, draw: np.random.Generator, like: Tensor
 ) -> Params:
-    """Encoder and decoder for samples of `size` numbers, with `latent` numbers between them."""
-    encoder = conditional(size, classes, hidden, 2 * latent, draw=draw, like=like)
-    decoder = conditional(latent, classes, hidden, size, draw=draw, like=like)
+    """Draw encoder and decoder for samples of `size` numbers, with `latent` numbers between them."""
+    encoder = conditional_perceptron(size, classes, hidden, 2 * latent, draw=draw, like=like)
+    decoder = conditional_perceptron(latent, classes, hidden, size, draw=draw, like=like)
     values = {ENCODER + name: leaf for name, leaf in encoder.items()}
     values |= {DECODER + name: leaf for name, leaf in decoder.items()}
     return Params({**values, SPREAD: like.new_zeros(())})
 
 
-def bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor, center: float = 0.0) -> Tensor:
-    """The negative evidence lower bound of every sample, up to a constant; `noise` is what e is drawn with.
+def negative_bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor, center: float = 0.0) -> Tensor:
+    """Return the negative evidence lower bound of every sample, up to a constant; `noise` draws e.
 
     The prior of e is N(center, I).
     """
-    mean, log_variance = generate(_part(vae, ENCODER), x, y).chunk(2, 1)
-    made = generate(_part(vae, DECODER), mean + (0.5 * log_variance).exp() * noise, y)
+    mean, log_variance = generate(_select(vae, ENCODER), x, y).chunk(2, 1)
+    made = generate(_select(vae, DECODER), mean + (0.5 * log_variance).exp() * noise, y)
     log_sigma = vae[SPREAD].clamp(min=SMALLEST)
     likelihood = 0.5 * ((x - made).square() * (-2 * log_sigma).exp()).sum(1) + x.shape[1] * log_sigma
     return likelihood + 0.5 * ((mean - center).square() + log_variance.exp() - 1 - log_variance).sum(1)
 
 
-def decoded(decoder: Params, y: Tensor, latent: Tensor) -> Tensor:
-    """D(y, e): the mean of the samples for every class in y and row of e."""
-    return generate(_part(decoder, DECODER), latent, y)
+def decode(decoder: Params, y: Tensor, latent: Tensor) -> Tensor:
+    """Return D(y, e): the mean of the samples for every class in y and row of e."""
+    return generate(_select(decoder, DECODER), latent, y)
 
 
 def sample(decoder: Params, y: Tensor, latent: Tensor, noise: Tensor) -> Tensor:
-    """A sample for every class in y, from standard normal numbers: e, and the spread around D(y, e)."""
-    return decoded(decoder, y, latent) + decoder[SPREAD].clamp(min=SMALLEST).exp() * noise
+    """Draw a sample for every class in y, from standard normal numbers: e, and the spread around D(y, e)."""
+    return decode(decoder, y, latent) + decoder[SPREAD].clamp(min=SMALLEST).exp() * noise
 
 
 def decoder_of(vae: P) -> P:
-    """What is needed to draw samples."""
+    """Return the decoder alone, which is enough to draw samples."""
     return vae.only(name for name in vae if name.startswith(DECODER))
 
 
-def _part(values: Params, prefix: str) -> Params:
+def _select(values: Params, prefix: str) -> Params:
     return Params({name.removeprefix(prefix): leaf for name, leaf in values.items() if name.startswith(prefix)})

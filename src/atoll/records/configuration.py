@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 
 from atoll.algorithms import name_of
-from atoll.compose import to_record
+from atoll.compose import from_record, to_record, upgrade_record
 from atoll.compose.architectures import check_mixes
+from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import CohortError, OneShotError, unknown
+from atoll.kernel.errors import CohortError, OneShotError, RunError, unknown
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.wrapper import title_of
+from atoll.records.schema import Record, SchemaError
+from atoll.records.trust import require_trusted
 from atoll.runtime import participation
 from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Schedule
@@ -100,24 +104,112 @@ class Settings:
         return self.eval_every or max(1, self.rounds // 10)
 
 
-def describe(task: Task, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:
-    """The resolved configuration of a run."""
-    return {
-        "task": {
-            "name": task.name,
-            "clients": task.clients,
-            "metric": task.network.score.facts,
-            "data": task.fingerprint,
-            **({} if task.augment is None else {"augment": repr(task.augment)}),
-            **task.facts,
-        },
-        "training": asdict(task.training),
-        "algorithm": to_record(algorithm),
-        "settings": asdict(settings),
-        "schedule": participation.fingerprint(settings.participation),
-        "model": {"parameters": [one.parameters for one in task.networks] or task.network.parameters},
-        "computes": computed_by(task),
-    }
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Metric(Record):
+    """What a score is."""
+
+    name: str = "accuracy"
+    higher_is_better: bool = True
+    share: bool = True  # of 1, shown in per cent
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TaskFacts(Record):
+    """What a run says about its task."""
+
+    name: str
+    clients: int
+    metric: Metric = field(default_factory=Metric)
+    data: str | None = None  # the fingerprint of all samples
+    augment: str | None = None
+    recipe: dict[str, Any] | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """There is somebody."""
+        if self.clients < 1:
+            raise SchemaError(f"clients must be at least 1. It is {self.clients}")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AlgorithmSpec(Record):
+    """A method by its name, the file of a user's own, and the values of its hyperparameters."""
+
+    name: str
+    file: str | None
+    values: dict[str, Any]  # type: ignore[assignment] # the name of a mapping's method, which nobody needs here
+
+    @classmethod
+    def upgrade(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Older runs have the values beside the name."""
+        return upgrade_record(value) if "name" in value else value
+
+    @classmethod
+    def of(cls, algorithm: Algorithm) -> Self:
+        """Write a method down."""
+        return cls(**to_record(algorithm))
+
+    def create(self, *, trust: bool = False) -> Algorithm:
+        """Make the method; a file is run only if this user has run it before, or with `trust`."""
+        if self.file is not None:
+            require_trusted(Path(self.file), trust=trust)
+        try:
+            return from_record(self)
+        except TypeError as error:
+            raise RunError(
+                f"The hyperparameters of a run must be those of its method, {self.name}: {error}."
+            ) from error
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunConfig(Record):
+    """The resolved configuration of a run, and where it was begun."""
+
+    task: TaskFacts
+    training: dict[str, Any] = field(default_factory=dict)
+    algorithm: AlgorithmSpec
+    settings: Settings
+    schedule: dict[str, str] = field(default_factory=dict)  # a digest of a file of participation
+    model: dict[str, Any] = field(default_factory=dict)
+    computes: dict[str, str] | None  # what the model computes, as far as that can be told
+    engine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] | None = None
+    machine: dict[str, Any] | None = None
+    command: str | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The task in words, where it was built from them."""
+        try:
+            return Recipe.of_config(self)
+        except TypeError as error:
+            raise RunError(f"The recipe of a run must be one of this Atoll: {error}.") from error
+
+    def check(self) -> None:
+        """There is something to do."""
+        if self.settings.rounds < 1:
+            raise SchemaError(f"settings.rounds must be at least 1. It is {self.settings.rounds}")
+
+
+def describe(task: Task, algorithm: Algorithm, settings: Settings) -> RunConfig:
+    """Return the resolved configuration of a run."""
+    return RunConfig(
+        task=TaskFacts(
+            name=task.name,
+            clients=task.clients,
+            metric=Metric.of_json(task.network.score.facts),
+            data=task.fingerprint,
+            augment=None if task.augment is None else repr(task.augment),
+            recipe=task.facts.get("recipe"),
+            more={name: fact for name, fact in task.facts.items() if name != "recipe"},
+        ),
+        training=asdict(task.training),
+        algorithm=AlgorithmSpec.of(algorithm),
+        settings=settings,
+        schedule=participation.fingerprint(settings.participation),
+        model={"parameters": [one.parameters for one in task.networks] or task.network.parameters},
+        computes=computed_by(task),
+    )
 
 
 def computed_by(task: Task) -> dict[str, str] | None:

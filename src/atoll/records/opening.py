@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.compose import upgrade_record
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine, Memory
@@ -28,10 +28,10 @@ def open_run(
         if resume:
             raise RunError("Only a run with a folder can be resumed. Got folder=None.")
         return None, False
-    config = {**describe(task, algorithm, settings), "engine": engine.options}
+    config = replace(describe(task, algorithm, settings), engine=dict(engine.options))
     run = Run.open(Path(folder)) if resume else Run.create(Path(folder), config)
     if resume:
-        _require_same(run.config, json.loads(json.dumps(config)), task)
+        _require_same(run.config, json.loads(json.dumps(config.as_json())), task)
     if run.statistics is None:
         run.keep_statistics(task.statistics.as_json())
     return run, resume
@@ -39,9 +39,7 @@ def open_run(
 
 def _require_same(written: Mapping[str, Any], asked: Mapping[str, Any], task: Task) -> None:
     for part in ("task", "training", "algorithm", "settings", "schedule"):
-        before = written.get(part, {})
-        if part == "algorithm":
-            before = upgrade_record(before)
+        before = written[part]
         if before != asked[part]:
             differs = sorted(_find_differences(asked[part], before))
             raise RunError(
@@ -81,5 +79,7 @@ def rewind(run: Run, loaded: tuple[int, Tree] | None, memory: Memory) -> int:
             f"{run.folder / 'memory.sqlite'}, now there are {there}.",
             hint="put the file back, or begin a new run in another folder.",
         )
+    if rounds:
+        memory.prune(round=run.checkpoints()[0])  # as after a checkpoint, which a kill may have followed
     log.info("resumed after round %d", rounds)
     return rounds

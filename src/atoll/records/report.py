@@ -2,61 +2,386 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.data.statistics import Statistics
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.clusters import Clusters
+from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.references import bibtex
+from atoll.metrics.groups import adjusted_rand
+from atoll.records.configuration import Metric, RunConfig, Settings, describe
+from atoll.records.labels import label
+from atoll.records.rounds import ByName, Evaluation, Figures, Newcomers, Round
+from atoll.records.runs import Run
+from atoll.runtime.channel import Ledger
+from atoll.runtime.channel.ledger import Direction
 
 if TYPE_CHECKING:
     from atoll.data.task import Task
-    from atoll.kernel.algorithm import Algorithm
     from atoll.kernel.engine import Engine
     from atoll.kernel.params import Params, Tree
-    from atoll.records.configuration import Settings
-    from atoll.runtime.channel import Ledger
     from atoll.runtime.population import Population
+
+Scores = NDArray[np.float64]
+Select = Literal["last", "best", "oracle"]
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    """What a run that just ended holds in this process; a folder does not have it."""
+
+    task: Task
+    settings: Settings
+    server: Tree
+    population: Population
+    engine: Engine
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What `federate` returns."""
+    """The evidence of one run, from memory or from its folder: what `federate` returns."""
 
-    task: Task
     algorithm: Algorithm
-    settings: Settings
-    history: list[dict[str, Any]]  # one entry per round, as in metrics.jsonl
+    written: RunConfig | None  # the configuration; of a run without a folder it is made when somebody asks
+    history: Sequence[Round]
     ledger: Ledger
-    server: Tree
-    population: Population
-    engine: Engine
-    outcomes: NDArray[np.float64] | None = None  # the score of every test sample after the last round
+    counted: Statistics | None = None  # what the clients have, as it was written
+    outcomes: Scores | None = None  # the score of every test sample after the last round, client after client
+    folder: Path | None = None
+    live: Live | None = None
 
-    @cached_property
-    def evaluations(self) -> list[dict[str, Any]]:
-        """The rounds in which clients were evaluated."""
-        return [line for line in self.history if "evaluation" in line]
+    @classmethod
+    def of_run(
+        cls,
+        task: Task,
+        algorithm: Algorithm,
+        settings: Settings,
+        history: Sequence[Round],
+        ledger: Ledger,
+        server: Tree,
+        population: Population,
+        engine: Engine,
+        each: Scores | None = None,
+        run: Run | None = None,
+    ) -> Report:
+        """Make the report of a run that just ended; with a folder, the same that is read from it."""
+        live = Live(task, settings, server, population, engine)
+        if run is None:
+            return cls(algorithm, None, history, ledger, None, each, None, live)
+        return cls(algorithm, run.config, history, ledger, run.statistics, run.outcomes(), run.folder, live)
 
-    def scores(self, split: str = "test", model: str = "personal") -> NDArray[np.float64]:
-        """Every client's score after the last round."""
-        return np.array(self.evaluations[-1]["evaluation"][model][split]["clients"])
+    @classmethod
+    def read(cls, folder: Path | str, *, trust: bool = False) -> Report:
+        """Read the report of a run in a folder, finished or not.
 
-    def summary(self, split: str = "test", model: str = "personal") -> dict[str, float]:
-        """Mean, worst and so on after the last round."""
-        found = self.evaluations[-1]["evaluation"][model][split]
-        return {name: value for name, value in found.items() if isinstance(value, float)}
+        Raises RunError if a file is damaged or was changed. A method's file that this user has not run before is run
+        only with `trust`.
+        """
+        run = Run.open(folder)
+        config = run.config
+        run.verify()
+        algorithm = config.algorithm.create(trust=trust)
+        report = cls(algorithm, config, run.metrics(), Ledger(run.ledger()), run.statistics, run.outcomes(), run.folder)
+        report.require_clients()
+        return report
+
+    def require_clients(self) -> None:
+        """Raise RunError unless every file of the folder is about the same clients."""
+        clients = self.config.task.clients
+        counts = {
+            f"round {line.round} of metrics.jsonl": line.evaluation.clients for line in self.history if line.evaluation
+        }
+        counts["clients.json"] = None if self.statistics is None else self.statistics.clients
+        for where, count in counts.items():
+            if count not in (None, clients):
+                raise RunError(
+                    f"The files of a run must be about the same clients. {self.folder} has {clients} in config.json "
+                    f"and {count} in {where}."
+                )
+
+    # -- what this process holds -------------------------------------------------------------------------------------
+    @property
+    def _live(self) -> Live:
+        if self.live is None:
+            raise RunError(
+                "Only a run of this process has its task, server and clients. This report has what its folder holds.",
+                hint="resume it: federate(task, ..., folder=..., resume=True) returns at once if it is finished.",
+            )
+        return self.live
+
+    @property
+    def task(self) -> Task:
+        """The task that was run."""
+        return self._live.task
+
+    @property
+    def server(self) -> Tree:
+        """The server's state after the last round."""
+        return self._live.server
+
+    @property
+    def population(self) -> Population:
+        """The clients with what they keep."""
+        return self._live.population
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that ran it."""
+        return self._live.engine
+
+    def without_live(self) -> Report:
+        """Return the evidence alone: models and data need not stay in memory."""
+        return replace(self, written=self.config, counted=self.statistics, live=None)
 
     def welcome(self, x: Any, y: Any = None) -> Params:
-        """The model of a client that took no part, from its samples, and its targets if it has them."""
+        """Return the model of a client that took no part, from its samples, and its targets if it has them."""
         from atoll.metrics.newcomers import welcome
 
         here, seed, rounds = self.population.task, self.settings.seed, self.settings.rounds
         return welcome(self.engine, self.algorithm, self.server, here, x, y, seed=seed, round=rounds)
 
+    # -- the run -----------------------------------------------------------------------------------------------------
+    @property
+    def label(self) -> str:
+        """What the method is called in tables."""
+        return label(self.algorithm)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """What was asked for, resolved."""
+        return describe(self.task, self.algorithm, self.settings) if self.written is None else self.written
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        """What the clients have, in numbers; None if it is not known."""
+        return self.counted if self.live is None or self.counted is not None else self.live.task.statistics
+
+    @property
+    def settings(self) -> Settings:
+        """How the federation was run."""
+        return self._live.settings if self.written is None else self.written.settings
+
+    @property
+    def seed(self) -> int:
+        """The seed of the training."""
+        return self.settings.seed
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were asked for."""
+        return self.settings.rounds
+
+    @property
+    def done(self) -> int:
+        """How many rounds were done."""
+        return self.history[-1].round if self.history else 0
+
+    @cached_property
+    def finished(self) -> bool:
+        """Whether all rounds were done and, of a run in a folder, their checkpoint is whole."""
+        return self.done == self.rounds and (self.folder is None or Run(self.folder).finished(self.rounds))
+
+    @property
+    def progress(self) -> str:
+        """How far the run is, in words."""
+        if self.done < self.rounds or self.finished:
+            return f"{self.done} of {self.rounds} rounds"
+        return f"all {self.rounds} rounds, but its last checkpoint is missing or damaged"
+
+    @property
+    def metric(self) -> Metric:
+        """The name of the score, whether higher is better, and whether it is a share of 1."""
+        return self.config.task.metric
+
     @property
     def citations(self) -> str:
         """BibTeX of the method that was used."""
         return bibtex(self.algorithm.cites)
+
+    @property
+    def sign(self) -> int:
+        """1 if a higher score is better, else -1."""
+        return 1 if self.metric.higher_is_better else -1
+
+    # -- scores ------------------------------------------------------------------------------------------------------
+    @cached_property
+    def evaluations(self) -> list[Round]:
+        """The rounds after which all clients were scored."""
+        return [line for line in self.history if line.personal is not None]
+
+    def chosen(self, select: Select = "last") -> Round:
+        """Return the evaluated round that counts."""
+        if not self.evaluations:
+            raise RunError(
+                f"A comparison needs every client's score. This run of {self.label} has none.",
+                hint="finish it with `atoll resume`, and run it with evaluation='all'.",
+            )
+        if select == "last":
+            return self.evaluations[-1]
+        split = "val" if select == "best" else "test"
+        if not any(_scored(self.evaluations[0])[split].samples):
+            raise RunError(f"Selection by the {split} split needs samples in it. There are none.")
+        # of equals the first
+        return max(self.evaluations, key=lambda line: self.sign * _scored(line)[split].macro)
+
+    def found(self, select: Select = "last") -> Evaluation:
+        """Return what was found after the round that counts."""
+        evaluation = self.chosen(select).evaluation
+        assert evaluation is not None
+        return evaluation
+
+    def figures(self, split: str = "test", model: str = "personal", select: Select = "last") -> Figures:
+        """Return the figures of all clients."""
+        found = self.found(select)
+        models = {name: of_model for name in ("personal", "shared") if (of_model := getattr(found, name)) is not None}
+        if model not in models:
+            raise unknown("model", model, models)
+        if split not in models[model]:
+            raise unknown("split", split, models[model])
+        figures: Figures = models[model][split]
+        return figures
+
+    def scores(self, split: str = "test", model: str = "personal", select: Select = "last") -> Scores:
+        """Return every client's score."""
+        return np.array(self.figures(split, model, select).clients, dtype=np.float64)
+
+    def summary(self, split: str = "test", model: str = "personal") -> dict[str, float]:
+        """Return mean, worst and so on after the last round."""
+        return {name: value for name, value in self.figures(split, model).items() if isinstance(value, float)}
+
+    def samples(self, split: str = "test") -> NDArray[np.int64]:
+        """Return how many samples each client was scored on."""
+        return np.array(self.figures(split).samples, dtype=np.int64)
+
+    def variances(self, split: str = "test", select: Select = "last") -> Scores:
+        """Return the variance of the score over each client's samples."""
+        figures, scores = self.figures(split, select=select), self.scores(split, select=select)
+        found = scores * (1 - scores) if figures.variances is None else figures.variances
+        return np.array(found, dtype=np.float64)
+
+    def each_of(self, client: int) -> Scores | None:
+        """The score of every test sample of a client after the last round."""
+        if self.outcomes is None or len(self.outcomes) != self.samples().sum():
+            return None
+        ends = np.cumsum(self.samples())
+        return self.outcomes[ends[client] - self.samples()[client] : ends[client]]
+
+    def curve(self, split: str = "val", figure: str = "macro") -> list[tuple[int, float]]:
+        """Return one figure by round."""
+        return [(line.round, getattr(_scored(line)[split], figure)) for line in self.evaluations]
+
+    @property
+    def union(self) -> float | None:
+        """The shared model's score on the test samples of all clients together; None if there is no shared model."""
+        if self.found().shared is not None:
+            return self.figures(model="shared").micro
+        same = not self.algorithm.defines("personalize")
+        return self.figures().micro if same else None
+
+    @property
+    def central(self) -> float | None:
+        """The shared model's score on the server's own test set."""
+        found = [line.evaluation.central for line in self.history if line.evaluation and line.evaluation.central]
+        return found[-1].score if found else None
+
+    @property
+    def mixing(self) -> Scores | None:
+        """Who learns from whom, where the method says so: row k holds what client k takes from every client."""
+        found = self.found().mixing
+        return None if found is None else np.array(found, dtype=np.float64)
+
+    @cached_property
+    def sensitivity(self) -> tuple[list[str], Scores] | None:
+        """The layers, and how sensitive each client was to each when it last trained; None if nothing was measured."""
+        last: dict[str, dict[str, float]] = {}
+        for line in self.history:
+            for name, values in (line.observed or {}).items():
+                if name.startswith("sensitivity/"):
+                    last.setdefault(name.removeprefix("sensitivity/"), {}).update(values)
+        if not last:
+            return None
+        clients = map(str, range(self.config.task.clients))
+        return [*last], np.array([[of.get(client, math.nan) for of in last.values()] for client in clients])
+
+    @property
+    def clusters(self) -> Clusters | None:
+        """The clusters of clients, where the method finds some."""
+        found = self.found().clusters
+        return None if found is None else found.clusters
+
+    @property
+    def agreement(self) -> float | None:
+        """The adjusted Rand index of these clusters and the planted groups, where there are both."""
+        clusters, data = self.clusters, self.statistics
+        planted = None if data is None else data.groups
+        return None if clusters is None or planted is None else adjusted_rand(clusters.of_client, planted)
+
+    # -- cost --------------------------------------------------------------------------------------------------------
+    @property
+    def newcomers(self) -> Newcomers | None:
+        """How clients that took no part were served after the last round; None if there were none."""
+        return self._last.newcomers
+
+    @property
+    def _last(self) -> Evaluation:
+        """What was found after the last round."""
+        return (self.history[-1].evaluation if self.history else None) or Evaluation()
+
+    @cached_property
+    def bytes(self) -> Mapping[tuple[Direction, str], int]:
+        """All bytes by direction and kind."""
+        return self.ledger.by_kind()
+
+    def megabytes(self, direction: Direction) -> float:
+        """What all clients together received (down) or sent (up)."""
+        return sum(size for (way, _), size in self.bytes.items() if way == direction) / MEGABYTE
+
+    @property
+    def deployed(self) -> float | None:
+        """The megabytes that a client must hold to answer by itself, on average; None where that was not measured."""
+        size = self._last.deployed
+        return None if size is None else size / MEGABYTE
+
+    @property
+    def deployment(self) -> ByName:
+        """What clients observed when they made the models that they deploy: by name, a number for each client."""
+        return self._last.observed or {}
+
+    @cached_property
+    def spent(self) -> list[float]:
+        """Megabytes in both directions until each evaluation, with those before the first round."""
+        of_rounds = [sum(line.bytes.values()) / MEGABYTE for line in self.history]
+        before = self.megabytes("up") + self.megabytes("down") - sum(of_rounds)
+        until = dict(zip((line.round for line in self.history), before + np.cumsum(of_rounds), strict=True))
+        return [float(until[line.round]) for line in self.evaluations]
+
+    @property
+    def seconds(self) -> float:
+        """Of training, without evaluation; what was found trained counts as long as it took."""
+        return float(sum(line.seconds["round"] + line.seconds.get("found", 0.0) for line in self.history))
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of one batch that all clients together took."""
+        return sum(line.gradients for line in self.history)
+
+    @property
+    def memory(self) -> float:
+        """The largest number of megabytes held: by tensors on a GPU, else by the process."""
+        return max((line.memory for line in self.history), default=0) / MEGABYTE
+
+
+def _scored(line: Round) -> dict[str, Figures]:
+    """The scores of all clients by split, of a round after which they were evaluated."""
+    assert line.personal is not None
+    return line.personal

@@ -17,270 +17,34 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.algorithms import file_of, name_of
-from atoll.compose import from_record
-from atoll.data.statistics import Statistics
-from atoll.kernel.algorithm import Algorithm, hyperparameters
-from atoll.kernel.clusters import Clusters
+from atoll.algorithms import name_of
 from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.references import bibtex
-from atoll.kernel.wrapper import values_of
 from atoll.metrics import cost, fairness, significance
-from atoll.metrics.groups import GroupScore, adjusted_rand, by_group, groups_of
-from atoll.records.runs import Run
-from atoll.runtime.channel import Ledger
-from atoll.runtime.channel.ledger import Direction
+from atoll.metrics.groups import GroupScore, by_group, groups_of
+from atoll.records.configuration import Metric
+from atoll.records.report import Report, Scores, Select
 
-if TYPE_CHECKING:
-    from atoll.records.report import Report
-
-Scores = NDArray[np.float64]
-Select = Literal["last", "best", "oracle"]
 SELECTIONS: dict[Select, str] = {
     "last": "after the last round",
     "best": "after the round that is best on validation",
     "oracle": "after the round that is best on test (an oracle: it cannot be chosen in practice)",
 }
 REFERENCES = ("local", "fedavg")
-MEGABYTE = 1e6
 SIGNIFICANT = 0.05
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
-ACCURACY = {"name": "accuracy", "higher_is_better": True, "share": True}
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The evidence of one run, from memory or from its folder."""
-
-    algorithm: Algorithm
-    config: Mapping[str, Any]
-    history: Sequence[Mapping[str, Any]]
-    bytes: Mapping[tuple[Direction, str], int]  # by direction and kind
-    statistics: Statistics | None = None  # what the clients have
-    each: Scores | None = None  # the score of every test sample after the last round, client after client
-    folder: Path | None = None
-
-    @classmethod
-    def of(cls, report: Report) -> Outcome:
-        """Of a run that just ended."""
-        from atoll.records.configuration import describe
-
-        config = describe(report.task, report.algorithm, report.settings)
-        kinds = report.ledger.by_kind()
-        return cls(report.algorithm, config, report.history, kinds, report.task.statistics, report.outcomes)
-
-    @classmethod
-    def read(cls, folder: Path | str) -> Outcome:
-        """Of a run in a folder, finished or not."""
-        run = Run.open(folder)
-        config, found = run.config, run.statistics
-        return cls(
-            from_record(config["algorithm"]), config, run.metrics(), Ledger(run.ledger()).by_kind(),
-            None if found is None else Statistics.of_json(found), run.outcomes(), run.folder,
-        )  # fmt: skip
-
-    @property
-    def label(self) -> str:
-        """What the method is called in tables."""
-        return label(self.algorithm)
-
-    @property
-    def seed(self) -> int:
-        """The seed of the training."""
-        return int(self.config["settings"]["seed"])
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds were asked for."""
-        return int(self.config["settings"]["rounds"])
-
-    @property
-    def done(self) -> int:
-        """How many rounds were done."""
-        return int(self.history[-1]["round"]) if self.history else 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds were done and, of a run in a folder, their checkpoint is there."""
-        return self.done == self.rounds and (self.folder is None or Run(self.folder).finished(self.rounds))
-
-    @property
-    def metric(self) -> Mapping[str, Any]:
-        """The name of the score, whether higher is better, and whether it is a share of 1."""
-        found: Mapping[str, Any] = self.config["task"].get("metric", ACCURACY)
-        return found
-
-    @property
-    def sign(self) -> int:
-        """1 if a higher score is better, else -1."""
-        return 1 if self.metric["higher_is_better"] else -1
-
-    # -- scores ------------------------------------------------------------------------------------------------------
-    @cached_property
-    def evaluations(self) -> list[Mapping[str, Any]]:
-        """The rounds after which all clients were scored."""
-        return [line for line in self.history if "personal" in line.get("evaluation", {})]
-
-    def chosen(self, select: Select = "last") -> Mapping[str, Any]:
-        """The evaluated round that counts."""
-        if not self.evaluations:
-            raise RunError(
-                f"A comparison needs every client's score. This run of {self.label} has none.",
-                hint="finish it with `atoll resume`, and run it with evaluation='all'.",
-            )
-        if select == "last":
-            return self.evaluations[-1]
-        split = "val" if select == "best" else "test"
-        if not any(self.evaluations[0]["evaluation"]["personal"][split]["samples"]):
-            raise RunError(f"Selection by the {split} split needs samples in it. There are none.")
-
-        def score(line: Mapping[str, Any]) -> float:
-            return self.sign * float(line["evaluation"]["personal"][split]["macro"])
-
-        return max(self.evaluations, key=score)  # of equals the first
-
-    def figures(self, split: str = "test", model: str = "personal", select: Select = "last") -> Mapping[str, Any]:
-        """The figures of all clients."""
-        found = self.chosen(select)["evaluation"]
-        if model not in found:
-            raise unknown("model", model, found)
-        figures: Mapping[str, Any] = found[model][split]
-        return figures
-
-    def scores(self, split: str = "test", select: Select = "last") -> Scores:
-        """Every client's score."""
-        return np.array(self.figures(split, select=select)["clients"], dtype=np.float64)
-
-    def samples(self, split: str = "test") -> NDArray[np.int64]:
-        """How many samples each client was scored on."""
-        return np.array(self.figures(split)["samples"], dtype=np.int64)
-
-    def variances(self, split: str = "test", select: Select = "last") -> Scores:
-        """Of the score over each client's samples."""
-        figures, scores = self.figures(split, select=select), self.scores(split, select)
-        return np.array(figures.get("variances", scores * (1 - scores)), dtype=np.float64)
-
-    def each_of(self, client: int) -> Scores | None:
-        """The score of every test sample of a client after the last round."""
-        if self.each is None or len(self.each) != self.samples().sum():
-            return None
-        ends = np.cumsum(self.samples())
-        return self.each[ends[client] - self.samples()[client] : ends[client]]
-
-    def curve(self, split: str = "val", figure: str = "macro") -> list[tuple[int, float]]:
-        """One figure by round."""
-        return [(line["round"], line["evaluation"]["personal"][split][figure]) for line in self.evaluations]
-
-    @property
-    def union(self) -> float | None:
-        """The shared model's score on the test samples of all clients together; None if there is no shared model."""
-        found = self.chosen()["evaluation"]
-        if "shared" in found:
-            return float(found["shared"]["test"]["micro"])
-        same = not self.algorithm.defines("personalize")
-        return float(found["personal"]["test"]["micro"]) if same else None
-
-    @property
-    def central(self) -> float | None:
-        """The shared model's score on the server's own test set."""
-        evaluations = [line["evaluation"] for line in self.history if "central" in line.get("evaluation", {})]
-        return float(evaluations[-1]["central"]["score"]) if evaluations else None
-
-    @property
-    def mixing(self) -> Scores | None:
-        """Who learns from whom, where the method says so: row k holds what client k takes from every client."""
-        found = self.chosen()["evaluation"].get("mixing")
-        return None if found is None else np.array(found, dtype=np.float64)
-
-    @cached_property
-    def sensitivity(self) -> tuple[list[str], Scores] | None:
-        """The layers, and how sensitive each client was to each when it last trained; None if nothing was measured."""
-        last: dict[str, dict[str, float]] = {}
-        for line in self.history:
-            for name, values in line.get("observed", {}).items():
-                if name.startswith("sensitivity/"):
-                    last.setdefault(name.removeprefix("sensitivity/"), {}).update(values)
-        if not last:
-            return None
-        clients = map(str, range(int(self.config["task"]["clients"])))
-        return [*last], np.array([[of.get(client, math.nan) for of in last.values()] for client in clients])
-
-    @property
-    def clusters(self) -> Clusters | None:
-        """The clusters of clients, where the method finds some."""
-        found = self.chosen()["evaluation"].get("clusters")
-        return None if found is None else Clusters.of_json(found)
-
-    @property
-    def agreement(self) -> float | None:
-        """The adjusted Rand index of these clusters and the planted groups, where there are both."""
-        clusters, data = self.clusters, self.statistics
-        planted = None if data is None else data.groups
-        return None if clusters is None or planted is None else adjusted_rand(clusters.of_client, planted)
-
-    # -- cost --------------------------------------------------------------------------------------------------------
-    @property
-    def newcomers(self) -> Mapping[str, Any] | None:
-        """How clients that took no part were served after the last round; None if there were none."""
-        return self._last.get("newcomers")
-
-    @property
-    def _last(self) -> Mapping[str, Any]:
-        """What was found after the last round."""
-        last: Mapping[str, Any] = self.history[-1].get("evaluation", {}) if self.history else {}
-        return last
-
-    def megabytes(self, direction: Direction) -> float:
-        """What all clients together received (down) or sent (up)."""
-        return sum(size for (way, _), size in self.bytes.items() if way == direction) / MEGABYTE
-
-    @property
-    def deployed(self) -> float | None:
-        """The megabytes that a client must hold to answer by itself, on average; None where that was not measured."""
-        size = self._last.get("deployed")
-        return None if size is None else size / MEGABYTE
-
-    @property
-    def deployment(self) -> Mapping[str, Mapping[str, float]]:
-        """What clients observed when they made the models that they deploy: by name, a number for each client."""
-        found: Mapping[str, Mapping[str, float]] = self._last.get("observed", {})
-        return found
-
-    @cached_property
-    def spent(self) -> list[float]:
-        """Megabytes in both directions until each evaluation, with those before the first round."""
-        of_rounds = [sum(line["bytes"].values()) / MEGABYTE for line in self.history]
-        before = self.megabytes("up") + self.megabytes("down") - sum(of_rounds)
-        until = dict(zip((line["round"] for line in self.history), before + np.cumsum(of_rounds), strict=True))
-        return [float(until[line["round"]]) for line in self.evaluations]
-
-    @property
-    def seconds(self) -> float:
-        """Of training, without evaluation; what was found trained counts as long as it took."""
-        return float(sum(line["seconds"]["round"] + line["seconds"].get("found", 0.0) for line in self.history))
-
-    @property
-    def gradients(self) -> int:
-        """Gradients of one batch that all clients together took."""
-        return sum(int(line.get("gradients", 0)) for line in self.history)
-
-    @property
-    def memory(self) -> float:
-        """The largest number of megabytes held: by tensors on a GPU, else by the process."""
-        return max((line.get("memory", 0) for line in self.history), default=0) / MEGABYTE
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
     """Methods side by side: for each, one outcome per seed. A single run is a comparison of one."""
 
-    outcomes: Mapping[str, Sequence[Outcome]]
+    outcomes: Mapping[str, Sequence[Report]]
     select: Select = "last"
     target: float | None = None  # score on validation whose rounds and bytes are counted
     missing: Sequence[str] = ()  # what is not there, in words
@@ -296,13 +60,16 @@ class Results:
                 _require_same_task(of_seed[0], outcome)
 
     @classmethod
-    def of_runs(cls, runs: Iterable[Outcome], **more: Any) -> Self:
-        """Runs by method and seed; a seed counts if every method was evaluated with it, the rest is said."""
-        found: dict[str, dict[int, Outcome]] = {}
-        missing = []
+    def of_runs(cls, runs: Iterable[Report], *, absent: Iterable[str] = (), **more: Any) -> Self:
+        """Order runs by method and seed; a seed counts if every method was evaluated with it, the rest is said.
+
+        `absent` are sentences about runs that are not there.
+        """
+        found: dict[str, dict[int, Report]] = {}
+        missing = [*absent]
         for run in runs:
             if not run.finished:
-                missing.append(f"{run.label} with seed {run.seed} is incomplete: {run.done} of {run.rounds} rounds.")
+                missing.append(f"{run.label} with seed {run.seed} is incomplete: {run.progress}.")
             if run.evaluations:
                 of_method = found.setdefault(run.label, {})
                 if run.seed in of_method:
@@ -330,19 +97,19 @@ class Results:
         return [outcome.seed for outcome in self.first]
 
     @property
-    def first(self) -> Sequence[Outcome]:
+    def first(self) -> Sequence[Report]:
         """The outcomes of one of the methods, for what all have in common."""
         return next(iter(self.outcomes.values()))
 
     @property
-    def example(self) -> Outcome:
+    def example(self) -> Report:
         """One of the outcomes, for what all have in common."""
         return self.first[0]
 
     @property
     def clients(self) -> int:
         """How many clients there are."""
-        return int(self.example.config["task"]["clients"])
+        return self.example.config.task.clients
 
     def client(self, client: int) -> str:
         """What a client is called."""
@@ -350,7 +117,7 @@ class Results:
         return str(client) if found is None else found.name(client)
 
     @property
-    def metric(self) -> Mapping[str, Any]:
+    def metric(self) -> Metric:
         """The name of the score, whether higher is better, and whether it is a share of 1."""
         return self.example.metric
 
@@ -365,7 +132,7 @@ class Results:
     # -- what a client gains -----------------------------------------------------------------------------------------
     def scores(self, method: str, split: str = "test") -> Scores:
         """Every client's score, as [seed, client]."""
-        return np.stack([outcome.scores(split, self.select) for outcome in self.outcomes[method]])
+        return np.stack([outcome.scores(split, select=self.select) for outcome in self.outcomes[method]])
 
     def gains(self, method: str, over: str = "local") -> Scores | None:
         """What each client gains over a reference, as [seed, client]; None without that reference."""
@@ -388,7 +155,7 @@ class Results:
     def harmed(self, method: str, over: str = "local") -> NDArray[np.bool_] | None:
         """Which clients are worse off than with the reference by more than one standard error, as [seed, client]."""
         gains, errors = self.gains(method, over), self.errors(method, over)
-        return None if gains is None or errors is None else significance.harmed(gains, errors)
+        return None if gains is None or errors is None else significance.is_harmed(gains, errors)
 
     def certain(self, method: str, over: str = "local") -> Scores | None:
         """McNemar's p for each client, as [seed, client]: whether it gains or loses beyond chance, sample by sample.
@@ -428,7 +195,7 @@ class Results:
                 return {}
             kinds = groups_of(found.samples, found.entropy, found.divergence, found.groups)
             for kind, grouping in kinds.items():
-                higher = bool(self.metric["higher_is_better"])
+                higher = self.metric.higher_is_better
                 of_kind = by_group(outcome.scores(select=self.select), grouping, higher_is_better=higher)
                 for name, score in of_kind.items():
                     collected.setdefault(kind, {}).setdefault(name, []).append(score)
@@ -452,7 +219,7 @@ class Results:
         curve = [value for _, value in self.outcomes[fedavg][index].curve() if math.isfinite(value)]
         if not curve:
             return None
-        return TARGET_SHARE * max(curve) if self.metric["higher_is_better"] else min(curve) / TARGET_SHARE
+        return TARGET_SHARE * max(curve) if self.metric.higher_is_better else min(curve) / TARGET_SHARE
 
     def to_target(self, method: str) -> tuple[float | None, float | None]:
         """Rounds and megabytes until the target, means over seeds; None if a seed did not reach it."""
@@ -461,7 +228,7 @@ class Results:
             target, curve = self.target_of(index), outcome.curve()
             if target is None or not all(math.isfinite(value) for _, value in curve):
                 return None, None
-            higher = bool(self.metric["higher_is_better"])
+            higher = self.metric.higher_is_better
             rounds.append(cost.rounds_to(curve, target, higher_is_better=higher))
             megabytes.append(cost.bytes_to(curve, outcome.spent, target, higher_is_better=higher))
         if any(one is None for one in rounds):
@@ -474,10 +241,10 @@ class Results:
         """One row per method: means over seeds, in the order in which the methods were named."""
         return [self._row(method, of_method) for method, of_method in self.outcomes.items()]
 
-    def _row(self, method: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    def _row(self, method: str, outcomes: Sequence[Report]) -> dict[str, Any]:
         figures = [outcome.figures(select=self.select) for outcome in outcomes]
-        macro = [one["macro"] for one in figures]
-        higher, share = bool(self.metric["higher_is_better"]), bool(self.metric["share"])
+        macro = [one.macro for one in figures]
+        higher, share = self.metric.higher_is_better, self.metric.share
         spread = [
             fairness.summary(scores, outcome.samples(), higher_is_better=higher, share=share)
             for outcome, scores in zip(outcomes, self.scores(method), strict=True)
@@ -490,8 +257,8 @@ class Results:
             "mean": float(np.mean(macro)),
             "interval": significance.interval(macro),
             **{name: _nanmean([one[name] for one in spread]) for name in spread[0] if name != "macro"},
-            "loss": _mean(one["loss"] for one in figures),
-            "ece": _optional(_mean, [one.get("ece") for one in figures]),
+            "loss": _mean(one.loss for one in figures),
+            "ece": _optional(_mean, [one.ece for one in figures]),
             "shared_union": _optional(_mean, [outcome.union for outcome in outcomes]),
             "central": _optional(_mean, [outcome.central for outcome in outcomes]),
             **{f"gain_{name}": _nanmean(self.gains(method, name)) for name in REFERENCES},
@@ -505,7 +272,7 @@ class Results:
             "clusters": _optional(_mean, [None if one is None else one.number for one in found]),
             "adjusted_rand": _optional(_mean, [outcome.agreement for outcome in outcomes]),
             "clients": self.clients,
-            "round": _mean(outcome.chosen(self.select)["round"] for outcome in outcomes),
+            "round": _mean(outcome.chosen(self.select).round for outcome in outcomes),
             "megabytes_up": _mean(outcome.megabytes("up") for outcome in outcomes),
             "megabytes_down": _mean(outcome.megabytes("down") for outcome in outcomes),
             "megabytes_deployed": _optional(_mean, [outcome.deployed for outcome in outcomes]),
@@ -524,12 +291,12 @@ class Results:
         for method, outcomes in self.outcomes.items():
             each = [one.newcomers for one in outcomes if one.newcomers is not None]
             if each:
-                labelled = [one["labelled"] for one in each]
-                tuned = {epochs: _mean(one[epochs]["macro"] for one in labelled) for epochs in labelled[0]}
-                without = [one["unlabelled"].get("macro", math.nan) for one in each]
+                labelled = [one.labelled for one in each]
+                tuned = {epochs: _mean(one[epochs].macro for one in labelled) for epochs in labelled[0]}
+                without = [one.unlabelled.get("macro", math.nan) for one in each]
                 found.append({
-                    "method": method, "clients": len(labelled[0]["0"]["clients"]),
-                    "way": each[0]["unlabelled"]["way"], "unlabelled": _mean(without), "tuned": tuned,
+                    "method": method, "clients": len(labelled[0]["0"].clients),
+                    "way": each[0].unlabelled["way"], "unlabelled": _mean(without), "tuned": tuned,
                 })  # fmt: skip
         return found
 
@@ -563,20 +330,19 @@ class Results:
     @property
     def protocol(self) -> str:
         """What the figures are figures of."""
-        config = self.example.config
-        task = config["task"]
-        recipe = task.get("recipe", {})
+        task = self.example.config.task
+        recipe = task.recipe or {}
         dealt, split = recipe.get("partition"), recipe.get("split")
         over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
-        what = f"{self.metric['name'].capitalize()}{' in %' if self.metric['share'] else ''}"
+        what = f"{self.metric.name.capitalize()}{' in %' if self.metric.share else ''}"
         cut = f" (train/val/test {split} %)" if split else ""
-        ended = sorted({run.chosen()["round"] for of_method in self.outcomes.values() for run in of_method})
+        ended = sorted({run.chosen().round for of_method in self.outcomes.values() for run in of_method})
         rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
         return (
             f"{what} of the model each client would deploy, on its own test split{cut}, {SELECTIONS[self.select]}"
-            f"{rounds}; all {task['clients']} clients, each counted the same{over}. "
-            f"{task['name']}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
+            f"{rounds}; all {task.clients} clients, each counted the same{over}. "
+            f"{task.name}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
             f"{', '.join(map(str, self.seeds))}.{shared}"
         )
 
@@ -591,27 +357,10 @@ class Results:
         return replace(self, select=select)
 
 
-# -- methods by name ---------------------------------------------------------------------------------------------------
-
-
-def label(algorithm: Algorithm, name: str | None = None) -> str:
-    """What a method is called in tables, as the command line takes it: `ditto`, `ditto:lam=0.1`, `mine.py`."""
-    values = values_of(algorithm)
-    chosen = [f"{one.name}={values[one.name]}" for one in hyperparameters(algorithm) if values[one.name] != one.default]
-    return ":".join([name or _name(algorithm), *filter(None, [",".join(chosen)])])
-
-
-def _name(algorithm: Algorithm) -> str:
-    file, here = file_of(algorithm), Path.cwd()
-    if file is None:
-        return name_of(algorithm)
-    return f"{file.relative_to(here) if file.is_relative_to(here) else file}{algorithm.added}"
-
-
 # -- small parts -------------------------------------------------------------------------------------------------------
 
 
-def _require_same_task(one: Outcome, other: Outcome) -> None:
+def _require_same_task(one: Report, other: Report) -> None:
     for part in ("task", "model"):
         mine, theirs = (_told(outcome.config.get(part, {})) for outcome in (one, other))
         differs = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))

@@ -5,18 +5,19 @@
     metrics.jsonl        one line per round
     ledger.jsonl         every message
     run.log              what the engine chose, who was lost
-    checkpoints/         round-000012.safetensors and its round-000012.json, which holds the checksum
+    checkpoints/         round-000012.safetensors and its round-000012.json, which holds checksums
     outcomes.npz         the score of every test sample, written after the last round
     report.html          written at the end
 
-Files are written to a temporary name, flushed to disk and renamed, so that a file is either whole or not there. A
-checkpoint counts only if its checksum is right; otherwise the one before it is used.
+Files are written to a temporary name, flushed to disk and renamed, so a file is either whole or not there. A round
+writes its outcomes, then its line of metrics, its messages, what clients keep, the checkpoint's tensors and last the
+checkpoint's JSON file: the first five count only once the last one is there, so a kill between any two is survived. A
+checkpoint counts only if its checksum is right; otherwise the one before it is used. It seals what it builds on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import itertools
@@ -24,14 +25,16 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -40,20 +43,62 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.data.files import open_arrays, reading
-from atoll.kernel.errors import CheckpointError, RunError
+from atoll.data.statistics import Statistics
+from atoll.kernel.errors import CheckpointError, DataError, RunError
 from atoll.kernel.params import Layout, Tree
+from atoll.records.configuration import RunConfig
+from atoll.records.files import (
+    changed,
+    guarding,
+    open_to_append,
+    read_lines,
+    read_record,
+    write_json,
+    write_record,
+    write_text,
+    writing,
+)  # fmt: skip
+from atoll.records.rounds import Round
+from atoll.records.schema import Record
+from atoll.records.trust import remember
 from atoll.runtime.channel.ledger import Entry
-from atoll.runtime.files import require_no_link, write_whole
+from atoll.runtime.files import open_regular, require_no_link, write_whole
 from atoll.runtime.serialise import pack, unpack
+
+__all__ = [
+    "KEPT_CHECKPOINTS", "Run", "command", "find_runs", "machine", "now", "peak_memory", "quietly", "versions",
+    "write_json", "write_text", "writing",
+]  # fmt: skip
 
 log = logging.getLogger("atoll.run")
 
 KEPT_CHECKPOINTS = 2
 LINES = ("metrics.jsonl", "ledger.jsonl")  # files that grow by lines
+WHOLE = ("config.json", "clients.json", "outcomes.npz")  # files that are written at once
+BLOCK = 2**20
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sealed(Record):
+    """How many lines a file has, and their digest."""
+
+    lines: int
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Checkpoint(Record):
+    """What a checkpoint says about its tensors, and about the files that it builds on."""
+
+    round: int
+    bytes: int
+    sha256: str
+    kept: int | None = None  # clients that have something in a memory on disk
+    files: dict[str, Sealed] | None = None  # older runs have none
 
 
 class _Seal:
-    """How many lines a file has, and their digest."""
+    """The seal of a file that may grow."""
 
     def __init__(self) -> None:
         self.lines, self.digest = 0, hashlib.sha256()
@@ -62,7 +107,7 @@ class _Seal:
     def of(cls, path: Path, lines: int | None = None) -> _Seal:
         """Read the seal of a file, or of its first `lines` lines; one that is not there has none."""
         seal = cls()
-        with path.open("rb") if path.exists() else io.BytesIO() as file:
+        with open_regular(path) if path.exists() or path.is_symlink() else io.BytesIO() as file:
             for line in itertools.islice(file, lines):
                 seal.add(line)
         return seal
@@ -72,9 +117,10 @@ class _Seal:
         self.lines += 1
         self.digest.update(line)
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def sealed(self) -> Sealed:
         """What a checkpoint writes down."""
-        return {"lines": self.lines, "sha256": self.digest.hexdigest()}
+        return Sealed(lines=self.lines, sha256=self.digest.hexdigest())
 
 
 class Run:
@@ -82,28 +128,33 @@ class Run:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self._sealed: dict[str, _Seal] = {}  # of files that grow, as far as this process has written or read them
+        self._sealed: dict[str, _Seal] = {}  # as far as this process has written or read the files
 
     # -- opening ---------------------------------------------------------------------------------------------------
     @classmethod
     def create(cls, folder: Path | str, config: Mapping[str, Any]) -> Run:
-        """A new folder; refuses one that already holds a run."""
+        """Make a new folder; refuse one that already holds a run. A file of the user's own is remembered as run."""
         folder = Path(folder)
         if (folder / "config.json").exists():
             raise RunError(
                 f"A new run must have a folder of its own. {folder} already holds one.",
                 hint=f"continue it with `atoll resume {folder}`, or choose another folder.",
             )
+        origin = {"versions": versions(), "machine": machine(), "command": command()}
+        written = RunConfig.of_json({**config, **origin})
+        if written.algorithm.file is not None:
+            remember(Path(written.algorithm.file))
         with writing(folder):
             require_no_link(folder / "checkpoints")
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-            origin = {"versions": versions(), "machine": machine(), "command": command()}
-            write_json(folder / "config.json", {**config, **origin})
+            for stale in folder.glob(".config.json.*.tmp"):  # of a beginning that was killed
+                stale.unlink(missing_ok=True)
+            write_record(folder / "config.json", written)
         return cls(folder)
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
-        """A folder that holds a run."""
+        """Open a folder that holds a run."""
         folder = Path(folder)
         if not (folder / "config.json").exists():
             raise RunError(
@@ -113,57 +164,68 @@ class Run:
         return cls(folder)
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> RunConfig:
         """What was asked for."""
-        config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        return config
+        return read_record(self.folder / "config.json", RunConfig)
 
     @property
-    def statistics(self) -> dict[str, Any] | None:
+    def statistics(self) -> Statistics | None:
         """What the clients have, in numbers; None if it was not written."""
         path = self.folder / "clients.json"
-        found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-        return found
+        if not path.exists():
+            return None
+        found = read_record(path, dict[str, Any])
+        with guarding(path):
+            return Statistics.of_json(found)
 
     def keep_statistics(self, found: Mapping[str, Any]) -> None:
         """Write down what the clients have."""
         with writing(self.folder):
-            write_json(self.folder / "clients.json", found)
+            write_record(self.folder / "clients.json", found)
 
     # -- metrics and ledger ----------------------------------------------------------------------------------------
-    def record(self, line: Mapping[str, Any], entries: Iterable[Entry]) -> None:
+    def record(self, line: Round, entries: Iterable[Entry]) -> None:
         """Append one round's metrics and messages."""
         with writing(self.folder):
-            for name, lines in zip(LINES, ([line], (entry.as_json() for entry in entries)), strict=True):
+            for name, lines in zip(LINES, ([line.as_json()], (entry.as_json() for entry in entries)), strict=True):
                 seal = self._seal(name)  # before the file grows
-                with _appending(self.folder / name) as file:
+                with open_to_append(self.folder / name) as file:
                     for one in lines:
                         text = json.dumps(one) + "\n"
                         file.write(text)
                         seal.add(text.encode())
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """All rounds so far; a last line that was cut short is left out."""
-        return list(_lines(self.folder / "metrics.jsonl"))
+    def metrics(self) -> list[Round]:
+        """Read all rounds so far; what a crash left unreadable after the last checkpoint is left out."""
+        found = read_lines(self.folder / "metrics.jsonl", Round, self._sealed_lines("metrics.jsonl"))
+        if [line.round for line in found] != [*range(1, len(found) + 1)]:
+            raise RunError(f"{self.folder / 'metrics.jsonl'} must have one line for each round, in order.")
+        return found
 
     def ledger(self) -> list[Entry]:
-        """All messages so far."""
-        return [Entry(**{**line, "clients": tuple(line["clients"])}) for line in _lines(self.folder / "ledger.jsonl")]
+        """Read all messages so far."""
+        return read_lines(self.folder / "ledger.jsonl", Entry, self._sealed_lines("ledger.jsonl"))
 
     def save_outcomes(self, outcomes: NDArray[np.float64]) -> None:
-        """The score of every test sample after the last round, client after client."""
+        """Write the score of every test sample after the last round, client after client."""
         data = io.BytesIO()
         np.savez_compressed(data, test=outcomes.astype(np.float32))
         with writing(self.folder):
             write_whole(self.folder / "outcomes.npz", data.getvalue())
 
     def outcomes(self) -> NDArray[np.float64] | None:
-        """The score of every test sample after the last round; None before it."""
+        """Read the score of every test sample after the last round; None before it."""
         path = self.folder / "outcomes.npz"
         if not path.exists():
             return None
-        with reading(path), open_arrays(path) as arrays:
-            found: NDArray[np.float64] = arrays["test"].astype(np.float64)
+        open_regular(path).close()
+        try:
+            with reading(path), open_arrays(path) as arrays:
+                found: NDArray[np.float64] = arrays["test"].astype(np.float64)
+        except (DataError, NotImplementedError, RuntimeError) as error:  # or packed in a way that is not known here
+            raise RunError(f"{path} must be what a run writes. It cannot be read.") from error
+        if found.ndim != 1:
+            raise RunError(f"{path} must hold one score for each test sample. It has the shape {found.shape}.")
         return found
 
     def rewind(self, rounds: int) -> None:
@@ -172,43 +234,71 @@ class Run:
             self._sealed.clear()
             for stale in self.folder.rglob(".*.tmp"):
                 stale.unlink(missing_ok=True)
+            for name in LINES:
+                write_whole(self.folder / name, b"".join(self._lines_until(name, rounds)))
+            self._forget_old()
+            seals = self._facts(rounds).files if rounds else {}
+            if seals is not None and "outcomes.npz" not in seals:  # of a last round that is to come again
+                (self.folder / "outcomes.npz").unlink(missing_ok=True)
+
+    def _lines_until(self, name: str, rounds: int) -> list[bytes]:
+        """The lines that a file had after so many rounds, as they stand there."""
+        path = self.folder / name
+        if not rounds or not path.exists():
+            return []
+        seals = self._facts(rounds).files
+        with open_regular(path) as file:
+            if seals is not None:
+                return [*itertools.islice(file, seals[name].lines)]
             # Metrics count rounds from 1, messages from 0; those before the first round are sent again with it.
-            for name, last in zip(LINES, (rounds, rounds - 1), strict=True):
-                kept = [line for line in _lines(self.folder / name) if rounds and line["round"] <= last]
-                write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            last = rounds if name == "metrics.jsonl" else rounds - 1
+            kept = []
+            for line in file:
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    if json.loads(line)["round"] <= last:
+                        kept.append(line)
+            return kept
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def save(self, rounds: int, state: Tree, layouts: Sequence[Layout] = (), kept: int | None = None) -> None:
-        """A checkpoint after `rounds` rounds; older ones but the last are removed.
+        """Write a checkpoint after `rounds` rounds; older ones but the last are removed.
 
-        It seals what it builds on: the configuration, the lines of metrics and ledger so far, and how many clients have
-        something in a memory on disk (`kept`).
+        It seals what it builds on: the configuration, what clients have, the lines of metrics and ledger so far, the
+        outcomes, and how many clients have something in a memory on disk (`kept`).
         """
         tensors, structure = pack(state, layouts)
         data = safetensors.torch.save(tensors, {"structure": structure})
-        facts: dict[str, Any] = {"round": rounds, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        facts["kept"] = kept
         with writing(self.folder):
             require_no_link(self.folder / "checkpoints")
             for name in LINES:  # what a checkpoint builds on must not be lost after it
                 if (self.folder / name).exists():
                     with (self.folder / name).open("rb") as file:
                         os.fsync(file.fileno())
-            facts["files"] = {name: self._seal(name).as_json() for name in ("config.json", *LINES)}
+            self._sealed.pop("outcomes.npz", None)  # it is written anew
+            there = [name for name in (*WHOLE, *LINES) if name in LINES or (self.folder / name).exists()]
+            facts = Checkpoint(
+                round=rounds, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), kept=kept,
+                files={name: self._seal(name).sealed for name in there},
+            )  # fmt: skip
             write_whole(self._checkpoint(rounds, "safetensors"), data)
-            write_json(self._checkpoint(rounds, "json"), facts)
-        for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
-            for suffix in ("json", "safetensors"):
-                self._checkpoint(old, suffix).unlink(missing_ok=True)
+            write_record(self._checkpoint(rounds, "json"), facts)
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Remove all but the last checkpoints; first the JSON files, so tensors without one are what a kill leaves."""
+        kept = self.checkpoints()[-KEPT_CHECKPOINTS:]
+        for suffix in ("json", "safetensors"):
+            for path in (self.folder / "checkpoints").glob(f"round-*.{suffix}"):
+                if path not in [self._checkpoint(rounds, suffix) for rounds in kept]:
+                    path.unlink(missing_ok=True)
 
     def checkpoints(self) -> list[int]:
         """The rounds of the checkpoints there are, damaged ones included."""
-        return sorted(
-            int(path.stem.removeprefix("round-")) for path in (self.folder / "checkpoints").glob("round-*.json")
-        )
+        names = [path.name for path in (self.folder / "checkpoints").glob("round-*.json")]
+        return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"round-(\d{6,15})\.json", name)))
 
     def load(self, layouts: Sequence[Layout], device: torch.device) -> tuple[int, Tree] | None:
-        """The newest checkpoint that is whole, as (rounds, state); None if there is none at all.
+        """Return the newest checkpoint that is whole, as (rounds, state); None if there is none at all.
 
         Raises RunError if the files that it builds on are not those that it was written with.
         """
@@ -219,7 +309,7 @@ class Run:
             except CheckpointError as error:
                 log.warning("%s", error)
                 continue
-            self._require_sealed(rounds)
+            self._require_sealed(self._facts(rounds))
             return rounds, state
         if found:
             log.warning("no checkpoint is whole: the run begins again")
@@ -228,34 +318,61 @@ class Run:
     def _load(self, rounds: int, layouts: Sequence[Layout], device: torch.device) -> Tree:
         path = self._checkpoint(rounds, "safetensors")
         try:
-            facts = json.loads(self._checkpoint(rounds, "json").read_text())
-            data = path.read_bytes()
-            if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
+            facts = self._facts(rounds)
+            with open_regular(path, largest=facts.bytes) as file:
+                data = file.read()
+            if len(data) != facts.bytes or hashlib.sha256(data).hexdigest() != facts.sha256:
                 raise CheckpointError(
-                    f"Checkpoint {path.name} is damaged: {len(data)} bytes, expected {facts['bytes']} with the "
+                    f"Checkpoint {path.name} is damaged: {len(data)} bytes, expected {facts.bytes} with the "
                     "recorded checksum. The one before it is used."
                 )
             length = int.from_bytes(data[:8], "little")
             structure = json.loads(data[8 : 8 + length])["__metadata__"]["structure"]
             return unpack(safetensors.torch.load(data), structure, layouts, device)
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        except CheckpointError:
+            raise
+        except (RunError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             raise CheckpointError(
                 f"Checkpoint {path.name} cannot be read ({error}). The one before it is used."
             ) from error
 
     def kept(self, rounds: int) -> int | None:
         """How many clients had something in a memory on disk after `rounds` rounds, if that was written down."""
-        found: int | None = self._facts(rounds).get("kept")
-        return found
+        return self._facts(rounds).kept
 
     def finished(self, rounds: int) -> bool:
-        """Whether the checkpoint after the last of `rounds` rounds is there, as long as it should be."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return bool(self._checkpoint(rounds, "safetensors").stat().st_size == self._facts(rounds)["bytes"])
-        return False
+        """Whether the checkpoint after the last of `rounds` rounds is there and whole."""
+        try:
+            facts, digest = self._facts(rounds), hashlib.sha256()
+            with open_regular(self._checkpoint(rounds, "safetensors"), largest=facts.bytes) as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
+        except RunError:
+            return False
+        return digest.hexdigest() == facts.sha256
 
-    def _facts(self, rounds: int) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(self._checkpoint(rounds, "json").read_text())
+    def verify(self) -> None:
+        """Raise RunError if a file is not as the newest checkpoint that can be read has sealed it."""
+        facts = self._newest()
+        if facts is not None:
+            self._require_sealed(facts)
+
+    def _newest(self) -> Checkpoint | None:
+        """What the newest checkpoint says whose JSON file can be read."""
+        for rounds in reversed(self.checkpoints()):
+            with contextlib.suppress(RunError):
+                return self._facts(rounds)
+        return None
+
+    def _sealed_lines(self, name: str) -> int:
+        facts = self._newest()
+        return 0 if facts is None or facts.files is None else facts.files[name].lines
+
+    def _facts(self, rounds: int) -> Checkpoint:
+        path = self._checkpoint(rounds, "json")
+        facts = read_record(path, Checkpoint)
+        if facts.round != rounds or (facts.files is not None and not {*LINES, "config.json"} <= {*facts.files}):
+            raise changed(path)
         return facts
 
     def _seal(self, name: str) -> _Seal:
@@ -264,15 +381,15 @@ class Run:
             self._sealed[name] = _Seal.of(self.folder / name)
         return self._sealed[name]
 
-    def _require_sealed(self, rounds: int) -> None:
+    def _require_sealed(self, facts: Checkpoint) -> None:
         """Raise unless the files of the run are those that a checkpoint was written with."""
-        for name, seal in self._facts(rounds).get("files", {}).items():
-            if _Seal.of(self.folder / name, seal["lines"] if name in LINES else None).as_json() != seal:
-                raise RunError(
-                    f"A run must be resumed from the files that it wrote. {self.folder / name} was changed after round "
-                    f"{rounds}.",
-                    hint="put the file back as it was, or begin a new run in another folder.",
-                )
+        last = facts.round == self.config.settings.rounds  # after which no line can come
+        for name, seal in (facts.files or {}).items():
+            if name not in (*WHOLE, *LINES):
+                raise changed(self._checkpoint(facts.round, "json"))
+            found = _Seal.of(self.folder / name, seal.lines if name in LINES and not last else None).sealed
+            if found != seal:
+                raise changed(self.folder / name, f"round {facts.round}")
 
     def _checkpoint(self, rounds: int, suffix: str) -> Path:
         return self.folder / "checkpoints" / f"round-{rounds:06d}.{suffix}"
@@ -283,7 +400,7 @@ class Run:
         """Write what Atoll logs to run.log as well."""
         logger = logging.getLogger("atoll")
         with writing(self.folder):
-            handler = logging.StreamHandler(_appending(self.folder / "run.log"))
+            handler = logging.StreamHandler(open_to_append(self.folder / "run.log"))
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         before = logger.level
         logger.addHandler(handler)
@@ -297,6 +414,13 @@ class Run:
             handler.stream.close()
 
 
+def find_runs(folder: Path) -> list[Path]:
+    """Return the folders inside that hold a run, or what is left of one."""
+    return sorted(
+        Path(path) for path, folders, files in os.walk(folder) if {"config.json", *LINES} & {*folders, *files}
+    )
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Nobody needs to read what Atoll logs here, short of errors."""
@@ -307,47 +431,6 @@ def quietly() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-@contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn failures to write into errors that say what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(
-                f"The disk with {folder} must have room for the run. It is full.",
-                hint=f"make room, then continue with `atoll resume {folder}`; all before the last checkpoint is safe.",
-            ) from error
-        raise RunError(f"{folder} must be writable: {error}.") from error
-
-
-def _appending(path: Path) -> IO[str]:
-    """A text file to add lines to; never through a link."""
-    require_no_link(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all."""
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text file, whole or not at all."""
-    write_whole(path, text.encode())
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:  # cut short by a crash; the checkpoint before it does not need it
-            return
 
 
 def versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ Scores = NDArray[np.float64]
 
 def same_clients(comparison: Results) -> bool:
     """Say whether a client is the same in every seed: it has the same data, or the same name."""
-    data = {str(outcome.config["task"].get("data", outcome.seed)) for outcome in comparison.first}
+    data = {str(outcome.config.task.data or outcome.seed) for outcome in comparison.first}
     names = {None if (found := outcome.statistics) is None else found.names for outcome in comparison.first}
     return len(data) == 1 or (len(names) == 1 and None not in names)
 

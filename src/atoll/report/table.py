@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from atoll.records.results import Outcome, Results
+    from atoll.records.report import Report
+    from atoll.records.results import Results
 
 BEST = "*"
 SIGNIFICANT = "†"
@@ -194,19 +195,20 @@ def harm_note(comparison: Results) -> str:
     return f" Mean loss against Local over all clients (a gain counts as 0): {', '.join(lost)}." if lost else ""
 
 
-def run_table(outcome: Outcome) -> Table:
+def run_table(outcome: Report) -> Table:
     """Make a table of a single run, one row per model and split."""
     numbers = Numbers(**outcome.metric)
     table = plain_table(["model", "split"])
     for head in ("mean", "over samples", "worst client", "bottom 10 %", "std over clients", "loss"):
         table.add_column(head, justify="right", no_wrap=True)
-    evaluation = outcome.evaluations[-1]["evaluation"] if outcome.evaluations else {}
-    for model, split in ((model, split) for model in ("personal", "shared") for split in ("test", "val")):
-        if model in evaluation:
-            found = evaluation[model][split]
-            names = ("macro", "micro", "worst", "bottom10", "std")
-            loss = f"{found['loss']:.3f}" if math.isfinite(found["loss"]) else UNKNOWN
-            table.add_row(model, split, *(numbers.score(found[name]) for name in names), loss)
+    evaluation = outcome.evaluations[-1].evaluation if outcome.evaluations else None
+    models = {} if evaluation is None else {"personal": evaluation.personal, "shared": evaluation.shared}
+    for model, split in ((model, split) for model in models for split in ("test", "val")):
+        found = (models[model] or {}).get(split)
+        if found is not None:
+            shown = (found.macro, found.micro, found.worst, found.bottom10, found.std)
+            loss = f"{found.loss:.3f}" if math.isfinite(found.loss) else UNKNOWN
+            table.add_row(model, split, *map(numbers.score, shown), loss)
     if outcome.central is not None:
         table.add_row("shared", "central", UNKNOWN, numbers.score(outcome.central), *[UNKNOWN] * 4)
     return table

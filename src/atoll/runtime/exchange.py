@@ -1,4 +1,4 @@
-"""What passes between the server and its clients in a round: messages down, work, replies up, and who is lost."""
+"""The exchange of a server with its clients in a round: messages down, work, replies up, and who is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Notes = list[tuple[Clients, dict[str, NDArray[np.float64]]]]  # some clients, an
 
 @dataclass
 class Traffic:
-    """What happened to the clients of one round."""
+    """The fate of the clients of one round."""
 
     asked: int
     replied: int = 0
@@ -65,7 +65,7 @@ class Exchange:
         return self.population.task
 
     def prepare(self, server: Tree, new: Clients, round: int, traffic: Traffic) -> tuple[Tree, Clients]:
-        """Exchange with clients before their first round; return the server's state, and who got through.
+        """Exchange with clients before their first round; return the server's state, and the clients that got through.
 
         In the first round these are rounds -n to -1 of the ledger; who comes later exchanges in the round of its
         arrival.
@@ -91,7 +91,7 @@ class Exchange:
                         arrival = self.channel.up(self.method, done.clients, done.result, written)
                         arrivals.append(arrival._replace(broadcast=job.broadcast))
             if not any(map(len, answered)) and traffic.lost["not finite"]:
-                raise _diverged(new, round, self._task)
+                raise _divergence_error(new, round, self._task)
             new = np.concatenate(answered)
             if arrivals:
                 bench = self.engine.bench(self.population, at)
@@ -101,7 +101,7 @@ class Exchange:
         return server, new
 
     def gather(self, job: Job, traffic: Traffic) -> Iterator[Arrival]:
-        """Yield what the clients of a round reply, as it arrives."""
+        """Yield the replies of the clients of a round, as they arrive."""
         self.channel.broadcast(job.broadcast, job.clients, job.round)
         diverged: Clients = job.clients[:0]
         for outcome in self.engine.run(job, self.trainers) if len(job.clients) else ():
@@ -119,7 +119,7 @@ class Exchange:
             arrival = self.channel.up(self.method, done.clients, done.result, job.round)
             yield arrival._replace(broadcast=job.broadcast, unicast=done.unicast)
         if len(diverged) and not traffic.replied:
-            raise _diverged(diverged, job.round, self._task)
+            raise _divergence_error(diverged, job.round, self._task)
 
     def finish(self, server: Tree, clients: Clients, round: int, traffic: Traffic) -> None:
         """Have clients take their last local step, if the method has one."""
@@ -138,7 +138,7 @@ class Exchange:
                     _keep(done, round - 1)
 
     def _require_finite(self, done: Done[Any], round: int, traffic: Traffic) -> tuple[Done[Update], Clients]:
-        """Return the part of the clients whose work is finite, and who the others are, of whom nothing counts."""
+        """Return the work of the clients where it is finite, and the other clients, whose work does not count."""
         update: Update = done.result
         traffic.gradients += done.gradients
         notes = {name: value.double() for name, value in done.notes.items()}
@@ -167,14 +167,14 @@ class Exchange:
 
 
 def _keep(done: Done[Update], round: int) -> None:
-    """Put what an update leaves with the clients into their memory, that of pieces beside it."""
+    """Put what an update leaves with the clients into their memory, and what pieces leave into theirs."""
     for name, tree in done.result.beside.items():
         done.memory.beside(name).keep(done.clients, tree, round=round)
     if done.result.keep is not None:
         done.memory.keep(done.clients, done.result.keep, round=round)
 
 
-def _diverged(clients: Clients, round: int, task: Task) -> DivergedError:
+def _divergence_error(clients: Clients, round: int, task: Task) -> DivergedError:
     """Return the error for a round in which nobody's work stayed finite."""
     first = int(clients[0])
     return DivergedError(
@@ -182,5 +182,5 @@ def _diverged(clients: Clients, round: int, task: Task) -> DivergedError:
         f"{task.client_name(first)}.",
         client=first,
         round=round,
-        hint="lower --lr or set --clip; the run can be resumed from its last checkpoint.",
+        hint="lower `lr` or set `clip`; the run can be resumed from its last checkpoint.",
     )

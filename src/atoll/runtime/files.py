@@ -1,19 +1,22 @@
-"""Files that are whole or not there."""
+"""Files that are complete or absent."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
 from atoll.kernel.errors import RunError
 
 LOCK, WRITER = ".lock", ".writer"
+LARGEST = 2**32  # bytes of a file that is read
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -35,7 +38,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush to disk which files a folder holds."""
+    """Flush the list of files in a folder to disk."""
     with contextlib.suppress(OSError):  # some file systems cannot
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -46,7 +49,7 @@ def flush_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Be the only one that writes to a folder; raise if another process, or this one, is writing there already."""
+    """Hold a folder for writing; raise if another process, or this one, is writing there already."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (LOCK, WRITER):
         require_no_link(folder / name)
@@ -73,6 +76,39 @@ def require_no_link(path: Path) -> None:
     """Raise if a file of a run is a link: what is written would end up elsewhere."""
     if path.is_symlink():
         raise RunError(
-            f"What a run writes must lie in its folder. {path} is a link to {path.readlink()}.",
-            hint="replace the link by what it leads to, or by nothing.",
+            f"The files of a run must lie in its folder. {path} is a link to {path.readlink()}.",
+            hint="replace the link by its target, or remove it.",
         )
+
+
+def open_regular(path: Path, largest: int = LARGEST) -> BinaryIO:
+    """Open a file of a run to read it; raise RunError unless it is a regular file that is not too large.
+
+    A link could lead anywhere, and a pipe would be waited for.
+    """
+    try:
+        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if path.is_symlink():
+            raise RunError(f"A file of a run must not be a link. {path} is one.") from error
+        raise RunError(f"{path} must be readable: {error.strerror}.") from error
+    found = os.fstat(opened)
+    reason = None
+    if not stat.S_ISREG(found.st_mode):
+        reason = f"A file of a run must be a regular file. {path} is {_kind(found.st_mode)}."
+    elif found.st_size > largest:
+        reason = f"{path} must have at most {largest:,} bytes. It has {found.st_size:,}."
+    if reason is not None:
+        os.close(opened)
+        raise RunError(reason)
+    return os.fdopen(opened, "rb")
+
+
+def read_regular(path: Path, largest: int = LARGEST) -> bytes:
+    """Read a file of a run, as `open_regular` opens it."""
+    with open_regular(path, largest) as file:
+        return file.read()
+
+
+def _kind(mode: int) -> str:
+    return "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "none"

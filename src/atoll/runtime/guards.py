@@ -1,4 +1,4 @@
-"""What is watched while a method runs: states that are not finite, and hyperparameters that make no sense."""
+"""Checks while a method runs: states that are not finite, and hyperparameters that make no sense."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("atoll.federation")
 
 
 def require_sound(server: Tree, round: int, task: str) -> None:
-    """Raise for a server's state that is not finite, or in which a variance is negative."""
+    """Raise if a server's state is not finite, or if a variance in it is negative."""
     sums: dict[torch.device, list[Tensor]] = {}  # a server may hold a few tables on the CPU beside models on a GPU
     for leaf in flatten(server)[0]:
         if leaf.is_floating_point():
@@ -25,7 +25,7 @@ def require_sound(server: Tree, round: int, task: str) -> None:
         raise DivergedError(
             f"Training must stay finite. The server's state after round {round} of {task} is not.",
             round=round,
-            hint="lower --lr or set --clip; the run can be resumed from its last checkpoint.",
+            hint="lower `lr` or set `clip`; the run can be resumed from its last checkpoint.",
         )
     variances = [(name, leaf) for name, leaf in named_leaves(server) if name.endswith("running_var") and leaf.numel()]
     lowest = [(name, leaf.min()) for name, leaf in variances]
@@ -40,14 +40,14 @@ def require_sound(server: Tree, round: int, task: str) -> None:
 
 
 def warn_of_limits(algorithm: Algorithm) -> None:
-    """Say aloud when hyperparameters make a method equal to a simpler one."""
+    """Warn when hyperparameters make a method equal to a simpler one."""
     for other, values in algorithm.limits.items():
         if all(getattr(algorithm, name) == value for name, value in values.items()):
             log.warning("%s with %s does the same as %s", title_of(algorithm), describe_values(values), other)
 
 
 def warn_of_overshooting(algorithm: Algorithm, lr: float) -> None:
-    """Say aloud when a penalty is so strong that steps lead away from what it pulls to."""
+    """Warn when a penalty is so strong that steps lead away from what it pulls to."""
     for name, value in algorithm.pulls(lr).items():
         if value > 2:
             log.warning(

@@ -24,7 +24,7 @@ def interruptions(*, enabled: bool) -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        log.warning("stopping after this round; once more to stop at once")
+        log.warning("stopping after this round; interrupt again to stop at once")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,4 +1,4 @@
-"""Who is there in a round: a schedule, written in words.
+"""Participation: a schedule, written in words, that says who is there in a round.
 
     constant          everybody, always
     random:P          each client with probability P, drawn anew in every round
@@ -45,7 +45,7 @@ Schedule = Callable[[Moment], There]
 
 
 def parse(words: str) -> Schedule:
-    """The schedule that these words stand for."""
+    """Parse a schedule from words."""
     name, _, value = words.partition(":")
     if name not in SCHEDULES:
         raise unknown("participation", name, SCHEDULES)
@@ -53,9 +53,9 @@ def parse(words: str) -> Schedule:
 
 
 def fingerprint(words: str) -> dict[str, str]:
-    """What the words alone do not say: the content of a file, which may change while its name stays."""
+    """Return what the words alone do not fix: the content of a file, which may change while its name stays."""
     name, _, value = words.partition(":")
-    return {"file": hashlib.sha256(repr(_read(value)).encode()).hexdigest()[:16]} if name == "file" else {}
+    return {"file": hashlib.sha256(repr(_read_stays(value)).encode()).hexdigest()[:16]} if name == "file" else {}
 
 
 def _constant(value: str) -> Schedule:
@@ -65,25 +65,25 @@ def _constant(value: str) -> Schedule:
 
 
 def _random(value: str) -> Schedule:
-    share = _number("random", value, 0, 1)
+    share = _parse_number("random", value, 0, 1)
     return lambda now: generator(now.seed, "there", now.round).random(now.clients) < share
 
 
 def _diurnal(value: str) -> Schedule:
-    period = _number("diurnal", value, 1, 1e9)
+    period = _parse_number("diurnal", value, 1, 1e9)
 
-    def there(now: Moment) -> There:
+    def find_present(now: Moment) -> There:
         phase = generator(now.seed, "dawn").random(now.clients)
         awake: There = (now.round / period + phase) % 1 < 0.5
         return awake
 
-    return there
+    return find_present
 
 
 def _turnover(value: str) -> Schedule:
-    share = _number("turnover", value, 0, 0.5)
+    share = _parse_number("turnover", value, 0, 0.5)
 
-    def there(now: Moment) -> There:
+    def find_present(now: Moment) -> There:
         draw, size = generator(now.seed, "turnover"), int(share * now.clients + 0.5)
         order, when = draw.permutation(now.clients), draw.integers(1, max(now.rounds, 2), now.clients)
         first, last = np.zeros(now.clients, dtype=np.int64), np.full(now.clients, now.rounds)
@@ -92,13 +92,13 @@ def _turnover(value: str) -> Schedule:
         here: There = (first <= now.round) & (now.round < last)
         return here
 
-    return there
+    return find_present
 
 
 def _from_file(value: str) -> Schedule:
-    stays = _read(value)  # now: a file that cannot be read is found before the first round
+    stays = _read_stays(value)  # now: a file that cannot be read is found before the first round
 
-    def there(now: Moment) -> There:
+    def find_present(now: Moment) -> There:
         here = np.zeros(now.clients, dtype=bool)
         for client, first, last in stays:
             if not 0 <= client < now.clients:
@@ -106,10 +106,10 @@ def _from_file(value: str) -> Schedule:
             here[client] |= first <= now.round + 1 <= last
         return here
 
-    return there
+    return find_present
 
 
-def _read(path: str) -> tuple[tuple[int, int, int], ...]:
+def _read_stays(path: str) -> tuple[tuple[int, int, int], ...]:
     try:
         with Path(path).open(newline="") as file:
             lines = [*csv.DictReader(file)]
@@ -120,11 +120,11 @@ def _read(path: str) -> tuple[tuple[int, int, int], ...]:
         raise DataError(
             f"A file of participation must be a CSV of whole numbers with the columns client, from, to. "
             f"{path or 'No path'} is not ({type(error).__name__}: {error}).",
-            hint="for example: --participation file:schedule.csv.",
+            hint="for example: `participation=file:schedule.csv`.",
         ) from error
 
 
-def _number(name: str, value: str, low: float, high: float) -> float:
+def _parse_number(name: str, value: str, low: float, high: float) -> float:
     try:
         found = float(value)
     except ValueError:
@@ -163,8 +163,8 @@ class Late:
         """Whose replies are on their way."""
         return np.concatenate([np.empty(0, dtype=np.int64), *(arrival.clients for _, _, arrival in self.waiting)])
 
-    def passing(self, arrivals: Iterable[Arrival], round: int, clients: int) -> Iterator[Arrival]:
-        """What arrives in a round: older replies that are due, then those of this round that are in time."""
+    def pass_on(self, arrivals: Iterable[Arrival], round: int, clients: int) -> Iterator[Arrival]:
+        """Yield the replies that arrive in a round: older ones that are due, then those of this round in time."""
         due = [one for one in self.waiting if one[0] <= round]
         self.waiting = [one for one in self.waiting if one[0] > round]
         for _, late, arrival in due:
@@ -184,7 +184,7 @@ class Late:
                     yield part
 
     def save(self) -> list[Tree]:
-        """What a checkpoint keeps; replies to one broadcast keep it once."""
+        """Return the replies for a checkpoint; those to one broadcast keep it once."""
         kept, broadcasts = [], list[Tree]()
         for due, late, one in self.waiting:
             number = next((n for n, sent in enumerate(broadcasts) if sent is one.broadcast), len(broadcasts))

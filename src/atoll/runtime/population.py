@@ -26,7 +26,7 @@ class Population:
 
     @cached_property
     def facts(self) -> Facts:
-        """What everybody may know of the task."""
+        """The public facts of the task."""
         return self.task.public_facts(self.seed)
 
     def of_architecture(self, number: int) -> Population:

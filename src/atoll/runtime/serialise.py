@@ -1,4 +1,4 @@
-"""Trees as bytes: safetensors and JSON only, so that nothing that came from outside is ever executed."""
+"""Trees as bytes: safetensors and JSON only, so nothing from outside is ever executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.kernel.params import Layout, Structure, StructureKind, Tree, flatten,
 
 
 def pack(tree: Tree, layouts: Sequence[Layout] = ()) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a tree by number, on the CPU, and the rest as JSON; models say which of several `layouts`."""
+    """Return the tensors of a tree by number, on the CPU, and the rest as JSON; models name one of the `layouts`."""
     leaves, structure = flatten(tree)
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -31,7 +31,7 @@ def pack(tree: Tree, layouts: Sequence[Layout] = ()) -> tuple[dict[str, Tensor],
 
 
 def unpack(tensors: dict[str, Tensor], structure: str, layouts: Sequence[Layout], device: torch.device) -> Tree:
-    """The tree again, on `device`; model parameters get their layout back."""
+    """Rebuild the tree on `device`; model parameters get their layout back."""
     leaves = [tensors[str(number)].to(device) for number in range(len(tensors))]
     made = _from_json(json.loads(structure), layouts)
     if len(stacked_leaves(made)) != len(leaves):
@@ -40,13 +40,13 @@ def unpack(tensors: dict[str, Tensor], structure: str, layouts: Sequence[Layout]
 
 
 def to_bytes(tree: Tree) -> bytes:
-    """A tree as one message."""
+    """Serialise a tree as one message."""
     tensors, structure = pack(tree)
     return safetensors.torch.save(tensors, {"structure": structure})
 
 
 def from_bytes(message: bytes, layout: Layout | None = None, device: torch.device | str = "cpu") -> Tree:
-    """The tree of a message; raises PayloadError for anything that is not one."""
+    """Read the tree of a message; raise PayloadError for anything that is not one."""
     try:
         length = int.from_bytes(message[:8], "little")
         structure = json.loads(message[8 : 8 + length])["__metadata__"]["structure"]
@@ -57,27 +57,27 @@ def from_bytes(message: bytes, layout: Layout | None = None, device: torch.devic
 
 
 def size_of(tree: Tree, *, each: bool = False) -> int:
-    """The length of `to_bytes(tree)`; with `each`, of ONE client's part of it, where a Stack stands for its rows.
+    """Return the length of `to_bytes(tree)`; with `each`, of ONE client's part of it, a row of each Stack.
 
-    The length of a safetensors message depends on names, types and shapes alone, so that each form is
-    serialised once and its length remembered; nothing leaves the device to be counted.
+    The length of a safetensors message depends on names, types and shapes alone, so each form is serialised
+    once and its length remembered; nothing leaves the device to be counted.
     """
     leaves, structure = flatten(tree)
-    one = _one_client(structure) if each else structure
+    one = _drop_client_axis(structure) if each else structure
     rows = [each and row for row in stacked_leaves(structure)]
     shapes = tuple(
         (tuple(leaf.shape[1:] if row else leaf.shape), leaf.dtype) for leaf, row in zip(leaves, rows, strict=True)
     )
-    return _size(one, shapes)
+    return _measure(one, shapes)
 
 
 @functools.lru_cache(maxsize=4096)
-def _size(structure: Structure, shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]) -> int:
+def _measure(structure: Structure, shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]) -> int:
     return len(to_bytes(unflatten(structure, [torch.zeros(shape, dtype=dtype) for shape, dtype in shapes])))
 
 
-def _one_client(structure: Structure) -> Structure:
-    parts = tuple(_one_client(part) for part in structure.parts)
+def _drop_client_axis(structure: Structure) -> Structure:
+    parts = tuple(_drop_client_axis(part) for part in structure.parts)
     kind = "params" if structure.kind == "stack" else structure.kind
     return Structure(kind, structure.names, parts, structure.layout, structure.value)
 
@@ -96,7 +96,7 @@ def _to_json(structure: Structure, layouts: Sequence[Layout]) -> dict[str, Any]:
     return entry
 
 
-def _layout(model: bool | int, layouts: Sequence[Layout]) -> Layout | None:
+def _choose_layout(model: bool | int, layouts: Sequence[Layout]) -> Layout | None:
     return layouts[0 if model is True else model] if model and layouts else None
 
 
@@ -107,6 +107,6 @@ def _from_json(entry: dict[str, Any], layouts: Sequence[Layout]) -> Structure:
         entry["kind"],
         tuple(entry.get("names", ())),
         tuple(_from_json(part, layouts) for part in entry.get("parts", ())),
-        _layout(entry.get("model", False), layouts),
+        _choose_layout(entry.get("model", False), layouts),
         entry.get("value"),
     )

@@ -1,4 +1,4 @@
-"""What a server does with data: it answers with models, and trains on samples as one client would.
+"""The server's work with data: it answers with models, and trains on samples as one client would.
 
 Methods find it in `replies.workbench`. It never holds clients' data: only the task's public samples, and what the
 method itself makes (distilled targets, generated samples).
@@ -42,7 +42,7 @@ class Workbench:
 
     @property
     def task(self) -> Facts:
-        """What everybody may know of the task."""
+        """The public facts of the task."""
         return self._population.facts
 
     @property
@@ -56,22 +56,22 @@ class Workbench:
         return self._population.task.public_for("This method")
 
     def of_architecture(self, number: int) -> Workbench:
-        """The same with the network of one architecture."""
+        """Return the same workbench with the network of one architecture."""
         return replace(self, _population=self._population.of_architecture(number))
 
     def with_network(self, network: Network) -> Workbench:
-        """Return the same where models are those of another network."""
+        """Return the same workbench for models of another network."""
         return replace(self, _population=self._population.with_network(network))
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """The server's draws for a purpose, in this round."""
+        """Return the server's generator for a purpose, in this round."""
         return generator(self.task.seed, f"server, {purpose}", self.round)
 
     @torch.no_grad()
     def answers(self, models: Params | Stack, x: Tensor, *, features: bool = False) -> Tensor:
-        """What a model answers to samples, [n, ...], or what each of several answers, [model, n, ...].
+        """Return the answers of a model to samples, [n, ...], or of each of several, [model, n, ...].
 
-        With `features`, what enters the head instead: in fp32, because equations are made of it.
+        With `features`, return the inputs of the head instead, in fp32, because methods solve equations with them.
         """
         network, precision = self.network, "fp32" if features else self._engine.precision
         variant = replace(self.variant, features=features, precision=precision)
@@ -93,15 +93,15 @@ class Workbench:
 
     @property
     def variant(self) -> Variant:
-        """How a network runs that answers here."""
+        """The way a network runs here."""
         return Variant(train=False, precision=self._engine.precision, channels_last=self._engine.channels_last)
 
     def batch(self, x: Tensor) -> Batch:
-        """Samples without targets as a batch, for the rule by which a predictor answers."""
+        """Return samples without targets as a batch, for the rule by which a predictor answers."""
         return Batch(x, x[:, :0], None, None, self.network, self.variant)
 
     def score(self, model: Params, x: Tensor, y: Tensor) -> float:
-        """How good a model is on samples of the server, more being better."""
+        """Return how good a model is on samples of the server; more is better."""
         metric = self.network.score
         return float(metric(self.answers(model, x), y).double().mean()) * (1 if metric.higher_is_better else -1)
 
@@ -115,7 +115,7 @@ class Workbench:
         first: int | None = None,
         augmented: bool = True,
     ) -> Cohort:
-        """A cohort of one that holds these samples, for `sgd` and `scan`; of another `network` than the clients'.
+        """Return a cohort of one that holds these samples, for `sgd` and `scan`; it may have a `network` of its own.
 
         With `first`, it reads so many of the samples only: programs are made for one size, and a set that grows is
         best held in tensors as large as it will be. Samples are augmented as the clients' are, unless `augmented`

@@ -16,7 +16,7 @@ from atoll.kernel.errors import DivergedError, EngineError
 from atoll.kernel.job import Done, Job, Lost
 from atoll.kernel.params import Params
 from atoll.runtime.engines import local as engines
-from atoll.runtime.engines.local import canonical, parse_strategy, parts_of
+from atoll.runtime.engines.local import parse_strategy, parts_of, sort_by_size
 from atoll.runtime.engines.programs import Plan
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
@@ -58,7 +58,7 @@ def test_a_chunk_has_a_size():
 @pytest.mark.parametrize("text", ["", "chunk", "chunk:", "chunk:0", "chunk:-1", "chunk:x", "fast", "whole:2"])
 def test_a_wrong_strategy_says_what_there_is(text):
     with pytest.raises(
-        EngineError, match="`engine` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got"
+        EngineError, match="`strategy` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got"
     ):
         LocalEngine(strategy=text)
 
@@ -104,7 +104,7 @@ def test_a_plan_says_itself_whether_it_is_compiled():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(EngineError, match="Device 'cuda' must be present. .*\nhint: use --device cpu."):
+    with pytest.raises(EngineError, match="Device 'cuda' must be present. .*\nhint: use `device=cpu`."):
         LocalEngine(device="cuda")
 
 
@@ -144,7 +144,7 @@ def test_the_order_of_clients_does_not_matter(make_task):
         for clients in ([0, 1, 2, 3], [3, 2, 1, 0])
     )
     assert forwards == backwards == [[2, 3], [0, 1]]  # by falling size: 12, 7, 5, 1
-    assert canonical(*parts_of(*job_of(task, train, [1, 3]))).tolist() == [3, 1]
+    assert sort_by_size(*parts_of(*job_of(task, train, [1, 3]))).tolist() == [3, 1]
 
 
 def test_threads_leave_the_number_of_torchs_threads_alone(make_task):
@@ -209,7 +209,7 @@ def test_on_a_gpu_a_client_that_fills_it_runs_alone(make_task, monkeypatch, fill
     engine = LocalEngine()
     engine.device = torch.device("cuda")
     (part,) = parts_of(*job_of(make_task(large_images, shape=(1, 6, 6)), train, usual=4))
-    plan = engine._first(part)
+    plan = engine._first_plan(part)
     assert plan.strategy == first
     tried = engine._candidates(part, engines.Measured(plan, 1.0, 1.0))
     if first == "loop":
@@ -268,7 +268,7 @@ def test_a_model_that_branches_on_data_runs_one_client_at_a_time(make_task, capl
 def test_a_forced_whole_cohort_that_cannot_be_is_an_error(make_task):
     engine = LocalEngine(strategy="whole")
     with pytest.raises(
-        EngineError, match="This step cannot run for many clients at once: .*\nhint: use --engine loop."
+        EngineError, match="This step cannot run for many clients at once: .*\nhint: use `strategy=loop`."
     ):
         list(engine.run(*job_of(make_task(Branches), train)))
 
@@ -426,7 +426,7 @@ def test_divergence_names_client_and_round(make_task):
     assert (error.value.client, error.value.round) == (0, 0)
     assert str(error.value) == (
         "Training must stay finite. In round 0 it did for none of 2 clients; the first is client client 0.\n"
-        "hint: lower --lr or set --clip; the run can be resumed from its last checkpoint."
+        "hint: lower `lr` or set `clip`; the run can be resumed from its last checkpoint."
     )
 
 

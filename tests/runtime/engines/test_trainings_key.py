@@ -291,7 +291,7 @@ def test_other_public_samples_keep_what_was_trained_and_are_other_data():
     central = replace(task, central=(task.x[:2], task.y[:2]))
     assert central.samples == task.samples
     assert central.fingerprint != task.fingerprint
-    held = samples(linear(), sizes=(5, 6, 7)).holding_out(0.34)
+    held = samples(linear(), sizes=(5, 6, 7)).hold_out(0.34)
     assert held.fingerprint != replace(held, unseen=None).fingerprint
 
 

@@ -27,7 +27,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.network import NO_NETWORK
 from atoll.kernel.params import Params, Stack
-from atoll.models.vae import decoded, decoder_of
+from atoll.models.vae import decode, decoder_of
 from atoll.toolbox.client import adam, unmoved
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.oneshot import Server, uploads
@@ -79,7 +79,7 @@ class Generated(ServerAnswer):
         who, classes = np.divmod(chosen, shares.shape[1])
         y, e = torch.from_numpy(classes).to(counts.device), self.prior(bench, draw)
         parts = [
-            decoded(decoders.client(int(k)), y[mine], e[mine])
+            decode(decoders.client(int(k)), y[mine], e[mine])
             for k in np.unique(who)
             for mine in [torch.from_numpy(who == k).to(counts.device)]
         ]
@@ -90,7 +90,7 @@ class Generated(ServerAnswer):
         draw = bench.generator("one decoder")
         y = torch.from_numpy(draw.choice(np.flatnonzero(counts.cpu().numpy()), self.samples)).to(counts.device)
         e = self.prior(bench, draw)
-        return Params.of(x=decoded(decoder, y, e), y=y, e=e)
+        return Params.of(x=decode(decoder, y, e), y=y, e=e)
 
     def prior(self, bench: Workbench, draw: np.random.Generator) -> Tensor:
         """Draws of e, normal around the center and cut off at the reach, by the inverse of the distribution."""
@@ -126,7 +126,7 @@ def imitate(state: State, batch: Batch, given: None, *, lr: float, latent: int) 
     e, wanted = batch.x[:, :latent], batch.x[:, latent:]
 
     def objective(decoder: Params) -> tuple[Tensor, None]:
-        return batch.mean((decoded(decoder, batch.y, e) - wanted).square().sum(1)), None
+        return batch.mean((decode(decoder, batch.y, e) - wanted).square().sum(1)), None
 
     g, _ = batch.differentiate(objective, state["decoder"])
     decoder, past = adam(state["decoder"], g, state["past"], lr)

@@ -4,7 +4,7 @@
 
 w_i are the incoming weights and the bias of neuron i of the reference, w_kj those of neuron j of client k, whose inputs
 are in order already: T' is the plan of the layer before. Plans between equally many neurons of equal mass are
-permutations, so that the exact one is an assignment. All are put into the order of the client with the most samples.
+permutations, so the exact one is an assignment. All are put into the order of the client with the most samples.
 
 A permutation of hidden neurons does not change what a network answers, but moves its average with others. Made for
 small networks of linear and convolutional layers one after the other. BatchNorm moves with the neurons below it.

@@ -3,7 +3,7 @@
     min_M  sum_k sum_{a enters the layer at client k} |M a - M_k a|^2
     M = (sum_k M_k G_k) (sum_k G_k)^-1,        G_k = sum a a^T,  its off-diagonal entries times `damping`
 
-Clients train w_k alone. A client sends G_k, and M_k G_k in place of M_k, so that sums suffice. All other leaves are
+Clients train w_k alone. A client sends G_k, and M_k G_k in place of M_k, so sums suffice. All other leaves are
 averaged.
 
 Reference: Jin, Ren, Preotiuc-Pietro, Cheng. "Dataless Knowledge Fusion by Merging Weights of Language Models."

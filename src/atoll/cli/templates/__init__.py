@@ -1,1 +1,1 @@
-"""What `atoll new` starts from: a small method that works, and its test."""
+"""The templates of `atoll new`: a small method that works, and its test."""

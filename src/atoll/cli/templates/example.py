@@ -33,5 +33,5 @@ class Example(Algorithm):
         return Update(send={"delta": w_k - w}, weight=cohort.weights("samples"))
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The model a client would deploy: w, trained on with its own training data."""
+        """Return the model a client would deploy: w, trained on with its own training data."""
         return sgd(cohort, start=w, epochs=self.personal_epochs, stream="personal")

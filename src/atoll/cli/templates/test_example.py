@@ -12,13 +12,13 @@ Example: Any = load_file(Path(__file__).with_name("example.py"))
 
 
 def test_conformance() -> None:
-    """What every method must do; `atoll check ./example.py` shows the same as a table."""
+    """Check what every method must do; `atoll check ./example.py` shows the same as a table."""
     failed = [f"{result.name}: {result.message}" for result in check(Example) if not result.passed]
     assert not failed, "\n".join(failed)
 
 
 def test_one_round_by_hand() -> None:
-    """F_k(w) = (w - c_k)^2 / 2 with c = 1, 3; a step of 0.5 from w = 0 gives w_k = 0.5, 1.5, so w = 1."""
+    """Follow F_k(w) = (w - c_k)^2 / 2 with c = 1, 3: a step of 0.5 from w = 0 gives w_k = 0.5, 1.5, so w = 1."""
     task = quadratics(torch.tensor([[1.0], [3.0]], dtype=torch.float64), lr=0.5)
     report = play(task, Example(personal_epochs=1), rounds=1)
     assert report.server["w"].tolist() == [1.0]

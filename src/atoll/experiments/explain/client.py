@@ -1,4 +1,4 @@
-"""One client: its data, from whom it learned, and what came of it."""
+"""One client: its data, whom it learned from, and its result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from atoll.data.statistics import Statistics
 from atoll.experiments.explain.study import Gain, Study, Values
-from atoll.experiments.explain.words import counted, enumerated, p_text, percent, rank_text
+from atoll.experiments.explain.words import count_text, join_names, p_text, percent, rank_text
 from atoll.kernel.randomness import generator
 from atoll.metrics import significance
 from atoll.metrics.groups import terciles
-from atoll.records.results import REFERENCES, SIGNIFICANT, Outcome
+from atoll.records.report import Report
+from atoll.records.results import REFERENCES, SIGNIFICANT
 
 SMALL, LARGE = 0, 2  # thirds of the clients
 FAR = 2  # times what chance alone gives
@@ -31,31 +32,31 @@ class Case:
 
     @property
     def data(self) -> Statistics | None:
-        """What the clients have."""
+        """The statistics of the clients' data."""
         return self.study.statistics
 
     @cached_property
-    def tested(self) -> int:
-        """On how many samples it is tested."""
+    def test_samples(self) -> int:
+        """The number of its test samples."""
         return int(self.study.outcome.samples()[self.client])
 
     @cached_property
     def gain(self) -> Gain | None:
-        """Over Local; over FedAvg, for Local itself."""
+        """The gain over Local; for Local itself, over FedAvg."""
         return None if self.study.over is None else self.gain_over(self.study.over)
 
     def gain_over(self, over: str) -> Gain | None:
-        """None without that reference or without test samples."""
+        """Return the gain over a reference; None without that reference or without test samples."""
         study, reference, gains = self.study, self.study.reference(over), self.study.gains(over)
-        if reference is None or gains is None or reference == study.method or not self.tested:
+        if reference is None or gains is None or reference == study.method or not self.test_samples:
             return None
         other = study.comparison.outcomes[reference][study.index]
         score = float(other.scores(select=study.select)[self.client])
         value, error = (float(part[self.client]) for part in gains)
-        return Gain(reference, score, value, error, self._only(other))
+        return Gain(reference, score, value, error, self._compare_samples(other))
 
-    def _only(self, other: Outcome) -> tuple[int, int, float] | None:
-        """For samples that are right or wrong; they are known after the last round."""
+    def _compare_samples(self, other: Report) -> tuple[int, int, float] | None:
+        """Count the samples that only one of two methods has right, with McNemar's p; None if they are not known."""
         ours, theirs = self.study.outcome.each_of(self.client), other.each_of(self.client)
         if ours is None or theirs is None or self.study.select != "last":
             return None
@@ -64,14 +65,14 @@ class Case:
         table = significance.mcnemar_table(ours == 1, theirs == 1)
         return int(table[0, 1]), int(table[1, 0]), significance.mcnemar(ours == 1, theirs == 1)
 
-    def third(self, what: str) -> int | None:
-        """Which third of the clients it is in."""
+    def tercile(self, what: str) -> int | None:
+        """Return which third of the clients it is in, by one of the measured values."""
         values = self.study.measured.get(what)
         return None if values is None else int(terciles(values)[self.client])
 
     @cached_property
     def chance(self) -> dict[str, float]:
-        """How far chance alone puts a client of this size; labels are drawn from those of all."""
+        """The distances that chance alone gives a client of this size; labels are drawn from those of all."""
         if self.data is None:
             return {}
         distance = 1 / math.sqrt(max(1, int(self.data.samples[self.client])))
@@ -80,17 +81,17 @@ class Case:
             everybody = self.data.counts.sum(axis=0) / self.data.counts.sum()
             labels = max(1, int(self.data.counts[self.client].sum()))
             draws = generator(0, "labels by chance").multinomial(labels, everybody, size=CHANCE_DRAWS)
-            found["label divergence"] = float(divergence(draws / labels, everybody).mean())
+            found["label divergence"] = float(jensen_shannon(draws / labels, everybody).mean())
         return found
 
     @cached_property
     def far(self) -> dict[str, str]:
-        """In what it is in the third that is farthest from all, and beyond chance; with its rank."""
+        """The values that put it into the third that is farthest from all, beyond chance; with its rank."""
         names = {"label divergence": "labels", "target shift": "targets", "feature distance": "features"}
         return {
             what: f"{name} ({rank_text(self.study.measured[what], self.client)})"
             for what, name in names.items()
-            if self.third(what) == LARGE and self.study.measured[what][self.client] > FAR * self.chance.get(what, 0)
+            if self.tercile(what) == LARGE and self.study.measured[what][self.client] > FAR * self.chance.get(what, 0)
         }
 
     @property
@@ -119,13 +120,13 @@ class Case:
             return []
         totals = self.data.counts.sum(axis=1)
         shares = self.data.counts / np.maximum(totals, 1)[:, None]
-        distances = divergence(shares, shares[self.client])
+        distances = jensen_shannon(shares, shares[self.client])
         order = np.argsort(distances, kind="stable")
         others = [int(other) for other in order if other != self.client and totals[other]]
         return others if np.ptp(distances) > 1e-9 else []
 
-    def holds(self, what: str) -> str:
-        """Whether the gain falls with something over all clients, as a rule supposes."""
+    def correlation_text(self, what: str) -> str:
+        """Say whether the gain falls with a measured value over all clients, as a rule supposes."""
         relation = self.study.relations.get(what)
         if relation is None:
             return ""
@@ -135,15 +136,15 @@ class Case:
         return f"; {way} {what} ({relation})"
 
 
-def data_of(case: Case) -> list[str]:
-    """How the client's data differ."""
+def describe_data(case: Case) -> list[str]:
+    """Describe how the client's data differ from those of others."""
     data, client, measured = case.data, case.client, case.study.measured
     if data is None:
         return ["The run has no statistics of its clients' data, so it is not known how they differ."]
     samples, median = int(data.samples[client]), float(np.median(data.samples))
     times = f", {samples / median:.2f} times the median of {median:,g}" if median else ""
     among = f"{times}, {rank_text(data.samples, client)} by size" if np.ptp(data.samples) else ", as all clients do"
-    words = [f"It trains on {counted(samples, 'sample')}{among}{_group(case)}."]
+    words = [f"It trains on {count_text(samples, 'sample')}{among}{_group_text(case)}."]
     if not samples:
         return words
 
@@ -154,7 +155,7 @@ def data_of(case: Case) -> list[str]:
     if data.present is not None and data.entropy is not None:
         most = math.log2(data.classes or 2)
         words.append(
-            f"It has {data.present[client]} of {data.classes} classes{_dominant(case)}; its label entropy is "
+            f"It has {data.present[client]} of {data.classes} classes{_dominant_classes(case)}; its label entropy is "
             f"{data.entropy[client]:.1f} bits of at most {most:.1f}."
         )
     if data.divergence is not None and data.variation is not None:
@@ -176,34 +177,34 @@ def data_of(case: Case) -> list[str]:
     return words
 
 
-def _group(case: Case) -> str:
+def _group_text(case: Case) -> str:
     if case.data is None or case.data.groups is None:
         return ""
     group = case.data.groups[case.client]
     return f"; it belongs to planted group {group}, as {int((case.data.groups == group).sum()) - 1} others do"
 
 
-def _dominant(case: Case) -> str:
-    """The most frequent classes, with their shares."""
+def _dominant_classes(case: Case) -> str:
+    """Name the most frequent classes, with their shares."""
     if case.data is None or case.data.counts is None:
         return ""
     counts = case.data.counts[case.client]
     top = [label for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
-    return f", the most frequent {enumerated([f'{label} ({percent(counts[label] / counts.sum())})' for label in top])}"
+    return f", the most frequent {join_names([f'{label} ({percent(counts[label] / counts.sum())})' for label in top])}"
 
 
-def sources_of(case: Case) -> list[str]:
-    """Which clients it learned from."""
+def describe_sources(case: Case) -> list[str]:
+    """Say which clients it learned from."""
     outcome, replies = case.study.outcome, case.study.replies
     if not outcome.algorithm.sends:
         return ["It learned from nobody: every client trains alone."]
     if case.weights is None:
         words = ["Which clients it learned from is not known."]
     elif outcome.mixing is not None:
-        words = _mixed(case, case.weights)
+        words = _describe_mixing(case, case.weights)
     else:
-        words = _averaged(case, case.weights)
-    words += [*_companions(case), *_gate(case), *_fallback(case)]
+        words = _describe_average(case, case.weights)
+    words += [*_describe_cluster(case), *_describe_gate(case), *_describe_fallback(case)]
     if replies is not None:
         mine = int(replies[case.client])
         there = "all" if mine == outcome.done else f"{mine} of the"
@@ -212,14 +213,14 @@ def sources_of(case: Case) -> list[str]:
     return words
 
 
-def _mixed(case: Case, weights: Values) -> list[str]:
-    """Whom the method's matrix names."""
+def _describe_mixing(case: Case, weights: Values) -> list[str]:
+    """Name the clients to which the method's matrix gives weight."""
     shares = np.abs(weights)
     if not shares.any():
         return ["The method gives no client any weight in what it gets."]
     spread = math.exp(-sum(share * math.log(share) for share in shares if share > 0))
     others = [int(one) for one in np.argsort(-shares, kind="stable") if one != case.client and shares[one]][:NEAREST]
-    listed = enumerated([f"{case.study.name(one)} ({percent(weights[one])})" for one in others])
+    listed = join_names([f"{case.study.name(one)} ({percent(weights[one])})" for one in others])
     mine, largest = percent(weights[case.client]), f", most of the rest that of {listed}" if others else ""
     words = [f"Of what it gets, {mine} is its own{largest}; it is as spread as over {spread:.1f} equal clients."]
     if case.data is not None and case.data.groups is not None:
@@ -231,22 +232,22 @@ def _mixed(case: Case, weights: Values) -> list[str]:
     return words
 
 
-def _companions(case: Case) -> list[str]:
-    """Its cluster, and who else is in it."""
+def _describe_cluster(case: Case) -> list[str]:
+    """Name its cluster, and who else is in it."""
     found = case.study.outcome.clusters
     if found is None:
         return []
     cluster = found.of_client[case.client]
     if cluster < 0:
-        return [f"It is in none of the {counted(found.number, 'cluster')}."]
+        return [f"It is in none of the {count_text(found.number, 'cluster')}."]
     others = [int(one) for one in np.flatnonzero(found.of_client == cluster) if one != case.client]
-    company = f"with {case.study.named(others)}" if others else "alone"
+    company = f"with {case.study.names_of(others)}" if others else "alone"
     return [f"It is in cluster {cluster}, one of {found.number}, {company}."]
 
 
-def _gate(case: Case) -> list[str]:
-    """When a method that pulls a client to what others sent let it be pulled, and how strongly."""
-    told = [(line["round"], line.get("observed", {}).get("lam", {})) for line in case.study.outcome.history]
+def _describe_gate(case: Case) -> list[str]:
+    """Say when and how strongly a method with a gate let the client be pulled to what others sent."""
+    told = [(line.round, (line.observed or {}).get("lam", {})) for line in case.study.outcome.history]
     pulls = [(round, of[str(case.client)]) for round, of in told if str(case.client) in of]
     if not pulls:
         return []
@@ -260,8 +261,8 @@ def _gate(case: Case) -> list[str]:
     return [f"The gate was open {when}, with a pull of {mean:.2g} on average{shut}."]
 
 
-def _fallback(case: Case) -> list[str]:
-    """Whether it deploys the model that it trained alone, where a gate decides that."""
+def _describe_fallback(case: Case) -> list[str]:
+    """Say whether it deploys the model that it trained alone, where a gate decides that."""
     told, client = case.study.outcome.deployment, str(case.client)
     if client not in told.get("alone", {}):
         return []
@@ -272,27 +273,31 @@ def _fallback(case: Case) -> list[str]:
     return [f"It deploys {what}: on its validation data its own model is {abs(lead):.1f} standard errors {way}{asked}."]
 
 
-def _averaged(case: Case, weights: Values) -> list[str]:
-    """Its share of one mean over clients, and that of clients like it."""
+def _describe_average(case: Case, weights: Values) -> list[str]:
+    """Give its share of one mean over clients, and that of clients like it."""
     nearest, even = case.alike[:NEAREST], np.ptp(weights) == 0
     mine, theirs = percent(weights[case.client]), percent(weights[nearest].sum())
     how = "each the same" if even else "weighted by samples"
-    similar = f", those with the most similar labels ({case.study.named(nearest)}) together {theirs}" if nearest else ""
+    similar = (
+        f", those with the most similar labels ({case.study.names_of(nearest)}) together {theirs}" if nearest else ""
+    )
     return [f"What the server hands out is a mean over clients, {how}: it has {mine} of all weight{similar}."]
 
 
-def result_of(case: Case) -> list[str]:
-    """What it has, and what it gained or lost."""
+def describe_result(case: Case) -> list[str]:
+    """State its score, and what it gained or lost."""
     study = case.study
-    if not case.tested:
+    if not case.test_samples:
         return ["It has no test samples, so its gain or loss is not known."]
     score = study.score(float(study.scores[case.client]))
-    words = [f"With {study.method} its {study.numbers.name} is {score} on {counted(case.tested, 'test sample')}."]
+    words = [
+        f"With {study.method} its {study.numbers.name} is {score} on {count_text(case.test_samples, 'test sample')}."
+    ]
     gains = [gain for over in REFERENCES if (gain := case.gain_over(over)) is not None]
-    return [*words, *(_gained(study, gain) for gain in gains), *_other_seeds(case)]
+    return [*words, *(_describe_gain(study, gain) for gain in gains), *_describe_other_seeds(case)]
 
 
-def _gained(study: Study, gain: Gain) -> str:
+def _describe_gain(study: Study, gain: Gain) -> str:
     only, beyond = "", "beyond" if gain.helped or gain.harmed else "within"
     if gain.only is not None:
         ours, theirs, p = gain.only
@@ -303,20 +308,20 @@ def _gained(study: Study, gain: Gain) -> str:
     )
 
 
-def _other_seeds(case: Case) -> list[str]:
-    """The same client with other seeds, where its data are the same."""
+def _describe_other_seeds(case: Case) -> list[str]:
+    """Give the gains of the same client with other seeds, where its data are the same."""
     study, gain = case.study, case.gain
     gains = None if study.over is None else study.comparison.gains(study.method, study.over)
-    data = [outcome.config["task"].get("data") for outcome in study.comparison.outcomes[study.method]]
+    data = [outcome.config.task.data for outcome in study.comparison.outcomes[study.method]]
     same = [one for one in range(len(data)) if one != study.index and data[one] == data[study.index] is not None]
     if gains is None or gain is None or not same:
         return []
-    listed = enumerated([study.points(float(gains[one, case.client])) for one in same])
+    listed = join_names([study.points(float(gains[one, case.client])) for one in same])
     return [f"With other seeds, on the same data, it is {listed} against {gain.over}."]
 
 
-def divergence(p: Values, q: Values) -> Values:
-    """Jensen and Shannon's, in bits, of distributions along the last axis."""
+def jensen_shannon(p: Values, q: Values) -> Values:
+    """Return the Jensen-Shannon divergence, in bits, of distributions along the last axis."""
     from scipy.special import rel_entr
 
     middle = (p + q) / 2

@@ -1,4 +1,4 @@
-"""Why a gain or a loss is plausible, and what would likely help: rules, each with its evidence."""
+"""Plausible reasons for a gain or a loss, and what would likely help: rules, each with its evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll import algorithms
 from atoll.algorithms import name_of
 from atoll.experiments.explain.client import LARGE, SMALL, Case
 from atoll.experiments.explain.study import Gain
-from atoll.experiments.explain.words import counted, enumerated, percent
+from atoll.experiments.explain.words import count_text, join_names, percent
 from atoll.metrics import significance
 from atoll.records.results import SIGNIFICANT
 
@@ -22,14 +22,14 @@ WORSE = 1.25  # times the lowest validation loss
 
 
 class Reason(NamedTuple):
-    """What may explain a gain or a loss, and what would help."""
+    """A plausible cause of a gain or a loss, and advice."""
 
     text: str
     advice: tuple[str, ...] = ()
 
 
-def reasons_of(case: Case) -> list[Reason]:
-    """The first of those that apply; the rules are about gains over Local."""
+def find_reasons(case: Case) -> list[Reason]:
+    """Return the first reasons that apply; the rules are about gains over Local."""
     if case.study.over != "local" or case.gain is None:
         return []
     reasons = [reason for rule in RULES if (reason := rule(case, case.gain)) is not None]
@@ -37,31 +37,31 @@ def reasons_of(case: Case) -> list[Reason]:
 
 
 def _by_chance(case: Case, gain: Gain) -> Reason | None:
-    """Few test samples: noise."""
+    """Suggest chance: there are few test samples."""
     if gain.helped or gain.harmed:
         doubtful = gain.only is not None and gain.only[-1] >= SIGNIFICANT
         return Reason("By McNemar's test it may still be chance.") if doubtful else None
     what = f"a difference of {case.study.points(gain.value)} may be chance" if gain.value else "it makes no difference"
     return Reason(
-        f"On {counted(case.tested, 'test sample')} {what}.",
-        ("More seeds (--seeds) or a larger test share (--split 50/15/35) would tell more.",),
+        f"On {count_text(case.test_samples, 'test sample')} {what}.",
+        ("More seeds or a larger test share would tell more.",),
     )
 
 
 def _seldom(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
-    """It was hardly there."""
+    """Suggest that it seldom took part."""
     replies = case.study.replies
     if replies is None or replies[case.client] > replies.mean() / 2:
         return None
     return Reason(
-        f"It took part in {counted(int(replies[case.client]), 'round')}, the mean client in {replies.mean():.1f}, so "
-        "what it gets owes little to its data.",
-        ("Ask it more often: a larger --cohort, or more --rounds.",),
+        f"It took part in {count_text(int(replies[case.client]), 'round')}, the mean client in {replies.mean():.1f}, "
+        "so what it gets owes little to its data.",
+        ("Ask it more often: a larger cohort, or more rounds.",),
     )
 
 
 def _other_groups(case: Case, gain: Gain) -> Reason | None:
-    """It learns from planted groups that have another truth."""
+    """Suggest that it learns from planted groups that have another truth."""
     if case.data is None or case.data.groups is None or case.weights is None or not gain.harmed:
         return None
     share = np.abs(case.weights[case.data.groups != case.data.groups[case.client]]).sum()
@@ -74,40 +74,41 @@ def _other_groups(case: Case, gain: Gain) -> Reason | None:
 
 
 def _pulled_away(case: Case, gain: Gain) -> Reason | None:
-    """Far data and a shared model."""
+    """Suggest that a shared model pulls a client with distant data away from its task."""
     if not case.far or not gain.harmed:
         return None
     how = "its own part may be too weak against what it shares" if case.personal else "one model serves all"
     return Reason(
-        f"Its {enumerated([*case.far.values()])} are far from those of all, and {how}: it may be pulled away from its "
-        f"task{case.holds(next(iter(case.far)))}.",
+        f"Its {join_names([*case.far.values()])} are far from those of all, and {how}: it may be pulled away from its "
+        f"task{case.correlation_text(next(iter(case.far)))}.",
         _more_personal(case),
     )
 
 
 def _few_samples(case: Case, gain: Gain) -> Reason | None:
-    """Federation has much to give to a small client."""
-    if case.data is None or case.third("size") != SMALL or not gain.helped:
+    """Suggest that a small client has much to learn from others."""
+    if case.data is None or case.tercile("size") != SMALL or not gain.helped:
         return None
-    far = f"although its {enumerated([*case.far.values()])} are far from those of all"
+    far = f"although its {join_names([*case.far.values()])} are far from those of all"
     return Reason(
         f"It has few samples ({case.data.samples[case.client]:,}, median {np.median(case.data.samples):,g}), which "
-        f"leaves much to learn from others, {far if case.far else 'and its data are ordinary'}{case.holds('size')}."
+        f"leaves much to learn from others, {far if case.far else 'and its data are ordinary'}"
+        f"{case.correlation_text('size')}."
     )
 
 
 def _large(case: Case, gain: Gain) -> Reason | None:
-    """A large client with ordinary data knows what the others know."""
-    if case.data is None or case.third("size") != LARGE or case.far or gain.helped:
+    """Suggest that a large client with ordinary data knows what the others know."""
+    if case.data is None or case.tercile("size") != LARGE or case.far or gain.helped:
         return None
     return Reason(
         f"It has many samples ({case.data.samples[case.client]:,}, median {np.median(case.data.samples):,g}) and "
-        f"ordinary data, so others add little{case.holds('size')}."
+        f"ordinary data, so others add little{case.correlation_text('size')}."
     )
 
 
 def _no_room(case: Case, gain: Gain) -> Reason | None:
-    """Alone it is nearly as good as can be."""
+    """Suggest that it is nearly perfect alone."""
     numbers = case.study.numbers
     if not (numbers.share and numbers.higher_is_better and gain.score >= NO_ROOM) or gain.helped:
         return None
@@ -117,17 +118,19 @@ def _no_room(case: Case, gain: Gain) -> Reason | None:
 
 
 def _against_shared(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
-    """Its own model and the shared one, on the same samples."""
+    """Compare its own model with the shared one, on the same samples."""
     study, client = case.study, case.client
     models = study.outcome.chosen(study.select)["evaluation"]
     if "shared" not in models:
         return None
     own, shared = (models[name]["test"] for name in ("personal", "shared"))
-    error = float(significance.standard_error(own["variances"][client], shared["variances"][client], case.tested))
+    error = float(significance.standard_error(own["variances"][client], shared["variances"][client], case.test_samples))
     difference = study.outcome.sign * (own["clients"][client] - shared["clients"][client])
     if abs(difference) <= error:
         return None
-    verdict = "what is personal helps it" if difference > 0 else "what is personal costs it, as few samples may"
+    verdict = (
+        "personalization helps it" if difference > 0 else "personalization costs it, as can happen with few samples"
+    )
     return Reason(
         f"Its own model has {study.score(own['clients'][client])}, the shared one "
         f"{study.score(shared['clients'][client])} (standard error {study.numbers.score(error)}): {verdict}.",
@@ -136,7 +139,7 @@ def _against_shared(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
 
 
 def _worse_validation(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
-    """Its validation loss was lower before: a little longer ago is overfitting, just before is a jump."""
+    """Suggest overfitting if its validation loss was lowest long ago, too large steps if it jumped just now."""
     figures = [(line["round"], line["evaluation"]["personal"]["val"]) for line in case.study.outcome.evaluations]
     if len(figures) < 2 or figures[-1][1]["samples"][case.client] < FEWEST_SAMPLES:
         return None
@@ -147,11 +150,11 @@ def _worse_validation(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
     if before <= WORSE * lowest:
         return Reason(
             f"Its validation loss jumped from {before:.3g} to {last:.3g} in round {now}: its steps may be too large.",
-            ("A smaller --lr or --clip makes its steps steadier.",),
+            ("A smaller learning rate or gradient clipping makes its steps steadier.",),
         )
     return Reason(
         f"Its validation loss was lowest after round {when} ({lowest:.3g}) and is {last:.3g} now: it may overfit.",
-        ("Fewer --rounds, a smaller --lr or --weight-decay may stop the overfitting.",),
+        ("Fewer rounds, a smaller learning rate or weight decay may stop the overfitting.",),
     )
 
 
@@ -165,7 +168,7 @@ RULES: tuple[Callable[[Case, Gain], Reason | None], ...] = (
 
 
 def stay_local(case: Case) -> list[str]:
-    """A client that is better off alone may stay so."""
+    """Advise a client that is better off alone to stay so."""
     gain = case.gain
     if case.study.over != "local" or gain is None or not gain.harmed:
         return []
@@ -173,7 +176,7 @@ def stay_local(case: Case) -> list[str]:
 
 
 def _more_personal(case: Case) -> tuple[str, ...]:
-    """Ways to a model that is more its own, among the methods there are."""
+    """Name ways to a model that is more its own, among the methods there are."""
     algorithm = case.study.outcome.algorithm
     name, lam = name_of(algorithm), getattr(algorithm, "lam", 0)
     if name == "ditto" and lam:
@@ -188,7 +191,7 @@ def _more_personal(case: Case) -> tuple[str, ...]:
 
 
 def _less_personal(case: Case) -> tuple[str, ...]:
-    """Ways to a model that is more the shared one."""
+    """Name ways to a model that is closer to the shared one."""
     algorithm = case.study.outcome.algorithm
     name, lam, epochs = name_of(algorithm), getattr(algorithm, "lam", 0), getattr(algorithm, "tune_epochs", 0)
     if name == "ditto":
@@ -199,7 +202,7 @@ def _less_personal(case: Case) -> tuple[str, ...]:
 
 
 def best_on_validation(case: Case) -> list[str]:
-    """Which method of the comparison its validation samples prefer."""
+    """Name the method of the comparison that its validation samples prefer."""
     study, samples = case.study, int(case.study.outcome.samples("val")[case.client])
     scores = {
         method: float(study.outcome.sign * study.comparison.scores(method, "val")[study.index, case.client])
@@ -209,4 +212,6 @@ def best_on_validation(case: Case) -> list[str]:
     if not samples or scores[best] <= scores[study.method]:
         return []
     mine, other = (study.score(study.outcome.sign * scores[method]) for method in (study.method, best))
-    return [f"On its {counted(samples, 'validation sample')} {best} is the best method here, {other} against {mine}."]
+    return [
+        f"On its {count_text(samples, 'validation sample')} {best} is the best method here, {other} against {mine}."
+    ]

@@ -1,4 +1,4 @@
-"""One method and one seed of a comparison, with all clients: what can be said of them together."""
+"""One method and one seed of a comparison, with all clients: what they have in common."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from atoll.algorithms import name_of
 from atoll.data.statistics import Statistics
-from atoll.experiments.comparison import Comparison, runs_in
-from atoll.experiments.explain.words import enumerated, p_text
+from atoll.experiments.comparison import Comparison, read_runs
+from atoll.experiments.explain.words import join_names, p_text
 from atoll.kernel.errors import UnknownName, unknown
-from atoll.records.results import REFERENCES, SIGNIFICANT, Outcome, Select
-from atoll.records.runs import Run
+from atoll.records.report import Report, Select
+from atoll.records.results import REFERENCES, SIGNIFICANT
 from atoll.report.table import Numbers
 
 Values = NDArray[np.float64]
@@ -29,7 +29,7 @@ STILL_RISING = 0.01  # of the score, over the last quarter of the rounds
 
 
 class Gain(NamedTuple):
-    """What a client gains over a reference, on its test samples."""
+    """The gain of a client over a reference, on its test samples."""
 
     over: str
     score: float  # of the reference
@@ -49,7 +49,7 @@ class Gain(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """Spearman's rank correlation of the gain with something that clients have, over all clients."""
+    """Spearman's rank correlation of the gain with a measured value, over all clients."""
 
     rho: float
     p: float
@@ -67,18 +67,19 @@ class Study:
     index: int = 0  # of the seed
 
     @classmethod
-    def read(cls, folder: Path, method: str | None = None, seed: int | None = None) -> Study:
-        """Of the folder of a comparison, or of a run; for a run of a comparison, the references beside it are found.
+    def read(cls, folder: Path, method: str | None = None, seed: int | None = None, *, trust: bool = False) -> Study:
+        """Read the folder of a comparison or of a run; for a run of a comparison, its references are found too.
 
-        Of a comparison, the best mean that is not a reference's and the first seed, unless others are asked for.
+        For a comparison, the defaults are the method with the best mean that is not a reference, and the first seed.
         """
         if (folder / "comparison.json").exists():
-            comparison = Comparison.of_runs(map(Outcome.read, runs_in(folder)))
+            runs, absent = read_runs(folder, trust=trust)
+            comparison = Comparison.of_runs(runs, absent=absent)
             method = best_method(comparison) if method is None else method
         else:
-            run = Outcome.read(folder)
+            run = Report.read(folder, trust=trust)
             run.chosen()  # says what to do where nothing was evaluated
-            comparison = Comparison.of_runs([run, *references_beside(run, folder)])
+            comparison = Comparison.of_runs([run, *find_references(run, folder, trust=trust)])
             method = run.label if method is None else method
         if method not in comparison.outcomes:
             raise unknown("method", method, comparison.outcomes)
@@ -87,23 +88,23 @@ class Study:
         return cls(comparison, method, 0 if seed is None else comparison.seeds.index(seed))
 
     @property
-    def outcome(self) -> Outcome:
-        """What the run has shown."""
+    def outcome(self) -> Report:
+        """The outcome of the run."""
         return self.comparison.outcomes[self.method][self.index]
 
     @property
     def statistics(self) -> Statistics | None:
-        """What the clients have."""
+        """The statistics of the clients' data."""
         return self.outcome.statistics
 
     @property
     def clients(self) -> int:
-        """How many there are."""
+        """The number of clients."""
         return self.comparison.clients
 
     @property
     def select(self) -> Select:
-        """Which round counts."""
+        """The rule that says which round counts."""
         return self.comparison.select
 
     @property
@@ -113,20 +114,20 @@ class Study:
 
     @property
     def over(self) -> str | None:
-        """What gains are measured against: Local, or FedAvg for Local itself; None if it is not there."""
+        """The reference for gains: Local, or FedAvg for Local itself; None if it is missing."""
         return next((name for name in REFERENCES if self.reference(name) not in (None, self.method)), None)
 
     def reference(self, over: str) -> str | None:
-        """What Local or FedAvg is called here, if there is one."""
+        """Return the label of Local or FedAvg here, if there is one."""
         return self.comparison.reference(over)
 
     def gains(self, over: str) -> tuple[Values, Values] | None:
-        """What every client gains over a reference, and the standard errors."""
+        """Return the gain of every client over a reference, and the standard errors."""
         values, errors = self.comparison.gains(self.method, over), self.comparison.errors(self.method, over)
         return None if values is None or errors is None else (values[self.index], errors[self.index])
 
-    def affected(self, most: int) -> list[int]:
-        """The clients that lose or gain most, beyond one standard error: half of them harmed, and these first.
+    def most_affected(self, most: int) -> list[int]:
+        """Return the clients that lose or gain most, beyond one standard error: half of them harmed, and these first.
 
         Where there are too few of one kind, there are more of the other. Without references, the worst scores.
         """
@@ -143,7 +144,7 @@ class Study:
 
     @cached_property
     def measured(self) -> dict[str, Values]:
-        """In what clients differ, one value for each."""
+        """The values in which clients differ, one for each client."""
         data = self.statistics
         if data is None:
             return {}
@@ -156,18 +157,18 @@ class Study:
 
     @cached_property
     def relations(self) -> dict[str, Relation]:
-        """How the gain goes with what clients have."""
+        """The correlation of the gain with each measured value."""
         gains = None if self.over is None else self.gains(self.over)
         related = {} if gains is None else {what: relation_of(gains[0], one) for what, one in self.measured.items()}
         return {what: relation for what, relation in related.items() if relation is not None}
 
     @cached_property
     def replies(self) -> NDArray[np.int64] | None:
-        """In how many rounds each client replied; None if it was not written down."""
-        if self.outcome.folder is None or not self.outcome.algorithm.sends:
+        """The number of rounds in which each client replied; None if it was not written down."""
+        if not self.outcome.ledger.entries or not self.outcome.algorithm.sends:
             return None
         who: dict[int, set[int]] = {}
-        for entry in Run.open(self.outcome.folder).ledger():
+        for entry in self.outcome.ledger.entries:
             if entry.direction == "up" and entry.round >= 0:
                 who.setdefault(entry.round, set()).update(entry.clients)
         return np.bincount([client for some in who.values() for client in some], minlength=self.clients)
@@ -175,32 +176,32 @@ class Study:
     # -- words -----------------------------------------------------------------------------------------------------
     @property
     def numbers(self) -> Numbers:
-        """How figures are written."""
+        """The way figures are written."""
         return Numbers.of(self.comparison)
 
     def score(self, value: float) -> str:
-        """A score with its unit."""
+        """Write a score with its unit."""
         return f"{self.numbers.score(value)}{' %' if self.numbers.share else ''}"
 
     def points(self, value: float) -> str:
-        """A gain with its unit."""
+        """Write a gain with its unit."""
         return f"{self.numbers.gain(value)}{' points' if self.numbers.share else ''}"
 
     def name(self, client: int) -> str:
-        """What a client is called."""
+        """Return the name of a client."""
         return str(client) if self.statistics is None else self.statistics.name(client)
 
-    def named(self, clients: Iterable[int]) -> str:
-        """Clients by name."""
-        return enumerated([self.name(client) for client in clients])
+    def names_of(self, clients: Iterable[int]) -> str:
+        """List clients by name."""
+        return join_names([self.name(client) for client in clients])
 
     def title(self, client: int) -> str:
-        """What a client is called, with its number."""
+        """Return the name of a client with its number."""
         name = self.name(client)
         return f"Client {client}" if name in (str(client), f"client {client}") else f"{name} (client {client})"
 
     def find(self, text: str) -> int:
-        """The client of a name or a number; names count first."""
+        """Find a client by name or number; names count first."""
         names = [self.name(client) for client in range(self.clients)]
         if text in names:
             return names.index(text)
@@ -209,35 +210,42 @@ class Study:
         near = get_close_matches(text, names)
         raise UnknownName(
             f"A client must be given by its name or by a number from 0 to {self.clients - 1}. Got {text!r}.",
-            hint=f"did you mean: {', '.join(near)}?" if near else f"they are called {enumerated(names)}.",
+            hint=f"did you mean: {', '.join(near)}?" if near else f"they are called {join_names(names)}.",
         )
 
 
 def overview(study: Study) -> list[str]:
-    """All clients in a few sentences."""
-    outcome, task = study.outcome, study.outcome.config["task"]
-    dealt = task.get("recipe", {}).get("partition")
+    """Describe all clients in a few sentences."""
+    outcome, task = study.outcome, study.outcome.config.task
+    dealt = (task.recipe or {}).get("partition")
     lower = "" if study.numbers.higher_is_better else "; lower is better, and a positive gain is good"
     level = (
-        f"{study.method} on {task['name']}{f' ({dealt})' if dealt else ''}, seed {outcome.seed}: {study.numbers.name} "
-        f"{study.score(outcome.figures(select=study.select)['macro'])} on average over {study.clients} clients after "
-        f"round {outcome.chosen(study.select)['round']}{lower}."
+        f"{study.method} on {task.name}{f' ({dealt})' if dealt else ''}, seed {outcome.seed}: {study.numbers.name} "
+        f"{study.score(outcome.figures(select=study.select).macro)} on average over {study.clients} clients after "
+        f"round {outcome.chosen(study.select).round}{lower}."
     )
-    gains = _no_gains(study) if study.over is None else _helped_and_harmed(study, study.over)
-    return [level, *study.comparison.missing, *_uneven(study), gains, *_related(study), *_still_rising(study)]
+    gains = _explain_no_gains(study) if study.over is None else _describe_gains(study, study.over)
+    return [
+        level,
+        *study.comparison.missing,
+        *_describe_rounds(study),
+        gains,
+        *_describe_relations(study),
+        *_describe_rise(study),
+    ]
 
 
 # -- the sentences of an overview --------------------------------------------------------------------------------------
 
 
-def _no_gains(study: Study) -> str:
+def _explain_no_gains(study: Study) -> str:
     return (
-        "What clients gain is not known, because no run of Local or FedAvg is beside this one; "
+        "Gains are not known, because there is no run of Local or FedAvg beside this one; "
         f"`atoll compare {study.method}` with the same options makes them."
     )
 
 
-def _helped_and_harmed(study: Study, over: str) -> str:
+def _describe_gains(study: Study, over: str) -> str:
     gains = study.gains(over)
     assert gains is not None
     values, errors = gains
@@ -245,7 +253,7 @@ def _helped_and_harmed(study: Study, over: str) -> str:
     if not known.any():
         return "No client has test samples, so nothing is known about gains."
     harmed = np.flatnonzero(values < -errors)
-    which = f" ({study.named(harmed)})" if len(harmed) else ""
+    which = f" ({study.names_of(harmed)})" if len(harmed) else ""
     return (
         f"Against {study.reference(over)} the mean gain is {study.points(float(values[known].mean()))}; "
         f"{int((values > errors).sum())} of {known.sum()} clients gain and {len(harmed)} lose{which} more than one "
@@ -253,29 +261,29 @@ def _helped_and_harmed(study: Study, over: str) -> str:
     )
 
 
-def _uneven(study: Study) -> list[str]:
-    """A run that was cut short is behind its references."""
+def _describe_rounds(study: Study) -> list[str]:
+    """Say where a run that was cut short is behind its references."""
     beside = [study.method, *(study.reference(name) for name in REFERENCES)]
     outcomes = {name: study.comparison.outcomes[name][study.index] for name in dict.fromkeys(beside) if name}
-    rounds = {name: one.chosen(study.select)["round"] for name, one in outcomes.items() if not one.algorithm.one_shot}
+    rounds = {name: one.chosen(study.select).round for name, one in outcomes.items() if not one.algorithm.one_shot}
     if len(set(rounds.values())) < 2:
         return []
-    listed = enumerated([f"{name} after round {done}" for name, done in rounds.items()])
+    listed = join_names([f"{name} after round {done}" for name, done in rounds.items()])
     return [f"Gains compare scores of different rounds: {listed}."]
 
 
-def _related(study: Study) -> list[str]:
+def _describe_relations(study: Study) -> list[str]:
     if not study.relations:
         return []
     listed = "; ".join(f"{what} {relation}" for what, relation in study.relations.items())
     clear = [what for what, relation in study.relations.items() if relation.p < SIGNIFICANT]
     bar = f"(p < {SIGNIFICANT})"
-    verdict = f"Significant {bar}: {enumerated(clear)}" if clear else f"None is significant {bar}"
-    return [f"Rank correlation of the gain with what clients have, over all clients: {listed}. {verdict}."]
+    verdict = f"Significant {bar}: {join_names(clear)}" if clear else f"None is significant {bar}"
+    return [f"Rank correlation of the gain over all clients: with {listed}. {verdict}."]
 
 
-def _still_rising(study: Study) -> list[str]:
-    """More rounds may help where the mean validation score still improves."""
+def _describe_rise(study: Study) -> list[str]:
+    """Advise more rounds where the mean validation score still improves."""
     curve = [(round, value) for round, value in study.outcome.curve() if math.isfinite(value)]
     before = [point for point in curve if point[0] <= 0.75 * curve[-1][0]]
     if not before:
@@ -284,11 +292,11 @@ def _still_rising(study: Study) -> list[str]:
     if study.outcome.sign * (new - old) < STILL_RISING * (1 if study.numbers.share else abs(old)):
         return []
     rise = f"from {study.score(old)} after round {then} to {study.score(new)} after round {now}"
-    return [f"Validation still improves, {rise}: more --rounds may help everybody."]
+    return [f"Validation still improves, {rise}: more rounds may help everybody."]
 
 
 def relation_of(gains: Values, values: Values) -> Relation | None:
-    """None where there are too few clients, or nothing varies."""
+    """Correlate gains with a value over clients; None where there are too few clients, or nothing varies."""
     from scipy.stats import spearmanr
 
     known = ~np.isnan(gains) & ~np.isnan(values)
@@ -299,16 +307,16 @@ def relation_of(gains: Values, values: Values) -> Relation | None:
     return Relation(float(rho), float(p))
 
 
-def references_beside(run: Outcome, folder: Path) -> list[Outcome]:
-    """Local and FedAvg with the same seed, if the run is one of a comparison."""
+def find_references(run: Report, folder: Path, *, trust: bool = False) -> list[Report]:
+    """Find Local and FedAvg with the same seed, if the run is one of a comparison."""
     parent = folder.resolve().parent
-    beside = map(Outcome.read, runs_in(parent)) if (parent / "comparison.json").exists() else ()
+    beside = read_runs(parent, trust=trust)[0] if (parent / "comparison.json").exists() else ()
     of_seed = [one for one in beside if one.seed == run.seed and one.label != run.label]
     return [one for one in of_seed if name_of(one.algorithm) in REFERENCES]
 
 
 def best_method(comparison: Comparison) -> str:
-    """The best mean that is not a reference's; of references alone, FedAvg."""
+    """Return the method with the best mean that is not a reference; of references alone, FedAvg."""
     local, fedavg = (comparison.reference(name) for name in REFERENCES)
     rows = [row for row in comparison.results if row["method"] not in (local, fedavg)]
     if not rows:

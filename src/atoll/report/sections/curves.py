@@ -16,7 +16,7 @@ from atoll.report.table import newcomers_cells, newcomers_notes
 from atoll.report.view import View
 
 if TYPE_CHECKING:
-    from atoll.records.results import Outcome
+    from atoll.records.report import Report
 
 WIDE_SPREAD = 20  # between the least and the most megabytes: beyond, their axis is logarithmic
 
@@ -67,20 +67,20 @@ def collect_newcomers(view: View) -> list[Part]:
     return [Table(heads, rows, newcomers_notes(comparison)), *drawn]
 
 
-def _list_rounds(outcome: Outcome) -> list[tuple[float, float]]:
+def _list_rounds(outcome: Report) -> list[tuple[float, float]]:
     return [*outcome.curve()]
 
 
-def _list_megabytes(outcome: Outcome) -> list[tuple[float, float]]:
+def _list_megabytes(outcome: Report) -> list[tuple[float, float]]:
     return [(at, score) for at, (_, score) in zip(outcome.spent, outcome.curve(), strict=True)]
 
 
-def _list_tuning(outcome: Outcome) -> list[tuple[float, float]]:
-    stages = outcome.newcomers["labelled"] if outcome.newcomers else {}
-    return [(float(epochs), scores["macro"]) for epochs, scores in stages.items()]
+def _list_tuning(outcome: Report) -> list[tuple[float, float]]:
+    stages = outcome.newcomers.labelled if outcome.newcomers else {}
+    return [(float(epochs), scores.macro) for epochs, scores in stages.items()]
 
 
-def _average(view: View, method: str, list_points: Callable[[Outcome], list[tuple[float, float]]]) -> Line:
+def _average(view: View, method: str, list_points: Callable[[Report], list[tuple[float, float]]]) -> Line:
     """Average the points of all seeds, as far as every seed has them."""
     seeds = [list_points(outcome) for outcome in view.comparison.outcomes[method]]
     points = []

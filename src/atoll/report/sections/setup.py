@@ -70,7 +70,7 @@ def collect_configuration(view: View) -> list[Part]:
     }
     table = Table(["Part", "Values"], [Row(name, [text]) for name, text in values.items() if text], kind="words")
     command = [Text(str(config["command"]), "Command", "wrap")] if "command" in config else []
-    whole = Text(json.dumps(config, indent=2, default=str))
+    whole = Text(json.dumps(config.as_json(), indent=2, default=str))
     first = f"{comparison.example.label}, seed {comparison.seeds[0]}"
     return [*command, table, Details(f"The configuration of {first} in full", whole)]
 

@@ -23,7 +23,7 @@ class Stage(Protocol):
     """Something that replies pass through before they reach the server."""
 
     def apply(self, fields: Mapping[str, Stack], *, round: int, clients: NDArray[np.int64]) -> Mapping[str, Stack]:
-        """The fields as they leave the stage."""
+        """Return the fields as they leave the stage."""
         ...
 
 
@@ -39,7 +39,7 @@ class Clip:
             raise HyperparameterError(f"`norm` of Clip must be a float in (0, inf). Got {self.norm!r} instead.")
 
     def apply(self, fields: Mapping[str, Stack], *, round: int, clients: NDArray[np.int64]) -> Mapping[str, Stack]:
-        """See `Stage.apply`."""
+        """Scale down each client's field to the norm; see `Stage.apply`."""
         if self.field not in fields:
             return fields
         value = fields[self.field]
@@ -56,17 +56,17 @@ class Channel:
 
     def broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
         """Count what the server sends to all of these clients alike."""
-        self._down("broadcast", tree, clients, round, each=False)
+        self._record_down("broadcast", tree, clients, round, each=False)
 
     def last_broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
         """Count what the server sends to all of these clients alike after the last round."""
-        self._down("last broadcast", tree, clients, round, each=False)
+        self._record_down("last broadcast", tree, clients, round, each=False)
 
     def unicast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
         """Count what the server sends to each of these clients by itself: its row of a stacked tree."""
-        self._down("unicast", tree, clients, round, each=True)
+        self._record_down("unicast", tree, clients, round, each=True)
 
-    def _down(self, field: str, tree: Tree, clients: NDArray[np.int64], round: int, *, each: bool) -> None:
+    def _record_down(self, field: str, tree: Tree, clients: NDArray[np.int64], round: int, *, each: bool) -> None:
         if tree is not None:
             size = size_of(tree, each=each)
             self.ledger.record(Entry("down", round, field, _kind(tree), size, tuple(map(int, clients))))

@@ -33,12 +33,12 @@ class Entry:
     clients: tuple[int, ...]
 
     def messages(self) -> Iterator[Message]:
-        """The messages one by one."""
+        """Yield the messages one by one."""
         for client in self.clients:
             yield Message(self.direction, client, self.round, self.field, self.kind, self.bytes)
 
     def as_json(self) -> dict[str, Any]:
-        """For the run's folder."""
+        """Return the entry for the run's folder."""
         return asdict(self)
 
 
@@ -54,23 +54,23 @@ class Ledger:
             self.entries.append(entry)
 
     def messages(self) -> Iterator[Message]:
-        """Every message."""
+        """Yield every message."""
         for entry in self.entries:
             yield from entry.messages()
 
     def bytes(self, direction: Direction) -> int:
-        """All bytes in one direction."""
+        """Return all bytes in one direction."""
         return sum(entry.bytes * len(entry.clients) for entry in self.entries if entry.direction == direction)
 
     def by_kind(self) -> dict[tuple[Direction, str], int]:
-        """All bytes by direction and kind."""
+        """Return all bytes by direction and kind."""
         sums: dict[tuple[Direction, str], int] = defaultdict(int)
         for entry in self.entries:
             sums[entry.direction, entry.kind] += entry.bytes * len(entry.clients)
         return dict(sums)
 
-    def in_round(self, round: int) -> dict[str, int]:
-        """Bytes down and up in one round."""
+    def bytes_in_round(self, round: int) -> dict[str, int]:
+        """Return the bytes down and up in one round."""
         sums = {"down": 0, "up": 0}
         for entry in reversed(self.entries):
             if entry.round < round:

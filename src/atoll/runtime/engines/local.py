@@ -51,7 +51,7 @@ FORCED = 10**9  # calls ahead of a plan that is being measured or was asked for:
 
 
 def work_of(assignment: Assignment) -> Callable[[Cohort], Any]:
-    """The work that an assignment asks for, from which no client's code can end the program."""
+    """Return the work that an assignment asks for; no client's code in it can end the program."""
 
     def work(cohort: Cohort) -> Any:
         try:
@@ -78,11 +78,11 @@ class Part:
 
     @property
     def name(self) -> str:
-        """What logs call this work."""
+        """The name of this work in logs."""
         return f"{self.job.phase.name} {self.job.method}"
 
     def prepare(self, clients: Clients, scanner: Scanner) -> tuple[Assignment, Cohort]:
-        """What some of the clients are sent, and these clients as the work sees them."""
+        """Return the assignment of some clients, and these clients as the work sees them."""
         assignment = self.job.assign(clients)
         facts, phase = self.population.facts, self.job.phase
         return assignment, Cohort(facts, clients, self.job.round, scanner, assignment.unicast, phase.splits)
@@ -90,14 +90,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Measured:
-    """What calibration found: seconds per client-step, and the client-steps of one job."""
+    """The result of calibration: seconds per client-step, and the client-steps of one job."""
 
     plan: Plan
     seconds: float
     steps: float
 
     def ahead(self, part: Part) -> float:
-        """The seconds that this and all coming jobs would take."""
+        """Return the seconds that this and all coming jobs would take."""
         return self.seconds * self.steps * part.job.calls
 
 
@@ -125,12 +125,12 @@ class LocalEngine:
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise EngineError(
                 f"Device {device!r} must be present. This machine has no CUDA device.",
-                hint="use --device cpu.",
+                hint="use `device=cpu`.",
             )
         if timeout is not None and not timeout > 0:
             raise EngineError(
                 f"`timeout` must be a number of seconds above 0, or None for no limit. Got {timeout!r}.",
-                hint="leave out --timeout to wait for every client.",
+                hint="leave out `timeout` to wait for every client.",
             )
         if precision not in ("fp32", "tf32", "bf16"):
             raise EngineError(f"`precision` must be fp32, tf32 or bf16. Got {precision!r}.")
@@ -143,7 +143,7 @@ class LocalEngine:
         }  # fmt: skip
         grouping, *words = strategy.split() or [""]
         self.strategy, self.chunk = parse_strategy(grouping)
-        self.spelled = self._spelled_out(words, precision, compile) if words else None
+        self.spelled = self._parse_plan(words, precision, compile) if words else None
         self.compile, self.precision, self.dtype, self.timeout = compile, precision, dtype, timeout
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self.programs = Programs()
@@ -160,13 +160,13 @@ class LocalEngine:
         return bool(self.compile) or (self.spelled is not None and self.spelled.mode == "compiled")
 
     def best_alone(self, task: Task) -> bool:
-        """Whether models are faster one at a time: grouped convolutions are slow, and here nothing makes up for it."""
+        """Return whether models are faster one at a time: grouped convolutions are slow on this device."""
         return _convolves(task) and (self.device.type == "cpu" or _fills_a_gpu(task))
 
     def place(self, task: Task) -> Task:
-        """The task with its tensors where this engine computes."""
+        """Move the tensors of the task to where this engine computes."""
         if self.device.type == "cuda" and self.precision == "fp32" and self.best_alone(task):
-            log.warning("fp32 leaves tensor cores idle: with --precision tf32 or bf16 this may be five times as fast")
+            log.warning("fp32 leaves tensor cores idle: with precision tf32 or bf16 this may be five times as fast")
         return task.to(self.device, self.dtype)
 
     def bench(self, population: Population, round: int) -> Workbench:
@@ -174,13 +174,13 @@ class LocalEngine:
         return Workbench(population, self, round)
 
     def run(self, job: Job, population: Population) -> Iterator[Done[Any] | Lost]:
-        """Do a job; yield what becomes of all clients, chunk after chunk, in an order that clients alone decide.
+        """Do a job; yield the outcomes of all clients, chunk after chunk, in an order that depends on clients alone.
 
         The clients of a chunk have one architecture and belong to one group, and those of each follow each other.
         """
         lost, failure = 0, None
         for part in parts_of(job, population):
-            for outcome in self._all(part):
+            for outcome in self._run_part(part):
                 if isinstance(outcome, Exception):
                     failure = outcome
                     continue
@@ -190,23 +190,23 @@ class LocalEngine:
             raise failure  # nobody is left: this is the method's fault, not a client's
 
     # -- running ---------------------------------------------------------------------------------------------------
-    def _all(self, part: Part) -> Iterator[Done[Any] | Lost | Exception]:
-        """What becomes of all clients of a part, who have one architecture."""
-        part = replace(part, clients=canonical(part), usual=max(part.usual, len(part.clients)))
+    def _run_part(self, part: Part) -> Iterator[Done[Any] | Lost | Exception]:
+        """Yield the outcomes of all clients of a part, who have one architecture."""
+        part = replace(part, clients=sort_by_size(part), usual=max(part.usual, len(part.clients)))
         waiting, plan = part.clients, self._plan(part)
         while len(waiting):
             try:
-                for outcome in self._outcomes(replace(part, clients=waiting), plan):
+                for outcome in self._run_chunks(replace(part, clients=waiting), plan):
                     if not isinstance(outcome, Exception):
                         waiting = waiting[len(outcome.clients) :]
                     yield outcome
             except NotVectorisable as reason:  # those that are done stay done; the others go on one at a time
-                plan = self.plans[self._key(part)] = self._alone(part, reason)
+                plan = self.plans[self._key(part)] = self._plan_alone(part, reason)
 
-    def _outcomes(self, part: Part, plan: Plan) -> Iterator[Done[Any] | Lost | Exception]:
+    def _run_chunks(self, part: Part, plan: Plan) -> Iterator[Done[Any] | Lost | Exception]:
         size = plan.size(len(part.clients))
         chunks = [part.clients[start : start + size] for start in range(0, len(part.clients), size)]
-        attempt = self._threaded if plan.strategy == "threads" else self._in_turn
+        attempt = self._attempt_in_threads if plan.strategy == "threads" else self._attempt_in_turn
         for clients, outcome in attempt(part, plan, chunks):
             if not isinstance(outcome, Exception):
                 yield outcome
@@ -224,12 +224,12 @@ class LocalEngine:
                     else:
                         yield result
 
-    def _in_turn(self, part: Part, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
+    def _attempt_in_turn(self, part: Part, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
         for clients in chunks:
             yield clients, self._attempt(part, plan, clients)
 
-    def _threaded(self, part: Part, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
-        """One chunk per thread; results in order, and only a few of them waiting."""
+    def _attempt_in_threads(self, part: Part, plan: Plan, chunks: list[Clients]) -> Iterator[tuple[Clients, Any]]:
+        """Run one chunk per thread; yield results in order, with only a few of them waiting."""
         waiting: deque[tuple[Clients, Future[Any]]] = deque()
         upcoming = iter(chunks)
         with one_thread_each():
@@ -252,7 +252,7 @@ class LocalEngine:
         return ThreadPoolExecutor(self.threads)
 
     def _attempt(self, part: Part, plan: Plan, clients: Clients) -> Done[Any] | Lost | Exception:
-        """The outcome for some clients; an exception that is theirs is returned, not raised."""
+        """Do the work of some clients; an exception of theirs is returned, not raised."""
         scanner = Scanner(
             part.population,
             plan,
@@ -263,7 +263,7 @@ class LocalEngine:
         )
         began = time.perf_counter()
         try:
-            with torch.no_grad(), arithmetic(plan.precision), cores(plan):
+            with torch.no_grad(), arithmetic(plan.precision), limit_cores(plan):
                 assignment, cohort = part.prepare(clients, scanner)
                 result = work_of(assignment)(cohort)
         except (AtollError, NotVectorisable):
@@ -272,20 +272,20 @@ class LocalEngine:
             raise EngineError(
                 f"The work of {len(clients)} client(s) at a time must fit in memory on {self.device}. It does not: "
                 f"{str(error).strip() or type(error).__name__}",
-                hint="take a smaller model, batch or cohort, or train fewer clients at a time: --engine loop.",
+                hint="take a smaller model, batch or cohort, or train fewer clients at a time: `strategy=loop`.",
             ) from error
         except Exception as error:  # noqa: BLE001 - a client may fail in any way, and the round goes on
-            log.warning("round %d: work of client(s) %s failed: %s", part.job.round, _some(clients), error)
+            log.warning("round %d: work of client(s) %s failed: %s", part.job.round, _list_clients(clients), error)
             return error
         took = time.perf_counter() - began
         if self.timeout is not None and took > self.timeout and part.job.phase.replies:
             reason = f"late: {took:.2f} s, allowed {self.timeout:g} s"
-            # Several clients together say nothing of each: they go again, one by one.
+            # The time of several clients says nothing about one of them: they go again, one by one.
             return Lost(clients, reason) if len(clients) == 1 else TimeoutError(reason)
         return Done(clients, result, part.population.memory, assignment.unicast, cohort.notes, scanner.tally.gradients)
 
     def _calls(self, part: Part, plan: Plan) -> int:
-        """How often a program made now will be used: in every coming part, once per chunk."""
+        """Return how often a program made now will be used: in every coming part, once per chunk."""
         if self.spelled is not None and part.job.phase.name == "local":
             return FORCED  # it was asked for
         return part.job.calls * -(-part.usual // plan.size(part.usual))
@@ -300,32 +300,32 @@ class LocalEngine:
                 raise
             except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
                 log.info("%s: nothing was measured, because a client failed (%s)", part.name, error)
-                return self._first(part)
+                return self._first_plan(part)
         return self.plans[key]
 
     def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
-        """Return how a method's jobs run here: a run that is resumed must go on so to get the same bits."""
+        """Return how a method's jobs run here: a resumed run needs the same plans to get the same bits."""
         return [
             {"phase": phase, "architecture": number, "clients": clients, "plan": asdict(plan)}
             for (phase, by, known, clients), plan in self.plans.items()
             for number, one in enumerate(facts.by_architecture)
-            if by == method and known == _facts(one)
+            if by == method and known == _speed_facts(one)
         ]
 
     def import_plans(self, plans: list[Tree], method: Hashable, facts: Facts) -> None:
-        """Take over what `export_plans` gave, unless something else is forced now."""
+        """Take over the plans of `export_plans`, unless something else is forced now."""
         for one in plans if self.spelled is None else ():
             plan = Plan(**one["plan"])
             phase = one["phase"] if isinstance(one["phase"], str) else " ".join(map(str, one["phase"]))  # once, a list
             if self.strategy in ("auto", plan.strategy) and self.precision == plan.precision:
-                known = _facts(facts.by_architecture[one.get("architecture", 0)])  # once, a run had one
+                known = _speed_facts(facts.by_architecture[one.get("architecture", 0)])  # once, a run had one
                 self.plans[phase, method, known, one["clients"]] = plan
 
     def _key(self, part: Part) -> PlanKey:
-        return part.job.phase.name, part.job.method, _facts(part.population.facts), part.usual
+        return part.job.phase.name, part.job.method, _speed_facts(part.population.facts), part.usual
 
-    def _spelled_out(self, words: list[str], precision: Precision, compile: bool | None) -> Plan:  # noqa: A002
-        """The plan of such words as `traced graph`, after its grouping."""
+    def _parse_plan(self, words: list[str], precision: Precision, compile: bool | None) -> Plan:  # noqa: A002
+        """Parse a plan from words such as `traced graph`, after its grouping."""
         modes, known = [word for word in words if word in MODES], {*MODES, *VARIANTS, precision}
         if self.strategy == "auto" or len(modes) != 1 or not known.issuperset(words):
             raise EngineError(
@@ -337,34 +337,34 @@ class LocalEngine:
             raise EngineError(
                 f"A plan that is spelled out says itself whether it is compiled. Got {self.options['strategy']!r} "
                 f"and compile={compile}.",
-                hint="leave out --compile and --no-compile.",
+                hint="leave out `compile`.",
             )
         variants = {name: name in words for name in VARIANTS}
         return Plan(self.strategy, self.chunk, cast("Mode", modes[0]), **variants, precision=precision)
 
-    def _only(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
+    def _plan_for(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
         one_core = self.device.type == "cpu" and strategy != "threads"
         return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
 
-    def _first(self, part: Part) -> Plan:
-        """The plan to begin with: as forced, else as many clients at once as is sensible."""
+    def _first_plan(self, part: Part) -> Plan:
+        """Return the plan to begin with: the forced one, else as many clients at once as is sensible."""
         if self.strategy != "auto":
-            return self._only(self.strategy)
+            return self._plan_for(self.strategy)
         if self.best_alone(part.task):
-            return self._only("loop")
+            return self._plan_for("loop")
         on_cpu = self.device.type == "cpu"
-        return replace(self._grouped(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
+        return replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
 
-    def _alone(self, part: Part, reason: NotVectorisable) -> Plan:
-        """The plan for a step that fails under `vmap`."""
+    def _plan_alone(self, part: Part, reason: NotVectorisable) -> Plan:
+        """Return the plan for a step that fails under `vmap`."""
         if self.strategy in ("chunk", "whole"):
             raise EngineError(
-                f"This step cannot run for many clients at once: {reason}", hint="use --engine loop."
+                f"This step cannot run for many clients at once: {reason}", hint="use `strategy=loop`."
             ) from reason
         log.warning("%s: runs one client at a time, because the step cannot be vectorised (%s)", part.name, reason)
         return Plan("threads" if self.strategy == "threads" else "loop", plain=True, precision=self.precision)
 
-    def _grouped(self, size: int, clients: int) -> Plan:
+    def _group_plan(self, size: int, clients: int) -> Plan:
         whole = size >= clients
         return Plan("whole" if whole else "chunk", None if whole else size, precision=self.precision)
 
@@ -377,23 +377,23 @@ class LocalEngine:
             # Compiling takes long and is asked for where most of the time goes.
             compiles = part.job.phase.name == "local" or self.spelled.mode != "compiled"
             return self.spelled if compiles else replace(self.spelled, mode="traced")
-        first = self._first(part)
+        first = self._first_plan(part)
         try:
             best = self._measure(first, part)
         except NotVectorisable as reason:
-            return self._alone(part, reason)
+            return self._plan_alone(part, reason)
         except torch.OutOfMemoryError:
             if self.strategy != "auto" or not first.vectorised:
                 raise
             log.info("%s: %s needs more memory than there is", part.name, first)
             torch.cuda.empty_cache()
-            best = self._measure(self._only("loop"), part)
+            best = self._measure(self._plan_for("loop"), part)
         tried = [best]
         if best.ahead(part) > WORTH_MEASURING or self.compile:
             tried += self._try(self._candidates(part, best), part, tried)
         best = min(tried, key=lambda measured: measured.seconds)
         if self.compile or (self.compile is None and best.ahead(part) > WORTH_COMPILING):
-            compiled = self._try(self._compiled(part, tried), part, tried)
+            compiled = self._try(self._compiled_candidates(part, tried), part, tried)
             best = min(compiled if self.compile and compiled else [*tried, *compiled], key=lambda one: one.seconds)
             tried += compiled
         log.info(
@@ -404,14 +404,14 @@ class LocalEngine:
         return best.plan
 
     def _candidates(self, part: Part, first: Measured) -> list[Plan]:
-        """Plans that need no compiler."""
+        """Return plans that need no compiler."""
         clients, convolves = part.usual, _convolves(part.task)
         on_gpu = self.device.type == "cuda"
         first_traced = replace(first.plan, mode="traced", graph=on_gpu)
         loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
         loops = [loop, replace(loop, channels_last=True)] if convolves else [loop]
         if on_gpu and first.plan.strategy == "loop":
-            # Programs of a large network take long to make, so that what tensor cores read comes first, or alone.
+            # Programs of a large network take long to make, so the layout that tensor cores read comes first, or alone.
             return loops[::-1] if self.precision == "fp32" else loops[-1:]
         if self.strategy != "auto":
             extras = [replace(first_traced, columns=True)] if on_gpu and convolves else []
@@ -423,7 +423,7 @@ class LocalEngine:
             return [first_traced, *([replace(first_traced, columns=True)] if convolves else []), *loops]
         threads = [replace(plan, strategy="threads") for plan in loops] if self.threads > 1 else []
         grouped = [
-            replace(self._grouped(size, clients), mode="traced")
+            replace(self._group_plan(size, clients), mode="traced")
             for size in (min(clients, LARGEST_CHUNK), 32, 16, 8)
             if size <= clients
         ]
@@ -434,8 +434,8 @@ class LocalEngine:
         several = [plan for plan in several if threads and self.threads * plan.size(clients) <= clients]
         return [first_traced, *grouped, *several, *loops]
 
-    def _compiled(self, part: Part, tried: list[Measured]) -> list[Plan]:
-        """What is worth compiling, by how well it does without."""
+    def _compiled_candidates(self, part: Part, tried: list[Measured]) -> list[Plan]:
+        """Return the plans worth compiling, by how well they do without."""
         ranked = sorted((one for one in tried if one.plan.mode == "traced"), key=lambda one: one.seconds)
         if not ranked:
             return []
@@ -445,9 +445,9 @@ class LocalEngine:
                 one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=not ranked[0].plan.columns)
             ]
         elif ranked[0].plan.vectorised and self.strategy == "auto":
-            # Compiled steps are bound by memory, so that a chunk that fits the cache may win, or one per core.
+            # Compiled steps are bound by memory, so a chunk that fits the cache may win, or one per core.
             size = min(part.usual, 10)
-            others = [self._grouped(size, part.usual)]
+            others = [self._group_plan(size, part.usual)]
             if 1 < self.threads <= part.usual // size:
                 others.append(Plan("threads", size, precision=self.precision))
             chosen += [replace(ranked[0], plan=plan) for plan in others]
@@ -478,11 +478,11 @@ class LocalEngine:
         starts = range(0, min(workers * size, len(part.clients)), size)
         groups = [part.clients[start : start + size] for start in starts]
 
-        def timed(limit: int) -> tuple[float, int, int]:
+        def time_steps(limit: int) -> tuple[float, int, int]:
             scanners = [Scanner(part.population, plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
 
             def one(position: int) -> None:
-                with torch.no_grad(), arithmetic(plan.precision), cores(plan):
+                with torch.no_grad(), arithmetic(plan.precision), limit_cores(plan):
                     assignment, cohort = part.prepare(groups[position], scanners[position])
                     work_of(assignment)(cohort)
 
@@ -498,42 +498,42 @@ class LocalEngine:
         samples = part.task.splits["train"].sizes(part.clients)
         share = samples[: sum(map(len, groups))].sum() / max(samples.sum(), 1)
 
-        def measured(seconds: float, steps: int, planned: int) -> Measured:
+        def estimate(seconds: float, steps: int, planned: int) -> Measured:
             return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
 
         def matters(one: Measured) -> bool:
-            """Whether something is decided by the figure."""
+            """Return whether the figure decides anything."""
             return bool(self.compile) or one.ahead(part) > WORTH_MEASURING / 3
 
-        first = measured(*timed(limit=1))  # it also makes the programs, and so takes longer than the others
+        first = estimate(*time_steps(limit=1))  # it also makes the programs, and so takes longer than the others
         if not matters(first):
             return first
-        # The better of two, so that a moment in which the machine was busy elsewhere decides nothing.
-        seconds, steps, planned = min(timed(limit=2), timed(limit=2))
-        rough = measured(seconds, steps, planned)
+        # The better of two, so a moment in which the machine was busy elsewhere decides nothing.
+        seconds, steps, planned = min(time_steps(limit=2), time_steps(limit=2))
+        rough = estimate(seconds, steps, planned)
         if not steps or seconds >= 0.2 or not matters(rough):
             return rough
         # Too short to trust: take as many steps as fit into a fifth of a second.
         limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))
-        found = [timed(limit)]
-        found += [timed(limit) for _ in range(int(np.clip(0.2 / max(found[0][0], 1e-6), 1, 8)))]
-        return min((measured(*one) for one in found), key=lambda one: one.seconds)
+        found = [time_steps(limit)]
+        found += [time_steps(limit) for _ in range(int(np.clip(0.2 / max(found[0][0], 1e-6), 1, 8)))]
+        return min((estimate(*one) for one in found), key=lambda one: one.seconds)
 
 
 def parse_strategy(text: str) -> tuple[Any, int | None]:
-    """`auto`, `loop`, `threads`, `whole`, `chunk:N`, or `threads:N` for chunks of N in threads."""
+    """Parse `auto`, `loop`, `threads`, `whole`, `chunk:N`, or `threads:N` for chunks of N in threads."""
     if text in ("auto", "loop", "threads", "whole"):
         return text, None
     name, _, number = text.partition(":")
     if name in ("chunk", "threads") and number.isdigit() and int(number) >= 1:
         return name, int(number)
     raise EngineError(
-        f"`engine` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got {text!r}."
+        f"`strategy` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got {text!r}."
     )
 
 
 def parts_of(job: Job, population: Population) -> list[Part]:
-    """The parts of a job: the clients of each architecture, and of each group."""
+    """Divide a job into parts: the clients of each architecture and group."""
     whole = Part(job, population, np.asarray(job.clients, dtype=np.int64), job.usual)
     parts, architecture = [whole], population.task.architecture
     if architecture is not None:
@@ -543,22 +543,22 @@ def parts_of(job: Job, population: Population) -> list[Part]:
 
 
 def _divide(part: Part, numbers: NDArray[np.int64]) -> list[tuple[int, Part]]:
-    """The clients of each number; all clients of the population have one."""
+    """Divide a part by the number of each client; all clients of the population have one."""
     mine = numbers[part.clients]
     usual = {number: min(part.usual, int((numbers == number).sum())) for number in np.unique(mine).tolist()}
     return [(number, replace(part, clients=part.clients[mine == number], usual=n)) for number, n in usual.items()]
 
 
-def canonical(part: Part) -> Clients:
-    """Clients by falling number of training samples, so those trained together take equally many steps."""
+def sort_by_size(part: Part) -> Clients:
+    """Sort clients by falling number of training samples, so those trained together take equally many steps."""
     clients = np.sort(part.clients)
     sizes = part.task.splits["train"].sizes(clients)
     ordered: Clients = clients[np.argsort(-sizes, kind="stable")]
     return ordered
 
 
-def cores(plan: Plan) -> AbstractContextManager[None]:
-    """One core for a plan that asks for it; in threads, each has one already."""
+def limit_cores(plan: Plan) -> AbstractContextManager[None]:
+    """Use one core for a plan that asks for it; in threads, each has one already."""
     return one_thread_each() if plan.one_core else nullcontext()
 
 
@@ -573,8 +573,8 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _facts(task: Facts) -> Hashable:
-    """What the speed of a plan depends on."""
+def _speed_facts(task: Facts) -> Hashable:
+    """Return the facts of a task that the speed of a plan depends on."""
     return task.network.signature, tuple(task.sample.shape), task.training.batch_size
 
 
@@ -583,10 +583,10 @@ def _convolves(task: Task) -> bool:
 
 
 def _fills_a_gpu(task: Task) -> bool:
-    """Whether one client's step keeps a GPU busy by itself."""
+    """Return whether one client's step keeps a GPU busy by itself."""
     return task.network.parameters * task.training.batch_size >= FILLS_A_GPU
 
 
-def _some(clients: Clients) -> str:
+def _list_clients(clients: Clients) -> str:
     shown = ", ".join(map(str, clients[:5]))
     return shown if len(clients) <= 5 else f"{shown}, ... ({len(clients)} in all)"

@@ -1,8 +1,8 @@
 """A step made executable: as it is, traced into a flat list of tensor operations, compiled, or as a CUDA graph.
 
-Tracing runs the author's Python once and keeps only the tensor operations, so that later steps pay for neither Python
-nor `vmap`. Programs are found again by a fingerprint of the step, so that a method's step is traced or compiled once
-for all rounds; a step that captures tensors has no fingerprint and stays eager.
+Tracing runs the author's Python once and keeps only the tensor operations, so later steps pay for neither Python nor
+`vmap`. Programs are found again by a fingerprint of the step, so a method's step is traced or compiled once for all
+rounds; a step that captures tensors has no fingerprint and stays eager.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WORTHWHILE_CALLS: dict[Mode, int] = {"eager": 0, "traced": 40, "compiled": 1000}
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients are grouped and how their steps run."""
+    """A plan: how clients are grouped and how their steps run."""
 
     strategy: Literal["loop", "threads", "chunk", "whole"] = "whole"
     chunk: int | None = None
@@ -67,7 +67,7 @@ class Plan:
         return self.strategy in ("chunk", "whole") or (self.strategy == "threads" and (self.chunk or 1) > 1)
 
     def size(self, clients: int) -> int:
-        """How many clients are given to one call of `Algorithm.local`."""
+        """Return how many clients one call of `Algorithm.local` gets."""
         return min(clients, self.chunk or clients) if self.vectorised else 1
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class NotVectorisable(Exception):
 
 @contextmanager
 def vectorising() -> Iterator[None]:
-    """Whatever fails under `vmap` may succeed for one client at a time."""
+    """Turn whatever fails under `vmap` into NotVectorisable: it may succeed for one client at a time."""
     try:
         yield
     except AtollError:
@@ -131,7 +131,7 @@ class Work:
     def one_client(
         self, carry: Leaves, given: Leaves, x: Tensor, y: Tensor, mask: Any, low: Any, high: Any, time: Any
     ) -> Leaves:
-        """The step for one client and one batch, on flat lists of tensors."""
+        """Run the step for one client and one batch, on flat lists of tensors."""
         keys = Keys(low, high).fold(time) if self.keyed else None
         batch = Batch(x, y, mask, keys, self.network, self.variant, self.vectorised, self.augment)
         batches = batch.view() if self.streams is None else tuple(one.view() for one in batch.split(self.streams))
@@ -144,7 +144,7 @@ class Work:
     def all_clients(
         self, carry: Leaves, given: Leaves, index: Tensor, mask: Any, low: Any, high: Any, time: Any
     ) -> Leaves:
-        """The step for every row of `carry`."""
+        """Run the step for every row of `carry`."""
         x, y = self.x[index], self.y[index]
         if not self.vectorised:
             rows = stacked_leaves(self.given)
@@ -160,7 +160,7 @@ class Work:
         return call(carry, given, x, y, mask, low, high, time)
 
     def rows(self, given: Leaves, size: int) -> Leaves:
-        """`given` for the first `size` clients."""
+        """Return `given` for the first `size` clients."""
         return [leaf[:size] if row else leaf for leaf, row in zip(given, stacked_leaves(self.given), strict=True)]
 
 
@@ -169,7 +169,7 @@ def _require_same(after: Structure, before: Structure, new: Leaves, old: Leaves)
         reason = "a step captured a Stack" if "stack" in repr(after) else "names or nesting differ"
         raise CohortError(
             f"A step must return a carry made like the one it was given ({reason}).\n"
-            f"given:    {_brief(before)}\nreturned: {_brief(after)}",
+            f"given:    {_abbreviate(before)}\nreturned: {_abbreviate(after)}",
             hint="pass what differs between clients in `carry` or `given`; inside a step it is Params.",
         )
     for position, (a, b) in enumerate(zip(new, old, strict=True)):
@@ -181,13 +181,15 @@ def _require_same(after: Structure, before: Structure, new: Leaves, old: Leaves)
             )
 
 
-def _brief(structure: Structure) -> str:
+def _abbreviate(structure: Structure) -> str:
     if structure.kind == "dict":
         pairs = zip(structure.names, structure.parts, strict=True)
-        return "{" + ", ".join(f"{name}: {_brief(part)}" for name, part in pairs) + "}"
+        return "{" + ", ".join(f"{name}: {_abbreviate(part)}" for name, part in pairs) + "}"
     if structure.kind in ("params", "stack"):
         return f"{structure.kind.capitalize()}({', '.join(structure.names[:4])}{', ...' * (len(structure.names) > 4)})"
-    return structure.kind if not structure.parts else f"{structure.kind}({', '.join(map(_brief, structure.parts))})"
+    return (
+        structure.kind if not structure.parts else f"{structure.kind}({', '.join(map(_abbreviate, structure.parts))})"
+    )
 
 
 class Timed(NamedTuple):
@@ -206,12 +208,12 @@ class Running:
         self._timed = timed
 
     def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
-        """One more batch."""
+        """Take one more batch."""
         keys = (None, None, None) if self._timed is None else self._timed._replace(before=self._timed.before + time)
         self.carry = self._call(self.carry, self._given, index, mask, *keys)
 
     def end(self) -> Leaves:
-        """The carry, in tensors of its own."""
+        """Return the carry, in tensors of its own."""
         return self.carry
 
 
@@ -223,7 +225,7 @@ class EagerProgram:
         return Running(functools.partial(self.call, work), carry, given, timed)
 
     def call(self, work: Work, *arguments: Any) -> Leaves:
-        """One batch."""
+        """Run the step on one batch."""
         if not work.vectorised:
             return work.all_clients(*arguments)
         with vectorising():
@@ -231,20 +233,20 @@ class EagerProgram:
 
 
 class SeededLoop(Running):
-    """For a model that draws from torch's own generator: each step draws from its own key."""
+    """A scan of a model that draws from torch's own generator: each step draws from its own key."""
 
     def __init__(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> None:
         super().__init__(work.all_clients, carry, given, timed)
         self._seeding = work.seeding
 
     def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
-        """One more batch."""
+        """Take one more batch."""
         with default_generator(self._seeding(time)):
             super().step(index, mask, time)
 
 
 class SeededProgram:
-    """The eager program of such a model."""
+    """The eager program of a model that draws from torch's own generator."""
 
     def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
         """Start a scan."""
@@ -260,7 +262,7 @@ class TracedProgram:
         carry, given, *rest = example
         optional = [value is not None for value in rest]
 
-        def flat(*tensors: Tensor) -> Leaves:
+        def run_flat(*tensors: Tensor) -> Leaves:
             carry = list(tensors[: counts[0]])
             given = list(tensors[counts[0] : sum(counts)])
             x, y, *some = tensors[sum(counts) :]
@@ -273,13 +275,13 @@ class TracedProgram:
                 old.copy_(new)
             return []
 
-        inputs = [*_copies(carry), *_copies(given), work.x, work.y, *(value for value in rest if value is not None)]
+        inputs = [*_copy(carry), *_copy(given), work.x, work.y, *(value for value in rest if value is not None)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Every value is described by an empty copy of it. Without a context, each copy makes a mode of its own,
             # which takes longer than the tracing itself.
             with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-                graph = make_fx(flat)(*inputs)
+                graph = make_fx(run_flat)(*inputs)
             _drop_detaches(graph)
             self._run: Callable[..., Any] = graph
             if compiled:
@@ -288,24 +290,24 @@ class TracedProgram:
         self.gradients = work.gradients[0]
 
     def call(self, work: Work, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
-        """One batch; returns the new carry, which is the old one overwritten where the program is in place."""
+        """Run the step on one batch; return the new carry, written over the old one if the program is in place."""
         after = self._run(*carry, *given, work.x, work.y, *(value for value in rest if value is not None))
         return carry if self.in_place else [leaf.contiguous() for leaf in after]
 
     def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
         """Start a scan on the data of `work`: the program itself holds none."""
         work.gradients[0] = self.gradients
-        mine = _copies(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
+        mine = _copy(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
         return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], timed)
 
 
-def _copies(leaves: Leaves) -> Leaves:
-    """Copies laid out plainly: a traced program holds for one layout of its inputs only."""
+def _copy(leaves: Leaves) -> Leaves:
+    """Copy leaves into plain layout: a traced program holds for one layout of its inputs only."""
     return [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
 
 
 def _drop_detaches(graph: torch.fx.GraphModule) -> None:
-    """`detach` means nothing once there is no autograd, but would cost a call each."""
+    """Drop every `detach`: without autograd it means nothing, and would cost a call each."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.detach.default:
             node.replace_all_uses_with(node.args[0])
@@ -326,9 +328,9 @@ class GraphProgram(Running):
         if own_data:
             work = replace(work, x=work.x.clone(), y=work.y.clone())
         self._own_data, self._work = own_data, work
-        self._program = program  # the graph reads its tensors, so that they must live as long
+        self._program = program  # the graph reads its tensors, so they must live as long
         self._gradients = program.gradients
-        self.carry, self._given = _copies(carry), _copies(given)
+        self.carry, self._given = _copy(carry), _copy(given)
         self._index, self._mask = index.clone(), None if mask is None else mask.clone()
         self._timed = None if low is None else Timed(low.clone(), high.clone(), time.clone())
         self._time = None if time is None else time.clone()
@@ -363,7 +365,7 @@ class GraphProgram(Running):
         return self
 
     def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
-        """One more batch."""
+        """Take one more batch."""
         self._index.copy_(index)
         if self._mask is not None and mask is not None:
             self._mask.copy_(mask)
@@ -372,7 +374,7 @@ class GraphProgram(Running):
         self._graph.replay()
 
     def end(self) -> Leaves:
-        """The carry, in tensors of its own."""
+        """Return the carry, in tensors of its own."""
         return [leaf.clone() for leaf in self.carry]
 
 
@@ -380,7 +382,7 @@ Program = EagerProgram | SeededProgram | TracedProgram | GraphProgram
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Where graphs can be captured; a function, so that tests can pretend."""
+    """Return whether graphs can be captured here; a function, so tests can pretend."""
     return x.is_cuda
 
 
@@ -392,14 +394,14 @@ class Graphs:
         self._pool: Any = None
 
     def get(self, key: Hashable, program: TracedProgram, work: Work, example: tuple[Any, ...]) -> Program:
-        """The program as a graph, captured now if it is new."""
+        """Return the program as a graph; capture it now if it is new."""
         if key not in self.captured:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             try:
                 self.captured[key] = GraphProgram(program, work, example, self._pool, own_data=self.own_data)
             except Exception as error:  # noqa: BLE001 - a step that cannot be captured can still run
-                log.warning("step cannot be captured as a CUDA graph and runs without (%s)", first_line(error))
+                log.warning("step cannot be captured as a CUDA graph and runs without one (%s)", first_line(error))
                 self.captured[key] = program
         return self.captured[key]
 
@@ -411,27 +413,27 @@ class Programs:
         self._made: dict[Hashable, TracedProgram | EagerProgram] = {}
         self._lock = threading.Lock()
         self._read: Hashable = None  # the clients' data, which their graphs read
-        self._let_go()
+        self._forget_graphs()
 
-    def _let_go(self) -> None:
-        """Of all graphs and what they read; their scratch memory must not be used again either."""
+    def _forget_graphs(self) -> None:
+        """Forget all graphs and what they read; their scratch memory must not be used again either."""
         self._of_clients, self._of_servers = Graphs(own_data=False), Graphs(own_data=True)
 
     @staticmethod
     def sizes(mode: Mode, clients: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-        """The numbers of clients that programs are made for, ascending; None means any number."""
+        """Return the numbers of clients that programs are made for, ascending; None means any number."""
         if mode == "eager":
             return None
         sizes = {clients}
         while (smallest := min(sizes)) > 1:
             # Three quarters and a half apart: at most a third of the rows is wasted. Compiling takes seconds for each
-            # size, so that compiled programs are made for halves only.
+            # size, so compiled programs are made for halves only.
             between = set() if mode == "compiled" else {-(-smallest * 3 // 4)}
             sizes |= (between | {-(-smallest // 2)}) - {smallest}
         return np.array(sorted(sizes))
 
     def get(self, plan: Plan, work: Work, example: tuple[Any, ...], calls: int) -> Program:
-        """The program for these shapes, made now if it is new and if `calls` calls will pay for it.
+        """Return the program for these shapes; make it now if it is new and `calls` calls will pay for it.
 
         Tracing always pays for a server, which does the same in every round.
         """
@@ -466,18 +468,18 @@ class Programs:
         return EagerProgram()
 
     def _make(self, mode: Mode, graph: bool, work: Work, example: tuple[Any, ...]) -> TracedProgram | EagerProgram:
-        EagerProgram().call(work, *example)  # so that what is wrong with the step itself shows as such
+        EagerProgram().call(work, *example)  # a fault of the step itself must show as such
         try:
             return TracedProgram(work, example, compiled=mode == "compiled", in_place=graph or mode == "compiled")
         except Exception as error:  # noqa: BLE001 - whatever stops the compiler must not stop the run
-            return _stays_eager(error, mode)
+            return _fall_back(error, mode)
 
     def _capture(
         self, key: Hashable, program: TracedProgram | EagerProgram, work: Work, example: tuple[Any, ...], plan: Plan
     ) -> Program:
-        """The program as a CUDA graph; clients' graphs on other data than those of `work` are let go, with that data.
+        """Capture the program as a CUDA graph; clients' graphs on other data than those of `work` are forgotten.
 
-        A server has other samples in every round, so that its graphs have data of their own.
+        A server has other samples in every round, so its graphs have data of their own.
         """
         if isinstance(program, EagerProgram):
             return program
@@ -485,18 +487,18 @@ class Programs:
             return self._of_servers.get(key, program, work, example)
         data = (work.x.data_ptr(), work.y.data_ptr())
         if data != self._read:
-            self._let_go()
+            self._forget_graphs()
             self._read = data
         return self._of_clients.get(key, program, work, example)
 
 
-def _stays_eager(error: Exception, wanted: str) -> EagerProgram:
+def _fall_back(error: Exception, wanted: str) -> EagerProgram:
     log.warning("step stays eager: it cannot be %s (%s)", wanted, first_line(error))
     return EagerProgram()
 
 
 def forbid_captured_stacks(step: Callable[..., Any]) -> None:
-    """A Stack inside a closure would give every client the values of all clients."""
+    """Raise if a step captures a Stack: every client would get the values of all clients."""
     if isinstance(step, functools.partial):
         step = step.func
     if not isinstance(step, FunctionType):

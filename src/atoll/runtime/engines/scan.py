@@ -1,6 +1,6 @@
 """Folding a step over the batches of a cohort.
 
-Clients are in the order of their steps, so that at step t the active ones are a prefix and nothing is computed for the
+Clients are in the order of their steps, so at step t the active ones are a prefix and nothing is computed for the
 others. Programs exist for a few sizes of prefix only; rows past the active ones compute into the void.
 """
 
@@ -46,7 +46,7 @@ log = logging.getLogger("atoll.engine")
 
 @dataclass
 class Tally:
-    """What a scanner has done, for calibration and for the log."""
+    """Counts of what a scanner has done, for calibration and for the log."""
 
     client_steps: int = 0
     seconds: float = 0.0
@@ -80,12 +80,12 @@ class Scanner:
 
     @property
     def passes(self) -> int:
-        """How often clients have gone over their training data to train."""
+        """The number of times that clients have gone over their training data to train."""
         return self.tally.passes
 
     @property
     def measures(self) -> bool:
-        """Whether this is only tried."""
+        """Whether this is only a measurement."""
         return self.limit is not None
 
     def sizes(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
@@ -101,7 +101,7 @@ class Scanner:
         return self.memory.holds(clients, before=before)
 
     def beside(self, name: str) -> Scanner:
-        """Return the same host with another memory; both count what they do together."""
+        """Return the same host with another memory; both share one tally."""
         other = copy(self)
         other.memory = self.memory.beside(name)
         return other
@@ -122,7 +122,7 @@ class Scanner:
         draws: bool = False,
         exact: bool = False,
     ) -> Tree:
-        """See `Cohort.scan`."""
+        """Fold a step over batches; see `Cohort.scan`."""
         forbid_captured_stacks(step)
         task, network, seed, round = self._population.task, cohort.task.network, cohort.task.seed, cohort.round
         data, ids = task.splits[split], cohort.ids
@@ -144,15 +144,15 @@ class Scanner:
         given_leaves, given_structure = flatten(given)
         work = Work(
             step, carry_structure, given_structure, network, variant, vectorised, task.x, task.y,
-            data.uneven(batch_size), dropout is not None,
+            data.has_short_batch(batch_size), dropout is not None,
             functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
             augment=augment, streams=None if isinstance(stream, str) else len(stream),
         )  # fmt: skip
 
-        def tables(first: int, last: int) -> BatchTable:
-            """The batches of some epochs."""
+        def make_tables(first: int, last: int) -> BatchTable:
+            """Make the batches of some epochs."""
             each = [Keys.of(ids, seed, "batches", round, one) if shuffle else None for one in streams]
-            return _side_by_side([
+            return _join_tables([
                 batch_table(
                     data, cohort.clients, keys, batch_size=batch_size, epochs=last - first, limit=self.limit,
                     first=first,
@@ -162,8 +162,8 @@ class Scanner:
 
         @arithmetic(variant.precision)
         def run(carry: Leaves, first: int, last: int) -> Leaves:
-            """The carry after some epochs."""
-            table = tables(first, last)
+            """Run some epochs; return the carry."""
+            table = make_tables(first, last)
             mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
             before = torch.from_numpy(steps_each * first).to(ids.device)
             timed = None if dropout is None else Timed(dropout.low, dropout.high, before)
@@ -174,26 +174,26 @@ class Scanner:
                 return self._fold(work, inputs, ahead)
             there = torch.from_numpy(order).to(ids.device)
             back = torch.from_numpy(np.argsort(order)).to(ids.device)
-            leaves = self._fold(work, inputs.permuted(there, order, stacked_leaves(given_structure)), ahead)
+            leaves = self._fold(work, inputs.permute(there, order, stacked_leaves(given_structure)), ahead)
             return [leaf[back] for leaf in leaves]
 
-        def after(leaves: Leaves) -> Tree:
-            """The carry at the end."""
+        def finish(leaves: Leaves) -> Tree:
+            """Count the passes and return the carry as a tree."""
             if train and split == "train":
                 self.tally.passes += epochs * work.gradients[0]
             return unflatten(carry_structure, leaves)
 
         if self.trainings is None or not train or split != "train" or network.draws_globally:
-            return after(run(carry_leaves, 0, epochs))
+            return finish(run(carry_leaves, 0, epochs))
         facts = (streams, batch_size, shuffle, draws)
         try:
             names = digests(cohort, task, work, carry_leaves, given_leaves, facts)
         except Unstable as reason:
             log.info("local training is not kept: %s", reason)
-            return after(run(carry_leaves, 0, epochs))
+            return finish(run(carry_leaves, 0, epochs))
         leaves, found = self.trainings.carry_on(names, carry_leaves, epochs, run, work)
         self.tally.gradients += work.gradients[0] * int(steps_each.sum()) * found
-        return after(leaves)
+        return finish(leaves)
 
     def _fold(self, work: Work, inputs: _Inputs, calls: int) -> Leaves:
         steps, index, mask = inputs.steps, inputs.index, inputs.mask
@@ -206,7 +206,7 @@ class Scanner:
         sizes = self.programs.sizes(self.plan.mode, max(clients, self.nominal))
         size_at = active if sizes is None else sizes[np.searchsorted(sizes, active)]
         if total and size_at[0] > clients:
-            inputs = inputs.padded(int(size_at[0]) - clients, stacked_leaves(work.given))
+            inputs = inputs.pad(int(size_at[0]) - clients, stacked_leaves(work.given))
             index, mask = inputs.index, inputs.mask
         turns = np.flatnonzero(np.diff(size_at)) + 1
         self.tally.client_steps += int(active.sum())
@@ -240,10 +240,10 @@ class Scanner:
         return pieces[0] if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 
     def _vectorises(self, cohort: Cohort) -> bool:
-        """Alone, a client runs plain autograd, which has less overhead.
+        """Return whether clients run under `vmap`: one alone runs plain autograd, which has less overhead.
 
-        Its sums may differ in the last bit from those of a cohort, so that in float64, where bits are compared, it
-        runs as a cohort of one instead.
+        Its sums may differ in the last bit from those of a cohort, so in float64, where bits are compared, it runs
+        as a cohort of one instead.
         """
         return self.plan.vectorised or (cohort.initial_dtype == torch.float64 and not self.plan.plain)
 
@@ -253,7 +253,7 @@ class Scanner:
         return time.perf_counter()
 
     def map(self, cohort: Cohort, function: Callable[..., Any], values: tuple[Tree, ...]) -> Tree:
-        """See `Cohort.map`."""
+        """Map a function over clients; see `Cohort.map`."""
         forbid_captured_stacks(function)
         leaves, structure = flatten(values)
         rows = stacked_leaves(structure)
@@ -273,12 +273,12 @@ class Scanner:
                 for k in range(len(cohort))
             ]
             results = [torch.stack(parts) for parts in zip(*each, strict=True)]
-        return _stacked(unflatten(made[0], results))
+        return _to_stacks(unflatten(made[0], results))
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a fold reads: one row per client, and one per step and client for `index` and `mask`."""
+    """The inputs of a fold: one row per client, and one per step and client for `index` and `mask`."""
 
     carry: Leaves
     given: Leaves
@@ -287,24 +287,24 @@ class _Inputs:
     timed: Timed | None
     steps: NDArray[np.int64]
 
-    def padded(self, rows: int, given_rows: list[bool]) -> _Inputs:
-        """With more rows, whose values nothing reads."""
+    def pad(self, rows: int, given_rows: list[bool]) -> _Inputs:
+        """Return the inputs with more rows, whose values nothing reads."""
 
-        def longer(leaf: Tensor, axis: int = 0) -> Tensor:
+        def lengthen(leaf: Tensor, axis: int = 0) -> Tensor:
             return torch.cat(
                 [leaf, leaf.narrow(axis, 0, 1).expand(*leaf.shape[:axis], rows, *leaf.shape[axis + 1 :])], axis
             )
 
         return _Inputs(
-            [longer(leaf) for leaf in self.carry],
-            [longer(leaf) if row else leaf for leaf, row in zip(self.given, given_rows, strict=True)],
-            longer(self.index, 1),
-            None if self.mask is None else longer(self.mask, 1),
-            self.timed and Timed(*map(longer, self.timed)),
+            [lengthen(leaf) for leaf in self.carry],
+            [lengthen(leaf) if row else leaf for leaf, row in zip(self.given, given_rows, strict=True)],
+            lengthen(self.index, 1),
+            None if self.mask is None else lengthen(self.mask, 1),
+            self.timed and Timed(*map(lengthen, self.timed)),
             self.steps,
         )
 
-    def permuted(self, there: Tensor, order: NDArray[np.int64], rows: list[bool]) -> _Inputs:
+    def permute(self, there: Tensor, order: NDArray[np.int64], rows: list[bool]) -> _Inputs:
         return _Inputs(
             [leaf[there] for leaf in self.carry],
             [leaf[there] if row else leaf for leaf, row in zip(self.given, rows, strict=True)],
@@ -315,8 +315,8 @@ class _Inputs:
         )
 
 
-def _side_by_side(tables: list[BatchTable]) -> BatchTable:
-    """One table whose batches hold those of all `tables`; which places are real depends on sizes alone."""
+def _join_tables(tables: list[BatchTable]) -> BatchTable:
+    """Join tables into one whose batches hold those of all; which places are real depends on sizes alone."""
     if len(tables) == 1:
         return tables[0]
     index = torch.cat([table.index for table in tables], -1)
@@ -324,13 +324,13 @@ def _side_by_side(tables: list[BatchTable]) -> BatchTable:
     return BatchTable(index, torch.cat(valid, -1) if valid else None, tables[0].steps)
 
 
-def _stacked(tree: Tree) -> Tree:
-    """What one client returned as Params is a Stack for the cohort."""
+def _to_stacks(tree: Tree) -> Tree:
+    """Turn what one client returned as Params into a Stack of the cohort."""
     match tree:
         case dict():
-            return {name: _stacked(part) for name, part in tree.items()}
+            return {name: _to_stacks(part) for name, part in tree.items()}
         case list() | tuple():
-            return type(tree)(_stacked(part) for part in tree)
+            return type(tree)(_to_stacks(part) for part in tree)
         case Tensor() | None | int() | float() | str():
             return tree
     return Stack(tree, tree.layout)

@@ -1,10 +1,10 @@
-"""Long local training, kept on disk under what decides it, so that it is done once.
+"""Long local training, kept on disk under a digest of what decides it, so it is done once.
 
 A scan is a pure function of its step, its values, the client's data and the seed. So where a client was after some
 epochs can be found again by a digest of these: by another method whose clients train the same way and whose server
 differs, by a run with more epochs, which goes on from there, and by a run that was interrupted.
 
-An entry holds a checksum of itself. One that is damaged is said, and its client is trained again.
+An entry holds a checksum of itself. If it is damaged, the log says so and its client is trained again.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Trainings:
         self.folder, self.stop, self.on_epoch = folder, stop or threading.Event(), on_epoch
         self.found = list[float]()  # seconds that training took which was done before and is not done again
 
-    def of_the_server(self) -> Trainings:
-        """The same place for a server's training, whose epochs are not the clients'."""
+    def for_server(self) -> Trainings:
+        """Return the same place for a server's training, whose epochs are not the clients'."""
         mine = Trainings(self.folder, self.stop)
         mine.found = self.found
         return mine
 
     def carry_on(self, names: Sequence[str], carry: Leaves, epochs: int, run: Run, work: Work) -> tuple[Leaves, int]:
-        """The carry after all epochs, and how many of these were found; `names` are the clients' digests."""
+        """Do the missing epochs; return the carry, and how many were found. `names` are the clients' digests."""
         carry, found, before = self._find(names, carry, epochs, work)
         if found:
             log.info("%d of %d epochs of local training were done before", found, epochs)
@@ -78,7 +78,7 @@ class Trainings:
 
     # -- reading ---------------------------------------------------------------------------------------------------
     def _find(self, names: Sequence[str], carry: Leaves, epochs: int, work: Work) -> tuple[Leaves, int, float]:
-        """The carry after as many epochs as can be found for all clients, how many, and the seconds these took."""
+        """Return the latest carry that is found for all clients, after how many epochs, and the seconds these took."""
         there = [self._points(name) for name in names]
         for done in sorted(set.intersection(*map(set, there)), reverse=True):
             if done > epochs:
@@ -98,13 +98,13 @@ class Trainings:
         return carry, 0, 0.0
 
     def _points(self, name: str) -> dict[int, Path]:
-        """The entries of a client by how many epochs they are after; files that are no entries are left alone."""
+        """Return the entries of a client by their number of epochs; files that are no entries are left alone."""
         files = {file: ENTRY.fullmatch(file.name) for file in sorted((self.folder / name).glob("*.safetensors"))}
         return {int(named[1]): file for file, named in files.items() if named and file.is_file()}
 
     # -- writing ---------------------------------------------------------------------------------------------------
     def _keep(self, names: Sequence[str], done: int, carry: Leaves, work: Work, began: float, *, last: bool) -> bool:
-        """Write a point of every client, unless the disk is full or the like: what was trained is not lost by that."""
+        """Write a point of every client; return whether it worked, as a full disk must not end the training."""
         try:
             self._save(names, done, carry, work, began, last=last)
         except OSError as error:
@@ -135,7 +135,7 @@ class _Damaged(Exception):
 
 
 def _read(file: Path, name: str, done: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The leaves and facts of an entry; raises _Damaged unless they are those of this client after these epochs."""
+    """Read the leaves and facts of an entry; raise _Damaged unless they are of this client after these epochs."""
     try:
         data = file.read_bytes()  # at once: another process may put another file there at any time
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -157,7 +157,7 @@ def _checksum(leaves: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
 
 
 def digests(cohort: Cohort, task: Task, work: Work, carry: Leaves, given: Leaves, facts: Sequence[object]) -> list[str]:
-    """One for each client of a cohort: of everything that decides its training; raises Unstable if that is not known.
+    """Return a digest per client of everything that decides its training; raise Unstable if that is not known.
 
     `facts` are what the scan was asked for. The code belongs to it, as far as training can reach: the step's, the
     model's and the loss's, whole files of users with what they import, and the parts of Atoll behind them.
@@ -166,8 +166,9 @@ def digests(cohort: Cohort, task: Task, work: Work, carry: Leaves, given: Leaves
     functions = (fingerprint(work.step), network.function, fingerprint(task.augment), fingerprint(task.training))
     known = (
         training_digest(files_of(functions)), portable(functions), torch.__version__, cohort.task.seed,
-        cohort.round, task.samples, network.values, work.variant.precision, _shape(work.carry), _shape(work.given),
-        facts, [content(leaf) for leaf, row in zip(given, stacked_leaves(work.given), strict=True) if not row],
+        cohort.round, task.samples, network.values, work.variant.precision, _describe(work.carry),
+        _describe(work.given), facts,
+        [content(leaf) for leaf, row in zip(given, stacked_leaves(work.given), strict=True) if not row],
     )  # fmt: skip
     common = hashlib.sha256(repr(known).encode()).hexdigest()
     mine = [*carry, *(leaf for leaf, row in zip(given, stacked_leaves(work.given), strict=True) if row)]
@@ -177,6 +178,6 @@ def digests(cohort: Cohort, task: Task, work: Work, carry: Leaves, given: Leaves
     ]
 
 
-def _shape(structure: Structure) -> tuple[object, ...]:
-    """What a structure says about values; the layout of a model follows from its network."""
-    return structure.kind, structure.names, structure.value, *map(_shape, structure.parts)
+def _describe(structure: Structure) -> tuple[object, ...]:
+    """Return the part of a structure that concerns values; the layout of a model follows from its network."""
+    return structure.kind, structure.names, structure.value, *map(_describe, structure.parts)

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: in RAM, or on disk for more clients than RAM holds.
+"""The memory of clients between rounds: in RAM, or on disk for more clients than RAM holds.
 
 A memory is only ever asked for the clients of a cohort. What is kept in a round becomes visible in the next one, and a
 run that is resumed sees exactly what was kept up to its checkpoint.
@@ -19,7 +19,7 @@ MEMORIES = ("ram", "disk")
 
 
 def open_memory(kind: str, clients: int, folder: Path | None) -> Memory:
-    """A memory for a run: `ram`, or `disk` inside the run's folder."""
+    """Open a memory for a run: `ram`, or `disk` inside the run's folder."""
     if kind == "ram":
         return RamMemory(clients)
     if kind == "disk":

@@ -1,4 +1,4 @@
-"""What clients keep, in RAM or on the GPU: one growing block per leaf, so that recalling a cohort is one gather."""
+"""The memory of clients in RAM or on the GPU: one growing block per leaf, so recalling a cohort is one gather."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.kernel.params import Structure, Tree, flatten, unflatten
 
 
 class RamMemory:
-    """Rows are handed out as clients first keep something, so that memory grows with the clients seen."""
+    """A block of rows, handed out as clients first keep something, so memory grows with the clients seen."""
 
     def __init__(self, clients: int) -> None:
         self._beside: dict[str, RamMemory] = {}
@@ -22,7 +22,7 @@ class RamMemory:
         self._structure: Structure | None = None
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
-        """See `Memory.recall`."""
+        """Recall what clients kept last; see `Memory.recall`."""
         rows = self._row[clients]
         known = rows >= 0
         if self._structure is None or not known.any():
@@ -45,11 +45,11 @@ class RamMemory:
         return unflatten(structure, recalled)
 
     def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
-        """See `Memory.holds`."""
+        """Return who kept anything; see `Memory.holds`."""
         return self._row[clients] >= 0
 
     def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
-        """See `Memory.keep`."""
+        """Keep a tree per client; see `Memory.keep`."""
         leaves, structure = flatten(tree)
         if self._structure is None:
             self._structure = structure
@@ -62,14 +62,14 @@ class RamMemory:
         at = torch.from_numpy(self._row[clients])
         for number, leaf in enumerate(leaves):
             block = self._blocks[number]
-            if len(block) < self._rows:  # double, so that growing costs little per client
+            if len(block) < self._rows:  # double: growing then costs little per client
                 room = min(max(self._rows, 2 * len(block)), len(self._row))
                 block = torch.cat([block, leaf.new_empty((room - len(block), *leaf.shape[1:]))])
                 self._blocks[number] = block
             block[at.to(block.device)] = leaf
 
     def save(self, *, round: int) -> Tree:
-        """See `Memory.save`."""
+        """Return the rows for a checkpoint; see `Memory.save`."""
         beside = {name: saved for name, one in self._beside.items() if (saved := one.save(round=round)) is not None}
         if self._structure is None and not beside:
             return None
@@ -80,14 +80,14 @@ class RamMemory:
         return {"clients": torch.from_numpy(owners), "kept": kept, "beside": beside}
 
     def holders(self, *, before: int) -> int | None:
-        """See `Memory.holders`: a checkpoint holds it all."""
+        """Return None, as a checkpoint holds all of it; see `Memory.holders`."""
         return None
 
     def prune(self, *, round: int) -> None:
-        """See `Memory.prune`: only the newest is held anyway."""
+        """Do nothing, as only the newest is held; see `Memory.prune`."""
 
     def load(self, saved: Tree, *, round: int) -> None:
-        """See `Memory.load`."""
+        """Put back what `save` returned; see `Memory.load`."""
         self._row.fill(-1)
         self._rows, self._blocks, self._structure = 0, [], None
         self._beside = {}
@@ -97,5 +97,5 @@ class RamMemory:
             self.keep(saved["clients"].cpu().numpy(), saved["kept"], round=round)
 
     def beside(self, name: str) -> RamMemory:
-        """See `Memory.beside`."""
+        """Return a memory of its own for a piece; see `Memory.beside`."""
         return self._beside.setdefault(name, RamMemory(len(self._row)))

@@ -27,7 +27,7 @@ from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.portable import MaskedBatchNorm
 from atoll.kernel.task import Facts, Training
-from atoll.models.synthesis import fresh, generator_of
+from atoll.models.synthesis import draw_values, generator_of
 from atoll.toolbox.client.descent import at_rest, descend
 from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
 from atoll.toolbox.server.adam import adam, annealed, unmoved
@@ -64,7 +64,7 @@ def imagined(
     generator, draw = generator_of(task.sample, noise, width), bench.generator(f"imagined {turn}")
     y = torch.from_numpy(draw.integers(task.classes, size=samples)).to(task.sample.device)
     z = torch.from_numpy(draw.normal(size=(samples, noise))).to(task.sample)
-    at = Params({**fresh(generator, draw), "z": z})
+    at = Params({**draw_values(generator, draw), "z": z})
     best = Params.of(cost=math.inf, x=task.sample.new_zeros(samples, *task.sample.shape))
     step = functools.partial(_imagine, cost=cost, network=bench.network, lr=lr)
     state = {"at": at, "past": unmoved(at), "best": best}

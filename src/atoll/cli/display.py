@@ -1,4 +1,4 @@
-"""What commands show: tables and paths on stdout; progress and messages on stderr."""
+"""The output of commands: tables and paths on stdout; progress and messages on stderr."""
 
 import logging
 import sys
@@ -17,18 +17,20 @@ from atoll.report.table import megabytes, newcomers_notes, newcomers_table, note
 
 if TYPE_CHECKING:
     from atoll.experiments.comparison import Comparison
+    from atoll.records.report import Report
+    from atoll.records.rounds import Round
 
 WIDTH_OF_A_FILE = 100  # of tables that are not shown on a terminal
 
 
-def present_run(folder: Path) -> None:
-    """Write the report of a run and show its table."""
+def present_run(outcome: "Report") -> None:
+    """Write the report of a run with a folder, and show its table."""
     from atoll.experiments.comparison import Comparison
-    from atoll.records.results import Outcome
 
-    outcome = Outcome.read(folder)
+    folder = outcome.folder
+    assert folder is not None
     if not outcome.finished:
-        say(f"This run is incomplete: {outcome.done} of {outcome.rounds} rounds.", style="yellow")
+        say(f"This run is incomplete: {outcome.progress}.", style="yellow")
     if not outcome.evaluations:  # only the server's test set was used, or nothing yet
         return write("", run_table(outcome))
     comparison = Comparison.of_runs([outcome])
@@ -36,7 +38,7 @@ def present_run(folder: Path) -> None:
     up, down = megabytes(outcome.megabytes("up")), megabytes(outcome.megabytes("down"))
     write("", run_table(outcome), Text(comparison.protocol, style="dim"))
     write(f"{up} MB up, {down} MB down, {outcome.gradients} gradients, {outcome.seconds:.1f} s of training")
-    return paths_of(run=folder, report=paths["report"])
+    return write_paths(run=folder, report=paths["report"])
 
 
 def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
@@ -54,17 +56,17 @@ def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) 
     if reused:
         say(f"{reused} of {runs} runs were finished already and are reused.")
     shown = ("report", "results", "json", "markdown", "latex", "clients")
-    paths_of(**{name: path for name, path in paths.items() if name in shown})
+    write_paths(**{name: path for name, path in paths.items() if name in shown})
 
 
-def paths_of(**paths: Path) -> None:
-    """Where files were written."""
+def write_paths(**paths: Path) -> None:
+    """Write where files were saved."""
     write("")
     for name, path in paths.items():
         out().print(Text(f"{name:<8} {path}"), soft_wrap=True)
 
 
-class Shown:
+class ProgressBar:
     """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, bar: Progress, rounds: int, runs: int) -> None:
@@ -74,34 +76,34 @@ class Shown:
         self.task = bar.add_task("", total=rounds * runs, facts="")
 
     def begin(self, name: str) -> None:
-        """A run begins."""
+        """Begin a run."""
         self.name, self.begun, self.score = name, self.begun + 1, ""
         self.bar.update(self.task, description=name, completed=self.rounds * (self.begun - 1))
 
     def begin_run(self, method: str, seed: int, how: str) -> None:
-        """A run of a comparison begins."""
+        """Begin a run of a comparison."""
         self.begin(f"{method}, seed {seed}")
         self.reused += how == "reused"
 
-    def in_training(self, clients: int, done: int, epochs: int) -> None:
-        """So many epochs are done of the long training of some clients."""
+    def show_epoch(self, clients: int, done: int, epochs: int) -> None:
+        """Show how many epochs of a long training some clients have done."""
         facts = f"epoch {done} of {epochs}, {clients} client{'s' if clients > 1 else ''}"
         self.bar.update(self.task, facts=facts)
         self._say(facts)
 
     def advance(self) -> None:
-        """A step without a round."""
+        """Advance by a step that is not a round."""
         self.bar.advance(self.task)
 
-    def after(self, line: dict[str, Any]) -> None:
-        """A round is done."""
-        facts = [f"loss {value:.3f}" for name, value in line["loss"].items() if name == "loss/main"]
-        if "personal" in line.get("evaluation", {}):
-            self.score = f"validation {line['evaluation']['personal']['val']['macro']:.3f}"
+    def show_round(self, line: "Round") -> None:
+        """Show a round that is done."""
+        facts = [f"loss {value:.3f}" for name, value in line.loss.items() if name == "loss/main"]
+        if line.personal is not None:
+            self.score = f"validation {line.personal['val'].macro:.3f}"
         facts += [self.score] if self.score else []
-        completed = self.rounds * (self.begun - 1) + line["round"]
+        completed = self.rounds * (self.begun - 1) + line.round
         self.bar.update(self.task, completed=completed, facts="  ".join(facts))
-        self._say(f"round {line['round']} of {self.rounds}, {', '.join(facts)}")
+        self._say(f"round {line.round} of {self.rounds}, {', '.join(facts)}")
 
     def _say(self, facts: str) -> None:
         if not self.bar.console.is_terminal and time.monotonic() - self.said > 10:
@@ -110,19 +112,19 @@ class Shown:
 
 
 @contextmanager
-def progress(rounds: int, runs: int = 1) -> Iterator[Shown]:
-    """A progress bar that vanishes at its end."""
+def show_progress(rounds: int, runs: int = 1) -> Iterator[ProgressBar]:
+    """Show a progress bar that vanishes at its end."""
     columns = (
         TextColumn("{task.description:<18}"), BarColumn(bar_width=28), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[facts]}", style="dim"),
     )  # fmt: skip
     console = messages()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield Shown(bar, rounds, runs)
+        yield ProgressBar(bar, rounds, runs)
 
 
 def out() -> Console:
-    """Where data goes."""
+    """Return the console for data."""
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
 
 
@@ -133,12 +135,12 @@ def write(*parts: Any) -> None:
 
 
 def messages() -> Console:
-    """Where progress and messages go."""
+    """Return the console for progress and messages."""
     return Console(stderr=True)
 
 
 def say(text: str, style: str = "") -> None:
-    """A message on stderr, as it is."""
+    """Print a message on stderr, as it is."""
     messages().print(Text(text, style=style), soft_wrap=True)
 
 
@@ -153,8 +155,8 @@ def listen(verbose: bool) -> None:
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
 
 
-def each(*calls: Callable[..., None]) -> Callable[..., None]:
-    """One call for several."""
+def combine(*calls: Callable[..., None]) -> Callable[..., None]:
+    """Combine several calls into one."""
 
     def call(*given: Any) -> None:
         for one in calls:

@@ -1,0 +1,143 @@
+"""What a round and its evaluation write down: the lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.kernel.clusters import Clusters
+from atoll.records.schema import Record, SchemaError
+
+ByName = dict[str, dict[str, float]]  # what clients observed: by name, a number for each client
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Figures(Record):
+    """The scores of all clients on one split; NaN is what a client without samples has."""
+
+    macro: float  # the mean over clients
+    micro: float  # the mean over samples
+    worst: float
+    bottom10: float
+    std: float
+    loss: float
+    ece: float | None = None
+    clients: list[float]
+    losses: list[float] | None = None
+    samples: list[int]
+    variances: list[float] | None = None  # of the score over a client's samples
+    eces: list[float] | None = None
+
+    def check(self) -> None:
+        """Every list has one entry per client."""
+        for name in ("losses", "samples", "variances", "eces"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.clients):
+                raise SchemaError(f"{name} must have {len(self.clients)} entries. It has {len(values)}")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Central(Record):
+    """The shared model on the server's own test set."""
+
+    score: float
+    loss: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FoundClusters(Record):
+    """The clusters that a method has found, as `Clusters.as_json` gives them."""
+
+    of_client: list[int]
+    merges: list[list[float]] | None
+    height: str
+
+    @property
+    def clusters(self) -> Clusters:
+        """The clusters, as arrays."""
+        return Clusters.of_json(self)
+
+    def check(self) -> None:
+        """A merge is two nodes, a height and a number of clients."""
+        if any(len(row) != 4 for row in self.merges or ()):
+            raise SchemaError("every row of merges must have 4 entries")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Newcomers(Record):
+    """How clients that took no part were served: with labels by epochs of tuning, and without labels."""
+
+    labelled: dict[str, Figures]
+    unlabelled: dict[str, Any]  # the way, and the figures where there is one
+
+    def check(self) -> None:
+        """Without tuning there are figures; the way has a name."""
+        if "0" not in self.labelled:
+            raise SchemaError("labelled must have '0'")
+        if not isinstance(self.unlabelled.get("way"), str):
+            raise SchemaError("unlabelled must have a 'way'")
+        if not isinstance(self.unlabelled.get("macro", 0.0), int | float):
+            raise SchemaError("unlabelled.macro must be a number")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Evaluation(Record):
+    """What was found after a round; the shared model and more after the last one only."""
+
+    personal: dict[str, Figures] | None = None  # by split, of the models that clients would deploy
+    deployed: float | None = None  # bytes that a client must hold to answer, on average
+    observed: ByName | None = None  # when the models were made
+    shared: dict[str, Figures] | None = None
+    mixing: list[list[float]] | None = None  # who learns from whom
+    clusters: FoundClusters | None = None
+    newcomers: Newcomers | None = None
+    central: Central | None = None
+
+    def check(self) -> None:
+        """Scores are on the test split, and on no other clients than everybody's."""
+        for scored in (self.personal, self.shared):
+            if scored is not None and "test" not in scored:
+                raise SchemaError("scores must be there for the test split")
+        if self.clients is not None:
+            for table in (self.mixing, self.clusters and self.clusters.of_client):
+                if table is not None and len(table) != self.clients:
+                    raise SchemaError(f"all {self.clients} clients must be in mixing and clusters")
+        if any(len(row) != len(self.mixing or ()) for row in self.mixing or ()):
+            raise SchemaError("mixing must be square")
+
+    @property
+    def clients(self) -> int | None:
+        """How many clients were scored; None if none was."""
+        return None if self.personal is None else len(self.personal["test"].clients)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Round(Record):
+    """What happened in a round, the first of which is 1."""
+
+    round: int
+    asked: int = 0
+    replied: int = 0
+    lost: dict[str, int] = field(default_factory=dict)  # by reason
+    loss: dict[str, float] = field(default_factory=dict)  # of training, means over clients
+    observed: ByName | None = None
+    gradients: int = 0  # of one batch each, over all clients
+    bytes: dict[str, int]  # down and up
+    evaluation: Evaluation | None = None
+    seconds: dict[str, float]
+    memory: int = 0  # the most bytes held so far
+
+    def check(self) -> None:
+        """Counts and times are not negative."""
+        numbers = [self.round - 1, self.asked, self.replied, self.gradients, self.memory]
+        numbers += [*self.lost.values(), *self.bytes.values()]
+        if min(numbers) < 0 or not all(0 <= value < math.inf for value in self.seconds.values()):
+            raise SchemaError("counts and seconds must not be negative")
+        if "round" not in self.seconds:
+            raise SchemaError("seconds must have 'round'")
+
+    @property
+    def personal(self) -> dict[str, Figures] | None:
+        """The scores of all clients by split, if they were evaluated after this round."""
+        return None if self.evaluation is None else self.evaluation.personal
