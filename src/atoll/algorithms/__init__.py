@@ -28,7 +28,7 @@ __all__ = ["file_of", "find_pair", "found", "list_pairs", "list_parts", "load_fi
 
 P = TypeVar("P", bound=Part)
 
-FROM_FILES = "atoll_methods"  # users' files are modules in here, so that none of them hides another module
+FROM_FILES = "atoll_methods"  # users' files are modules in here, so none of them hides another module
 
 
 def found() -> dict[str, type[Algorithm]]:

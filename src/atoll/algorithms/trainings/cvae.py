@@ -13,7 +13,7 @@ import functools
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from atoll.algorithms.fedgen_local import first_autoencoder, improve
+from atoll.algorithms.fedgen_local import Improving, first_autoencoder, improve
 from atoll.kernel.algorithm import Count, Epochs, Positive, Range
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError, name_in_messages
@@ -58,8 +58,8 @@ class Autoencoder(LocalTraining):
         """Return each client's decoder."""
         vae = self.first(cohort.task)
         step = functools.partial(improve, lr=self.lr, latent=self.latent, center=self.center)
-        end = cohort.scan(step, {"vae": vae, "past": unmoved(vae)}, epochs=self.epochs, stream="vae", draws=True)
-        decoder: Stack = decoder_of(end["vae"])
+        end = cohort.scan(step, Improving(vae, unmoved(vae)), epochs=self.epochs, stream="vae", draws=True)
+        decoder: Stack = decoder_of(end.vae)
         return decoder
 
     def first(self, task: Facts) -> Params:
