@@ -32,7 +32,7 @@ VARIANTS = {  # of methods that are not measured as they are, or not only so
     "feddf": ("feddf:server_epochs=1",),
     "fedrep": ("fedrep:head_epochs=1,final_epochs=0",),
     "perfedavg": ("perfedavg", "perfedavg:order=hf", "perfedavg:order=full"),
-    "pfedme": ("pfedme:inner_steps=5", "pfedme:form=survey"),
+    "pfedme": ("pfedme:inner_steps=5",),
 }
 PUBLIC = 256  # images that a server may see
 # Gradients on the server per round.

@@ -86,7 +86,7 @@ def within(matrix: NDArray[np.float64], group: NDArray[np.int64]) -> float:
 def found(task: Task, algorithm: Fedora, seed: int, engine: LocalEngine) -> dict[str, float]:
     """How well the groups are recovered; P does not change after the exchange, so that one round is enough."""
     report = federate(task, algorithm, rounds=1, seed=seed, evaluation="none", engine=engine)
-    matrix = report.server["P"].double().cpu().numpy()
+    matrix = report.server.P.double().cpu().numpy()
     assert task.groups is not None
     islands = connected_components(matrix > 1e-9, directed=True, connection="weak")[1]
     return {"within": within(matrix, task.groups), "rand": adjusted_rand(islands, task.groups)}

@@ -15,6 +15,7 @@ from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
 from atoll.algorithms.pfedme import PFedMe
+from atoll.algorithms.pfedme_survey import PFedMeSurvey
 from atoll.federation import choose
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import CohortError, DivergedError, OneShotError
@@ -419,7 +420,7 @@ def test_without_an_evaluation_of_all_clients_there_are_no_single_samples(uneven
         (FedDyn(alpha=21.0), "FedDyn: lr * alpha must be at most 2"),
         (PFedMe(lam=21.0), "PFedMe: lr * lam must be at most 2"),
         (PFedMe(lam=10.0, eta=0.3), "PFedMe: eta * lam must be at most 2"),
-        (PFedMe(form="survey", lam=21.0, eta=0.3), "PFedMe: lr * lam must be at most 2"),
+        (PFedMeSurvey(lam=21.0), "PFedMeSurvey: lr * lam must be at most 2"),
     ],
     ids=repr,
 )

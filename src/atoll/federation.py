@@ -43,7 +43,7 @@ from atoll.runtime.engines import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch, Trainings
 from atoll.runtime.exchange import Exchange, Traffic
 from atoll.runtime.files import alone_in
-from atoll.runtime.guards import require_sound, warn_of_limits, warn_of_overshooting
+from atoll.runtime.guards import require_same_kind, require_sound, warn_of_limits, warn_of_overshooting
 from atoll.runtime.interruptions import interruptions
 from atoll.runtime.memory import open_memory
 from atoll.runtime.participation import Late, Moment
@@ -185,6 +185,7 @@ class Session:
         self.history, self.outcomes = run.metrics(), run.outcomes()
         if loaded is not None:
             state = loaded[1]
+            require_same_kind(state["server"], self.server)
             self.server, self.met = state["server"], state["met"].cpu().numpy().copy()
             self.late.load(state.get("late", []))
             self.engine.import_plans(state["plans"], self.method, self.population.facts)

@@ -1,7 +1,5 @@
 """APFL, by hand: c = 1, 3, both models begin at 0, steps are 0.5, weights 1 and 3."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from atoll.testing.conformance import personal_models, play
 def kept(report: Report, name: str) -> list[float]:
     """What both clients have: v or alpha."""
     tree = report.population.memory.save(round=0)["kept"]
-    return tree[name]["w" if name == "v" else name].flatten().tolist()
+    return (tree.v["w"] if name == "v" else tree.alpha).flatten().tolist()
 
 
 def deployed(report: Report) -> list[float]:
@@ -49,32 +47,11 @@ def test_alpha_follows_its_gradient_and_stays_a_share(two_clients: Task) -> None
     assert kept(report, "alpha")[1] == 0
 
 
-def test_the_survey_mixes_models_and_alpha_weighs_the_shared_one(two_clients: Task) -> None:
-    # Round 1: both steps lead to c / 2. Round 2: w_k = 1.125, 2.125 and v - eta g(v) = 3/4 c, mixed 1 : 3.
-    report = play(two_clients, APFL(form="survey", alpha=0.25), rounds=2)
-    mixed = [0.25 * 1.125 + 0.75 * 0.75, 0.25 * 2.125 + 0.75 * 2.25]
-    assert deployed(report) == pytest.approx(mixed)
-    assert kept(report, "v") == pytest.approx(mixed)
-
-
-def test_the_survey_chooses_alpha_on_validation_data(two_clients: Task) -> None:
-    # All samples of a client are the same here, so that the training samples can also be the validation samples.
-    task = replace(two_clients, splits={**two_clients.splits, "val": two_clients.splits["train"]})
-    report = play(task, APFL(form="survey", adaptive=True), rounds=2)
-    # After round 1 v = 0.5, 1.5 and w = 1.25. (1 - alpha) v + alpha w is nearest to c = 1, 3 at 0.7 and at 0.
-    assert kept(report, "alpha") == pytest.approx([0.7, 0])
-
-
-def test_without_validation_data_alpha_stays_as_given(two_clients: Task) -> None:
-    assert kept(play(two_clients, APFL(form="survey", adaptive=True, alpha=0.3)), "alpha") == pytest.approx([0.3, 0.3])
-
-
 @pytest.mark.parametrize(
     ("apfl", "other"),
     [
         (APFL(alpha=1.0, epochs=2), Local(epochs=2)),
         (APFL(alpha=0.0, epochs=2), FedAvg(epochs=2)),
-        (APFL(form="survey", alpha=0.0, epochs=2), Local(epochs=2)),
     ],
 )
 def test_ends_of_the_mixture(two_clients: Task, apfl: APFL, other: Local | FedAvg) -> None:
@@ -82,9 +59,8 @@ def test_ends_of_the_mixture(two_clients: Task, apfl: APFL, other: Local | FedAv
     assert all(torch.equal(a["w"], b["w"]) for a, b in zip(mine, theirs, strict=True))
 
 
-@pytest.mark.parametrize("form", ["published", "survey"])
-def test_the_shared_model_is_that_of_fedavg(two_clients: Task, form: str) -> None:
-    apfl, plain = (play(two_clients, one, rounds=3) for one in (APFL(form=form, adaptive=True), FedAvg()))  # type: ignore[arg-type]
+def test_the_shared_model_is_that_of_fedavg(two_clients: Task) -> None:
+    apfl, plain = (play(two_clients, one, rounds=3) for one in (APFL(adaptive=True), FedAvg()))
     assert torch.equal(apfl.server["w"], plain.server["w"])
     assert apfl.ledger.entries == plain.ledger.entries
 
@@ -107,8 +83,8 @@ def test_the_tasks_rule_holds_for_both_models(make_task, training, alpha, other)
     assert all(torch.equal(a[name], b[name]) for a, b in zip(mine, theirs, strict=True) for name in b)
 
 
-@pytest.mark.parametrize("apfl", [APFL(adaptive=True), APFL(form="survey"), APFL(form="survey", adaptive=True)])
-def test_every_variant_can_be_vectorised(make_task, apfl: APFL) -> None:
+def test_alpha_can_be_adapted_in_a_vectorised_cohort(make_task) -> None:
     task = make_task(dtype=torch.float64, shares=(0.6, 0.4, 0.0))
-    whole, loop = (personal_models(play(task, apfl, rounds=2, strategy=one)) for one in ("whole", "loop"))
+    runs = (play(task, APFL(adaptive=True), rounds=2, strategy=one) for one in ("whole", "loop"))
+    whole, loop = map(personal_models, runs)
     assert all(torch.equal(a[name], b[name]) for a, b in zip(whole, loop, strict=True) for name in b)

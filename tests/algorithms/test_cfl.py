@@ -24,8 +24,8 @@ def opposed() -> Task:
 
 def test_one_round_by_hand(opposed: Task) -> None:
     report = play(opposed, AT_ONCE)
-    assert report.server["cluster"].tolist() == [0, 1, 0, 1]
-    assert report.server["models"]["w"].flatten().tolist() == pytest.approx([0.5, -0.5])
+    assert report.server.cluster.tolist() == [0, 1, 0, 1]
+    assert report.server.models["w"].flatten().tolist() == pytest.approx([0.5, -0.5])
     assert [model["w"].item() for model in personal_models(report)] == pytest.approx([0.5, -0.5, 0.5, -0.5])
 
 
@@ -39,19 +39,19 @@ def test_one_round_by_hand(opposed: Task) -> None:
 )
 def test_what_is_not_to_be_split_is_fedavg(opposed: Task, algorithm: CFL) -> None:
     report, plain = play(opposed, algorithm, 3), play(opposed, FedAvg(), 3)
-    assert report.server["models"].clients == 1
-    assert torch.equal(report.server["models"]["w"][0], plain.server["w"])
+    assert report.server.models.clients == 1
+    assert torch.equal(report.server.models["w"][0], plain.server["w"])
 
 
 def test_a_cluster_that_moves_is_not_split() -> None:
     # Updates 0.5, -0.5 and 1.5 have a mean of 0.5, not below eps1.
     task = quadratics(torch.tensor([[1.0], [-1.0], [3.0]], dtype=torch.float64), lr=0.5)
-    assert play(task, AT_ONCE).server["models"].clients == 1
+    assert play(task, AT_ONCE).server.models.clients == 1
 
 
 def test_two_clients_are_not_split() -> None:
     task = quadratics(torch.tensor([[1.0], [-1.0]], dtype=torch.float64), lr=0.5)
-    assert play(task, AT_ONCE).server["models"].clients == 1
+    assert play(task, AT_ONCE).server.models.clients == 1
 
 
 def test_clients_that_are_equally_far_apart_are_split_into_two_halves() -> None:
@@ -59,9 +59,9 @@ def test_clients_that_are_equally_far_apart_are_split_into_two_halves() -> None:
     # two merges of one height apart and leaves a half empty.
     corners = torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0], [-1.0, 0.0, 1.0]], dtype=torch.float64)
     report = play(quadratics(corners, lr=0.5), AT_ONCE)
-    assert sorted(report.server["cluster"].tolist()) in ([0, 0, 1], [0, 1, 1])
-    assert report.server["models"].clients == 2
-    assert torch.isfinite(report.server["models"]["w"]).all()
+    assert sorted(report.server.cluster.tolist()) in ([0, 0, 1], [0, 1, 1])
+    assert report.server.models.clients == 2
+    assert torch.isfinite(report.server.models["w"]).all()
 
 
 def test_clients_that_want_the_same_are_not_split(caplog: pytest.LogCaptureFixture) -> None:
@@ -69,8 +69,8 @@ def test_clients_that_want_the_same_are_not_split(caplog: pytest.LogCaptureFixtu
     task = quadratics(torch.ones(4, 1, dtype=torch.float64), lr=0.5)
     with caplog.at_level(logging.INFO, "atoll"):
         report = play(task, CFL(eps1=0.6, eps2=0.4, rounds_before=0))
-    assert report.server["models"].clients == 1
-    assert report.server["models"]["w"].item() == pytest.approx(0.5)
+    assert report.server.models.clients == 1
+    assert report.server.models["w"].item() == pytest.approx(0.5)
     assert "cluster 0 is not split, because all of its updates point the same way" in caplog.text
 
 
@@ -83,10 +83,10 @@ def test_splits_of_splits_move_the_right_clients() -> None:
     kinds = [1, 0, 3, 1, 2, 0, 0, 3, 2, 1, 2, 3]
     task = quadratics(corners[kinds], lr=0.5)
     report = play(task, CFL(eps1=1e-3, eps2=0.4, rounds_before=0), rounds=40)
-    assert report.server["models"].clients == 4
-    assert len(report.server["splits"]) == 3
+    assert report.server.models.clients == 4
+    assert len(report.server.splits) == 3
     for kind in range(4):
-        assert len({int(report.server["cluster"][k]) for k in range(12) if kinds[k] == kind}) == 1
+        assert len({int(report.server.cluster[k]) for k in range(12) if kinds[k] == kind}) == 1
     models = torch.stack([model["w"] for model in personal_models(report)])
     torch.testing.assert_close(models, corners[kinds], rtol=0, atol=1e-6)
 
@@ -98,8 +98,8 @@ def test_splits_do_not_depend_on_how_clients_are_run(strategy: str) -> None:
         play(quadratics(corners, lr=0.5), CFL(eps1=1e-3, eps2=0.4, rounds_before=0), 20, strategy=how).server
         for how in ("whole", strategy)
     )
-    assert torch.equal(one["cluster"], other["cluster"])
-    assert torch.equal(one["models"]["w"], other["models"]["w"])
+    assert torch.equal(one.cluster, other.cluster)
+    assert torch.equal(one.models["w"], other.models["w"])
 
 
 def test_a_cluster_is_split_only_when_all_of_it_has_replied(opposed: Task, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,9 +108,9 @@ def test_a_cluster_is_split_only_when_all_of_it_has_replied(opposed: Task, caplo
     with caplog.at_level(logging.INFO, "atoll"):
         report = play(five, AT_ONCE, rounds=2, faults=lambda round, clients: (clients == 4) & (round == 0))
     assert "cluster 0 is not split, because not all of its clients have replied" in caplog.text
-    assert report.server["models"].clients == 2  # in the second round it is
+    assert report.server.models.clients == 2  # in the second round it is
     late = play(five, AT_ONCE, rounds=2, faults=lambda round, clients: clients == 4)
-    assert late.server["models"].clients == 1
+    assert late.server.models.clients == 1
 
 
 def test_each_client_gets_the_model_of_its_cluster_only(opposed: Task) -> None:

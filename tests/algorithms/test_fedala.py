@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll import Report, Task, Training
-from atoll.algorithms.fedala import FedALA
+from atoll.algorithms.fedala import FedALA, Kept
 from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.errors import ModelError
 from atoll.testing.conformance import personal_models, play
@@ -15,12 +15,12 @@ from atoll.testing.conformance import personal_models, play
 WHOLE = FedALA(layers="all", first_epochs=1)  # W is for the only leaf there is
 
 
-def kept(report: Report) -> dict:
+def kept(report: Report) -> Kept:
     return report.population.memory.save(round=0)["kept"]
 
 
 def weights(report: Report) -> list[float]:
-    return kept(report)["weight"]["w"].flatten().tolist()
+    return kept(report).weight["w"].flatten().tolist()
 
 
 def deployed(report: Report) -> list[float]:
@@ -99,7 +99,7 @@ def three_layers() -> nn.Module:
 def test_layers_count_from_the_top(make_task, layers: str, names: str) -> None:
     # catches: the authors' code, where p counts tensors, and 0 means all of them.
     report = play(make_task(three_layers, dtype=torch.float64), FedALA(layers=layers), rounds=2)
-    assert set(kept(report)["weight"]) == {f"{layer}.{leaf}" for layer in names for leaf in ("weight", "bias")}
+    assert set(kept(report).weight) == {f"{layer}.{leaf}" for layer in names for leaf in ("weight", "bias")}
 
 
 def test_more_layers_than_there_are(make_task) -> None:

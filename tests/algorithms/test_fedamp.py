@@ -31,7 +31,7 @@ def test_one_round_by_hand(two_clients: Task) -> None:
     report = play(two_clients, FedAMP(alpha=0.5, sigma=2.0))
     xi = 0.5 * math.exp(-0.5) / 2
     assert deployed(report) == pytest.approx([0.5, 1.5])
-    torch.testing.assert_close(report.server["xi"], torch.tensor([[1 - xi, xi], [xi, 1 - xi]]).double())
+    torch.testing.assert_close(report.server.xi, torch.tensor([[1 - xi, xi], [xi, 1 - xi]]).double())
 
 
 def test_the_second_round_draws_towards_the_mixture(two_clients: Task) -> None:
@@ -115,13 +115,13 @@ def test_a_client_that_trains_for_the_first_time_begins_at_what_it_receives(begi
     faults = lambda round, clients: (clients == 1) & (round == 0)  # noqa: E731
     report = play(quadratics(THREE, lr=0.5), algorithm, rounds=2, faults=faults)
     assert deployed(report)[1] == pytest.approx(2.25)
-    assert report.server["w"]["w"][1].item() == pytest.approx(2.25)
+    assert report.server.w["w"][1].item() == pytest.approx(2.25)
 
 
 def test_the_last_model_of_an_absent_client_still_counts(two_clients: Task) -> None:
     report = play(two_clients, FedAMP(), rounds=3, faults=lambda round, clients: (clients == 1) & (round > 0))
-    assert report.server["w"]["w"][1].item() == pytest.approx(1.5)
-    assert report.server["xi"][0, 1] > 0
+    assert report.server.w["w"][1].item() == pytest.approx(1.5)
+    assert report.server.xi[0, 1] > 0
     assert deployed(report)[1] == pytest.approx(1.5)
 
 
@@ -129,7 +129,7 @@ def test_one_client_alone_attends_to_itself() -> None:
     for variant in ("amp", "heur"):
         task = quadratics(THREE[1:2], lr=0.5)
         report = play(task, FedAMP(variant=variant, lam=0.0), rounds=2)  # type: ignore[arg-type]
-        assert report.server["xi"].tolist() == [[1]]
+        assert report.server.xi.tolist() == [[1]]
         assert deployed(report) == pytest.approx([1.5])
 
 
@@ -143,7 +143,7 @@ def test_statistics_of_batchnorm_stay_with_the_client(make_task) -> None:
     body = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
     task = make_task(lambda: body, dtype=torch.float64)
     report = play(task, FedAMP(), rounds=2)
-    assert set(report.server["w"]) == set(task.network.initial.trained)
+    assert set(report.server.w) == set(task.network.initial.trained)
     means = [model["1.running_mean"] for model in personal_models(report)]
     assert not torch.equal(means[0], means[2])
 

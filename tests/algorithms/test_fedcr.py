@@ -71,7 +71,7 @@ def test_the_gradient_by_hand(task: Task, mask: Tensor | None) -> None:
 def test_the_server_multiplies_the_experts_of_all_samples(task: Task, weighting: str) -> None:
     # The released code multiplies two experts at a time, then all clients' and a standard normal one: the same product.
     report = play(task, FedCR(weighting=weighting, epochs=0, final_epochs=0))
-    w, prior = task.network.initial, report.server["prior"]
+    w, prior = task.network.initial, report.server.prior
     sigma = F.softplus(torch.zeros((), dtype=torch.float64))  # the layer of sigma begins at zero
     for label in range(CLASSES):
         mean, variance = torch.zeros(SIZE, dtype=torch.float64), torch.ones((), dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_what_is_known_of_a_class_moves_by_the_rate_and_stays_if_nobody_has_it(t
         data, task.network._original, classes=CLASSES, training=task.training, shares=(1.0, 0.0, 0.0)
     )
     assert int(train.offsets[-1]) == 25
-    whole, half = (play(lone, FedCR(rate=rate, final_epochs=0)).server["prior"] for rate in (1.0, 0.5))
+    whole, half = (play(lone, FedCR(rate=rate, final_epochs=0)).server.prior for rate in (1.0, 0.5))
     torch.testing.assert_close(half["mean"][0], whole["mean"][0] / 2)
     torch.testing.assert_close(half["sigma"][0], (1 + whole["sigma"][0]) / 2)
     for label in (1, 2):
@@ -101,13 +101,13 @@ def test_what_is_known_of_a_class_moves_by_the_rate_and_stays_if_nobody_has_it(t
 
 def test_sigma_is_learned_and_the_divergence_pulls(task: Task) -> None:
     strong, none = (play(task, FedCR(beta=beta), rounds=2).server for beta in (0.1, 0.0))
-    assert none["w"][BIAS].abs().max() > 0
-    assert (strong["w"][BIAS] - none["w"][BIAS]).abs().max() > 1e-3
+    assert none.w[BIAS].abs().max() > 0
+    assert (strong.w[BIAS] - none.w[BIAS]).abs().max() > 1e-3
 
 
 def test_heads_and_nothing_else_are_fitted_after_the_last_round(task: Task) -> None:
     fitted, not_yet = (play(task, FedCR(final_epochs=epochs), rounds=2) for epochs in (3, 0))
-    assert all(torch.equal(fitted.server["w"][name], not_yet.server["w"][name]) for name in not_yet.server["w"])
+    assert all(torch.equal(fitted.server.w[name], not_yet.server.w[name]) for name in not_yet.server.w)
     for after, before in zip(personal_models(fitted), personal_models(not_yet), strict=True):
         assert set(after) == set(task.network.initial)
         for name in after:

@@ -16,8 +16,8 @@ def kept(report) -> list[float]:
 def test_one_round_by_hand(two_clients: Task) -> None:
     # theta = 0.5, 1.5, mean 1, all alike. h = -1, w = 1 + 1.
     report = play(two_clients, FedDyn(alpha=1.0))
-    assert report.server["w"]["w"] == pytest.approx(2.0)
-    assert report.server["h"]["w"] == pytest.approx(-1.0)
+    assert report.server.w["w"] == pytest.approx(2.0)
+    assert report.server.h["w"] == pytest.approx(-1.0)
     assert kept(report) == pytest.approx([-0.5, -1.5])
 
 
@@ -25,8 +25,8 @@ def test_the_second_round_has_another_loss(two_clients: Task) -> None:
     # From w = 2: gradients 1, -1 minus q_k = -0.5, -1.5 give theta = 2 - 0.5 * 1.5, 2 - 0.5 * 0.5 = 1.25, 1.75.
     # h = -1 + 0.5, w = 1.5 + 0.5; q_k = -0.5 + 0.75, -1.5 + 0.25.
     report = play(two_clients, FedDyn(alpha=1.0), rounds=2)
-    assert report.server["w"]["w"] == pytest.approx(2.0)
-    assert report.server["h"]["w"] == pytest.approx(-0.5)
+    assert report.server.w["w"] == pytest.approx(2.0)
+    assert report.server.h["w"] == pytest.approx(-0.5)
     assert kept(report) == pytest.approx([0.25, -1.25])
 
 
@@ -39,8 +39,8 @@ def test_the_pull_is_that_of_the_squared_norm(two_clients: Task) -> None:
 def test_an_absent_client_counts_as_not_having_moved(two_clients: Task) -> None:
     # Round 1 of the first client alone: theta = 0.5; h = -(1/2) 0.5, w = 0.5 + 0.25.
     report = play(two_clients, FedDyn(alpha=1.0), faults=lambda round, clients: clients == 1)
-    assert report.server["h"]["w"] == pytest.approx(-0.25)
-    assert report.server["w"]["w"] == pytest.approx(0.75)
+    assert report.server.h["w"] == pytest.approx(-0.25)
+    assert report.server.w["w"] == pytest.approx(0.75)
 
 
 def test_one_model_travels_each_way_without_a_weight(two_clients: Task) -> None:
@@ -53,7 +53,7 @@ def test_one_model_travels_each_way_without_a_weight(two_clients: Task) -> None:
 def test_everybody_deploys_the_shared_model(two_clients: Task) -> None:
     report = play(two_clients, FedDyn(alpha=1.0))
     assert [model["w"].item() for model in personal_models(report)] == [pytest.approx(2.0)] * 2
-    assert report.algorithm.shared(report.server) is report.server["w"]
+    assert report.algorithm.shared(report.server) is report.server.w
 
 
 def test_state_is_for_trained_leaves_only(make_task) -> None:
@@ -62,6 +62,6 @@ def test_state_is_for_trained_leaves_only(make_task) -> None:
         dtype=torch.float64,
     )
     server = play(task, FedDyn()).server
-    assert set(server["h"]) == set(task.network.initial.trained)
+    assert set(server.h) == set(task.network.initial.trained)
     plain = play(task, FedAvg(weighting="uniform")).server
-    torch.testing.assert_close(server["w"]["1.num_batches_tracked"], plain["1.num_batches_tracked"])
+    torch.testing.assert_close(server.w["1.num_batches_tracked"], plain["1.num_batches_tracked"])

@@ -43,7 +43,7 @@ def test_a_client_moves_to_those_whose_models_help(three_clients: Task) -> None:
     # Only the first client is helped, by the second one's model: it begins at 1, its optimum, and stays.
     report = play(three_clients, FedFomo(), rounds=2)
     assert deployed(report) == pytest.approx([1, 1.5, -3])
-    torch.testing.assert_close(report.server["affinity"], OMEGA)
+    torch.testing.assert_close(report.server.affinity, OMEGA)
     expected = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(report.algorithm.mixing(report.server), expected)
 
@@ -52,7 +52,7 @@ def test_several_that_help_are_weighed_by_how_much_per_distance() -> None:
     # v = 2, 2.5, 3. For the first client, c = 4: (2 - 1.125) / 0.5 = 1.75 and (2 - 0.5) / 1 = 1.5.
     optima = torch.tensor([[4.0], [5.0], [6.0]], dtype=torch.float64)
     report = play(validated(quadratics(optima, lr=0.5)), FedFomo(), rounds=2)
-    assert report.server["affinity"][0].tolist() == pytest.approx([0, 1.75, 1.5])
+    assert report.server.affinity[0].tolist() == pytest.approx([0, 1.75, 1.5])
     assert report.algorithm.mixing(report.server)[0].tolist() == pytest.approx([0, 1.75 / 3.25, 1.5 / 3.25])
     start = (1.75 * 2.5 + 1.5 * 3) / 3.25
     assert deployed(report)[0] == pytest.approx((start + 4) / 2)
@@ -63,7 +63,7 @@ def test_the_distance_can_be_measured_in_two_ways(norm: str, distance: float) ->
     # v = (0, 0), (1, 1): the first client is worse off by 1 at the other's model.
     optima = torch.tensor([[0.0, 0.0], [2.0, 2.0]], dtype=torch.float64)
     report = play(validated(quadratics(optima, lr=0.5)), FedFomo(norm=norm), rounds=2)  # type: ignore[arg-type]
-    assert report.server["affinity"][0, 1] == pytest.approx(-1 / distance)
+    assert report.server.affinity[0, 1] == pytest.approx(-1 / distance)
 
 
 def test_without_validation_data_everybody_trains_alone() -> None:
@@ -74,7 +74,7 @@ def test_without_validation_data_everybody_trains_alone() -> None:
 def test_models_that_are_the_own_one_say_nothing() -> None:
     task = validated(quadratics(OPTIMA[:1].expand(3, 1), lr=0.5))  # all the same: distances are 0
     report = play(task, FedFomo(), rounds=3)
-    assert not report.server["affinity"].any()
+    assert not report.server.affinity.any()
     assert deployed(report) == deployed(play(task, Local(), rounds=3))
 
 
@@ -90,8 +90,8 @@ def test_m_models_go_down_and_one_comes_up(three_clients: Task) -> None:
 
 def test_nobody_is_sent_the_model_of_one_that_was_never_heard_of(three_clients: Task) -> None:
     report = play(three_clients, FedFomo(), rounds=2, faults=lambda round, clients: clients == 1)
-    assert report.server["chosen"].shape == (3, 1)  # all that there is for those who were heard
-    assert report.server["chosen"][[0, 2]].flatten().tolist() == [2, 0]
+    assert report.server.chosen.shape == (3, 1)  # all that there is for those who were heard
+    assert report.server.chosen[[0, 2]].flatten().tolist() == [2, 0]
     assert report.algorithm.mixing(report.server)[1].tolist() == [0, 1, 0]
 
 
@@ -101,7 +101,7 @@ def test_a_client_that_never_trained_makes_a_model_of_those_that_it_would_be_sen
     report = play(four, FedFomo(), faults=lambda round, clients: clients == 1)
     v = {0: 0.5, 2: -2.0, 3: 1.5}
     gains = {k: max(0.0, (2 - 0.5 * (value - 2) ** 2) / abs(value)) for k, value in v.items()}
-    chosen = report.server["chosen"][1].tolist()
+    chosen = report.server.chosen[1].tolist()
     expected = sum(gains[k] * v[k] for k in chosen) / sum(gains[k] for k in chosen)
     assert deployed(report) == pytest.approx([0.5, expected, -2, 1.5])
 
@@ -110,7 +110,7 @@ def test_without_validation_data_that_model_is_their_mean() -> None:
     task = quadratics(torch.tensor([[1.0], [2.0], [-4.0], [3.0]], dtype=torch.float64), lr=0.5)
     report = play(task, FedFomo(), faults=lambda round, clients: clients == 1)
     v = {0: 0.5, 2: -2.0, 3: 1.5}
-    mean = sum(v[k] for k in report.server["chosen"][1].tolist()) / 2
+    mean = sum(v[k] for k in report.server.chosen[1].tolist()) / 2
     assert deployed(report)[1] == pytest.approx(mean)
     late = play(task, FedFomo(), rounds=2, faults=lambda round, clients: (clients == 1) & (round == 0))
     assert deployed(late)[1] == pytest.approx((mean + 2) / 2)  # and it trains from there
@@ -153,8 +153,8 @@ def test_equal_affinities_are_no_order() -> None:
 def test_exploring_ends(three_clients: Task) -> None:
     # 0.3 - 0.05 t: from round 6 on the best is sent, which for the first client is the second one.
     for rounds in (8, 9, 10):
-        chosen = play(three_clients, FedFomo(models=1), rounds=rounds).server["chosen"]
-        affinity = play(three_clients, FedFomo(models=1), rounds=rounds).server["affinity"].fill_diagonal_(-torch.inf)
+        chosen = play(three_clients, FedFomo(models=1), rounds=rounds).server.chosen
+        affinity = play(three_clients, FedFomo(models=1), rounds=rounds).server.affinity.fill_diagonal_(-torch.inf)
         assert torch.equal(chosen[:, 0], affinity.argmax(1))
 
 
@@ -162,7 +162,7 @@ def test_statistics_of_batchnorm_stay_with_the_client(make_task) -> None:
     body = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
     task = make_task(lambda: body, dtype=torch.float64)
     report = play(task, FedFomo(), rounds=2)
-    assert set(report.server["w"]) == set(task.network.initial.trained)
+    assert set(report.server.w) == set(task.network.initial.trained)
     means = [model["1.running_mean"] for model in personal_models(report)]
     assert not torch.equal(means[0], means[2])
 

@@ -30,14 +30,14 @@ def kept(report) -> dict[str, torch.Tensor]:
 def test_in_the_first_round_all_radii_are_the_smaller_one(body_and_head: Task) -> None:
     # u + h climbs to -0.2: both leaves step to 0.6 and 1.6; weights 1/4 and 3/4.
     report = play(body_and_head, METHOD)
-    w = report.server["w"]
+    w = report.server.w
     assert [w["body.value"].item(), w["head.value"].item()] == pytest.approx([1.35, 1.35], **NEAR)
     assert kept(report)["body.value"].tolist() == pytest.approx([0.36, 2.56], **NEAR)  # what it changed, squared
 
 
 def test_then_the_most_sensitive_layer_climbs_further(body_and_head: Task) -> None:
     # u + h = 2.7 climbs by 0.3 + 0.1: gradients 2.1 and -0.7, whose weighted mean is 0. With one radius: 1.9 and -0.5.
-    w = play(body_and_head, METHOD, rounds=2).server["w"]
+    w = play(body_and_head, METHOD, rounds=2).server.w
     assert [w["body.value"].item(), w["head.value"].item()] == pytest.approx([1.35, 1.35], **NEAR)
 
 
@@ -45,7 +45,7 @@ def test_an_absent_client_keeps_its_choice(body_and_head: Task) -> None:
     # The second client misses round 1, so that in round 2 its radii are still the smaller ones.
     # Round 1: u = h = 0.6. Round 2 from 1.2: 0.2 + 0.4 and -1.8 - 0.2; steps -0.3 and 1.
     report = play(body_and_head, METHOD, rounds=2, faults=lambda round, clients: (round == 0) & (clients == 1))
-    assert report.server["w"]["body.value"].item() == pytest.approx(0.6 - 0.25 * 0.3 + 0.75 * 1.0, **NEAR)
+    assert report.server.w["body.value"].item() == pytest.approx(0.6 - 0.25 * 0.3 + 0.75 * 1.0, **NEAR)
 
 
 def test_the_smaller_radius_is_also_that_of_leaves_which_are_no_layers(make_task) -> None:
@@ -53,7 +53,7 @@ def test_the_smaller_radius_is_also_that_of_leaves_which_are_no_layers(make_task
     task = make_task(lambda: nn.Linear(4, 3), dtype=torch.float64)
     method = FedFSA(rho=0.1, rho_larger=0.9, top_c=1, head_epochs=0)
     mine, small, large = (
-        [play(task, one, rounds).server["w"]["bias"] for rounds in (1, 2)]
+        [play(task, one, rounds).server.w["bias"] for rounds in (1, 2)]
         for one in (method, MoFedSAM(rho=0.1), MoFedSAM(rho=0.9))
     )
     assert torch.equal(mine[0], small[0])
@@ -66,7 +66,7 @@ def test_heads_are_tuned_from_the_shared_model(body_and_head: Task) -> None:
     models = personal_models(report)
     assert [model["head.value"].item() for model in models] == pytest.approx([0.5, 1.5], **NEAR)
     assert [model["body.value"].item() for model in models] == pytest.approx([1.35, 1.35], **NEAR)
-    assert report.algorithm.shared(report.server) is report.server["w"]
+    assert report.algorithm.shared(report.server) is report.server.w
 
 
 @pytest.mark.parametrize("sensitivity", ["minmax", "raw", "relative", "loss"])

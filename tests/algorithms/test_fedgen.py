@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll import LocalEngine, Task, Training
 from atoll.algorithms.fedavg import FedAvg
-from atoll.algorithms.fedgen import FedGen, alike, any_of, reminded
+from atoll.algorithms.fedgen import FedGen, Given, alike, any_of, reminded
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
 from atoll.kernel.network import NO_NETWORK, Variant
@@ -134,7 +134,7 @@ def test_the_gradient_of_a_client_by_hand(task: Task, mask: Tensor | None) -> No
     batch = Batch(x, y, mask, keys, task.network, Variant())
     w, values = task.network.initial, conditional_perceptron(4, CLASSES, 6, 6, draw=generator(0, "test"), like=x)
     known = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
-    given = {"generator": values, "labels": Params.of(known=known), "alpha": 0.7, "beta": 0.3}
+    given = Given(values, known, *torch.tensor([0.7, 0.3], dtype=torch.float64))
     g, after, loss = reminded(w, batch, given)
 
     module = task.network._original.requires_grad_(True)
@@ -166,15 +166,15 @@ def test_any_of_the_known_classes_is_drawn_equally_often() -> None:
 
 def test_the_first_round_is_fedavg(task: Task) -> None:
     mine, theirs = (play(task, one) for one in (FedGen(), FedAvg()))
-    assert all(torch.equal(mine.server["w"][name], theirs.server[name]) for name in theirs.server)
-    assert set(mine.server) == {"w", "generator", "labels"}
+    assert all(torch.equal(mine.server.w[name], theirs.server[name]) for name in theirs.server)
+    assert mine.server.generator is not None
 
 
 def test_reminders_fade(task: Task) -> None:
     faded, strong, plain = (play(task, one, rounds=3).server for one in (FedGen(decay=1e-9), FedGen(), FedAvg()))
     for name, leaf in plain.items():
-        torch.testing.assert_close(faded["w"][name], leaf, rtol=0, atol=1e-6)
-    assert (strong["w"] - plain).norm() > 0.01
+        torch.testing.assert_close(faded.w[name], leaf, rtol=0, atol=1e-6)
+    assert (strong.w - plain).norm() > 0.01
 
 
 def test_reminders_help_clients_with_a_class_each() -> None:
@@ -185,7 +185,7 @@ def test_reminders_help_clients_with_a_class_each() -> None:
         model = MLP((2,), 2, hidden=(8,)).double()
     data = {"0": (x[:40], y[:40]), "1": (x[40:], y[40:])}
     task = Task.of_clients(data, model, training=Training(lr=0.3), shares=(1.0, 0.0, 0.0))
-    reminded = play(task, FedGen(epochs=10, beta=0.0), rounds=3).server["w"]
+    reminded = play(task, FedGen(epochs=10, beta=0.0), rounds=3).server.w
     plain = play(task, FedAvg(epochs=10), rounds=3).server
     losses = [float(F.cross_entropy(bench_of(task).answers(w, x), y)) for w in (reminded, plain)]
     assert losses[0] < 0.5 * losses[1]
@@ -211,12 +211,12 @@ def test_who_does_not_reply_teaches_nothing(task: Task) -> None:
         train = task.splits["train"]
         own = train.order[train.offsets[k] : train.offsets[k + 1]]
         counted += torch.bincount(task.y[own], minlength=CLASSES)
-    assert report.server["labels"]["known"].tolist() == (counted > 0).double().tolist()
+    assert report.server.labels["known"].tolist() == (counted > 0).double().tolist()
 
 
 def test_a_private_body_stays_and_a_new_client_has_the_initial_one(task: Task) -> None:
     report = play(task, FedGen(private="body"), rounds=2, faults=lambda round, clients: clients == 1)
-    assert set(report.server["w"]) == {"head.weight", "head.bias"}
+    assert set(report.server.w) == {"head.weight", "head.bias"}
     models = personal_models(report)
     name = next(one for one in task.network.initial if one.startswith("body") and one.endswith("weight"))
     assert torch.equal(models[1][name], task.network.initial[name])

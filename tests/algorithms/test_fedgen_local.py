@@ -103,7 +103,7 @@ def test_generators_learn_their_clients_samples() -> None:
     model = torch.nn.Linear(2, 2).double()
     task = Task.of_clients(data, model, training=Training(batch_size=20), shares=(1.0, 0.0, 0.0))
     report = play(task, FedGenLocal(generator_epochs=300, generator_lr=0.01, hidden=16, latent=2))
-    made = report.server["made"]
+    made = report.server.made
     centers = places.transpose(0, 1)[made["y"]]  # of the sample's class, at either client
     nearest = (made["x"][:, None] - centers).norm(dim=2).min(1)
     assert nearest.values.mean() < 1
@@ -138,7 +138,7 @@ def test_the_gradient_with_generated_samples_by_hand(task: Task) -> None:
 def test_the_classifier_is_trained_on_what_was_drawn(task: Task) -> None:
     method, bench = Classifier(server_epochs=3, samples=20), bench_of(task)
     replies = replied(method, bench, [[3.0, 0.0, 1.0], [0.0, 4.0, 0.0]], clients=[0, 1])
-    w = method.aggregate(method.start(task.public_facts()), replies)["w"]
+    w = method.aggregate(method.start(task.public_facts()), replies).w
     made = method.drawn(replies)
     alone = sgd(bench.cohort(made["x"], made["y"]), start=task.network.initial, epochs=3).client(0)
     assert all(torch.equal(w[name], alone[name]) for name in w)
@@ -175,14 +175,14 @@ def test_who_never_took_part_has_the_initial_model_until_it_is_welcomed(
 
 def test_everybody_deploys_the_classifier(task: Task) -> None:
     report = play(task, Classifier(), faults=lambda round, clients: clients == 1)
-    assert all(torch.equal(model["head.bias"], report.server["w"]["head.bias"]) for model in personal_models(report))
+    assert all(torch.equal(model["head.bias"], report.server.w["head.bias"]) for model in personal_models(report))
     shared = report.algorithm.shared(report.server)
     assert shared is not None
 
 
 def test_a_client_that_comes_again_improves_its_generator_from_where_it_was(task: Task) -> None:
     once, twice = (play(task, FedGenLocal(generator_epochs=n), rounds=r) for n, r in ((20, 1), (10, 2)))
-    kept = [report.population.memory.save(round=9)["kept"]["vae"] for report in (once, twice)]
+    kept = [report.population.memory.save(round=9)["kept"].vae for report in (once, twice)]
     start = FedGenLocal().autoencoder(once.population.facts)
     moved = [(one - start).norm().mean() for one in kept]
     assert moved[1] > 0.7 * moved[0]  # as far as in one go

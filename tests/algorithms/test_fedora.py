@@ -144,7 +144,7 @@ def test_a_client_that_trains_for_the_first_time_begins_at_what_it_receives(two_
     task = validated(two_clients)
     report = play(task, Fedora(), rounds=2, faults=lambda round, clients: (clients == 1) & (round == 0))
     assert deployed(report) == pytest.approx([0.75, 1.75])
-    assert report.server["v"]["w"].flatten().tolist() == pytest.approx([0.75, 1.75])
+    assert report.server.v["w"].flatten().tolist() == pytest.approx([0.75, 1.75])
 
 
 def test_a_client_that_never_trained_has_statistics_of_its_own_samples(make_task) -> None:
@@ -164,21 +164,21 @@ def test_the_last_model_of_an_absent_client_still_counts(two_clients: Task) -> N
     report = play(
         validated(two_clients), Fedora(), rounds=3, faults=lambda round, clients: (clients == 1) & (round > 0)
     )
-    assert report.server["v"]["w"].flatten().tolist() == pytest.approx([deployed(report)[0], 1.5])
+    assert report.server.v["w"].flatten().tolist() == pytest.approx([deployed(report)[0], 1.5])
     assert report.algorithm.mixing(report.server)[0, 1] == pytest.approx(0.8 / 1.8)
 
 
 def test_fewer_clients_than_topk_all_link_to_each_other(two_clients: Task, caplog) -> None:
     report = play(two_clients, Fedora(topk=5))
-    assert report.server["P"][0].tolist() == pytest.approx([1 / 1.8, 0.8 / 1.8])
+    assert report.server.P[0].tolist() == pytest.approx([1 / 1.8, 0.8 / 1.8])
     assert "topk=5: there are 2 clients" in caplog.text
-    assert play(quadratics(THREE[:1]), Fedora()).server["P"].tolist() == [[1]]
+    assert play(quadratics(THREE[:1]), Fedora()).server.P.tolist() == [[1]]
 
 
 def test_a_client_whose_exchange_failed_has_itself_and_nobody_links_to_it() -> None:
     replies = play(quadratics(THREE), Fedora(topk=1)).server  # as a template
     scores, there = torch.ones(3, 3, dtype=torch.float64), torch.tensor([True, False, True])
-    found = Fedora(topk=1)._propagation(scores, there, replies["P"])
+    found = Fedora(topk=1)._propagation(scores, there, replies.P)
     assert found[1].tolist() == [0, 1, 0]
     assert found[:, 1].tolist() == [0, 1, 0]
 
@@ -189,7 +189,7 @@ def test_loss_finds_whose_models_do_well_here() -> None:
     task = validated(quadratics(optima, lr=0.5))
     report = play(task, Fedora(similarity="loss", topk=1, alpha=0.5))
     expected = torch.tensor([[2.0, 0, 1, 0], [0, 2, 0, 1], [1, 0, 2, 0], [0, 1, 0, 2]]).double() / 3
-    torch.testing.assert_close(report.server["P"], expected)
+    torch.testing.assert_close(report.server.P, expected)
     assert report.algorithm.broadcast(report.server) is None
 
 
@@ -204,7 +204,7 @@ def test_labels_tell_clients_apart_that_call_the_same_samples_by_other_names() -
         task = Task.of_clients(data, torch.nn.Linear(2, 2).double(), classes=2)
     across = (torch.arange(8)[:, None] < 4) != (torch.arange(8) < 4)
     blind, aware = (
-        (play(task, Fedora(similarity=one), rounds=1).server["P"] * across).sum(1).mean()
+        (play(task, Fedora(similarity=one), rounds=1).server.P * across).sum(1).mean()
         for one in ("subspace", "labels")  # type: ignore[arg-type]
     )
     assert aware == 0
@@ -245,7 +245,7 @@ def test_loss_takes_two_exchanges_and_everybodys_model_goes_down() -> None:
 
 def test_noise_changes_what_is_sent_and_is_the_same_with_the_same_seed(make_task) -> None:
     task = make_task()
-    quiet, noisy, again = (play(task, one).server["bases"]["plain"] for one in (Fedora(), *[Fedora(noise=0.5)] * 2))
+    quiet, noisy, again = (play(task, one).server.bases["plain"] for one in (Fedora(), *[Fedora(noise=0.5)] * 2))
     assert torch.equal(noisy, again)
     assert not torch.allclose(quiet, noisy)
     torch.testing.assert_close(noisy.norm(dim=-1), torch.ones(4, 1, 1).double())
@@ -265,7 +265,7 @@ def test_a_new_client_gets_what_its_neighbour_gets(make_cohort, labelled: bool) 
     algorithm = Fedora(topk=1, alpha=0.5)
     server = play(circle([90.0, 80.0, 20.0, 10.0]), algorithm).server
     model = algorithm.welcome(server, replace(make_cohort(circle([18.0])), labelled=labelled))
-    expected = (server["P"] @ server["v"]["w"])[2]
+    expected = (server.P @ server.v["w"])[2]
     torch.testing.assert_close(model["w"][0], expected)
 
 
@@ -278,7 +278,7 @@ def test_labels_decide_whom_a_new_client_is_like(make_task, make_cohort) -> None
     server = play(task, algorithm).server
     second = make_cohort(task, clients=[1])
     models = algorithm.welcome(server, second)
-    torch.testing.assert_close(models["head.bias"][0], server["v"]["head.bias"][1])
+    torch.testing.assert_close(models["head.bias"][0], server.v["head.bias"][1])
 
 
 def test_by_loss_a_labelled_new_client_tries_everybodys_model(make_cohort) -> None:
@@ -314,7 +314,7 @@ def test_batchnorm_of_a_new_client_meets_its_samples(make_task, make_cohort) -> 
     body = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
     task = make_task(lambda: body, dtype=torch.float64)
     report = play(task, Fedora(), rounds=2)
-    assert set(report.server["v"]) == set(task.network.initial.trained)
+    assert set(report.server.v) == set(task.network.initial.trained)
     for labelled in (True, False):
         model = Fedora().welcome(report.server, replace(make_cohort(task), labelled=labelled))
         assert not torch.equal(model["1.running_mean"][0], model["1.running_mean"][2])

@@ -99,16 +99,16 @@ def test_two_rounds_by_autograd(make_task) -> None:
     model = personal_models(report)[0]
     for name, leaf in w.items():
         torch.testing.assert_close(model[name], leaf, rtol=0, atol=1e-12)
-    torch.testing.assert_close(report.server["prototypes"]["mean"], known)
+    torch.testing.assert_close(report.server.prototypes["mean"], known)
 
 
 def test_the_head_can_have_a_step_size_of_its_own(make_task) -> None:
     task = small(make_task)
     slow, usual = (play(task, FedPAC(head_lr=lr, epochs=0), rounds=1) for lr in (0.05, None))
-    moved = [one.server["heads"]["head.bias"][0] - task.network.initial["head.bias"] for one in (slow, usual)]
+    moved = [one.server.heads["head.bias"][0] - task.network.initial["head.bias"] for one in (slow, usual)]
     assert moved[0].norm() < 0.7 * moved[1].norm()
     same = play(task, FedPAC(head_lr=0.1, epochs=0), rounds=1)
-    assert torch.equal(same.server["heads"]["head.bias"], usual.server["heads"]["head.bias"])
+    assert torch.equal(same.server.heads["head.bias"], usual.server.heads["head.bias"])
 
 
 def test_a_class_that_nobody_had_keeps_its_centroid() -> None:
@@ -122,7 +122,7 @@ def test_a_class_that_nobody_had_keeps_its_centroid() -> None:
 
 
 def heads(report: Report) -> Tensor:
-    return report.server["heads"]["head.weight"]
+    return report.server.heads["head.weight"]
 
 
 def test_heads_are_mixed_among_those_who_replied(make_task) -> None:
@@ -142,7 +142,7 @@ def test_heads_are_mixed_among_those_who_replied(make_task) -> None:
 def test_deployed_is_the_newest_body_under_the_own_mixture(make_task) -> None:
     report = play(small(make_task), FedPAC(), rounds=2)
     for client, model in enumerate(personal_models(report)):
-        assert torch.equal(model["body.1.weight"], report.server["w"]["body.1.weight"])
+        assert torch.equal(model["body.1.weight"], report.server.w["body.1.weight"])
         assert torch.equal(model["head.weight"], heads(report)[client])
     assert report.algorithm.shared(report.server) is None
 
@@ -165,7 +165,7 @@ def test_who_never_trained_gets_the_mean_head_of_those_heard_of(make_task, make_
     algorithm, cohort = FedPAC(head_epochs=0), make_cohort(task, clients=[2])
     model = algorithm.welcome(report.server, cohort) if new else algorithm.personalize(report.server, cohort)
     torch.testing.assert_close(model["head.weight"][0], heads(report)[[0, 3]].mean(0))
-    assert torch.equal(model["body.1.weight"][0], report.server["w"]["body.1.weight"])
+    assert torch.equal(model["body.1.weight"][0], report.server.w["body.1.weight"])
 
 
 def test_nobody_was_heard_of_at_first(make_task, make_cohort) -> None:

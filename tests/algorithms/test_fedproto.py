@@ -9,7 +9,7 @@ from samples import own
 from torch import Tensor
 
 from atoll import Batch, Cohort, Params, Predictor, Task
-from atoll.algorithms.fedproto import FAR, FedProto, aligned, nearest
+from atoll.algorithms.fedproto import FAR, FedProto, Goal, State, aligned, nearest
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Variant
 from atoll.testing.conformance import personal_models, play, quadratics
@@ -36,7 +36,7 @@ def test_the_gradient_by_hand(task: Task, mask: Tensor | None) -> None:
     # catches: a pull that carries no gradient (PFLlib's FedAMP and FedMTL), and one for classes without a prototype.
     x, y = task.x[:5], torch.tensor([0, 1, 2, 0, 2])
     batch = Batch(x, y, mask, None, task.network, Variant())
-    g, after, loss = aligned(task.network.initial, batch, {"prototypes": prototypes(), "lam": 0.7})
+    g, after, loss = aligned(task.network.initial, batch, Goal(prototypes(), 0.7))
     module = task.network._original.requires_grad_(True)
     z, outputs = module.features(x), module(x)  # type: ignore[operator]
     each = torch.ones(5, dtype=torch.float64) if mask is None else mask
@@ -53,7 +53,7 @@ def test_the_gradient_by_hand(task: Task, mask: Tensor | None) -> None:
 def test_the_server_has_the_mean_of_each_class(task: Task, weighting: str) -> None:
     # catches: the released code under the paper's name: every client's mean counts the same (as read).
     report = play(task, FedProto(weighting=weighting, answer="head"))
-    models, found = personal_models(report), report.server["prototypes"]
+    models, found = personal_models(report), report.server.prototypes
     for label in range(CLASSES):
         there = []
         for k, v in enumerate(models):
@@ -76,7 +76,7 @@ def test_a_class_that_nobody_has_this_time_keeps_its_prototype(make_task: Callab
         task.network._original, classes=CLASSES, training=task.training, shares=(1.0, 0.0, 0.0),
     )  # fmt: skip
     absent = [play(task, FedProto(), rounds=n, faults=lambda r, clients: (r > 0) & (clients == 2)) for n in (1, 2)]
-    before, after = (one.server["prototypes"] for one in absent)
+    before, after = (one.server.prototypes for one in absent)
     assert after["known"].tolist() == [1, 1, 0]
     assert torch.equal(before["mean"][1], after["mean"][1])
     assert not torch.equal(before["mean"][0], after["mean"][0])
@@ -97,7 +97,7 @@ def test_the_nearest_prototype_is_the_answer(task: Task) -> None:
 
 
 def test_clients_choose_among_their_own_classes_or_all(task: Task, make_cohort: Callable[..., Cohort]) -> None:
-    server = {"prototypes": prototypes()}
+    server = State(prototypes())
     every, mine = (FedProto(answer=answer).personalize(server, make_cohort(task)) for answer in ("all", "own"))
     assert isinstance(every, Predictor)
     assert isinstance(mine, Predictor)

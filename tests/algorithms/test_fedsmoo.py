@@ -15,15 +15,15 @@ METHOD = FedSMOO(alpha=1.0, rho=0.5)
 
 def duals(report) -> dict[str, torch.Tensor]:
     kept = report.population.memory.save(round=report.settings.rounds)["kept"]
-    return {name: -value for name, value in kept["against"].items()}
+    return {name: -value for name, value in kept.against.items()}
 
 
 def test_one_round_by_hand(two_clients: Task) -> None:
     # Gradients at -0.5: theta = 0.75, 1.75, mean 1.25. h = -1.25, w = 2.5. Both climbed to the left: s = -0.5.
     report = play(two_clients, METHOD)
-    assert report.server["w"]["w"].item() == pytest.approx(2.5, **NEAR)
-    assert report.server["h"]["w"].item() == pytest.approx(-1.25, **NEAR)
-    assert report.server["s"]["w"].item() == pytest.approx(-0.5, **NEAR)
+    assert report.server.feddyn.w["w"].item() == pytest.approx(2.5, **NEAR)
+    assert report.server.feddyn.h["w"].item() == pytest.approx(-1.25, **NEAR)
+    assert report.server.s["w"].item() == pytest.approx(-0.5, **NEAR)
     assert duals(report)["w"].flatten().tolist() == pytest.approx([-0.5, -0.5], **NEAR)
 
 
@@ -32,9 +32,9 @@ def test_then_perturbations_are_drawn_to_the_common_one(two_clients: Task) -> No
     # Gradients at 3: 2 and 0; minus q_k = -0.75, -1.75: steps -1.375, -0.875, mean -1.125. h = -0.125, w = 1.5.
     # mu_k = -0.5 + 0.5 + 0.5.
     report = play(two_clients, METHOD, rounds=2)
-    assert report.server["w"]["w"].item() == pytest.approx(1.5, **NEAR)
-    assert report.server["h"]["w"].item() == pytest.approx(-0.125, **NEAR)
-    assert report.server["s"]["w"].item() == pytest.approx(0.5, **NEAR)
+    assert report.server.feddyn.w["w"].item() == pytest.approx(1.5, **NEAR)
+    assert report.server.feddyn.h["w"].item() == pytest.approx(-0.125, **NEAR)
+    assert report.server.s["w"].item() == pytest.approx(0.5, **NEAR)
     assert duals(report)["w"].flatten().tolist() == pytest.approx([0.5, 0.5], **NEAR)
 
 
@@ -52,7 +52,7 @@ def test_every_leaf_has_its_own_part_of_the_dual_variable() -> None:
     report = play(body_and_head(a, b, lr=0.3), METHOD)
     g = torch.stack([b - a, -b], 1)
     mu = 0.5 * g / g.norm(dim=1, keepdim=True)
-    found, s = duals(report), report.server["s"]
+    found, s = duals(report), report.server.s
     torch.testing.assert_close(torch.cat([found["body.value"], found["head.value"]], 1), mu, rtol=0, atol=1e-6)
     mean = mu.mean(0)
     torch.testing.assert_close(
@@ -69,5 +69,5 @@ def test_two_models_travel_each_way(two_clients: Task) -> None:
 
 def test_everybody_deploys_the_shared_model(two_clients: Task) -> None:
     report = play(two_clients, METHOD)
-    assert [model["w"].item() for model in personal_models(report)] == [report.server["w"]["w"].item()] * 2
-    assert report.algorithm.shared(report.server) is report.server["w"]
+    assert [model["w"].item() for model in personal_models(report)] == [report.server.feddyn.w["w"].item()] * 2
+    assert report.algorithm.shared(report.server) is report.server.feddyn.w

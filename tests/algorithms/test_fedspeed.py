@@ -18,8 +18,8 @@ def kept(report) -> list[float]:
 def test_one_round_by_hand(two_clients: Task) -> None:
     # Gradients at -0.2: theta = 0.6, 1.6, mean 1.1, all alike. h = -1.1, w = 1.1 + 1.1.
     report = play(two_clients, METHOD)
-    assert report.server["w"]["w"].item() == pytest.approx(2.2, **NEAR)
-    assert report.server["h"]["w"].item() == pytest.approx(-1.1, **NEAR)
+    assert report.server.w["w"].item() == pytest.approx(2.2, **NEAR)
+    assert report.server.h["w"].item() == pytest.approx(-1.1, **NEAR)
     assert kept(report) == pytest.approx([-0.6, -1.6], **NEAR)
 
 
@@ -27,8 +27,8 @@ def test_the_second_round_climbs_along_the_loss_and_not_along_the_terms(two_clie
     # From 2.2: gradients 1.2 + 0.2 and -0.8 - 0.2, minus q_k: 2.0 and 0.6. theta = 1.2, 1.9; h = -0.45.
     # With q_k in it, the second client's ascent would go the other way: -0.8 + 1.6 > 0.
     report = play(two_clients, METHOD, rounds=2)
-    assert report.server["w"]["w"].item() == pytest.approx(2.0, **NEAR)
-    assert report.server["h"]["w"].item() == pytest.approx(-0.45, **NEAR)
+    assert report.server.w["w"].item() == pytest.approx(2.0, **NEAR)
+    assert report.server.h["w"].item() == pytest.approx(-0.45, **NEAR)
     assert kept(report) == pytest.approx([0.4, -1.3], **NEAR)
 
 

@@ -32,15 +32,15 @@ def values(report: object) -> list[float]:
 def test_one_round_by_hand(four: Task) -> None:
     # Updates 0.5, 4.5, 1.5 and 5.5; clusters of the low and the high ones begin at their means.
     report = play(four, AT_ONCE)
-    assert report.server["cluster"].tolist() == [0, 1, 0, 1]
-    assert report.server["models"]["w"].flatten().tolist() == pytest.approx([1.0, 5.0])
+    assert report.server.cluster.tolist() == [0, 1, 0, 1]
+    assert report.server.models["w"].flatten().tolist() == pytest.approx([1.0, 5.0])
     assert values(report) == pytest.approx([1, 5, 1, 5])
 
 
 def test_before_the_clustering_it_is_fedavg_and_after_it_each_cluster_is(four: Task) -> None:
     method = FLHC(rounds_before=2, clusters=2)
     before = play(four, method, rounds=2)
-    assert torch.equal(before.server["models"]["w"][0], play(four, FedAvg(), rounds=2).server["w"])
+    assert torch.equal(before.server.models["w"][0], play(four, FedAvg(), rounds=2).server["w"])
     # w is at 4.5; the third round goes half the way to the cluster's mean optimum, and so does the fourth.
     assert values(play(four, method, rounds=3)) == pytest.approx([3.25, 7.25, 3.25, 7.25])
     assert values(play(four, method, rounds=4)) == pytest.approx([2.625, 8.625, 2.625, 8.625])
@@ -51,13 +51,13 @@ def test_a_client_that_misses_the_clustering_joins_with_its_next_update(four: Ta
     # of the second; its update counts for no cluster. In round 2 it trains the cluster's model.
     absent = {"faults": lambda round, ids: (ids == 3) & (round == 0)}
     first = play(four, AT_ONCE, rounds=1, **absent)
-    assert first.server["cluster"].tolist() == [0, 1, 0, -1]
+    assert first.server.cluster.tolist() == [0, 1, 0, -1]
     assert values(first) == pytest.approx([1.0, 4.5, 1.0, 4.5])  # it would join the nearest cluster
     second = play(four, AT_ONCE, rounds=2, **absent)
-    assert second.server["cluster"].tolist() == [0, 1, 0, 1]
-    assert second.server["models"]["w"].flatten().tolist() == pytest.approx([1.5, 6.75])  # 9 alone: 4.5 + 4.5 / 2
+    assert second.server.cluster.tolist() == [0, 1, 0, 1]
+    assert second.server.models["w"].flatten().tolist() == pytest.approx([1.5, 6.75])  # 9 alone: 4.5 + 4.5 / 2
     third = play(four, AT_ONCE, rounds=3, **absent)
-    assert third.server["models"]["w"].flatten().tolist() == pytest.approx([1.75, 6.75 + (10 - 6.75) / 2])
+    assert third.server.models["w"].flatten().tolist() == pytest.approx([1.75, 6.75 + (10 - 6.75) / 2])
 
 
 def test_a_new_client_joins_the_cluster_nearest_to_its_update(four: Task, make_cohort: Callable[..., Cohort]) -> None:
@@ -76,12 +76,12 @@ def test_levels_begin_at_their_parents() -> None:
     assert values(play(task, method, rounds=2)) == pytest.approx([3.25, 3.25, 13.25, 13.25])
     assert values(play(task, method, rounds=3)) == pytest.approx([1.625, 2.625, 16.625, 17.625])
     report = play(task, method, rounds=4)
-    assert report.server["models"].clients == 4
+    assert report.server.models.clients == 4
     assert values(report) == pytest.approx([0.8125, 2.3125, 18.3125, 19.8125])
 
 
 def test_the_tree_is_kept(four: Task) -> None:
-    tree = play(four, AT_ONCE).server["tree"]
+    tree = play(four, AT_ONCE).server.tree.merges
     assert tree.shape == (3, 4)
     assert tree[:, 2].tolist() == pytest.approx([1.0, 1.0, 5.0])  # heights of the merges, complete linkage
 
@@ -123,8 +123,8 @@ def test_settings_that_do_not_go_together_are_refused(four: Task) -> None:
 @pytest.mark.parametrize("strategy", ["chunk:3", "loop"])
 def test_clusters_do_not_depend_on_how_clients_are_run(four: Task, strategy: str) -> None:
     one, other = (play(four, AT_ONCE, 3, strategy=how).server for how in ("whole", strategy))
-    assert torch.equal(one["cluster"], other["cluster"])
-    assert torch.equal(one["models"]["w"], other["models"]["w"])
+    assert torch.equal(one.cluster, other.cluster)
+    assert torch.equal(one.models["w"], other.models["w"])
 
 
 def test_an_embedding_needs_no_labels_and_an_update_does(
@@ -134,7 +134,7 @@ def test_an_embedding_needs_no_labels_and_an_update_does(
     method = FLHC(rounds_before=0, clusters=2, signature="embedding")
     server, cohort = play(task, method, rounds=2).server, make_cohort(task, clients=[3, 1])
     with_labels, without = (method.welcome(server, replace(cohort, labelled=labelled)) for labelled in (True, False))
-    assert server["models"].clients == 2
+    assert server.models.clients == 2
     assert all(torch.equal(with_labels[name], leaf) for name, leaf in without.items())
     with pytest.raises(LabelsNeeded):
         AT_ONCE.welcome(play(task, AT_ONCE).server, replace(cohort, labelled=False))

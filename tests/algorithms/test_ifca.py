@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll import Cohort, Task
-from atoll.algorithms.ifca import IFCA
+from atoll.algorithms.ifca import IFCA, State
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params, stack
 from atoll.runtime.serialise import to_bytes
@@ -21,11 +21,11 @@ class From(IFCA):
 
     clusters: int = 2
 
-    def start(self, task: Task) -> dict[str, Any]:
+    def start(self, task: Task) -> State:
         begin = [
             Params({"w": torch.full_like(task.network.initial["w"], at)}, task.network.layout) for at in (0.0, 4.0)
         ]
-        return super().start(task) | {"models": stack(begin)}
+        return replace(super().start(task), models=stack(begin))
 
 
 @pytest.fixture
@@ -37,36 +37,36 @@ def three_clients() -> Task:
 def test_one_round_by_hand(three_clients: Task) -> None:
     # 1 and 1.5 are nearer to 0, 3 to 4. From there everybody goes half the way: 0.5, 0.75 and 3.5.
     report = play(three_clients, From())
-    assert report.server["models"]["w"].flatten().tolist() == pytest.approx([(1 * 0.5 + 2 * 0.75) / 3, 3.5])
-    assert report.server["cluster"].tolist() == [0, 0, 1]
+    assert report.server.models["w"].flatten().tolist() == pytest.approx([(1 * 0.5 + 2 * 0.75) / 3, 3.5])
+    assert report.server.cluster.tolist() == [0, 0, 1]
     assert [model["w"].item() for model in personal_models(report)] == pytest.approx([2 / 3, 2 / 3, 3.5])
 
 
 def test_the_mean_may_be_unweighted(three_clients: Task) -> None:
     report = play(three_clients, From(weighting="uniform"))
-    assert report.server["models"]["w"].flatten().tolist() == pytest.approx([(0.5 + 0.75) / 2, 3.5])
+    assert report.server.models["w"].flatten().tolist() == pytest.approx([(0.5 + 0.75) / 2, 3.5])
 
 
 def test_clients_may_change_their_cluster(three_clients: Task) -> None:
     # After a round the models are at 2/3 and 3.5; later 1.5 stays nearer to the lower one, which goes to its mean.
     report = play(three_clients, From(), rounds=60)
-    assert report.server["models"]["w"].flatten().tolist() == pytest.approx([(1 + 2 * 1.5) / 3, 3.0])
+    assert report.server.models["w"].flatten().tolist() == pytest.approx([(1 + 2 * 1.5) / 3, 3.0])
 
 
 def test_a_cluster_that_nobody_joins_stays_as_it_is() -> None:
     # catches: a mean over no clients (0 or NaN).
     task = quadratics(torch.tensor([[1.0], [1.5]], dtype=torch.float64), lr=0.5)
     report = play(task, From(), rounds=3)
-    assert report.server["models"]["w"][1].item() == 4.0
-    assert report.server["cluster"].tolist() == [0, 0]
+    assert report.server.models["w"][1].item() == 4.0
+    assert report.server.cluster.tolist() == [0, 0]
 
 
 def test_who_did_not_reply_keeps_the_cluster_it_was_in(three_clients: Task) -> None:
     report = play(three_clients, From(), rounds=2, faults=lambda round, clients: (clients == 2) & (round == 1))
-    assert report.server["cluster"].tolist() == [0, 0, 1]
-    assert report.server["models"]["w"][1].item() == pytest.approx(3.5)  # as the first round left it
+    assert report.server.cluster.tolist() == [0, 0, 1]
+    assert report.server.models["w"][1].item() == pytest.approx(3.5)  # as the first round left it
     never = play(three_clients, From(), faults=lambda round, clients: clients == 2)
-    assert never.server["cluster"].tolist() == [0, 0, -1]
+    assert never.server.cluster.tolist() == [0, 0, -1]
     assert personal_models(never)[2]["w"].item() == 4.0  # it chooses without having replied
 
 
@@ -120,6 +120,6 @@ def test_a_new_client_without_labels_joins_where_the_model_is_surest(
     task = make_task(dtype=torch.float64)
     w = task.network.initial
     models = stack([w, w * 3.0, w * 0.0])  # larger logits, more of a decision
-    server = {"models": models, "cluster": None, "weight": None}
+    server = State(models, torch.zeros(0), torch.zeros(0))
     found = IFCA().welcome(server, replace(make_cohort(task), labelled=False))
     assert all(torch.equal(found.client(k)[name], models.client(1)[name]) for k in range(4) for name in w)

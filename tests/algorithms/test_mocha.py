@@ -22,7 +22,7 @@ def test_one_round_by_hand(two_clients: Task) -> None:
     w = torch.tensor([0.5, 1.5], dtype=torch.float64)
     assert deployed(report) == pytest.approx(w.tolist())
     covariance = 2 * torch.outer(w, w) / 2.5 + 0.1 * torch.eye(2, dtype=torch.float64)
-    torch.testing.assert_close(report.server["omega"] @ covariance, torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(report.server.omega @ covariance, torch.eye(2, dtype=torch.float64))
 
 
 def test_the_second_round_feels_the_relationship(two_clients: Task) -> None:
@@ -48,7 +48,7 @@ def test_who_was_never_heard_of_draws_nobody_and_is_drawn_to_the_mean(two_client
     report = play(two_clients, Mocha(floor=0.1), rounds=2, faults=lambda round, clients: clients == 1)
     # One client heard of: its covariance is 1 by itself; the other's is 1 by definition.
     expected = torch.tensor([[1.0, 0.0], [-1.0, 1.0]], dtype=torch.float64) / 1.1
-    torch.testing.assert_close(report.server["omega"], expected)
+    torch.testing.assert_close(report.server.omega, expected)
     assert report.algorithm.mixing(report.server).tolist() == [[0, 0], [1, 0]]
     assert deployed(report)[1] == pytest.approx(deployed(report)[0])
 
@@ -58,12 +58,12 @@ def test_a_client_that_trains_for_the_first_time_begins_where_it_is_drawn() -> N
     task = quadratics(torch.tensor([[1.0], [2.0], [5.0]], dtype=torch.float64), lr=0.5)
     report = play(task, Mocha(), rounds=2, faults=lambda round, clients: (clients == 1) & (round == 0))
     assert deployed(report)[1] == pytest.approx(1.75)
-    assert report.server["w"]["w"][1].item() == pytest.approx(1.75)
+    assert report.server.w["w"][1].item() == pytest.approx(1.75)
 
 
 def test_the_last_model_of_an_absent_client_still_counts(two_clients: Task) -> None:
     report = play(two_clients, Mocha(), rounds=3, faults=lambda round, clients: (clients == 1) & (round > 0))
-    assert report.server["w"]["w"][1].item() == pytest.approx(1.5)
+    assert report.server.w["w"][1].item() == pytest.approx(1.5)
     assert report.algorithm.mixing(report.server)[0, 1] > 0
     assert deployed(report)[1] == pytest.approx(1.5)
 
@@ -82,7 +82,7 @@ def test_a_new_client_trains_alone_once(two_clients: Task, make_cohort: Callable
 
 def test_nobody_moves_without_steps(two_clients: Task) -> None:
     report = play(two_clients, Mocha(epochs=0), rounds=2)
-    assert torch.isfinite(report.server["omega"]).all()
+    assert torch.isfinite(report.server.omega).all()
     assert deployed(report) == [0, 0]
 
 

@@ -37,8 +37,8 @@ def stepped(phi: dict[str, float], k: int, delta: float, lr: float) -> dict[str,
 def test_one_round_by_hand(two_clients: Task) -> None:
     # delta_k = 0.5 (c_k - theta_k) after one step of size 0.5; one step of the server along the mean.
     method = PFedHN(**PLAIN, server_lr=0.1)
-    before = numbers(method.start(two_clients.public_facts())["phi"])
-    after = numbers(play(two_clients, method).server["phi"])
+    before = numbers(method.start(two_clients.public_facts()).phi)
+    after = numbers(play(two_clients, method).server.phi)
     deltas = [
         0.5 * (want - (before[H] * (before[A] * before[f"e{k}"] + before[a]))) for k, want in ((0, 1.0), (1, 3.0))
     ]
@@ -50,16 +50,16 @@ def test_one_round_by_hand(two_clients: Task) -> None:
 def test_one_client_after_another(two_clients: Task) -> None:
     # The second step is taken where the first one ended, in the order of the clients' numbers.
     method = PFedHN(**PLAIN, server_lr=0.1, server_batch="sequential")
-    phi = numbers(method.start(two_clients.public_facts())["phi"])
+    phi = numbers(method.start(two_clients.public_facts()).phi)
     deltas = [0.5 * (want - (phi[H] * (phi[A] * phi[f"e{k}"] + phi[a]))) for k, want in ((0, 1.0), (1, 3.0))]
     for k, delta in enumerate(deltas):
         phi = stepped(phi, k, delta, 0.1)
-    assert numbers(play(two_clients, method).server["phi"]) == pytest.approx(phi, abs=1e-12)
+    assert numbers(play(two_clients, method).server.phi) == pytest.approx(phi, abs=1e-12)
 
 
 def test_models_are_what_the_new_hypernetwork_makes(two_clients: Task) -> None:
     report = play(two_clients, PFedHN(**PLAIN, server_lr=0.1), 2)
-    phi = numbers(report.server["phi"])
+    phi = numbers(report.server.phi)
     for k, model in enumerate(personal_models(report)):
         assert model["w"].item() == pytest.approx(phi[H] * (phi[A] * phi[f"e{k}"] + phi[a]) + phi[c])
 
@@ -68,13 +68,13 @@ def test_momentum_decay_and_clipping(two_clients: Task) -> None:
     method = PFedHN(**PLAIN | {"momentum": 0.5, "weight_decay": 0.1, "clip": 0.01}, server_lr=0.2)
     start = method.start(two_clients.public_facts())
     first = play(two_clients, method).server
-    g = first["velocity"] - start["phi"] * 0.1  # decay is added to the clipped gradient
+    g = first.velocity - start.phi * 0.1  # decay is added to the clipped gradient
     assert g.norm().item() == pytest.approx(0.01)
     second = play(two_clients, method, 2).server
-    g = second["velocity"] - first["velocity"] * 0.5 - first["phi"] * 0.1
+    g = second.velocity - first.velocity * 0.5 - first.phi * 0.1
     assert g.norm().item() == pytest.approx(0.01)
-    for name, leaf in second["phi"].items():
-        torch.testing.assert_close(leaf, first["phi"][name] - 0.2 * second["velocity"][name])
+    for name, leaf in second.phi.items():
+        torch.testing.assert_close(leaf, first.phi[name] - 0.2 * second.velocity[name])
 
 
 def test_a_late_reply_counts_less(two_clients: Task) -> None:
@@ -84,7 +84,7 @@ def test_a_late_reply_counts_less(two_clients: Task) -> None:
     moved = []
     for weight in (1.0, 0.5):
         arrival = Arrival(np.array([1]), {"delta": delta}, torch.tensor([weight]))
-        moved.append(method.aggregate(server, Replies([arrival], keep=True))["phi"] - server["phi"])
+        moved.append(method.aggregate(server, Replies([arrival], keep=True)).phi - server.phi)
     for name, leaf in moved[0].items():
         torch.testing.assert_close(moved[1][name], leaf / 2)
 
@@ -103,13 +103,13 @@ def test_the_embedding_of_an_absent_client_is_its_own(two_clients: Task) -> None
         method.start(two_clients.public_facts()),
         play(two_clients, method, 2, faults=lambda _, clients: clients == 1),
     )
-    assert torch.equal(report.server["phi"][E][1], start["phi"][E][1])
-    assert not torch.equal(report.server["phi"][E][0], start["phi"][E][0])
+    assert torch.equal(report.server.phi[E][1], start.phi[E][1])
+    assert not torch.equal(report.server.phi[E][0], start.phi[E][0])
 
 
 def test_a_head_of_ones_own(body_and_head: Task) -> None:
     report = play(body_and_head, PFedHN(private="head"), 3)
-    assert {name for name in report.server["phi"] if name.startswith("head.")} == {
+    assert {name for name in report.server.phi if name.startswith("head.")} == {
         "head.body.value.weight",
         "head.body.value.bias",
     }
@@ -130,10 +130,10 @@ def with_batchnorm() -> Task:
 def test_statistics_of_norm_layers_are_not_generated_and_stay() -> None:
     # catches: batch statistics never aggregated (4.1, 15); here they are the client's own, and its scales begin at 1.
     report = play(with_batchnorm(), PFedHN(hidden=4), 4)
-    assert not any("running" in name for name in report.server["phi"])
+    assert not any("running" in name for name in report.server.phi)
     means = torch.stack([model["body.1.running_mean"] for model in personal_models(report)])
     assert not torch.equal(means[0], means[1])
-    start = PFedHN(hidden=4).start(with_batchnorm().public_facts())["phi"]
+    start = PFedHN(hidden=4).start(with_batchnorm().public_facts()).phi
     assert torch.equal(start["head.body.1.weight.bias"], torch.ones(3, dtype=torch.float64))
 
 

@@ -6,7 +6,6 @@ from torch import nn
 
 from atoll import Task
 from atoll.algorithms.fedavg import FedAvg
-from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.pfedme import PFedMe
 from atoll.testing.conformance import personal_models, play
 
@@ -54,21 +53,6 @@ def test_without_inner_steps_nothing_moves(two_clients: Task) -> None:
     report = play(two_clients, PFedMe(inner_steps=0), rounds=2)
     assert report.server["w"] == 0
     assert values(report) == [0, 0]
-
-
-def test_the_surveys_form_averages_the_proximal_points(two_clients: Task) -> None:
-    # lam = 0.5, two steps: theta = 0.625 c as above; w is their mean.
-    report = play(two_clients, PFedMe(form="survey", lam=0.5, epochs=2))
-    assert values(report) == pytest.approx([0.625, 1.875])
-    assert report.server["w"] == pytest.approx((1 * 0.625 + 3 * 1.875) / 4)
-
-
-def test_the_server_of_the_surveys_form_is_that_of_fedprox(two_clients: Task) -> None:
-    mine, theirs = (
-        play(two_clients, one, rounds=3).server["w"]
-        for one in (PFedMe(form="survey", lam=0.5, epochs=2), FedProx(mu=0.5, epochs=2))
-    )
-    assert torch.equal(mine, theirs)
 
 
 def test_theta_stays_on_the_client(two_clients: Task) -> None:

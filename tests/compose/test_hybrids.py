@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 from atoll import LocalEngine, federate
 from atoll.algorithms import name_of
 from atoll.algorithms.fedavg import FedAvg
-from atoll.algorithms.ifca import IFCA
+from atoll.algorithms.ifca import IFCA, State
 from atoll.algorithms.local import Local
 from atoll.compose import create
 from atoll.compose.architectures import InArchitectures
@@ -73,7 +73,7 @@ def test_its_clusters_are_those_of_the_clustering(make_task, engine) -> None:
     report = federate(
         task, hybrid, rounds=2, engine=engine, evaluation="none", faults=lambda round, ids: (ids == 3) & (round == 0)
     )
-    found, before = hybrid.found_clusters(report.server), report.server["clustering"]["cluster"].tolist()
+    found, before = hybrid.found_clusters(report.server), report.server["clustering"].cluster.tolist()
     assert before[3] == -1
     assert found.of_client[:3].tolist() == before[:3]
     assert found.of_client[3] == np.bincount(before[:3]).argmax()
@@ -165,9 +165,10 @@ class From(IFCA):
 
     clusters: Count = 3
 
-    def start(self, task: Task) -> dict[str, Any]:
+    def start(self, task: Task) -> State:
         at = torch.tensor([4.0, -9.0, 0.0], dtype=torch.float64)
-        return super().start(task) | {"models": spread(task.network.initial, 3).map(lambda leaf: leaf + at[:, None])}
+        models = spread(task.network.initial, 3).map(lambda leaf: leaf + at[:, None])
+        return replace(super().start(task), models=models)
 
 
 def test_a_cluster_that_is_empty_is_not_joined(make_cohort) -> None:

@@ -210,7 +210,7 @@ def test_what_cannot_work_is_refused_when_it_is_made(name: str, why: str) -> Non
 
 
 def test_refusals_go_by_hyperparameters() -> None:
-    for name in ("pfedme+prox:form=survey", "fedproto+tune:answer=head", "ensemble+tune:tune_epochs=0"):
+    for name in ("pfedme-survey+prox", "fedproto+tune:answer=head", "ensemble+tune:tune_epochs=0"):
         assert create(name)
 
 

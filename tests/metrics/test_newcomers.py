@@ -133,7 +133,7 @@ def test_a_new_client_is_given_a_model(over) -> None:  # type: ignore[no-untyped
     mine = task.splits["train"].order[: task.splits["train"].offsets[1]]
     model = over.welcome(task.x[mine].numpy(), task.y[mine].numpy())
     assert set(model) == set(task.network.initial)
-    rows = over.server["models"]
+    rows = over.server.models
     assert any(all(torch.equal(rows[name][k], model[name]) for name in model) for k in range(2))
 
 

@@ -573,6 +573,21 @@ def test_older_records_have_their_values_beside_the_name(made):
     assert from_record(older) == from_record(record) == method
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "now"),
+    [
+        ("apfl", {"form": "published", "alpha": 0.3}, "apfl:alpha=0.3"),
+        ("apfl+tune", {"form": "survey", "alpha": 0.3}, "apfl-survey+tune:alpha=0.3"),
+        ("pfedme", {"form": "survey", "lam": 2.0, "eta": 0.1, "beta": 1.0, "inner_steps": 3}, "pfedme-survey:lam=2"),
+        ("pfedme", {"form": "published", "lam": 2.0, "eta": 0.1}, "pfedme:lam=2,eta=0.1"),
+    ],
+)
+def test_older_records_name_two_methods_alike(name, values, now):
+    older = [{"name": name, "file": None, "values": values}, {"name": name, **values}]
+    assert [from_record(one) for one in older] == [create(now)] * 2
+    assert from_record(to_record(create(now))) == create(now)
+
+
 @pytest.mark.parametrize("made", ["ditto", "fedper+prox", "ditto@ifca"])
 def test_a_record_with_a_hyperparameter_that_nothing_has_is_refused(made):
     """catches: a value that is left out in silence, so a run is read as one of another method."""

@@ -7,19 +7,22 @@ import torch
 from atoll import LocalEngine, Recipe, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
-from atoll.compose import create
+from atoll.algorithms.scaffold import Scaffold, Sent
+from atoll.compose import create, from_record
+from atoll.kernel import record
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import PayloadError
 from atoll.kernel.job import Finish, Job, Local, Prepare
 from atoll.kernel.params import flatten
 from atoll.metrics.newcomers import Welcome
+from atoll.runtime import assignments
 from atoll.runtime.assignments import PHASES, from_bytes, to_bytes
 from atoll.runtime.engines.local import Part
 from atoll.runtime.serialise import to_bytes as as_message
 
 METHODS = [
     "ditto", "scaffold", "fedora", "fedamp", "apfl", "fedrep", "pfedhn:hidden=8", "fedper+prox", "ditto+gate",
-    "ditto@ifca:clusters=2,cluster_rounds=1", "fafi:epochs=1", "fedcgs",
+    "ditto@ifca:clusters=2,cluster_rounds=1", "fafi:epochs=1", "fedcgs", "fedgen:server_steps=2", "mocha", "fedfomo",
 ]  # fmt: skip
 
 
@@ -67,6 +70,24 @@ def test_nothing_is_lost_on_the_way(task, phase) -> None:
     assert all(torch.equal(again.broadcast[name], leaf) for name, leaf in assignment.broadcast.items())
 
 
+def test_the_methods_file_is_read_before_what_it_defines(task, monkeypatch) -> None:
+    facts, clients = task.public_facts(), np.array([1])
+    job = Job(Local(), Scaffold(), Scaffold().start(facts), clients, 0)
+    message, known = to_bytes(job.assign(clients)), dict(record._KNOWN)
+    monkeypatch.setattr(record, "_KNOWN", {})  # as in a process that has not imported it
+    with pytest.raises(PayloadError, match="None is called atoll.algorithms.scaffold.Sent"):
+        from_bytes(message, facts.network.layout)
+
+    def importing(written):
+        record._KNOWN.update(known)
+        return from_record(written)
+
+    monkeypatch.setattr(assignments, "from_record", importing)
+    again = from_bytes(message, facts.network.layout)
+    assert type(again.broadcast) is Sent
+    assert torch.equal(again.broadcast.w["head.weight"], facts.network.initial["head.weight"])
+
+
 def test_a_phase_of_the_simulation_stays_here() -> None:
     job = Job(Welcome(labelled=True), FedAvg(), None, np.array([0]), 0)
     with pytest.raises(PayloadError, match="Only local, prepare, finish are sent to clients. Got Welcome"):
@@ -74,8 +95,12 @@ def test_a_phase_of_the_simulation_stays_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [b"", b"no message", as_message({"about": "{}"}), as_message({"about": "[]", "x": 1})]
-)
+    "message",
+    [
+        b"", b"no message", as_message({"about": "{}"}), as_message({}, about="{}"), as_message({"x": 1}, about="[]"),
+        as_message({}, about='{"phase": "local", "values": {}, "method": {"name": "local", "values": {}}, "round": 0}'),
+    ],
+)  # fmt: skip
 def test_what_is_no_assignment_is_refused(task, message) -> None:
     with pytest.raises(PayloadError, match="must"):
         from_bytes(message, task.network.layout)

@@ -236,7 +236,7 @@ def test_who_arrives_later_exchanges_on_arrival(name: str, tmp_path: Path) -> No
     told = [(one.round, one.client) for one in report.ledger.messages() if one.field == "bases"]
     first = -create(name).exchanges
     assert sorted(told) == [(first, 1), (first, 4), (2, 2)]
-    assert report.server["known"].tolist() == [False, True, True, False, True, False]
+    assert report.server.known.tolist() == [False, True, True, False, True, False]
     mixing = report.algorithm.mixing(report.server)
     assert (mixing[2, [1, 4]] > 0).any()  # it learns from those who were there
     assert (mixing[[1, 4], 2] > 0).any()  # and they from it
@@ -246,7 +246,7 @@ def test_similarities_are_those_of_everybody_whenever_they_arrived(tmp_path: Pat
     settings = three_of_six(tmp_path, late=3)
     at_once = play(build_task(), create("fedora"), 4, faults=lambda _, clients: ~np.isin(clients, (1, 2, 4))).server
     later = play(build_task(), create("fedora"), 4, participation=settings.participation).server
-    torch.testing.assert_close(later["P"], at_once["P"])
+    torch.testing.assert_close(later.P, at_once.P)
 
 
 def test_starts_are_chosen_once(tmp_path: Path) -> None:
@@ -255,12 +255,12 @@ def test_starts_are_chosen_once(tmp_path: Path) -> None:
     early = [one for one in report.ledger.messages() if one.round < 0 and one.field == "delta"]
     assert [(one.round, one.client) for one in early] == [(-1, 4), (-1, 1)]  # client 2 says nothing on its arrival
     assert not [one for one in report.ledger.messages() if one.field == "delta" and (one.round, one.client) == (1, 2)]
-    assert report.server["models"].clients == 2
+    assert report.server.models.clients == 2
 
 
 def test_fewer_clients_than_clusters_start_from_drawn_models() -> None:
     report = play(build_task(), create("ifca:clusters=4,starts=kmeans++"), 2, cohort=2)
-    models = report.server["models"]
+    models = report.server.models
     assert models.clients == 4
     assert len({tuple(leaf.flatten().tolist()) for leaf in models["head.weight"]}) == 4
 
@@ -279,15 +279,13 @@ def test_exchanges_are_resumed(tmp_path: Path) -> None:
     resumed = play(build_task(), create("fedora"), 4, folder=tmp_path / "run", resume=True, **asked)
     straight = play(build_task(), create("fedora"), 4, **asked)
     assert resumed.ledger.entries == straight.ledger.entries
-    assert torch.equal(resumed.server["P"], straight.server["P"])
+    assert torch.equal(resumed.server.P, straight.server.P)
 
 
 def test_what_a_newcomer_says_of_others_models_stands_for_both(tmp_path: Path) -> None:
     """Clients 1 and 4 never tried the model of client 2, which comes later and tries theirs."""
     settings = three_of_six(tmp_path, late=3)
-    scores = play(build_task(), create("fedora:similarity=loss"), 4, participation=settings.participation).server[
-        "scores"
-    ]
+    scores = play(build_task(), create("fedora:similarity=loss"), 4, participation=settings.participation).server.scores
     assert (scores[2, [1, 4]] > 0).all()
     assert torch.equal(scores[[1, 4], 2], scores[2, [1, 4]])
     assert scores[1, 4] != scores[4, 1]

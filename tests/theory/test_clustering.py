@@ -3,9 +3,9 @@
 Agreement with the planted groups is the adjusted Rand index: 1 if both are the same partition, 0 by chance.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from atoll import Algorithm, Task, Training
 from atoll.algorithms.cfl import CFL
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.flhc import FLHC
-from atoll.algorithms.ifca import IFCA
+from atoll.algorithms.ifca import IFCA, State
 from atoll.algorithms.local import Local
 from atoll.data import partition
 from atoll.data.synthetic import Gaussian, Linear
@@ -45,12 +45,12 @@ class TwoStarts(IFCA):
     first: float = 0.1
     second: float = -0.1
 
-    def start(self, task: Task) -> dict[str, Any]:
+    def start(self, task: Task) -> State:
         models = [
             Params({"w": torch.tensor([at], dtype=torch.float64)}, task.network.layout)
             for at in (self.first, self.second)
         ]
-        return super().start(task) | {"models": stack(models)}
+        return replace(super().start(task), models=stack(models))
 
 
 # -- IFCA --------------------------------------------------------------------------------------------------------------
@@ -59,30 +59,30 @@ class TwoStarts(IFCA):
 @pytest.mark.closed_form("ifca")
 def test_ifca_solves_two_opposed_groups_in_one_round() -> None:
     report = play(signs(1, -1, 1, -1, -1), TwoStarts())
-    assert report.server["models"]["w"].flatten().tolist() == [1.0, -1.0]
-    assert report.server["cluster"].tolist() == [0, 1, 0, 1, 1]
+    assert report.server.models["w"].flatten().tolist() == [1.0, -1.0]
+    assert report.server.cluster.tolist() == [0, 1, 0, 1, 1]
 
 
 @pytest.mark.closed_form("ifca")
 def test_ifca_from_two_equal_starts_uses_one_cluster() -> None:
     # Ties go to the lowest number; the cluster that nobody joins stays where it is. This is why starts must differ.
     report = play(signs(1, -1, 1), TwoStarts(first=0.1, second=0.1))
-    assert report.server["cluster"].tolist() == [0, 0, 0]
-    assert report.server["models"]["w"].flatten().tolist() == [pytest.approx(1 / 3), 0.1]
+    assert report.server.cluster.tolist() == [0, 0, 0]
+    assert report.server.models["w"].flatten().tolist() == [pytest.approx(1 / 3), 0.1]
 
 
 @pytest.mark.limit("ifca")
 def test_ifca_puts_identical_clients_in_one_cluster() -> None:
     report = play(signs(1, 1, 1, 1, lr=0.3), TwoStarts(), rounds=5)
-    assert len(set(report.server["cluster"].tolist())) == 1
+    assert len(set(report.server.cluster.tolist())) == 1
 
 
 @pytest.mark.closed_form("ifca")
 def test_ifca_by_kmeans_plus_plus_begins_with_separate_groups_though_all_models_begin_at_0() -> None:
     # One step from 0 takes clients to +-0.3. The starts are one of each, so that the first choice is right.
     apart, together = (play(signs(1, -1, 1, -1, -1, lr=0.3), IFCA(clusters=2, starts=one)) for one in STARTS)
-    assert adjusted_rand_score([0, 1, 0, 1, 1], apart.server["cluster"]) == 1
-    assert set(together.server["cluster"].tolist()) == {0}  # at random points: all at 0, which nothing shuffles
+    assert adjusted_rand_score([0, 1, 0, 1, 1], apart.server.cluster) == 1
+    assert set(together.server.cluster.tolist()) == {0}  # at random points: all at 0, which nothing shuffles
 
 
 # -- CFL ---------------------------------------------------------------------------------------------------------------
@@ -97,9 +97,9 @@ def test_cfl_splits_opposed_groups_at_their_joint_optimum_for_any_eps1(
     # At 0 the updates are +-0.3: their mean is 0, the longest is 0.3, and their cosines are +-1.
     task = signs(1, -1, 1, -1, 1, -1, lr=0.3)
     report = play(task, CFL(eps1=eps1, eps2=0.29, rounds_before=0, linkage=linkage), rounds=120)
-    assert adjusted_rand_score([0, 1] * 3, report.server["cluster"]) == 1
+    assert adjusted_rand_score([0, 1] * 3, report.server.cluster) == 1
     assert personal(report) == pytest.approx([1, -1] * 3, abs=1e-12)
-    assert play(task, CFL(eps1=eps1, eps2=0.31, rounds_before=0), rounds=3).server["models"].clients == 1
+    assert play(task, CFL(eps1=eps1, eps2=0.31, rounds_before=0), rounds=3).server.models.clients == 1
 
 
 @pytest.mark.closed_form("cfl")
@@ -107,8 +107,8 @@ def test_cfl_waits_until_averaging_has_come_to_rest() -> None:
     # From w = 8 the mean update is -0.3 w: below eps1 = 0.01 when 0.7^t 8 < 1/30, that is from round 16 on.
     task = signs(1, -1, 1, -1, lr=0.3, start=8.0)
     method = CFL(eps1=0.01, eps2=0.1, rounds_before=0)
-    assert play(task, method, rounds=16).server["models"].clients == 1
-    assert play(task, method, rounds=17).server["models"].clients == 2
+    assert play(task, method, rounds=16).server.models.clients == 1
+    assert play(task, method, rounds=17).server.models.clients == 2
 
 
 # -- FL+HC -------------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_cfl_waits_until_averaging_has_come_to_rest() -> None:
 def test_flhc_cut_at_the_root_is_fedavg_and_at_the_leaves_local_after_the_first_rounds() -> None:
     task = signs(1, 2, -3, 5, lr=0.3)
     root = play(task, FLHC(rounds_before=2, threshold=1e9), rounds=5)
-    assert torch.equal(root.server["models"]["w"][0], play(task, FedAvg(), rounds=5).server["w"])
+    assert torch.equal(root.server.models["w"][0], play(task, FedAvg(), rounds=5).server["w"])
     leaves = play(task, FLHC(rounds_before=0, threshold=0.0), rounds=5)
     assert personal(leaves) == pytest.approx(personal(play(task, Local(), rounds=5)), abs=1e-12)
     # After two rounds w = (1 - 0.7^2) mean(c); three more leave 0.7^3 of the way to each client's own optimum.
@@ -147,7 +147,7 @@ def planted(made: Linear | Gaussian, batch_size: int = 10) -> Task:
 
 
 def agreement(task: Task, algorithm: Algorithm, rounds: int) -> float:
-    return float(adjusted_rand_score(task.groups, play(task, algorithm, rounds).server["cluster"]))
+    return float(adjusted_rand_score(task.groups, play(task, algorithm, rounds).server.cluster))
 
 
 @pytest.mark.purpose("cfl", "flhc", "ifca")

@@ -87,7 +87,7 @@ def test_fedala_finds_the_best_weight_on_a_line() -> None:
     found = play(task, FedALA(layers="all", threshold=0.0, first_epochs=400), rounds=2)
     best = ((c - v) / (w - v)).clamp(0, 1)
     assert best.unique().numel() == 3  # at both ends, and between
-    torch.testing.assert_close(kept(found)["weight"]["w"].flatten(), best, rtol=0, atol=1e-9)
+    torch.testing.assert_close(kept(found).weight["w"].flatten(), best, rtol=0, atol=1e-9)
     theta = v + (w - v) * best
     torch.testing.assert_close(deployed(found).flatten(), theta - 0.5 * (theta - c), rtol=0, atol=1e-9)
 
@@ -99,7 +99,7 @@ def test_the_gradient_of_fedala_is_that_of_its_weights() -> None:
     algorithm = FedALA(layers="all", initial_weight=0.5, weights_lr=rate, first_epochs=1)
     v = ETA * each(H, C)
     w = v.mean(0)
-    weight = kept(play(task, algorithm, rounds=2))["weight"]["w"]
+    weight = kept(play(task, algorithm, rounds=2)).weight["w"]
 
     def value(many: Tensor) -> Tensor:
         theta = v + (w - v) * many
@@ -190,7 +190,7 @@ def test_fedfomo_learns_within_planted_groups() -> None:
         noise = 0.05 * torch.randn(8, SIZE, dtype=torch.float64)
     groups = torch.tensor([2.0, -2.0], dtype=torch.float64).repeat(4)[:, None] + noise
     report = play(validated(quadratics(groups, lr=0.1)), FedFomo(models=3), rounds=12)
-    chosen = report.server["chosen"]
+    chosen = report.server.chosen
     assert ((chosen % 2) == (torch.arange(8) % 2)[:, None]).all()
     mixing = report.algorithm.mixing(report.server)
     assert mixing[0::2, 1::2].max() == 0

@@ -68,26 +68,25 @@ class NeverPersonal(PFedMe):
 class OwnAnchor(PFedMe):
     """Theta is pulled to itself, that is, not at all."""
 
-    def _step(self, rule: Training, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
-        end = PFedMe._step(replace(self, lam=0.0), rule, carry, batch, given)
-        w, theta = carry["w"], end["theta"]
-        return end | {"w": w.moved(w.trained - theta.trained, -self.eta * self.lam)}
+    def _step(self, rule: Training, carry: Any, batch: Batch, lr: Tensor) -> Any:
+        end = PFedMe._step(replace(self, lam=0.0), rule, carry, batch, lr)
+        w, theta = carry.w, end.theta
+        return replace(end, w=w.moved(w.trained - theta.trained, -self.eta * self.lam))
 
 
 class NoGradientForV(APFL):
     """The loss of the mixture is that of a copy."""
 
-    def _step(self, rule: Training, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
-        return super()._step(rule, carry, batch, given) | {"v": carry["v"]}
+    def _step(self, rule: Training, carry: Any, batch: Batch, lr: Tensor) -> Any:
+        return replace(super()._step(rule, carry, batch, lr), v=carry.v)
 
 
 class MixesOutputs(APFL):
     """Outputs are mixed. Where they are the loss, v feels its own gradient, not that of the mixture."""
 
-    def _step(self, rule: Training, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
-        v, alpha = carry["v"], carry["alpha"]["alpha"]
-        moved = v.moved(batch.gradient(v)[0], -given["lr"] * alpha)
-        return super()._step(rule, carry, batch, given) | {"v": moved}
+    def _step(self, rule: Training, carry: Any, batch: Batch, lr: Tensor) -> Any:
+        moved = carry.v.moved(batch.gradient(carry.v)[0], -lr * carry.alpha)
+        return replace(super()._step(rule, carry, batch, lr), v=moved)
 
 
 class NormWithoutSquare(FedDyn):
@@ -108,22 +107,22 @@ def _norm(g: Params, w: Params, given: dict[str, Any]) -> Params:
 class ServerAsTeacher(FedGen):
     """The generator learns from the averaged head."""
 
-    def aggregate(self, server: dict[str, Params], replies: Replies) -> dict[str, Params]:
-        after, counts = super().aggregate(server, replies), replies.stack("labels")["counts"]
-        heads = spread(after["w"].part("head"), len(counts))
-        return after | {"generator": self.taught(server.get("generator"), heads, counts, replies.workbench)}
+    def aggregate(self, server: Any, replies: Replies) -> Any:
+        after, counts = super().aggregate(server, replies), replies.stack("labels").value
+        heads = spread(after.w.part("head"), len(counts))
+        return replace(after, generator=self.taught(server.generator, heads, counts, replies.workbench))
 
 
 class PositionsForClients(CFL):
     """Positions within a cluster are taken for numbers of clients."""
 
-    def split(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
-        after, cluster = super().split(server, replies), server["cluster"]
-        for new, split in enumerate(after["splits"], start=1):
-            if new >= server["models"].clients:
-                members = (cluster == split["of"]).nonzero()[:, 0]
-                cluster = cluster.index_fill(0, (after["cluster"][members] == new).nonzero()[:, 0], new)
-        return after | {"cluster": cluster}
+    def split(self, server: Any, replies: Replies) -> Any:
+        after, cluster = super().split(server, replies), server.cluster
+        for new, split in enumerate(after.splits, start=1):
+            if new >= server.models.clients:
+                members = (cluster == split.of).nonzero()[:, 0]
+                cluster = cluster.index_fill(0, (after.cluster[members] == new).nonzero()[:, 0], new)
+        return replace(after, cluster=cluster)
 
 
 class AdaptsOnTest(PerFedAvg):

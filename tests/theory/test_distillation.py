@@ -182,7 +182,7 @@ def test_the_student_learns_the_arithmetic_or_the_geometric_mean(target: Target)
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_without_reminders_fedgen_is_fedavg(cohort: int | None) -> None:
     task = federation([4, 9, 6])
-    mine = play(task, FedGen(alpha=0.0, beta=0.0, epochs=2), rounds=4, cohort=cohort).server["w"]
+    mine = play(task, FedGen(alpha=0.0, beta=0.0, epochs=2), rounds=4, cohort=cohort).server.w
     theirs = play(task, FedAvg(epochs=2), rounds=4, cohort=cohort).server
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
@@ -218,4 +218,4 @@ def test_the_generator_is_taught_by_the_heads_of_the_clients() -> None:
         [torch.bincount(drawn(size, seed=k)[1], minlength=CLASSES) for k, size in enumerate((4, 9, 6))]
     )
     expected = FedGen().taught(None, heads, counts.double(), bench_of(task))
-    assert_same(play(task, FedGen()).server["generator"], expected)
+    assert_same(play(task, FedGen()).server.generator, expected)

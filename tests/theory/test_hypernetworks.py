@@ -53,8 +53,8 @@ def descended(phi: Params, clients: list[int], c: Tensor, H: Tensor, spectral: S
 def test_a_round_of_single_steps_is_a_gradient_step(spectral: Spectral, layers: int) -> None:
     problem, c, H = task()
     method = PFedHN(**PLAIN, spectral=spectral, layers=layers)  # type: ignore[arg-type]
-    expected = descended(method.start(problem.public_facts())["phi"], list(range(CLIENTS)), c, H, spectral)
-    after = play(problem, method).server["phi"]
+    expected = descended(method.start(problem.public_facts()).phi, list(range(CLIENTS)), c, H, spectral)
+    after = play(problem, method).server.phi
     for name, leaf in expected.items():
         torch.testing.assert_close(after[name], leaf, rtol=0, atol=1e-12)
 
@@ -67,14 +67,14 @@ def test_one_client_a_round_is_the_published_method() -> None:
         play(problem, PFedHN(**PLAIN, server_batch=form), 3, cohort=1)  # type: ignore[arg-type]
         for form in ("all", "sequential")
     ]
-    for name, leaf in reports[0].server["phi"].items():
-        assert torch.equal(leaf, reports[1].server["phi"][name])
+    for name, leaf in reports[0].server.phi.items():
+        assert torch.equal(leaf, reports[1].server.phi[name])
     asked = [message.client for message in reports[0].ledger.messages() if message.direction == "up"]
-    phi = PFedHN(**PLAIN).start(problem.public_facts())["phi"]  # type: ignore[arg-type]
+    phi = PFedHN(**PLAIN).start(problem.public_facts()).phi  # type: ignore[arg-type]
     for k in asked:
         phi = Params(descended(phi, [k], c, H, "none"))
     for name, leaf in phi.items():
-        torch.testing.assert_close(reports[0].server["phi"][name], leaf, rtol=0, atol=1e-12)
+        torch.testing.assert_close(reports[0].server.phi[name], leaf, rtol=0, atol=1e-12)
 
 
 @pytest.mark.purpose("pfedhn")
@@ -91,11 +91,11 @@ def test_a_new_client_reaches_what_is_nearest_among_all_that_can_be_generated() 
     problem, _, _ = task(lr=0.5)
     method = PFedHN(hidden=2, layers=0, embedding=2, fit_epochs=60)
     report = play(problem, method)
-    phi = report.server["phi"]
+    phi = report.server.phi
     U, _ = torch.linalg.qr(torch.tensor([[1.0, 2.0], [0.0, 1.0], [1.0, -1.0]], dtype=torch.float64))
     zeros = phi.map(torch.zeros_like)
     planted = zeros | Params({"hidden.0.weight": torch.eye(2, dtype=torch.float64), "head.w.weight": U})
-    report = replace(report, server=report.server | {"phi": planted})
+    report = replace(report, server=replace(report.server, phi=planted))
     c = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     x = torch.cat([c, EYE.flatten()])[None]
     torch.testing.assert_close(report.welcome(x, torch.zeros(1))["w"], U @ U.T @ c, rtol=0, atol=1e-9)

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from atoll import Algorithm, Task
 from atoll.algorithms.apfl import APFL
+from atoll.algorithms.apfl_survey import APFLSurvey
 from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.interp import Interp
@@ -55,8 +56,8 @@ def test_apfl_is_gradient_descent_on_the_mixture(adaptive: bool) -> None:
         w, v = w - ETA * slope(w), v - ETA * g_v
         a = (a - ETA * g_a).clamp(0, 1) if adaptive else a
     report = play(clients(start), APFL(alpha=0.6, adaptive=adaptive, epochs=3))
-    torch.testing.assert_close(kept(report)["v"]["w"], v, **EXACT)
-    torch.testing.assert_close(kept(report)["alpha"]["alpha"], a, **EXACT)
+    torch.testing.assert_close(kept(report).v["w"], v, **EXACT)
+    torch.testing.assert_close(kept(report).alpha, a, **EXACT)
     torch.testing.assert_close(report.server["w"], w.mean(0), **EXACT)
 
 
@@ -69,21 +70,19 @@ def test_apfl_reaches_the_own_optimum_with_any_share(alpha: float) -> None:
     torch.testing.assert_close(found, C, **EXACT)
 
 
-@pytest.mark.closed_form("apfl")
+@pytest.mark.closed_form("apfl-survey")
 def test_the_survey_apfl_rests_at_its_fixed_point() -> None:
     # v = a (w - eta H (w - c)) + (1 - a) (v - eta H (v - c)), with w at rest.
     a = 0.3
     step = each(EYE - ETA * H, OPTIMUM - C) + C  # w after its step
     fixed = torch.linalg.solve(EYE - (1 - a) * (EYE - ETA * H), a * step + (1 - a) * ETA * each(H, C))
-    torch.testing.assert_close(
-        personal(clients(start=OPTIMUM), APFL(form="survey", alpha=a), rounds=60), fixed, **EXACT
-    )
+    torch.testing.assert_close(personal(clients(start=OPTIMUM), APFLSurvey(alpha=a), rounds=60), fixed, **EXACT)
     assert (fixed - C).norm() > 0.1  # unlike the published form, it does not reach the own optimum
 
 
-@pytest.mark.limit("apfl")
+@pytest.mark.limit("apfl-survey")
 def test_the_survey_apfl_with_the_shared_part_only_deploys_what_fedavg_sends() -> None:
-    v = personal(clients(start=OPTIMUM), APFL(form="survey", alpha=1.0, epochs=2))
+    v = personal(clients(start=OPTIMUM), APFLSurvey(alpha=1.0, epochs=2))
     w = OPTIMUM - ETA * slope(OPTIMUM.expand(CLIENTS, SIZE))
     torch.testing.assert_close(v, w - ETA * slope(w), **EXACT)
 
@@ -173,7 +172,7 @@ def test_interpolation_ends_in_fedavg_and_local(share: float, other: Algorithm) 
 @pytest.mark.closed_form("fedamp")
 @pytest.mark.parametrize("algorithm", [FedAMP(), FedAMP(alpha=0.1, sigma=2.0), FedAMP(variant="heur", sharpness=3.0)])
 def test_attention_is_a_distribution(algorithm: FedAMP) -> None:
-    xi = play(clients(), algorithm, rounds=3).server["xi"]
+    xi = play(clients(), algorithm, rounds=3).server.xi
     torch.testing.assert_close(xi.sum(1), torch.ones(CLIENTS, dtype=torch.float64), **EXACT)
     assert xi.min() >= 0
 
@@ -219,7 +218,7 @@ def test_planted_groups_attend_to_each_other() -> None:
         noise = 0.1 * torch.randn(6, SIZE, dtype=torch.float64)
     groups = torch.tensor([2.0, -2.0], dtype=torch.float64).repeat(3)[:, None] + noise
     report = play(quadratics(groups, lr=ETA), FedAMP(alpha=1e6, sigma=1.0), rounds=10)
-    across = report.server["xi"][0::2, 1::2]
-    within = report.server["xi"][0::2, 0::2]
+    across = report.server.xi[0::2, 1::2]
+    within = report.server.xi[0::2, 0::2]
     assert across.max() < 1e-6
     assert (within - torch.diag(within.diagonal())).sum(1).min() > 0.5

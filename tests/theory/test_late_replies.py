@@ -1,6 +1,6 @@
 """Replies that are late are read with what their clients had been sent."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.algorithms.feddf import FedDF
 from atoll.algorithms.feddyn import FedDyn
 from atoll.algorithms.fedfomo import FedFomo
-from atoll.algorithms.fedgen import FedGen
+from atoll.algorithms.fedgen import FedGen, State
 from atoll.algorithms.fedpac import FedPAC
 from atoll.algorithms.scaffold import Scaffold
 from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
@@ -42,25 +42,23 @@ def optimum() -> Tensor:
 @pytest.mark.closed_form("scaffold")
 def test_scaffolds_c_stays_the_mean_of_all_control_variates() -> None:
     report = played(Scaffold(epochs=3))
-    torch.testing.assert_close(report.server["c"]["w"], kept(report)["w"].mean(0), atol=1e-10, rtol=0)
-    torch.testing.assert_close(report.server["w"]["w"], optimum(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(report.server.c["w"], kept(report)["w"].mean(0), atol=1e-10, rtol=0)
+    torch.testing.assert_close(report.server.w["w"], optimum(), atol=1e-6, rtol=0)
 
 
 @pytest.mark.closed_form("feddyn")
 def test_feddyns_h_stays_the_mean_of_all_gradients() -> None:
     report = played(FedDyn(alpha=1.0, epochs=3))
-    torch.testing.assert_close(report.server["h"]["w"], kept(report)["w"].mean(0), atol=1e-10, rtol=0)
-    torch.testing.assert_close(report.server["w"]["w"], optimum(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(report.server.h["w"], kept(report)["w"].mean(0), atol=1e-10, rtol=0)
+    torch.testing.assert_close(report.server.w["w"], optimum(), atol=1e-6, rtol=0)
 
 
 @pytest.mark.closed_form("fedfomo")
 def test_a_reply_to_fedfomo_is_credited_to_the_models_that_it_is_about() -> None:
     task = quadratics(torch.tensor([[1.0], [2.0], [-4.0], [3.0]], dtype=torch.float64))
     method, report = FedFomo(models=2), play(task, FedFomo())
-    server = method.start(task.public_facts()) | {
-        "chosen": torch.tensor([[1, 2]] * 4),
-        "seen": torch.ones(4, dtype=torch.bool),
-    }
+    chosen, seen = torch.tensor([[1, 2]] * 4), torch.ones(4, dtype=torch.bool)
+    server = replace(method.start(task.public_facts()), chosen=chosen, seen=seen)
     fields = {
         "delta": Stack.of(w=torch.zeros(1, 1, dtype=torch.float64)),
         "omega": Stack.of(omega=torch.tensor([[0.5, -0.25]], dtype=torch.float64)),
@@ -69,16 +67,16 @@ def test_a_reply_to_fedfomo_is_credited_to_the_models_that_it_is_about() -> None
     arrival = Arrival(np.array([0]), fields, torch.ones(1), late=2)
     replies = Replies([arrival], keep=True, workbench=Workbench(report.population, report.engine, 0))
     after = method.aggregate(server, replies)
-    assert after["affinity"][0].tolist() == [0, -0.25, 0, 0.5]
-    assert after["mixing"][0].tolist() == [0, 0, 0, 1]
+    assert after.affinity[0].tolist() == [0, -0.25, 0, 0.5]
+    assert after.mixing[0].tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.purpose("fedfomo")
 @pytest.mark.parametrize("models", [1, 2, 5])
 def test_fedfomo_reads_replies_to_fewer_models_than_it_sends_now(models: int) -> None:
     report = play(build_task(), FedFomo(models=models), 8, cohort=4, **LATE)
-    assert torch.isfinite(report.server["affinity"]).all()
-    assert not report.server["affinity"].diagonal().any()
+    assert torch.isfinite(report.server.affinity).all()
+    assert not report.server.affinity.diagonal().any()
 
 
 # -- models that a server puts together again from what it sent and what came back ------------------------------------
@@ -123,12 +121,12 @@ def test_teachers_of_feddf_are_the_models_that_clients_trained() -> None:
 class RememberingFedGen(FedGen):
     """Compares the heads that teach its generator with those that clients trained."""
 
-    def local(self, server: dict[str, Params], cohort: Cohort) -> Update:
+    def local(self, server: State, cohort: Cohort) -> Update:
         update = super().local(server, cohort)
-        write_down(cohort, (server["w"] + update.send["delta"]).part("head"))
+        write_down(cohort, (server.w + update.send["delta"]).part("head"))
         return update
 
-    def aggregate(self, server: dict[str, Params], replies: Replies) -> dict[str, Params]:
+    def aggregate(self, server: State, replies: Replies) -> State:
         HEADS[:] = [stack([TRAINED[int(client)] for client in replies.clients])]
         return super().aggregate(server, replies)
 
@@ -162,7 +160,7 @@ def test_fedpac_mixes_the_heads_that_clients_trained() -> None:
         def aggregate(self, server: Any, replies: Replies) -> Any:
             after = super().aggregate(server, replies)
             rows = torch.from_numpy(replies.clients)
-            seen.append((after["heads"].rows(rows), stack([TRAINED[int(client)] for client in replies.clients])))
+            seen.append((after.heads.rows(rows), stack([TRAINED[int(client)] for client in replies.clients])))
             return after
 
     play(build_task(), Remembering(heads="own"), 6, **LATE)

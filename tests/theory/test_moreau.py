@@ -16,6 +16,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddyn import FedDyn
 from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.pfedme import PFedMe
+from atoll.algorithms.pfedme_survey import PFedMeSurvey
 from atoll.algorithms.reptile import Reptile
 from atoll.algorithms.scaffold import Scaffold
 from atoll.records.report import Report
@@ -97,13 +98,13 @@ def test_pfedme_clients_reach_their_own_optima_as_lam_vanishes() -> None:
     torch.testing.assert_close(deployed(report), C, rtol=0, atol=1e-8)
 
 
-@pytest.mark.limit("pfedme")
+@pytest.mark.limit("pfedme", "pfedme-survey")
 def test_the_surveys_form_is_the_published_one_with_eta_lam_and_beta_one() -> None:
     lam, steps = 0.7, 4
     survey, published = (
         play(clients(), one, rounds=5)
         for one in (
-            PFedMe(form="survey", lam=lam, epochs=steps),
+            PFedMeSurvey(lam=lam, epochs=steps),
             PFedMe(lam=lam, inner_steps=steps, eta=1 / lam, beta=1.0),
         )
     )
@@ -120,11 +121,11 @@ def test_without_a_step_the_shared_model_stays(frozen: PFedMe) -> None:
     assert torch.equal(play(clients(), frozen, rounds=3).server["w"], torch.zeros(SIZE, dtype=torch.float64))
 
 
-@pytest.mark.limit("pfedme")
+@pytest.mark.limit("pfedme-survey")
 def test_the_surveys_form_has_the_server_of_fedprox() -> None:
     mine, theirs = (
         play(clients(), one, rounds=4).server["w"]
-        for one in (PFedMe(form="survey", lam=0.3, epochs=3), FedProx(mu=0.3, epochs=3))
+        for one in (PFedMeSurvey(lam=0.3, epochs=3), FedProx(mu=0.3, epochs=3))
     )
     assert torch.equal(mine, theirs)
 
@@ -165,7 +166,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(faults) -> None:  # type
     # Also over clients that were absent. Catches: a mean over the cohort where the sum over N is meant.
     for rounds in (1, 2, 5):
         report = play(clients(), Scaffold(epochs=2), rounds=rounds, faults=faults)
-        torch.testing.assert_close(report.server["c"]["w"], kept(report)["w"].mean(0), **EXACT)
+        torch.testing.assert_close(report.server.c["w"], kept(report)["w"].mean(0), **EXACT)
 
 
 # -- FedDyn --------------------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def test_feddyn_in_its_other_form() -> None:
 def test_the_servers_state_is_the_mean_of_the_clients(faults) -> None:  # type: ignore[no-untyped-def]
     for rounds in (1, 2, 5):
         report = play(clients(), FedDyn(alpha=0.5, epochs=2), rounds=rounds, faults=faults)
-        torch.testing.assert_close(report.server["h"]["w"], kept(report)["w"].mean(0), **EXACT)
+        torch.testing.assert_close(report.server.h["w"], kept(report)["w"].mean(0), **EXACT)
 
 
 # -- statistics of BatchNorm ---------------------------------------------------------------------------------------

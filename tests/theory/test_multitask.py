@@ -119,8 +119,8 @@ def test_mocha_converges_to_a_stationary_point_of_its_objective(lam: float) -> N
     report = play(clients(), Mocha(lam=lam), rounds=100)
     w = deployed(report)
     omega = relationship(w, floor=0.1)
-    torch.testing.assert_close(report.server["omega"], omega, rtol=0, atol=1e-10)
-    torch.testing.assert_close(report.server["w"]["w"], w, **EXACT)  # what the server knows is what clients have
+    torch.testing.assert_close(report.server.omega, omega, rtol=0, atol=1e-10)
+    torch.testing.assert_close(report.server.w["w"], w, **EXACT)  # what the server knows is what clients have
     residual = each(H, w - C) + lam * omega @ w
     torch.testing.assert_close(residual, torch.zeros_like(residual), rtol=0, atol=1e-10)
     assert (w - C).norm() > 0.1  # catches: PFLlib's FedMTL, which would be at the own optima

@@ -59,7 +59,7 @@ def equilibrium(P: Tensor) -> Tensor:
 def test_it_converges_to_the_equilibrium(epochs: int) -> None:
     # catches: sums instead of means of neighbours, P applied transposed, a pull of twice or half the strength.
     report = play(clients(), Same(epochs=epochs), rounds=40)
-    P = report.server["P"]
+    P = report.server.P
     assert not torch.allclose(P, P.T)  # else the transposed one would do
     torch.testing.assert_close(models(report), equilibrium(P), **EXACT)
 
@@ -68,13 +68,13 @@ def test_it_converges_to_the_equilibrium(epochs: int) -> None:
 def test_it_contracts_by_lam_over_h_plus_lam() -> None:
     # With local problems solved, V <- (h C + lam P V) / (h + lam), a contraction in the largest norm.
     runs = [play(clients(), Same(epochs=20), rounds=rounds) for rounds in range(1, 5)]
-    apart = [(models(one) - equilibrium(one.server["P"])).abs().max() for one in runs]
+    apart = [(models(one) - equilibrium(one.server.P)).abs().max() for one in runs]
     factor = LAM / (CURVATURE + LAM)
     assert all(after <= factor * before + 1e-12 for before, after in pairwise(apart))
     assert apart[-1] > 1e-3 * apart[0]  # it is not there at once, either
     # And exactly, for the same P: V - V* <- factor P (V - V*).
-    first, second = (models(one) - equilibrium(one.server["P"]) for one in runs[:2])
-    torch.testing.assert_close(second, factor * runs[0].server["P"] @ first, rtol=0.0, atol=1e-9)
+    first, second = (models(one) - equilibrium(one.server.P) for one in runs[:2])
+    torch.testing.assert_close(second, factor * runs[0].server.P @ first, rtol=0.0, atol=1e-9)
 
 
 # -- identities ----------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_fedproto_is_held_to_the_prototypes_of_the_last_round() -> None:
         report = play(task, FedProto(lam=LAM, epochs=2, answer="head"), rounds=rounds)
         found = torch.stack([model["z"] for model in personal_models(report)])
         torch.testing.assert_close(found, z[:, None].expand(2, SIZE), rtol=0, atol=1e-12)
-        torch.testing.assert_close(report.server["prototypes"]["mean"], found, rtol=0, atol=1e-12)
+        torch.testing.assert_close(report.server.prototypes["mean"], found, rtol=0, atol=1e-12)
 
 
 @pytest.mark.closed_form("fedproto")
@@ -98,7 +98,7 @@ def test_fedproto_alone_would_gather_all_clients_at_one_point() -> None:
         for k, model in enumerate(personal_models(report)):
             expected = center + left * (starts[k] - center)
             torch.testing.assert_close(model["z"] + starts[k], expected, rtol=0, atol=1e-12)
-        torch.testing.assert_close(report.server["prototypes"]["mean"][0], center, rtol=0, atol=1e-12)
+        torch.testing.assert_close(report.server.prototypes["mean"][0], center, rtol=0, atol=1e-12)
 
 
 @pytest.mark.limit("fedproto")
@@ -193,7 +193,7 @@ def test_fedcr_experts_of_n_equal_samples_have_n_times_their_precision() -> None
 
     data = {"0": (x, torch.zeros(4).long()), "1": (x[:3], torch.tensor([0, 1, 1]))}
     task = Task.of_clients(data, There(), classes=2, training=Training(batch_size=2), shares=(1.0, 0.0, 0.0))
-    prior = play(task, FedCR(epochs=0, final_epochs=0)).server["prior"]
+    prior = play(task, FedCR(epochs=0, final_epochs=0)).server.prior
     variance = torch.log(torch.tensor(2.0, dtype=torch.float64)) ** 2
     for label, n in ((0, 5), (1, 2)):
         torch.testing.assert_close(prior["sigma"][label], (1 + n / variance).rsqrt().expand(SIZE), rtol=0, atol=1e-12)

@@ -121,15 +121,15 @@ def test_momentum_is_the_mean_of_all_gradients_that_fades() -> None:
         m = alpha * P @ sharp(w.expand_as(C)) + (1 - alpha) * m
         w = w - ETA * m
     server = play(clients(), MoFedSAM(rho=RHO, alpha=alpha), rounds=6).server
-    torch.testing.assert_close(server["w"]["w"], w, **NEAR)
-    torch.testing.assert_close(server["momentum"]["w"], m, **NEAR)
+    torch.testing.assert_close(server.w["w"], w, **NEAR)
+    torch.testing.assert_close(server.momentum["w"], m, **NEAR)
 
 
 @pytest.mark.closed_form("mofedsam")
 def test_without_a_radius_momentum_ends_at_the_optimum() -> None:
     server = play(clients(), MoFedSAM(rho=0.0, alpha=0.5), rounds=140).server
-    torch.testing.assert_close(server["w"]["w"], balance(H, C, P), **EXACT)
-    torch.testing.assert_close(server["momentum"]["w"], torch.zeros_like(C[0]), **EXACT)
+    torch.testing.assert_close(server.w["w"], balance(H, C, P), **EXACT)
+    torch.testing.assert_close(server.momentum["w"], torch.zeros_like(C[0]), **EXACT)
 
 
 # -- FedSpeed ------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_without_a_radius_momentum_ends_at_the_optimum() -> None:
 def test_fedspeed_ends_where_sharpness_aware_gradients_cancel(steps: int) -> None:
     # For any number of local steps, and all clients alike; not at the optimum of the plain losses.
     report = play(clients(), FedSpeed(alpha=0.5, rho=RHO, epochs=steps), rounds=200)
-    w = report.server["w"]["w"]
+    w = report.server.w["w"]
     torch.testing.assert_close(ALIKE @ sharp(w.expand_as(C)), torch.zeros_like(w), **NEAR)
     q = report.population.memory.save(round=200)["kept"]["w"]
     torch.testing.assert_close(q, sharp(w.expand_as(C)), **NEAR)
@@ -153,6 +153,6 @@ def test_fedspeed_ends_where_sharpness_aware_gradients_cancel(steps: int) -> Non
 @pytest.mark.closed_form("fedsmoo")
 def test_fedsmoo_perturbs_within_its_radius_and_leaves_feddyn_its_dual_variables() -> None:
     report = play(clients(), FedSMOO(alpha=0.5, rho=RHO, epochs=2), rounds=20)
-    assert report.server["s"]["w"].norm().item() == pytest.approx(RHO, abs=1e-6)
-    q = report.population.memory.save(round=20)["kept"]["q"]["w"]
-    torch.testing.assert_close(report.server["h"]["w"], q.mean(0), **EXACT)
+    assert report.server.s["w"].norm().item() == pytest.approx(RHO, abs=1e-6)
+    q = report.population.memory.save(round=20)["kept"].q["w"]
+    torch.testing.assert_close(report.server.feddyn.h["w"], q.mean(0), **EXACT)

@@ -1,5 +1,7 @@
 """What theory tests build on: clients whose losses are quadratics, and what methods make of them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -44,7 +46,7 @@ def personal(task: Task, algorithm: Algorithm, rounds: int = 1) -> Tensor:
     return deployed(play(task, algorithm, rounds))
 
 
-def kept(report: Report) -> dict[str, Tensor]:
+def kept(report: Report) -> Any:
     """What all clients keep at the end of a run."""
     saved = report.population.memory.save(round=report.settings.rounds)
     assert saved is not None

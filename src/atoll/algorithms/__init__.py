@@ -20,7 +20,7 @@ from atoll.kernel.wrapper import core_of
 
 __all__ = ["file_of", "found", "load_file", "name_of"]
 
-FROM_FILES = "atoll_methods"  # users' files are modules in here, so that none of them hides another module
+FROM_FILES = "atoll_methods"  # users' files are modules in here, so none of them hides another module
 
 
 def found() -> dict[str, type[Algorithm]]:

@@ -10,8 +10,8 @@ Under Privacy Constraints." IEEE TNNLS 2021. https://arxiv.org/abs/1910.01991
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,15 +21,36 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Rounds, Update, Weighting
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Stack, spread
+from atoll.kernel.params import Params, Stack, spread
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.server.clustering import apart, center, cut, distances, merges, undone, within
 from atoll.toolbox.server.mixing import require_memory
 
 log = logging.getLogger("atoll.cfl")
-Server = dict[str, Any]
 NO_ANGLE = 1e-6  # 1 - cos of updates that differ by rounding in single precision
+
+
+@record
+class Split:
+    """Where a cluster was divided: new clients go to the half whose updates theirs are more like."""
+
+    of: int  # the cluster
+    w: Params  # its model
+    stay: Params  # the mean update of those who stayed in it
+    leave: Params  # and of those who left it for a new one
+
+
+@record
+class State:
+    """A model per cluster, who is in which and with which weight, and how they were divided."""
+
+    models: Stack
+    cluster: Tensor
+    weight: Tensor
+    round: int
+    splits: list[Split]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +69,19 @@ class CFL(Algorithm):
     finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "sattler2021clustered"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """One cluster of all clients."""
         require_memory(task, copies=2)  # the updates as they arrive and together
         nobody = torch.zeros(task.clients, device=task.sample.device)
         models = spread(task.network.initial, 1)
-        return {"models": models, "cluster": nobody.long(), "weight": nobody, "round": 0, "splits": []}
+        return State(models, nobody.long(), nobody, round=0, splits=[])
 
-    def broadcast(self, server: Server) -> None:
+    def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
 
-    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """The model of each client's cluster."""
-        models: Stack = server["models"]
-        return models.rows(server["cluster"][torch.from_numpy(ids)])
+        return server.models.rows(server.cluster[torch.from_numpy(ids)])
 
     def local(self, _: None, cohort: Cohort) -> Update:
         """Train the cluster's model and send what changed."""
@@ -70,19 +90,19 @@ class CFL(Algorithm):
             send={"delta": sgd(cohort, start=w, epochs=self.epochs) - w}, weight=cohort.weights(self.weighting)
         )
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Split the clusters that have come to rest, then average within each."""
-        if server["round"] >= self.rounds_before:
+        if server.round >= self.rounds_before:
             server = self.split(server, replies)
-        models = server["models"]
-        models = models + replies.segment_mean("delta", server["cluster"], default=models.map(torch.zeros_like))
+        models = server.models
+        models = models + replies.segment_mean("delta", server.cluster, default=models.map(torch.zeros_like))
         clients, _, weight = replies.members
-        weight = server["weight"].index_put((clients,), weight.to(server["weight"].dtype))
-        return server | {"models": models, "weight": weight, "round": server["round"] + 1}
+        weight = server.weight.index_put((clients,), weight.to(server.weight.dtype))
+        return replace(server, models=models, weight=weight, round=server.round + 1)
 
-    def split(self, server: Server, replies: Replies) -> Server:
+    def split(self, server: State, replies: Replies) -> State:
         """Divide each cluster at rest by the directions of its updates; both halves begin at its model."""
-        models, cluster, splits = server["models"], server["cluster"], list(server["splits"])
+        models, cluster, splits = server.models, server.cluster, list(server.splits)
         mean = replies.segment_mean("delta", cluster, default=models.map(torch.zeros_like))
         clients, where, _ = replies.members
         delta = replies.stack("delta")
@@ -101,41 +121,33 @@ class CFL(Algorithm):
                 continue
             halves = torch.from_numpy(cut(merges(angles, self.linkage), clusters=2))
             stay, leave = ((halves == half).nonzero()[:, 0].to(cluster.device) for half in (0, 1))
-            splits.append(
-                {
-                    "of": c,
-                    "w": models.client(c),
-                    "stay": center(updates.rows(stay)),
-                    "leave": center(updates.rows(leave)),
-                }
-            )
+            splits.append(Split(c, models.client(c), center(updates.rows(stay)), center(updates.rows(leave))))
             cluster = cluster.index_fill(0, clients[members[leave]], len(splits))
-        parents = [*range(models.clients), *(split["of"] for split in splits[len(server["splits"]) :])]
-        return server | {"models": models.rows(torch.tensor(parents)), "cluster": cluster, "splits": splits}
+        parents = [*range(models.clients), *(split.of for split in splits[len(server.splits) :])]
+        return replace(server, models=models.rows(torch.tensor(parents)), cluster=cluster, splits=splits)
 
-    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The model of the client's cluster."""
         return self.unicast(server, cohort.clients)
 
-    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """The model of the cluster that a new client would join."""
-        models: Stack = server["models"]
-        return models.rows(self.joined(server, cohort))
+        return server.models.rows(self.joined(server, cohort))
 
-    def joined(self, server: Server, cohort: Cohort) -> Tensor:
+    def joined(self, server: State, cohort: Cohort) -> Tensor:
         """A new client goes down the tree: at each split to the half whose updates its own is more like."""
         cluster = torch.zeros_like(cohort.ids)
-        for into, split in enumerate(server["splits"], start=1):
-            update = sgd(cohort, start=split["w"], epochs=self.epochs) - split["w"]
-            stay, leave = (apart(update, split[half], "cosine") for half in ("stay", "leave"))
-            cluster = torch.where((cluster == split["of"]) & (leave < stay), into, cluster)
+        for into, split in enumerate(server.splits, start=1):
+            update = sgd(cohort, start=split.w, epochs=self.epochs) - split.w
+            stay, leave = (apart(update, half, "cosine") for half in (split.stay, split.leave))
+            cluster = torch.where((cluster == split.of) & (leave < stay), into, cluster)
         return cluster
 
-    def mixing(self, server: Server) -> Tensor:
+    def mixing(self, server: State) -> Tensor:
         """Clients of a cluster learn from each other."""
-        return within(server["cluster"], server["weight"])
+        return within(server.cluster, server.weight)
 
-    def found_clusters(self, server: Server) -> Clusters:
+    def found_clusters(self, server: State) -> Clusters:
         """The leaves of the tree, and its splits."""
-        cluster, splits = server["cluster"].cpu().numpy(), [split["of"] for split in server["splits"]]
+        cluster, splits = server.cluster.cpu().numpy(), [split.of for split in server.splits]
         return Clusters(cluster, undone(cluster, splits) if splits else None, "splits: the first on top")

@@ -35,7 +35,7 @@ class Ditto(Algorithm):
         return {"lr * lam": lr * self.lam}
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        """Train both models; the anchor is the received w, so that their order does not matter."""
+        """Train both models; the anchor is the received w, so their order does not matter."""
         v = cohort.recall(default=w)
         w_k = sgd(cohort, start=w, epochs=self.epochs)
         v = sgd(cohort, start=v, epochs=self.personal_epochs, penalty=proximal(self.lam, center=w))

@@ -12,7 +12,7 @@ Learning." AAAI 2023, Algorithm 1. https://arxiv.org/abs/2212.01197
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -30,9 +30,38 @@ from atoll.kernel.algorithm import (
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
+from atoll.kernel.record import Each, record
 from atoll.toolbox.client import sgd
 
 RECENT = 10  # epochs whose losses must lie close together
+
+
+@record
+class Kept:
+    """A client's model and weights, and how often it took part."""
+
+    v: Stack
+    weight: Stack  # W_k
+    visits: Each
+
+
+@record
+class Learning:
+    """Weights on their way through an epoch, and what was seen in it."""
+
+    weight: Each
+    loss: Each = 0.0
+    samples: Each = 0.0
+
+
+@record
+class Given:
+    """What does not change in an epoch."""
+
+    v: Stack | Params
+    w: Params
+    asked: Each  # how many samples make up the share
+    lr: Each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,58 +84,55 @@ class FedALA(Algorithm):
         """Aggregate, train, and remember both the model and the weights."""
         kept = self._kept(w, cohort)
         weight = self._learned(w, kept, cohort)
-        start = cohort.stacked(w) | cohort.map(blend, kept["v"].only(weight), w.only(weight), weight)
+        start = cohort.stacked(w) | cohort.map(blend, kept.v.only(weight), w.only(weight), weight)
         v = sgd(cohort, start=start, epochs=self.epochs)
-        keep = {"v": v, "weight": weight, "visits": Stack.of(visits=kept["visits"]["visits"] + 1)}
+        keep = Kept(v, weight, kept.visits + 1)
         return Update(send={"delta": v - w}, weight=cohort.weights(self.weighting), keep=keep)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """The client's own model; a client that never took part uses w."""
-        v: Stack = self._kept(w, cohort)["v"]
-        return v
+        return self._kept(w, cohort).v
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
         """A new client trains from w, as on its first visit."""
         return sgd(cohort, start=w, epochs=self.epochs)
 
-    def _kept(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+    def _kept(self, w: Params, cohort: Cohort) -> Kept:
         weight = cohort.initial.part(self.layers).trained.map(lambda leaf: torch.full_like(leaf, self.initial_weight))
-        never = Params.of(visits=torch.zeros_like(cohort.lr))
-        return cohort.recall(default={"v": w, "weight": weight, "visits": never})
+        return cohort.recall(default=Kept(cohort.stacked(w), cohort.stacked(weight), cohort.each(0.0)))
 
-    def _learned(self, w: Params, kept: dict[str, Any], cohort: Cohort) -> Stack:
+    def _learned(self, w: Params, kept: Kept, cohort: Cohort) -> Stack:
         """W_k; nothing is to be learned by those who come for the first time, with w as their own model."""
-        weight, visits = kept["weight"], kept["visits"]["visits"]
+        weight, visits = kept.weight, kept.visits
         going = (visits > 0) if len(weight) and self.weights_lr else torch.zeros_like(visits, dtype=torch.bool)
         losses = visits.new_full((len(cohort), RECENT), torch.inf)
-        asked = Stack.of(samples=(cohort.samples * self.share).ceil())
-        given = {"v": kept["v"].only(weight), "w": w, "asked": asked}
+        asked = (cohort.samples * self.share).ceil()
         for _ in range(self.first_epochs):
             if not going.any():
                 break
-            lr = Stack.of(lr=going * visits.new_tensor(self.weights_lr))
-            start = {"weight": weight, "seen": Params.of(loss=0.0, samples=0.0)}
-            end = cohort.scan(learn, start, given={**given, "lr": lr}, stream="weights", train=False)
-            weight, loss = end["weight"], end["seen"]["loss"] / asked["samples"].clamp(min=1)
+            given = Given(kept.v.only(weight), w, asked, going * visits.new_tensor(self.weights_lr))
+            end = cohort.scan(learn, Learning(weight), given=given, stream="weights", train=False)
+            weight, loss = end.weight, end.loss / asked.clamp(min=1)
             losses = torch.cat([losses[:, 1:], loss[:, None]], 1)
             settled = losses.std(1, correction=0) < self.threshold  # of fewer than 10 epochs it is not a number
             going = going & (visits == 1) & ~settled
-        return weight  # type: ignore[no-any-return]
+        return weight
 
 
-def learn(carry: dict[str, Params], batch: Batch, given: dict[str, Any]) -> dict[str, Params]:
+def learn(carry: Learning, batch: Batch, given: Given) -> Learning:
     """One step on one client's W_k: by the chain rule, its gradient is that of the model times w - v_k."""
-    weight, seen, v, w = carry["weight"], carry["seen"], given["v"], given["w"]
+    weight, v, w = carry.weight, given.v, given.w
+    assert isinstance(v, Params)  # one client's
     # The order of samples is random, and the same in every epoch of a round: the first of them are the share.
-    place = seen["samples"] + torch.arange(len(batch.x), device=batch.x.device)
-    mask = (place < given["asked"]["samples"]).to(seen["samples"].dtype)
+    place = carry.samples + torch.arange(len(batch.x), device=batch.x.device)
+    mask = (place < given.asked).to(carry.samples.dtype)
     some = replace(batch, mask=mask if batch.mask is None else mask * batch.mask)
     g, _, loss = some.gradient(w | blend(v, w.only(v), weight), only=weight)
     used = some.count > 0
     slope = Params({name: torch.where(used, leaf * (w[name] - v[name]), 0) for name, leaf in g.items()}, g.layout)
-    weight = weight.moved(slope, -given["lr"]["lr"]).map(lambda leaf: leaf.clamp(0, 1))
+    weight = weight.moved(slope, -given.lr).map(lambda leaf: leaf.clamp(0, 1))
     loss = torch.where(used, loss, 0) * some.count
-    return {"weight": weight, "seen": Params.of(loss=seen["loss"] + loss, samples=seen["samples"] + batch.count)}
+    return Learning(weight, carry.loss + loss, carry.samples + batch.count)
 
 
 def blend(v: Params, w: Params, weight: Params) -> Params:

@@ -15,7 +15,7 @@ AAAI 2021, Algorithm 1. https://arxiv.org/abs/2007.03797
 
 import logging
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,22 +26,32 @@ from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Posit
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Stack
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import proximal, sgd
 from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.server.mixing import (
-    alone,
     cosines,
-    everybody,
-    heard,
+    identity_mixing,
+    initial_models,
+    mark_seen,
     mean_for_unseen,
     mixed,
-    nobody,
+    none_seen,
     squared_distances,
     with_replies,
 )
 
 log = logging.getLogger("atoll.algorithms")
+
+
+@record
+class State:
+    """Everybody's last model, and who attends to whom."""
+
+    w: Stack
+    xi: Tensor
+    seen: Tensor  # who has sent a model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +83,17 @@ class FedAMP(Algorithm):
         """w_i is pulled to u_i in every step."""
         return {"lr * lam / alpha": lr * self.lam / self.alpha}
 
-    def start(self, task: Facts) -> dict[str, Any]:
+    def start(self, task: Facts) -> State:
         """Nobody has been heard of yet, so that everybody attends to itself alone."""
-        w = everybody(task, copies=3)  # the state before and after a round, and what is sent
-        return {"w": w, "xi": alone(w), "seen": nobody(w)}
+        w = initial_models(task, copies=3)  # the state before and after a round, and what is sent
+        return State(w, identity_mixing(w), none_seen(w))
 
-    def broadcast(self, server: dict[str, Any]) -> None:
+    def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
 
-    def unicast(self, server: dict[str, Any], ids: NDArray[np.int64]) -> Stack:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """u_i: every client gets a mixture of its own."""
-        return mixed(server["xi"][torch.from_numpy(ids)], server["w"])
+        return mixed(server.xi[torch.from_numpy(ids)], server.w)
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Train the own model, drawn to the received mixture; who has none yet begins there."""
@@ -94,31 +104,30 @@ class FedAMP(Algorithm):
         w_i = sgd(cohort, start=start, epochs=self.epochs, penalty=proximal(self.lam / self.alpha, center=u))
         return Update(send={"delta": w_i.trained - w.trained}, keep=w_i)
 
-    def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Attention between the last models of all clients that were ever heard of."""
-        w = with_replies(server["w"], replies.clients, replies.stack("delta"))
-        seen = heard(server["seen"], replies.clients)
+        w = with_replies(server.w, replies.clients, replies.stack("delta"))
+        seen = mark_seen(server.seen, replies.clients)
         pairs = (seen & seen[:, None]).fill_diagonal_(False)
         xi = self._amp(w, pairs) if self.variant == "amp" else self._heur(w, pairs)
-        return {"w": w, "xi": mean_for_unseen(xi + torch.diag(1 - xi.sum(1)), seen), "seen": seen}
+        return State(w, mean_for_unseen(xi + torch.diag(1 - xi.sum(1)), seen), seen)
 
     @property
     def takes_nothing(self) -> bool:
         """Whether clients take nothing from others."""
         return self.lam == 0 and self.begin == "own"
 
-    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The client's own model; one that never trained has u_i, or the initial model if it takes nothing."""
         if self.takes_nothing:
             return cohort.recall(default=cohort.initial)
         return own_or_sent(cohort, lambda: self.unicast(server, cohort.clients))
 
-    def mixing(self, server: dict[str, Any]) -> Tensor:
+    def mixing(self, server: State) -> Tensor:
         """The attention xi."""
-        xi: Tensor = server["xi"]
-        return xi
+        return server.xi
 
-    def welcome(self, server: dict[str, Any], cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """A new client trains alone once: attention needs a model to compare."""
         return sgd(cohort, start=cohort.initial, epochs=self.epochs)
 

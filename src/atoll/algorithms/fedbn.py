@@ -12,21 +12,36 @@ ICLR 2021, Algorithm 1. https://arxiv.org/abs/2102.07623
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from atoll.algorithms.fedper import FedPer
-from atoll.kernel.algorithm import Limits
+from atoll.kernel.algorithm import Algorithm, Epochs, Update, Weighting
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Facts
+from atoll.toolbox.client.sharing import say_what_is_shared, train_with_own, with_own
 from atoll.toolbox.client.statistics import settled
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBN(FedPer):
+class FedBN(Algorithm):
     """Shared layers between batch normalisation of one's own."""
 
     private: Literal["batchnorm", "norm"] = "batchnorm"  # batch norm only, or layers of every kind of normalisation
+    epochs: Epochs = 1  # E: local epochs per round, on everything together
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    limits: ClassVar[Limits] = {}
     cites: ClassVar[str] = "li2021fedbn"
+
+    def start(self, task: Facts) -> Params:
+        """The server knows the shared leaves only."""
+        say_what_is_shared(self, task.network.initial, self.private)
+        return task.network.initial.without_part(self.private)
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train everything, send the shared leaves, keep the rest."""
+        return train_with_own(w, cohort, self.private, epochs=self.epochs, weighting=self.weighting)
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """The shared leaves with the client's own; a client that never took part has the initial ones."""
+        return with_own(w, cohort, self.private)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
         """A new client has the initial scales and shifts, with statistics of its own samples: it needs no labels."""

@@ -24,15 +24,23 @@ from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Layout, Params, Part, Stack
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size, membership
 from atoll.toolbox.client.sharing import say_what_is_shared
 
-Server = dict[str, Params]
 WEIGHT, BIAS = "fedcr.spread.weight", "fedcr.spread.bias"  # the layer that sigma comes from
 SMALLEST = 1e-3  # sigma, where something is divided by it: a product of many experts shrinks it without end
+
+
+@record
+class State:
+    """The encoder, and the distribution of each class's features."""
+
+    w: Params
+    prior: Params  # mean m_y and sigma s_y
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +59,7 @@ class FedCR(Algorithm):
     limits: ClassVar[Limits] = {"fedper": {"beta": 0.0, "offset": 1000.0, "draws": 1, "final_epochs": 0}}
     cites: ClassVar[str] = "zhang2023fedcr"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """The encoder; of every class a standard normal distribution is known."""
         size, initial = feature_size(self, task), task.network.initial
         say_what_is_shared(self, initial, "head")
@@ -59,47 +67,47 @@ class FedCR(Algorithm):
         zeros = next(iter(initial.floating.values())).new_zeros(task.classes, size)
         spread = {WEIGHT: zeros.new_zeros(size, size), BIAS: zeros.new_zeros(size)}
         w = initial.without_part("head") | Params(spread)
-        return {"w": w, "prior": Params.of(mean=zeros, sigma=torch.ones_like(zeros))}
+        return State(w, Params.of(mean=zeros, sigma=torch.ones_like(zeros)))
 
-    def local(self, server: Server, cohort: Cohort) -> Update:
+    def local(self, server: State, cohort: Cohort) -> Update:
         """Train encoder and head, then make the own experts of every class."""
-        w, weight = server["w"], cohort.weights(self.weighting)
+        w, weight = server.w, cohort.weights(self.weighting)
         w_k = self._trained(server, cohort, epochs=self.epochs)
-        nothing = torch.zeros_like(server["prior"]["mean"])
+        nothing = torch.zeros_like(server.prior["mean"])
         start = Params.of(precision=nothing, moment=nothing)
         experts = cohort.scan(partial(multiply, self), start, given=w_k, shuffle=False, train=False, exact=True)
         # The server has weighted means: times the sum of all weights, that of these is the sum of the experts.
         send = {"delta": w_k.without_part("head") - w, "experts": experts / weight.clamp(min=1)}
         return Update(send=send, weight=weight, keep=_network(w_k, cohort).part("head"))
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Average the encoders and multiply the experts; what is known of a class stays if nobody had it."""
-        experts, prior = replies.mean("experts"), server["prior"]
+        experts, prior = replies.mean("experts"), server.prior
         precision, moment = (experts[name] * replies.total.to(experts[name]) for name in ("precision", "moment"))
         found = Params.of(mean=moment / (1 + precision), sigma=(1 + precision).rsqrt())
         new = prior.lerp(found, self.rate)
         prior = Params({name: torch.where(precision > 0, new[name], prior[name]) for name in prior})
-        return {"w": server["w"] + replies.mean("delta"), "prior": prior}
+        return State(server.w + replies.mean("delta"), prior)
 
-    def finish(self, server: Server, cohort: Cohort) -> Stack:
+    def finish(self, server: State, cohort: Cohort) -> Stack:
         """Every client fits its head to the final encoder, also one that never took part."""
         return self.welcome(server, cohort).part("head")
 
-    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The network at the mean features; a client that never took part has the initial head."""
         return _network(self._whole(server, cohort), cohort)
 
-    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """A new client fits its head, from the initial one, to the newest encoder."""
         return _network(self._trained(server, cohort, epochs=self.final_epochs, part="head", stream="final"), cohort)
 
-    def _whole(self, server: Server, cohort: Cohort) -> Stack:
+    def _whole(self, server: State, cohort: Cohort) -> Stack:
         """The encoder, with the layer of sigma, and the client's head."""
-        whole = cohort.stacked(server["w"]) | cohort.recall(default=cohort.initial.part("head"))
+        whole = cohort.stacked(server.w) | cohort.recall(default=cohort.initial.part("head"))
         return Stack(whole, with_spread(cohort.task.network.layout))
 
     def _trained(
-        self, server: Server, cohort: Cohort, *, epochs: int, part: Part = "all", stream: str = "main"
+        self, server: State, cohort: Cohort, *, epochs: int, part: Part = "all", stream: str = "main"
     ) -> Stack:
         start = self._whole(server, cohort)
         return sgd(
@@ -109,7 +117,7 @@ class FedCR(Algorithm):
             only=start.part(part),
             stream=stream,
             gradient=partial(informed, self, part),
-            given=server["prior"],
+            given=server.prior,
             draws=True,
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.algorithms.fedgen_local import first_autoencoder, improve
+from atoll.algorithms.fedgen_local import Improving, first_autoencoder, improve
 from atoll.kernel.algorithm import Count, Epochs, Positive, Range, Replies, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
@@ -69,8 +69,8 @@ class FedCVAE(OneShot):
         """Train the autoencoder; send its decoder, and how many samples of each class there are."""
         vae = self.autoencoder(cohort.task)
         step = functools.partial(improve, lr=self.lr, latent=self.latent, center=self.center)
-        end = cohort.scan(step, {"vae": vae, "past": unmoved(vae)}, epochs=self.epochs, stream="vae", draws=True)
-        return Update(send={"decoder": decoder_of(end["vae"]), "labels": label_counts(cohort)})
+        end = cohort.scan(step, Improving(vae, unmoved(vae)), epochs=self.epochs, stream="vae", draws=True)
+        return Update(send={"decoder": decoder_of(end.vae), "labels": label_counts(cohort)})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Train the initial model on generated samples."""

@@ -12,13 +12,15 @@ Regularization." ICLR 2021, Algorithm 1. https://arxiv.org/abs/2111.04263
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from atoll.kernel.algorithm import Algorithm, Epochs, Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import linear, proximal, sgd
+from atoll.toolbox.server import dynamic
+from atoll.toolbox.server.dynamic import Dynamic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +36,13 @@ class FedDyn(Algorithm):
         """The local model is pulled to w in every step."""
         return {"lr * alpha": lr * self.alpha}
 
-    def start(self, task: Facts) -> dict[str, Any]:
+    def start(self, task: Facts) -> Dynamic:
         """The model, the state h, and how many clients there are."""
-        w = task.network.initial
-        return {"w": w, "h": w.zeros(), "clients": task.clients}
+        return dynamic.begin(task)
 
-    def broadcast(self, server: dict[str, Any]) -> Params:
+    def broadcast(self, server: Dynamic) -> Params:
         """The model only; h stays with the server, q_k with the client."""
-        w: Params = server["w"]
-        return w
+        return server.w
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train on the changed loss, then change it."""
@@ -51,16 +51,14 @@ class FedDyn(Algorithm):
         delta = theta - w
         return Update(send={"delta": delta}, keep=q - delta.trained * self.alpha)
 
-    def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
-        """All replies count alike; h stays the mean of all q_k, whoever is absent or late."""
-        delta = replies.mean("delta")
-        h = server["h"] - replies.sum("delta").trained * (self.alpha / server["clients"])
-        return server | {"w": server["w"] + delta - h / self.alpha, "h": h}
+    def aggregate(self, server: Dynamic, replies: Replies) -> Dynamic:
+        """Average, and correct the mean by h."""
+        return dynamic.move(server, replies, self.alpha)
 
-    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:
+    def personalize(self, server: Dynamic, cohort: Cohort) -> Params:
         """The shared model."""
-        return self.broadcast(server)
+        return server.w
 
-    def shared(self, server: dict[str, Any]) -> Params:
+    def shared(self, server: Dynamic) -> Params:
         """The shared model."""
-        return self.broadcast(server)
+        return server.w

@@ -12,7 +12,7 @@ ICLR 2021, Section 3. https://arxiv.org/abs/2012.08565
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,13 +22,39 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Range, Replies, Share, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import losses_of
 from atoll.toolbox.client.own import own_or_sent
-from atoll.toolbox.server.mixing import alone, everybody, heard, nobody, with_replies
+from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, none_seen, with_replies
 
-Server = dict[str, Any]
+
+@record
+class State:
+    """Everybody's last model, and what others' were worth to each."""
+
+    w: Stack
+    seen: Tensor  # who has sent a model
+    rounds: int
+    chosen: Tensor  # whose models each client is sent next
+    mixing: Tensor  # what each made its model of
+    affinity: Tensor  # the sum of omega over rounds
+
+
+@record
+class Sent:
+    """Models of others, and whose they are."""
+
+    models: list[Stack]
+    others: Stack
+
+
+@record
+class Shares:
+    """How far a client moves to each model that it was sent."""
+
+    share: Each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +73,22 @@ class FedFomo(Algorithm):
     limits: ClassVar[Limits] = {"local": {"models": 0}}
     cites: ClassVar[str] = "zhang2021personalized"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """Nobody has been heard of, so that there is nothing to send."""
-        w = everybody(task, copies=3 + self.models)  # the state before and after a round, and what travels
-        itself, none = alone(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.sample.device)
+        w = initial_models(task, copies=3 + self.models)  # the state before and after a round, and what travels
+        itself, none = identity_mixing(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.sample.device)
         worth = torch.zeros_like(itself)
-        return {"w": w, "seen": nobody(w), "rounds": 0, "chosen": none, "mixing": itself, "affinity": worth}
+        return State(w, none_seen(w), rounds=0, chosen=none, mixing=itself, affinity=worth)
 
-    def broadcast(self, server: Server) -> None:
+    def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
 
-    def unicast(self, server: Server, ids: NDArray[np.int64]) -> dict[str, Any] | None:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Sent | None:
         """Up to M models of others, and whose they are."""
-        chosen = server["chosen"][torch.from_numpy(ids).to(server["chosen"].device)]
+        chosen = server.chosen[torch.from_numpy(ids).to(server.chosen.device)]
         if not chosen.shape[1]:
             return None
-        return {"models": [server["w"].rows(column) for column in chosen.T], "others": Stack.of(others=chosen)}
+        return Sent([server.w.rows(column) for column in chosen.T], Stack.of(others=chosen))
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Move to the models that help, and train."""
@@ -70,10 +96,10 @@ class FedFomo(Algorithm):
         start, omega = v, cohort.lr.new_zeros(len(cohort), self.models)
         others = cohort.ids[:, None].expand(-1, self.models)  # of fewer than M models, oneself at worth 0
         if cohort.received is not None:
-            received = cohort.received["models"]
+            received = cohort.received.models
             start, worth = self.combine(v, received, cohort)
             omega = torch.cat([worth, omega[:, len(received) :]], 1)
-            others = torch.cat([cohort.received["others"]["others"], others[:, len(received) :]], 1)
+            others = torch.cat([cohort.received.others.value, others[:, len(received) :]], 1)
         v_k = sgd(cohort, start=start, epochs=self.epochs)
         send = {"delta": v_k.trained - v.trained, "omega": Stack.of(omega=omega), "others": Stack.of(others=others)}
         return Update(send=send, keep=v_k)
@@ -88,43 +114,42 @@ class FedFomo(Algorithm):
         omega = torch.where(apart > 0, (loss[:, :1] - loss[:, 1:]) / apart.where(apart > 0, 1), 0)
         blind = ~cohort.has_kept & (omega == 0).all(1)
         share = torch.where(blind[:, None], 1 / len(others), shares(omega))
-        return cohort.map(moved, v, others, Stack.of(share=share)), omega
+        return cohort.map(moved, v, others, Shares(share)), omega
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Store the models and what others' were worth to them, and choose whom to send next."""
-        rows = torch.from_numpy(replies.clients).to(server["affinity"].device)
-        affinity, mixing = server["affinity"], server["mixing"]
+        rows = torch.from_numpy(replies.clients).to(server.affinity.device)
+        affinity, mixing = server.affinity, server.mixing
         # A reply says whose models it is about: a late one was sent others than the server would send now.
-        omega, others = replies.stack("omega")["omega"], replies.stack("others")["others"]
+        omega, others = replies.stack("omega").value, replies.stack("others").value
         share = shares(omega)
         given = torch.zeros_like(affinity[rows]).scatter_add(1, others, share)
         given = given.scatter(1, rows[:, None], 1 - share.sum(1, keepdim=True))
         mixing = mixing.index_copy(0, rows, given)
         affinity = affinity.index_add(0, rows, torch.zeros_like(given).scatter_add(1, others, omega))
-        seen, rounds = heard(server["seen"], replies.clients), server["rounds"] + 1
+        seen, rounds = mark_seen(server.seen, replies.clients), server.rounds + 1
         explore = self.explore - self.explore_decay * rounds
         chosen = choose(affinity, seen, self.models, explore, replies.workbench.generator("models to send"))
-        w = with_replies(server["w"], replies.clients, replies.stack("delta"))
-        return {"w": w, "seen": seen, "rounds": rounds, "chosen": chosen, "mixing": mixing, "affinity": affinity}
+        w = with_replies(server.w, replies.clients, replies.stack("delta"))
+        return State(w, seen, rounds, chosen, mixing, affinity)
 
-    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The client's own model; one that never trained makes its first of those that it would be sent."""
-        if not server["chosen"].shape[1]:
+        if not server.chosen.shape[1]:
             return cohort.recall(default=cohort.initial)
 
         def first() -> Stack:
             sent = self.unicast(server, cohort.clients)
             assert sent is not None
-            return self.combine(cohort.stacked(cohort.initial), sent["models"], cohort)[0].trained
+            return self.combine(cohort.stacked(cohort.initial), sent.models, cohort)[0].trained
 
         return own_or_sent(cohort, first)
 
-    def mixing(self, server: Server) -> Tensor:
+    def mixing(self, server: State) -> Tensor:
         """What each client made its model of, the last time it took part."""
-        matrix: Tensor = server["mixing"]
-        return matrix
+        return server.mixing
 
-    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """A new client trains alone once: models of others are compared with its own."""
         return sgd(cohort, start=cohort.initial, epochs=self.epochs)
 
@@ -141,10 +166,10 @@ def shares(omega: Tensor) -> Tensor:
     return positive / positive.sum(1, keepdim=True).clamp(min=torch.finfo(omega.dtype).tiny)
 
 
-def moved(v: Params, others: list[Params], share: Params) -> Params:
+def moved(v: Params, others: list[Params], shares: Shares) -> Params:
     """One client's model, moved towards others; its statistics stay."""
     start = v.trained
-    for other, part in zip(others, share["share"].unbind(), strict=True):
+    for other, part in zip(others, shares.share.unbind(), strict=True):
         v = v.moved(other - start, part)
     return v
 

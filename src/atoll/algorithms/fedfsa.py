@@ -12,11 +12,22 @@ Reference: Xing, Zhan, Xie, Yang, Wang, Liu. "Flexible Sharpness-Aware Personali
 https://openreview.net/forum?id=qwNVAsLkI4
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from atoll.algorithms.mofedsam import MoFedSAM
-from atoll.kernel.algorithm import Epochs, Limits, NonNegative, Range, Update
+from atoll.algorithms.mofedsam import MoFedSAM, State, begin, move
+from atoll.kernel.algorithm import (
+    Algorithm,
+    Epochs,
+    Limits,
+    NonNegative,
+    Range,
+    Replies,
+    Share,
+    Update,
+    Weighting,
+)
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
@@ -25,14 +36,19 @@ from atoll.toolbox.client.sensitivity import Sensitivity, layers, most_sensitive
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFSA(MoFedSAM):
+class FedFSA(Algorithm):
     """Sharpness-aware training whose radii follow each client's layers; personal heads at the end."""
 
-    rho_larger: NonNegative = 0.2  # radius of the most sensitive layers; `rho` is that of all others
+    rho: NonNegative = 0.1  # ρ: radius of the neighbourhood, of all but the most sensitive layers
+    alpha: Share = 0.1  # α: share of the client's own gradient in a step; the rest is Δ
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+    rho_larger: NonNegative = 0.2  # radius of the most sensitive layers
     top_c: Annotated[int, Range(low=0)] = 2  # C: how many layers that is
     sensitivity: Sensitivity = "minmax"  # s_l: from the change of tensors brought to [0, 1], or raw; or the loss
     head_epochs: Epochs = 10  # epochs in which a client tunes the head of the shared model for itself
 
+    sends: ClassVar[Mapping[str, str]] = MoFedSAM.sends
     limits: ClassVar[Limits] = {
         "mofedsam": {"top_c": 0, "head_epochs": 0},
         "fedavg": {"rho": 0.0, "rho_larger": 0.0, "alpha": 1.0, "head_epochs": 0},
@@ -40,24 +56,33 @@ class FedFSA(MoFedSAM):
     cites: ClassVar[str] = "xing2025flexible"
 
     @property
-    def largest_radius(self) -> float:
-        """That of some layers, or of all."""
-        return max(self.rho, self.rho_larger if self.top_c else 0)
+    def mofedsam(self) -> MoFedSAM:
+        """How clients train, and what they send."""
+        return MoFedSAM(rho=self.rho, alpha=self.alpha, epochs=self.epochs, weighting=self.weighting)
 
-    def start(self, task: Facts) -> dict[str, Params]:
+    def start(self, task: Facts) -> State:
         """As MoFedSAM, for a model with enough layers."""
         require_layers(self, task.network.initial, self.top_c)
-        return super().start(task)
+        return begin(self, task, max(self.rho, self.rho_larger if self.top_c else 0))
 
-    def local(self, received: dict[str, Params], cohort: Cohort) -> Update:
+    def local(self, received: State, cohort: Cohort) -> Update:
         """Train with the radii that the last sensitivities ask for, then measure them anew."""
-        w = received["w"]
+        w = received.w
         s = cohort.recall(default=Params({name: w[name].new_zeros(()) for name in layers(w)}))
         flexible = self.top_c > 0 and self.rho_larger != self.rho
         radius = radii(w, most_sensitive(s, self.top_c), self.rho, self.rho_larger) if flexible else self.rho
-        w_k = self.train(received, cohort, radius)
-        return replace(self.update(received, w_k, cohort), keep=sensitivities(self.sensitivity, cohort, w, w_k))
+        w_k = self.mofedsam.train(received, cohort, radius)
+        kept = sensitivities(self.sensitivity, cohort, w, w_k)
+        return replace(self.mofedsam.update(received, w_k, cohort), keep=kept)
 
-    def personalize(self, server: dict[str, Params], cohort: Cohort) -> Stack:
+    def aggregate(self, server: State, replies: Replies) -> State:
+        """As MoFedSAM."""
+        return move(server, replies)
+
+    def shared(self, server: State) -> Params:
+        """The shared model."""
+        return server.w
+
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The shared model with a head tuned by plain SGD on the client's training data."""
-        return sgd(cohort, start=server["w"], epochs=self.head_epochs, only="head", stream="tune")
+        return sgd(cohort, start=server.w, epochs=self.head_epochs, only="head", stream="tune")

@@ -14,7 +14,7 @@ Algorithm 1. https://arxiv.org/abs/2105.10056
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -42,16 +42,50 @@ from atoll.kernel.hyperparameters import Range
 from atoll.kernel.network import NO_NETWORK, Network
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Part, Stack
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.models.generator import conditional_perceptron, generate
 from atoll.toolbox.client import adam, sgd, unmoved
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.client.labels import label_counts
+from atoll.toolbox.server.adam import Past
 from atoll.toolbox.server.distillation import divergence
 
-Server = dict[str, Params]
-State = dict[str, Any]
+
+@record
+class State:
+    """The shared leaves and, once the server has seen heads, the generator."""
+
+    w: Params
+    generator: Params | None = None
+    labels: Params | None = None  # 1 for classes that somebody has
+
+
+@record
+class Given:
+    """What reminds a client of all classes."""
+
+    generator: Params
+    known: Tensor
+    alpha: Tensor
+    beta: Tensor
+
+
+@record
+class Heads:
+    """What the generator learns from."""
+
+    heads: Params  # of all clients, one row each
+    shares: Tensor  # of each class's samples that a client has, [client, class]
+
+
+@record
+class Teaching:
+    """The generator on its way."""
+
+    generator: Each
+    past: Past
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,45 +114,45 @@ class FedGen(Algorithm):
     }
     cites: ClassVar[str] = "zhu2021data"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """The shared leaves; there is no generator before the server has seen heads."""
         feature_size(self, task)
         if task.network.layout.head & task.network.layout.part(self.private):
             raise HyperparameterError(
                 f"`private` of FedGen must leave the head shared: the server learns from heads. Got {self.private!r}."
             )
-        return {"w": task.network.initial.without_part(self.private)}
+        return State(task.network.initial.without_part(self.private))
 
-    def local(self, server: Server, cohort: Cohort) -> Update:
+    def local(self, server: State, cohort: Cohort) -> Update:
         """Train with what the generator knows of all classes, and count the own ones."""
         start = self.personalize(server, cohort)
-        if "generator" in server:
-            left = cohort.lr.new_tensor(self.decay**cohort.round)
-            given = {**server, "alpha": self.alpha * left, "beta": self.beta * left}
-            w_k = sgd(cohort, start=start, epochs=self.epochs, gradient=reminded, given=given, draws=True)
-        else:
+        if server.generator is None or server.labels is None:
             w_k = sgd(cohort, start=start, epochs=self.epochs)
+        else:
+            left = cohort.lr.new_tensor(self.decay**cohort.round)
+            given = Given(server.generator, server.labels.value, self.alpha * left, self.beta * left)
+            w_k = sgd(cohort, start=start, epochs=self.epochs, gradient=reminded, given=given, draws=True)
         shared, private = w_k.without_part(self.private), w_k.part(self.private)
-        send = {"delta": shared - server["w"], "labels": label_counts(cohort)}
+        send = {"delta": shared - server.w, "labels": label_counts(cohort)}
         return Update(send=send, weight=cohort.weights(self.weighting), keep=private)
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Average the models, and teach the generator what their heads know."""
-        w, counts = server["w"], replies.stack("labels")["counts"]
-        heads = replies.models(lambda sent, _: sent["w"].part("head"))
-        return {
-            "w": w + replies.mean("delta"),
-            "generator": self.taught(server.get("generator"), heads, counts, replies.workbench),
-            "labels": Params.of(known=(counts.sum(0) > 0).to(counts.dtype)),
-        }
+        counts = replies.stack("labels").value
+        heads = replies.models(lambda sent, _: sent.w.part("head"))
+        return State(
+            server.w + replies.mean("delta"),
+            self.taught(server.generator, heads, counts, replies.workbench),
+            Params.of(known=(counts.sum(0) > 0).to(counts.dtype)),
+        )
 
-    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The shared leaves, with the client's own where some are private."""
-        return cohort.recall(default=cohort.initial.part(self.private)) | cohort.stacked(server["w"])
+        return cohort.recall(default=cohort.initial.part(self.private)) | cohort.stacked(server.w)
 
-    def shared(self, server: Server) -> Params | Predictor | None:
+    def shared(self, server: State) -> Params | Predictor | None:
         """The averaged model, if nothing is private."""
-        return super().shared(server["w"])
+        return super().shared(server.w)
 
     def taught(self, generator: Params | None, heads: Stack, counts: Tensor, bench: Workbench) -> Params:
         """The generator after a round's steps; `counts` holds the clients' samples, [client, class]."""
@@ -131,16 +165,16 @@ class FedGen(Algorithm):
         y = torch.from_numpy(draw.choice(known, size)).to(counts.device)
         noise = torch.from_numpy(draw.normal(size=(size, self.noise))).to(counts)
         server = bench.cohort(noise, y, network=NO_NETWORK, batch_size=self.server_batch)
-        given = {"heads": Params(heads, heads.layout), "shares": counts / counts.sum(0).clamp(min=1)}
+        given = Heads(Params(heads, heads.layout), counts / counts.sum(0).clamp(min=1))
         step = functools.partial(teach, method=self, network=bench.network)
-        end = server.scan(step, {"generator": generator, "past": unmoved(generator)}, given=given, train=False)
-        taught: Params = end["generator"].client(0)
+        end = server.scan(step, Teaching(generator, unmoved(generator)), given=given, train=False)
+        taught: Params = end.generator.client(0)
         return taught
 
 
-def reminded(w: Params, batch: Batch, given: State) -> Found:
+def reminded(w: Params, batch: Batch, given: Given) -> Found:
     """The gradient of a client's loss, with as many generated features of any class as there are samples."""
-    generator, known, size = given["generator"], given["labels"]["known"], len(batch.x)
+    generator, known, size = given.generator, given.known, len(batch.x)
     y = any_of(known, batch.uniform("labels", size))
     noise = batch.normal("noise", 2, size, generator["hidden.weight"].shape[1] - len(known))
     z = generate(generator, noise[0], y)
@@ -151,7 +185,7 @@ def reminded(w: Params, batch: Batch, given: State) -> Found:
         loss = batch.mean(batch.network.loss(outputs, batch.y))
         recalled = cross_entropy(batch.head(w | trained, z), y).mean()
         apart = batch.mean(divergence(outputs, wanted))
-        return loss + given["alpha"] * recalled + given["beta"] * apart, (loss, after.buffers)
+        return loss + given.alpha * recalled + given.beta * apart, (loss, after.buffers)
 
     g, (loss, buffers) = batch.differentiate(objective, w.trained)
     return g, w | buffers, loss
@@ -163,9 +197,9 @@ def any_of(known: Tensor, drawn: Tensor) -> Tensor:
     return (known.cumsum(0) <= place[:, None]).sum(1)
 
 
-def teach(state: State, batch: Batch, given: State, *, method: FedGen, network: Network) -> State:
+def teach(state: Teaching, batch: Batch, given: Heads, *, method: FedGen, network: Network) -> Teaching:
     """One step of the generator: every client's head should see the class in what is generated, if it knows it."""
-    heads, ask = given["heads"], replace(batch, network=network)
+    heads, ask = given.heads, replace(batch, network=network)
 
     def objective(generator: Params) -> tuple[Tensor, None]:
         z = generate(generator, batch.x, batch.y)
@@ -174,12 +208,11 @@ def teach(state: State, batch: Batch, given: State, *, method: FedGen, network: 
             head = Params(dict(zip(heads, leaves, strict=True)), heads.layout)
             return cross_entropy(ask.head(head, z), batch.y)
 
-        each = given["shares"][:, batch.y] * vmap(errors)(*heads.values())  # [client, sample]
+        each = given.shares[:, batch.y] * vmap(errors)(*heads.values())  # [client, sample]
         return each.sum(0).mean() + method.diversity * alike(batch.x, z), None
 
-    g, _ = batch.differentiate(objective, state["generator"])
-    generator, past = adam(state["generator"], g, state["past"], method.server_lr, method.weight_decay)
-    return {"generator": generator, "past": past}
+    g, _ = batch.differentiate(objective, state.generator)
+    return Teaching(*adam(state.generator, g, state.past, method.server_lr, method.weight_decay))
 
 
 def alike(noise: Tensor, z: Tensor) -> Tensor:

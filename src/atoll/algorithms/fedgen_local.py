@@ -17,7 +17,7 @@ Shao. "Data-Free One-Shot Federated Learning Under Very High Statistical Heterog
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,13 +29,37 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.models.vae import autoencoder, decoder_of, negative_bound, sample
 from atoll.toolbox.client import adam, sgd, unmoved
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.labels import label_counts
+from atoll.toolbox.server.adam import Past
 
-Server = dict[str, Params]
+
+@record
+class State:
+    """What the samples of the last round are for: themselves, or the classifier."""
+
+    made: Params | None = None  # samples x and y, to augment
+    w: Params | None = None  # the classifier
+
+
+@record
+class Kept:
+    """A client's autoencoder and, to augment, its model."""
+
+    vae: Stack
+    v: Stack | None
+
+
+@record
+class Improving:
+    """An autoencoder on its way."""
+
+    vae: Each
+    past: Past
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,69 +86,70 @@ class FedGenLocal(Algorithm):
         """Clients that only make samples for the server's classifier train a generator, and no model."""
         return self.use == "augment"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """Nothing, or the model that is to become a classifier."""
         if not task.one_class_each or not task.sample.is_floating_point():
             raise TaskError(f"FedGenLocal needs samples of numbers, of one class each. {task.name} has others.")
-        return {} if self.use == "augment" else {"w": task.network.initial}
+        return State() if self.use == "augment" else State(w=task.network.initial)
 
-    def broadcast(self, server: Server) -> Server | None:
+    def broadcast(self, server: State) -> State | None:
         """What the last round generated, where clients learn from it."""
-        return server if self.use == "augment" and server else None
+        return None if server.made is None else server
 
-    def local(self, received: Server | None, cohort: Cohort) -> Update:
+    def local(self, received: State | None, cohort: Cohort) -> Update:
         """Improve the generator and send what changed; to augment, train the own model as well."""
         kept = self.kept(cohort)
-        state = {"vae": kept["vae"], "past": unmoved(kept["vae"])}
+        start = Improving(kept.vae, unmoved(kept.vae))
         step = functools.partial(improve, lr=self.generator_lr, latent=self.latent)
-        vae = cohort.scan(step, state, epochs=self.generator_epochs, stream="generator", draws=True)["vae"]
-        keep = {"vae": vae}
-        if self.use == "augment":
-            keep["v"] = self.trained(kept["v"], received, cohort)
+        vae = cohort.scan(step, start, epochs=self.generator_epochs, stream="generator", draws=True).vae
+        v = None if kept.v is None else self.trained(kept.v, received, cohort)
         moved = decoder_of(vae) - decoder_of(self.autoencoder(cohort.task))
-        return Update(send={"decoder": moved, "labels": label_counts(cohort)}, keep=keep)
+        return Update(send={"decoder": moved, "labels": label_counts(cohort)}, keep=Kept(vae, v))
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Draw from the mixture; for the classifier, train it on what was drawn."""
         made = self.drawn(replies)
-        if self.use == "augment":
-            return {"made": made}
+        if server.w is None:
+            return State(made=made)
         cohort = replies.workbench.cohort(made["x"], made["y"])
-        return {"w": sgd(cohort, start=server["w"], epochs=self.server_epochs).client(0)}
+        return State(w=sgd(cohort, start=server.w, epochs=self.server_epochs).client(0))
 
-    def personalize(self, server: Server, cohort: Cohort) -> Params | Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Params | Stack:
         """The own model, which is the initial one for a client that never took part; or the classifier."""
-        return self.kept(cohort)["v"] if self.use == "augment" else server["w"]
+        own = self.kept(cohort).v
+        deployed = server.w if own is None else own
+        assert deployed is not None
+        return deployed
 
-    def shared(self, server: Server) -> Params | None:
+    def shared(self, server: State) -> Params | None:
         """The classifier, if that is what is made."""
-        return server.get("w")
+        return server.w
 
-    def welcome(self, server: Server, cohort: Cohort) -> Params | Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Params | Stack:
         """A new client trains on its samples and generated ones; or uses the classifier."""
-        return self.trained(cohort.initial, server or None, cohort) if self.use == "augment" else server["w"]
+        return self.trained(cohort.initial, self.broadcast(server), cohort) if server.w is None else server.w
 
     def autoencoder(self, task: Facts) -> Params:
         """The initial generator, which everybody can make from the seed."""
         return first_autoencoder(task, self.hidden, self.latent)
 
-    def kept(self, cohort: Cohort) -> dict[str, Stack]:
-        """What these clients keep: their autoencoder and, to augment, their model."""
-        first = {"vae": self.autoencoder(cohort.task)}
-        return cohort.recall(default=first | {"v": cohort.initial} if self.use == "augment" else first)
+    def kept(self, cohort: Cohort) -> Kept:
+        """Return what these clients keep."""
+        v = cohort.stacked(cohort.initial) if self.use == "augment" else None
+        return cohort.recall(default=Kept(cohort.stacked(self.autoencoder(cohort.task)), v))
 
-    def trained(self, v: Params | Stack, received: Server | None, cohort: Cohort) -> Stack:
+    def trained(self, v: Params | Stack, received: State | None, cohort: Cohort) -> Stack:
         """The clients' models after local epochs, with generated samples if there are any."""
         if received is None:
             return sgd(cohort, start=v, epochs=self.epochs)
         gradient = functools.partial(augmented, share=self.share)
-        return sgd(cohort, start=v, epochs=self.epochs, gradient=gradient, given=received["made"], draws=True)
+        return sgd(cohort, start=v, epochs=self.epochs, gradient=gradient, given=received.made, draws=True)
 
     def drawn(self, replies: Replies) -> Params:
         """Samples of the mixture of generators: a client and a class are as likely as they are in the data."""
         bench, order = replies.workbench, np.argsort(replies.clients)  # whoever came first
         decoders = decoder_of(self.autoencoder(bench.task)) + replies.stack("decoder")
-        counts = replies.stack("labels")["counts"].double().cpu().numpy()[order]
+        counts = replies.stack("labels").value.double().cpu().numpy()[order]
         draw = bench.generator("samples")
         chosen = np.sort(draw.choice(counts.size, self.samples, p=(counts / counts.sum()).ravel()))
         who, classes = np.divmod(chosen, counts.shape[1])
@@ -147,23 +172,22 @@ def first_autoencoder(task: Facts, hidden: int, latent: int) -> Params:
 
 
 def improve(
-    state: dict[str, Any],
+    state: Improving,
     batch: Batch,
     given: None,  # noqa: ARG001
     *,
     lr: float,
     latent: int,
     center: float = 0.0,
-) -> dict[str, Any]:
+) -> Improving:
     """One step of Adam on a client's autoencoder, whose prior is around the center."""
     noise = batch.normal("latent", len(batch.x), latent)
 
     def objective(vae: Params) -> tuple[Tensor, None]:
         return batch.mean(negative_bound(vae, batch.x.flatten(1), batch.y, noise, center)), None
 
-    g, _ = batch.differentiate(objective, state["vae"])
-    vae, past = adam(state["vae"], g, state["past"], lr)
-    return {"vae": vae, "past": past}
+    g, _ = batch.differentiate(objective, state.vae)
+    return Improving(*adam(state.vae, g, state.past, lr))
 
 
 def augmented(w: Params, batch: Batch, made: Params, *, share: float) -> Found:

@@ -172,6 +172,6 @@ def learn(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[st
         return 0.5 * apart + 0.5 * F.cross_entropy(outputs[-size:], y), after.buffers
 
     g, buffers = batch.differentiate(objective, state["w"].trained)
-    lr = given["lr"] * annealed(state["past"]["steps"]["steps"], given["steps"])
+    lr = given["lr"] * annealed(state["past"].steps, given["steps"])
     w, past = adam(state["w"] | buffers, g, state["past"], lr)
     return {"w": w, "past": past}

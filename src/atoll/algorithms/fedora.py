@@ -16,8 +16,8 @@ the authors' released code. https://doi.org/10.1145/3580305.3599464
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,18 +29,32 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, TaskError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import losses_of
 from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.client.samples import rows_of
+from atoll.toolbox.client.sgd import Pull
 from atoll.toolbox.client.statistics import settled
-from atoll.toolbox.server.mixing import alone, everybody, heard, mixed, nobody, with_replies
+from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, mixed, none_seen, with_replies
 from atoll.toolbox.server.similarity import alignment, among_known, bases, links, propagation
 
 log = logging.getLogger("atoll.algorithms")
 
-Server = dict[str, Any]
+
+@record
+class State:
+    """Everybody's last model, and what is known of who is like whom."""
+
+    v: Stack
+    P: Tensor  # who learns from whom
+    seen: Tensor  # who has sent a model
+    known: Tensor  # who has told what it is like
+    bases: Stack | None  # what clients say of their samples
+    probes: Stack | None  # briefly trained models, to be compared on others' data
+    scores: Tensor  # how alike any two are
+    comparing: bool  # whether new clients are to try all probes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,49 +100,50 @@ class Fedora(Algorithm):
         return 2 if self.similarity == "loss" else 1
 
     # -- the server --------------------------------------------------------------------------------------------------
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """Nobody is known to be like anybody yet."""
         self._require(task)
-        v = everybody(task, copies=4 if self.similarity == "loss" else 3)  # before and after a round, and what is sent
-        unknown = {"bases": None, "probes": None, "scores": torch.zeros_like(alone(v)).double(), "comparing": False}
-        return {"v": v, "P": alone(v), "seen": nobody(v), "known": nobody(v), **unknown}
+        copies = 4 if self.similarity == "loss" else 3  # before and after a round, and what is sent
+        v = initial_models(task, copies)
+        P, nobody = identity_mixing(v), none_seen(v)
+        scores = torch.zeros_like(P).double()
+        return State(v, P, nobody, nobody, bases=None, probes=None, scores=scores, comparing=False)
 
-    def broadcast(self, server: Server) -> Stack | None:
+    def broadcast(self, server: State) -> Stack | None:
         """Everybody's briefly trained models, to clients that are new; otherwise nothing is the same for all."""
-        probes: Stack | None = server["probes"]
-        return probes if server["comparing"] else None
+        return server.probes if server.comparing else None
 
-    def absorb(self, server: Server, replies: Replies) -> Server:
+    def absorb(self, server: State, replies: Replies) -> State:
         """P from what clients say of their data, or of each other's models: at first, and when others arrive."""
-        new = torch.from_numpy(replies.clients).to(server["known"].device)
-        if server["comparing"]:
-            scores = server["scores"].index_copy(0, new, torch.exp(-replies.stack("loss")["loss"].double()))
+        new = torch.from_numpy(replies.clients).to(server.known.device)
+        if server.comparing:
+            scores = server.scores.index_copy(0, new, torch.exp(-replies.stack("loss").value.double()))
             # Those who were there before have not tried a newcomer's model: what it says of theirs stands for both.
-            tried = heard(torch.zeros_like(server["known"]), replies.clients)
-            scores = torch.where(server["known"][:, None] & tried, scores.T, scores)
-            server = server | {"scores": scores, "comparing": False}
+            tried = mark_seen(torch.zeros_like(server.known), replies.clients)
+            scores = torch.where(server.known[:, None] & tried, scores.T, scores)
+            server = replace(server, scores=scores, comparing=False)
         else:
-            server = server | {"bases": _written(server["bases"], replies.stack("bases"), new, len(server["known"]))}
+            bases = _written(server.bases, replies.stack("bases"), new, len(server.known))
+            server = replace(server, bases=bases)
             if self.similarity == "loss":
-                probes = _written(server["probes"], replies.stack("probe"), new, len(server["known"]))
-                return server | {"probes": probes, "comparing": True}
-            basis = server["bases"]["basis"]
-            server = server | {"scores": alignment(basis, basis).double()}
-        known = heard(server["known"], replies.clients)
-        return server | {"known": known, "P": self._propagation(server["scores"], known, server["P"])}
+                probes = _written(server.probes, replies.stack("probe"), new, len(server.known))
+                return replace(server, probes=probes, comparing=True)
+            server = replace(server, scores=alignment(bases["basis"], bases["basis"]).double())
+        known = mark_seen(server.known, replies.clients)
+        return replace(server, known=known, P=self._propagation(server.scores, known, server.P))
 
-    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """G_k = sum_j P_kj v_j."""
-        return mixed(self.mixing(server)[torch.from_numpy(ids)], server["v"])
+        return mixed(self.mixing(server)[torch.from_numpy(ids)], server.v)
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """The last models of all clients, moved by those who replied."""
-        v = with_replies(server["v"], replies.clients, replies.stack("delta"))
-        return server | {"v": v, "seen": heard(server["seen"], replies.clients)}
+        v = with_replies(server.v, replies.clients, replies.stack("delta"))
+        return replace(server, v=v, seen=mark_seen(server.seen, replies.clients))
 
-    def mixing(self, server: Server) -> Tensor:
+    def mixing(self, server: State) -> Tensor:
         """P over the clients that were heard of, each row divided by its sum."""
-        return among_known(server["P"], server["seen"])
+        return among_known(server.P, server.seen)
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def prepare(self, probes: Stack | None, cohort: Cohort) -> Update:
@@ -153,8 +168,7 @@ class Fedora(Algorithm):
     def train(self, v: Stack, G: Stack, cohort: Cohort, *, epochs: int, stream: str = "main") -> tuple[Stack, Tensor]:
         """Return v after some epochs, drawn to G as much as the gate allows, and lam_k."""
         lam = self.strength(v, G, cohort)
-        pull = {"lam": Stack.of(lam=lam), "center": G}
-        return sgd(cohort, start=v, epochs=epochs, stream=stream, pull=pull), lam
+        return sgd(cohort, start=v, epochs=epochs, stream=stream, pull=Pull(lam, G)), lam
 
     def strength(self, v: Stack, G: Stack, cohort: Cohort) -> Tensor:
         """lam_k: 0 where G_k does not lower the validation loss."""
@@ -163,38 +177,39 @@ class Fedora(Algorithm):
         most = 1 / cohort.lr if self.lam_max is None else cohort.lr.new_tensor(self.lam_max)
         return torch.where(opens, torch.minimum(torch.exp((own - received) / 2), most), 0)
 
-    def personalize(self, server: Any, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The client's own model; one that never trained has G_k, or the initial model if it takes nothing."""
         if self.lam_max == 0:
             return cohort.recall(default=cohort.initial)
 
         def sent() -> Stack:
-            known, G = server["known"][cohort.ids], self.unicast(server, cohort.clients)
+            known, G = server.known[cohort.ids], self.unicast(server, cohort.clients)
             return G if known.all() else G.where(known, self.reach(server, cohort))
 
         return own_or_sent(cohort, sent)
 
-    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """What would reach a new client, with statistics of its samples."""
         return settled(cohort, cohort.stacked(cohort.initial) | self.reach(server, cohort))
 
-    def reach(self, server: Server, cohort: Cohort) -> Stack:
+    def reach(self, server: State, cohort: Cohort) -> Stack:
         """Return what would reach clients that have told nothing: G = r P V, with r their links to those who have.
 
         Without labels, r is from samples alone.
         """
-        if not bool(server["known"].any()):  # nobody to be like
+        if not bool(server.known.any()):  # nobody to be like
             return cohort.stacked(cohort.initial).trained
         if cohort.labelled and self.similarity == "loss":
-            v = server["v"]
+            v = server.v
             scores = torch.exp(-_losses([cohort.initial | v.client(row) for row in range(v.clients)], cohort).double())
         else:
+            assert server.bases is not None  # somebody is known
             kind = "basis" if cohort.labelled else "plain"
-            scores = alignment(self._bases(cohort)[kind], server["bases"][kind])
-        r = links(scores, self.topk, self.temperature, among=server["known"].expand(len(cohort), -1))
+            scores = alignment(self._bases(cohort)[kind], server.bases[kind])
+        r = links(scores, self.topk, self.temperature, among=server.known.expand(len(cohort), -1))
         matrix = self.mixing(server)
         reaching = torch.stack([row @ matrix for row in r.to(matrix.dtype)])  # in the same bits for any cohort
-        return mixed(reaching, server["v"])
+        return mixed(reaching, server.v)
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack:
         """As in a round, with what reached the new client as its G."""

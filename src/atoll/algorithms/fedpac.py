@@ -13,27 +13,46 @@ ICLR 2023, Algorithm 1. https://arxiv.org/abs/2306.11867
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithms.fedproto import aligned
+from atoll.algorithms.fedproto import Goal, aligned
 from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Positive, Replies, Update, Weighting
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, spread
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import class_sums, feature_size, membership
-from atoll.toolbox.server.mixing import alone, heard, mixed, nobody
+from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mixed, none_seen
 from atoll.toolbox.server.simplex import minimise
 
-Server = dict[str, Any]
 SMALLEST = 1e-3  # a head of less weight is left out
+
+
+@record
+class State:
+    """The body, the centroids of classes, and everybody's head."""
+
+    w: Params
+    prototypes: Params
+    heads: Stack  # each mixed for its client
+    mixing: Tensor  # of whose heads it was mixed
+    seen: Tensor  # who has sent a head
+
+
+@record
+class Sent:
+    """What all clients receive."""
+
+    w: Params
+    prototypes: Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,71 +72,68 @@ class FedPAC(Algorithm):
     }  # fmt: skip
     cites: ClassVar[str] = "xu2023personalized"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """The body, everybody's head, and no centroids yet."""
         size, heads = feature_size(self, task), spread(task.network.initial.part("head").trained, task.clients)
         assert task.classes is not None
         zeros = next(iter(heads.values())).new_zeros(task.classes, size)
         centroids = Params.of(mean=zeros, known=zeros[:, 0])
         body = task.network.initial.without(heads)
-        return {"w": body, "prototypes": centroids, "heads": heads, "mixing": alone(heads), "seen": nobody(heads)}
+        return State(body, centroids, heads, identity_mixing(heads), none_seen(heads))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: State) -> Sent:
         """The body and the centroids."""
-        return {"w": server["w"], "prototypes": server["prototypes"]}
+        return Sent(server.w, server.prototypes)
 
-    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """Every client's own mixture of heads; one that was never heard of gets the mean head of those who were."""
-        rows = torch.from_numpy(ids).to(server["mixing"].device)
-        heads: Stack = server["heads"].rows(rows)
-        return heads.where(server["seen"][rows], self._mean(server))
+        rows = torch.from_numpy(ids).to(server.mixing.device)
+        return server.heads.rows(rows).where(server.seen[rows], self._mean(server))
 
-    def local(self, server: Server, cohort: Cohort) -> Update:
+    def local(self, sent: Sent, cohort: Cohort) -> Update:
         """Describe the data by the received body; train the head, then the body under it; describe them again."""
-        start, size = cohort.stacked(server["w"]) | cohort.received, server["prototypes"]["mean"].shape[1]
-        moments = class_moments(cohort, start, server["prototypes"]["mean"])
+        start, size = cohort.stacked(sent.w) | cohort.received, sent.prototypes["mean"].shape[1]
+        moments = class_moments(cohort, start, sent.prototypes["mean"])
         w_k = self._tuned(start, cohort)
-        given = {"prototypes": server["prototypes"], "lam": self.lam}
-        w_k = sgd(cohort, start=w_k, epochs=self.epochs, only="body", gradient=aligned_body, given=given)
+        goal = Goal(sent.prototypes, self.lam)
+        w_k = sgd(cohort, start=w_k, epochs=self.epochs, only="body", gradient=aligned_body, given=goal)
         body, head = w_k.without(cohort.received), w_k.only(cohort.received)
-        send = {"delta": body - server["w"], "head": head, "moments": moments, "classes": class_sums(cohort, w_k, size)}
+        send = {"delta": body - sent.w, "head": head, "moments": moments, "classes": class_sums(cohort, w_k, size)}
         return Update(send=send, weight=cohort.weights(self.weighting))
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Average bodies and centroids, and mix the heads of those who replied."""
         order = np.argsort(replies.clients)  # so that their order does not matter to the last bit
-        place, rows = (torch.from_numpy(some).to(server["mixing"].device) for some in (order, replies.clients[order]))
+        place, rows = (torch.from_numpy(some).to(server.mixing.device) for some in (order, replies.clients[order]))
         trained = replies.stack("head").rows(place)
-        weights = self._weights(replies.stack("moments").rows(place)).to(server["mixing"])
+        weights = self._weights(replies.stack("moments").rows(place)).to(server.mixing)
         heads = mixed(weights, trained)
-        new = {name: leaf.index_copy(0, rows, heads[name]) for name, leaf in server["heads"].items()}
-        matrix = weights.new_zeros(len(rows), len(server["mixing"])).index_copy(1, rows, weights)
-        return {
-            "w": server["w"] + replies.mean("delta"),
-            "prototypes": centroids(server["prototypes"], replies.stack("classes")),
-            "heads": Stack(new, heads.layout),
-            "mixing": server["mixing"].index_copy(0, rows, matrix),
-            "seen": heard(server["seen"], replies.clients),
-        }
+        new = {name: leaf.index_copy(0, rows, heads[name]) for name, leaf in server.heads.items()}
+        matrix = weights.new_zeros(len(rows), len(server.mixing)).index_copy(1, rows, weights)
+        return State(
+            w=server.w + replies.mean("delta"),
+            prototypes=centroids(server.prototypes, replies.stack("classes")),
+            heads=Stack(new, heads.layout),
+            mixing=server.mixing.index_copy(0, rows, matrix),
+            seen=mark_seen(server.seen, replies.clients),
+        )
 
-    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The newest body under the client's own mixture; for one that was never heard of, under the mean head."""
-        return cohort.stacked(server["w"]) | self.unicast(server, cohort.clients)
+        return cohort.stacked(server.w) | self.unicast(server, cohort.clients)
 
-    def mixing(self, server: Server) -> Tensor:
+    def mixing(self, server: State) -> Tensor:
         """Whose heads a client's own was mixed of, when it last took part."""
-        matrix: Tensor = server["mixing"]
-        return matrix
+        return server.mixing
 
-    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """A new client fits the mean head to the newest body."""
-        return self._tuned(cohort.stacked(server["w"] | self._mean(server)), cohort)
+        return self._tuned(cohort.stacked(server.w | self._mean(server)), cohort)
 
-    def _mean(self, server: Server) -> Params:
+    def _mean(self, server: State) -> Params:
         """The mean head of those who were heard of; of all, while that is nobody: they are the initial one."""
-        seen = server["seen"] if server["seen"].any() else ~server["seen"]
-        heads: Stack = server["heads"]
-        return Params({name: leaf[seen].mean(0) for name, leaf in heads.items()}, heads.layout)
+        seen = server.seen if server.seen.any() else ~server.seen
+        return Params({name: leaf[seen].mean(0) for name, leaf in server.heads.items()}, server.heads.layout)
 
     def _tuned(self, start: Stack, cohort: Cohort) -> Stack:
         lr = None if self.head_lr is None else torch.full_like(cohort.lr, self.head_lr)
@@ -135,9 +151,9 @@ class FedPAC(Algorithm):
         return weights / weights.sum(1, keepdim=True)
 
 
-def aligned_body(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
+def aligned_body(w: Params, batch: Batch, goal: Goal) -> Found:
     """The gradient with which features are aligned, for the body alone."""
-    g, after, loss = aligned(w, batch, given)
+    g, after, loss = aligned(w, batch, goal)
     head = w.layout.head if w.layout else ()
     return g.without(head), w | after.without(head), loss
 

@@ -15,8 +15,7 @@ from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.task import Facts
-from atoll.toolbox.client import sgd
-from atoll.toolbox.client.sharing import say_what_is_shared
+from atoll.toolbox.client.sharing import say_what_is_shared, train_with_own, with_own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +36,8 @@ class FedPer(Algorithm):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train everything, send the shared leaves, keep the rest."""
-        w_k = sgd(cohort, start=self.personalize(w, cohort), epochs=self.epochs)
-        shared, private = w_k.without_part(self.private), w_k.part(self.private)
-        return Update(send={"delta": shared - w}, weight=cohort.weights(self.weighting), keep=private)
+        return train_with_own(w, cohort, self.private, epochs=self.epochs, weighting=self.weighting)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """The shared leaves with the client's own; a client that never took part has the initial ones."""
-        return cohort.recall(default=cohort.initial.part(self.private)) | cohort.stacked(w)
+        return with_own(w, cohort, self.private)

@@ -12,20 +12,28 @@ Algorithm 1. https://doi.org/10.1007/978-3-030-86486-6_36
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Epochs, Positive, Share, Steps, Update, Weighting
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import Each, record
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import features_and_outputs
 from atoll.toolbox.objectives.discrepancy import mean_discrepancy
 from atoll.toolbox.server.distillation import divergence
+
+
+@record
+class Kept:
+    """A client's private model, and how often it took part."""
+
+    h: Stack
+    visits: Each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,33 +53,30 @@ class FedPHP(Algorithm):
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train w under h_k, then let h_k inherit from it."""
         kept = self._kept(w, cohort)
-        h, visits = kept["h"], kept["visits"]["visits"]
+        h, visits = kept.h, kept.visits
         lesson = partial(taught, method=self) if self.lam else None
-        w_k = sgd(cohort, start=w, epochs=self.epochs, gradient=lesson, given={"h": h})
+        w_k = sgd(cohort, start=w, epochs=self.epochs, gradient=lesson, given=h)
         inherited = w_k.lerp(h, self.mu * (visits / self.ramp).clamp(max=1))
-        keep = {"h": inherited, "visits": Stack.of(visits=visits + 1)}
+        keep = Kept(inherited, visits + 1)
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting), keep=keep)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """The client's inherited model; a client that never took part uses w."""
-        h: Stack = self._kept(w, cohort)["h"]
-        return h
+        return self._kept(w, cohort).h
 
-    def _kept(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+    def _kept(self, w: Params, cohort: Cohort) -> Kept:
         """Whoever comes for the first time has w for a teacher: it knows more than the initial model."""
-        return cohort.recall(default={"h": w, "visits": Params.of(visits=torch.zeros_like(cohort.lr))})
+        return cohort.recall(default=Kept(cohort.stacked(w), cohort.each(0.0)))
 
 
-def taught(w: Params, batch: Batch, given: dict[str, Params], *, method: FedPHP) -> Found:
+def taught(w: Params, batch: Batch, h: Params, *, method: FedPHP) -> Found:
     """The gradient of a client's loss with what it learns from its teacher, who does not learn."""
     teacher = batch.deployed
-    if method.way == "kd":
-        wanted = (teacher.outputs(given["h"]) / method.temperature).softmax(1)
-    else:
-        wanted = teacher.features(given["h"])
+    answers = method.way == "kd"
+    wanted = (teacher.outputs(h) / method.temperature).softmax(1) if answers else teacher.features(h)
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
-        if method.way == "kd":
+        if answers:
             outputs, after = batch.forward(w | trained)
             apart = batch.mean(divergence(outputs, wanted))
         else:

@@ -10,7 +10,7 @@ Clients." AAAI 2022, Algorithm 1. https://arxiv.org/abs/2105.00243
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,14 +29,29 @@ from atoll.kernel.algorithm import (
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import class_sums, feature_size, features_and_outputs, squared_distances
 from atoll.toolbox.client.labels import label_counts
 
-Server = dict[str, Params]
 FAR = 20.0  # how much lower than all others the logit of a class is that cannot be the answer
+
+
+@record
+class State:
+    """What the server has, and clients receive."""
+
+    prototypes: Params  # mean C_y, and 1 in `known` for classes that have one
+
+
+@record
+class Goal:
+    """What features are drawn to, and how strongly."""
+
+    prototypes: Params
+    lam: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,61 +72,61 @@ class FedProto(Algorithm):
         """Prototypes stand beside it, if they answer."""
         return self.answer == "head"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """No class has a prototype yet."""
         size, like = feature_size(self, task), next(iter(task.network.initial.floating.values()))
         assert task.classes is not None
         zeros = like.new_zeros(task.classes, size)
-        return {"prototypes": Params.of(mean=zeros, known=zeros[:, 0])}
+        return State(Params.of(mean=zeros, known=zeros[:, 0]))
 
-    def local(self, server: Server, cohort: Cohort) -> Update:
+    def local(self, server: State, cohort: Cohort) -> Update:
         """Train the own model on, and send the prototypes that it makes."""
         v = self._trained(server, cohort.recall(default=cohort.initial), cohort)
-        own = class_sums(cohort, v, server["prototypes"]["mean"].shape[1])
+        own = class_sums(cohort, v, server.prototypes["mean"].shape[1])
         if self.weighting == "uniform":
             count = own["count"]
             own = Stack.of(sum=own["sum"] / count.clamp(min=1)[..., None], count=(count > 0).to(count.dtype))
         return Update(send={"prototypes": own}, keep=v)
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """The mean over the samples of each class; a class that nobody had this time keeps its prototype."""
-        before, sent = server["prototypes"], replies.mean("prototypes")
+        before, sent = server.prototypes, replies.mean("prototypes")
         here = sent["count"] > 0
         mean = sent["sum"] / torch.where(here, sent["count"], 1)[:, None]
         known = torch.maximum(before["known"], here.to(mean.dtype))
-        return {"prototypes": Params.of(mean=torch.where(here[:, None], mean, before["mean"]), known=known)}
+        return State(Params.of(mean=torch.where(here[:, None], mean, before["mean"]), known=known))
 
-    def personalize(self, server: Server, cohort: Cohort) -> Deployed:
+    def personalize(self, server: State, cohort: Cohort) -> Deployed:
         """The client's own model with the newest prototypes; one that never took part has the initial model."""
         return self._deployed(server, cohort.recall(default=cohort.initial), cohort)
 
-    def welcome(self, server: Server, cohort: Cohort) -> Deployed:
+    def welcome(self, server: State, cohort: Cohort) -> Deployed:
         """A new client first trains a model to the prototypes, as if in one round."""
         return self._deployed(server, self._trained(server, cohort.stacked(cohort.initial), cohort), cohort)
 
-    def _trained(self, server: Server, v: Stack, cohort: Cohort) -> Stack:
-        given = {"prototypes": server["prototypes"], "lam": self.lam}
-        return sgd(cohort, start=v, epochs=self.epochs, gradient=aligned, given=given)
+    def _trained(self, server: State, v: Stack, cohort: Cohort) -> Stack:
+        goal = Goal(server.prototypes, self.lam)
+        return sgd(cohort, start=v, epochs=self.epochs, gradient=aligned, given=goal)
 
-    def _deployed(self, server: Server, v: Stack, cohort: Cohort) -> Deployed:
+    def _deployed(self, server: State, v: Stack, cohort: Cohort) -> Deployed:
         if self.answer == "head":
             return v
-        prototypes = cohort.stacked(server["prototypes"])
+        prototypes = cohort.stacked(server.prototypes)
         possible = prototypes["known"]
         if self.answer == "own":
-            possible = possible * (label_counts(cohort)["counts"] > 0)
+            possible = possible * (label_counts(cohort).value > 0)
         return Predictor(v, Stack.of(mean=prototypes["mean"], possible=possible), nearest)
 
 
-def aligned(v: Params, batch: Batch, given: dict[str, Any]) -> Found:
+def aligned(v: Params, batch: Batch, goal: Goal) -> Found:
     """The gradient of the loss plus the distance of features to the prototypes of their classes, if these exist."""
-    wanted, known = given["prototypes"]["mean"][batch.y], given["prototypes"]["known"][batch.y]
+    wanted, known = goal.prototypes["mean"][batch.y], goal.prototypes["known"][batch.y]
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
         features, outputs, after = features_and_outputs(batch, v | trained)
         loss = batch.mean(batch.network.loss(outputs, batch.y))
         apart = batch.mean(known * (features - wanted).square().mean(1))
-        return loss + given["lam"] * apart, (loss, after.buffers)
+        return loss + goal.lam * apart, (loss, after.buffers)
 
     g, (loss, buffers) = batch.differentiate(objective, v.trained)
     return g, v | buffers, loss

@@ -12,7 +12,7 @@ Algorithm 1, with linear personal heads. https://arxiv.org/abs/2107.00778
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,14 +20,35 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Predictor, Update, Weighting
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack
+from atoll.kernel.params import Params
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client import at_rest, descend, sgd
-from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.descent import Found, MeanLoss
 from atoll.toolbox.client.features import feature_size, features_and_outputs, outputs_of
 from atoll.toolbox.client.labels import label_counts
 
 FEWEST = 1e-8  # samples that a class counts as having if there are none: its logarithm must exist
+
+
+@record
+class Carry:
+    """The generic model and the personal head on their way."""
+
+    w: Each
+    head: Each
+    velocity_w: Each
+    velocity_head: Each
+    main: MeanLoss
+    personal: MeanLoss
+
+
+@record
+class Given:
+    """What does not change on the way."""
+
+    lr: Tensor
+    prior: Each  # what is added to logits, by the client's labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +71,11 @@ class FedRoD(Algorithm):
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train the generic model and, on what it answers, the personal head, step by step on the same batches."""
         rule, head = cohort.training, cohort.recall(default=cohort.initial.part("head"))
-        prior = self.gamma * label_counts(cohort)["counts"].clamp(min=FEWEST).log()
-        carry = {
-            "w": w,
-            "head": head,
-            "velocity": {"w": at_rest(rule, w), "head": at_rest(rule, head)},
-            "seen": Params.of(main=0.0, personal=0.0, steps=0.0),
-        }
-        given = {"lr": cohort.lr, "prior": Stack.of(shift=prior)}
-        end = cohort.scan(partial(step, rule), carry, given=given, epochs=self.epochs)
-        seen = end["seen"] / end["seen"]["steps"].clamp(min=1)
-        cohort.observe(**{"loss/main": seen["main"], "loss/personal": seen["personal"]})
-        return Update(send={"delta": end["w"] - w}, weight=cohort.weights(self.weighting), keep=end["head"])
+        prior = self.gamma * label_counts(cohort).value.clamp(min=FEWEST).log()
+        carry = Carry(w, head, at_rest(rule, w), at_rest(rule, head), MeanLoss(), MeanLoss())
+        end = cohort.scan(partial(step, rule), carry, given=Given(cohort.lr, prior), epochs=self.epochs)
+        cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})
+        return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=end.head)
 
     def personalize(self, w: Params, cohort: Cohort) -> Predictor:
         """Both heads; the personal one of a client that never took part says nothing yet."""
@@ -70,25 +84,24 @@ class FedRoD(Algorithm):
 
     def welcome(self, w: Params, cohort: Cohort) -> Predictor:
         """A new client fits a personal head to the generic model."""
-        head = sgd(cohort, cohort.initial.part("head"), epochs=self.epochs, gradient=beside, given={"w": w})
+        head = sgd(cohort, cohort.initial.part("head"), epochs=self.epochs, gradient=beside, given=w)
         return Predictor(w, head, both_heads)
 
 
-def step(rule: Training, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+def step(rule: Training, carry: Carry, batch: Batch, given: Given) -> Carry:
     """One step of one client."""
-    w, head, velocity, lr = carry["w"], carry["head"], carry["velocity"], given["lr"]
+    w, head = carry.w, carry.head
 
     def balanced(trained: Params) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Params]]:
         features, outputs, after = features_and_outputs(batch, w | trained)
-        loss = batch.mean(batch.network.loss(outputs + given["prior"]["shift"], batch.y))
+        loss = batch.mean(batch.network.loss(outputs + given.prior, batch.y))
         return loss, (loss, features, outputs, after.buffers)
 
     g, (main, features, generic, buffers) = batch.differentiate(balanced, w.trained)
     g_head, head, personal = residual(w, head, batch, features, generic)
-    w, velocity_w = descend(rule, w | buffers, g, velocity["w"], lr)
-    head, velocity_head = descend(rule, head, g_head, velocity["head"], lr)
-    seen = carry["seen"] + Params.of(main=main, personal=personal, steps=torch.ones_like(main))
-    return {"w": w, "head": head, "velocity": {"w": velocity_w, "head": velocity_head}, "seen": seen}
+    w, velocity_w = descend(rule, w | buffers, g, carry.velocity_w, given.lr)
+    head, velocity_head = descend(rule, head, g_head, carry.velocity_head, given.lr)
+    return Carry(w, head, velocity_w, velocity_head, carry.main.add(main), carry.personal.add(personal))
 
 
 def residual(w: Params, head: Params, batch: Batch, features: Tensor, generic: Tensor) -> Found:
@@ -103,10 +116,10 @@ def residual(w: Params, head: Params, batch: Batch, features: Tensor, generic: T
     return g, head | buffers, loss
 
 
-def beside(head: Params, batch: Batch, given: dict[str, Params]) -> Found:
+def beside(head: Params, batch: Batch, w: Params) -> Found:
     """The gradient of the personal head beside a generic model that is not trained."""
-    features, generic, _ = features_and_outputs(batch, given["w"])
-    return residual(given["w"], head, batch, features, generic)
+    features, generic, _ = features_and_outputs(batch, w)
+    return residual(w, head, batch, features, generic)
 
 
 def both_heads(w: Params, head: Params, batch: Batch) -> Tensor:

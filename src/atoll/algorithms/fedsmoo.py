@@ -14,23 +14,73 @@ Approaching Global Consistency and Smooth Landscape." ICML 2023. https://arxiv.o
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from atoll.algorithms.feddyn import FedDyn
-from atoll.kernel.algorithm import Limits, NonNegative, Replies, Update
+from torch import Tensor
+
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Tree
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client import at_rest, descend, linear, proximal
+from atoll.toolbox.client.descent import MeanLoss
 from atoll.toolbox.client.penalties import Onto
 from atoll.toolbox.client.sharpness import ascent, gradient_beside
+from atoll.toolbox.server import dynamic
+from atoll.toolbox.server.dynamic import Dynamic
+
+
+@record
+class State:
+    """The state of FedDyn's server, and the common perturbation."""
+
+    feddyn: Dynamic
+    s: Params
+
+
+@record
+class Sent:
+    """What clients receive."""
+
+    w: Params
+    s: Params
+
+
+@record
+class Kept:
+    """The dual variables of a client."""
+
+    q: Stack
+    against: Stack  # -mu_k
+
+
+@record
+class Carry:
+    """A model on its way, with its dual variable."""
+
+    theta: Each
+    against: Each
+    velocity: Each
+    loss: MeanLoss
+
+
+@record
+class Given:
+    """What does not change on the way."""
+
+    s: Params
+    pull: Tree
+    lr: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSMOO(FedDyn):
+class FedSMOO(Algorithm):
     """One shared model; dynamic regularisation and a flat neighbourhood of it that all clients agree on."""
 
+    alpha: Positive = 0.1  # α: pull towards the received model
+    epochs: Epochs = 1  # local epochs per round
     rho: NonNegative = 0.1  # ρ: radius of the neighbourhood
 
     sends: ClassVar[Mapping[str, str]] = {"delta": "model", "dual": "model"}
@@ -38,55 +88,54 @@ class FedSMOO(FedDyn):
     trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "sun2023dynamic"
 
-    def start(self, task: Facts) -> dict[str, Any]:
+    def pulls(self, lr: float) -> dict[str, float]:
+        """The local model is pulled to w in every step."""
+        return {"lr * alpha": lr * self.alpha}
+
+    def start(self, task: Facts) -> State:
         """As FedDyn, and no common perturbation yet."""
-        server = super().start(task)
-        return server | {"s": server["h"]}
+        begun = dynamic.begin(task)
+        return State(begun, begun.h)
 
-    def broadcast(self, server: dict[str, Any]) -> Tree:
+    def broadcast(self, server: State) -> Sent:
         """The model and the common perturbation."""
-        return {"w": server["w"], "s": server["s"]}
+        return Sent(server.feddyn.w, server.s)
 
-    def local(self, received: Tree, cohort: Cohort) -> Update:
+    def local(self, received: Sent, cohort: Cohort) -> Update:
         """Train as FedDyn, along gradients that are taken uphill; both dual variables go on."""
-        w, rule = received["w"], cohort.training
-        mine = cohort.recall(default={"q": w.zeros(), "against": w.zeros()})
-        carry = {
-            "theta": w,
-            "against": mine["against"],
-            "velocity": at_rest(rule, w),
-            "seen": Params.of(loss=0.0, steps=0.0),
-        }
-        pull = linear(-mine["q"]) + proximal(self.alpha, center=w)
-        given = {"s": received["s"], "pull": pull.given, "lr": cohort.lr}
-        end = cohort.scan(partial(self._step, rule, pull.onto), carry, given=given, epochs=self.epochs)
-        cohort.observe(**{"loss/main": end["seen"]["loss"] / end["seen"]["steps"].clamp(min=1)})
-        delta = end["theta"] - w
-        keep = {"q": mine["q"] - delta.trained * self.alpha, "against": end["against"]}
-        return Update(send={"delta": delta, "dual": -end["against"]}, keep=keep)
+        w, rule, zeros = received.w, cohort.training, cohort.stacked(received.w.zeros())
+        mine = cohort.recall(default=Kept(zeros, zeros))
+        pull = linear(-mine.q) + proximal(self.alpha, center=w)
+        end = cohort.scan(
+            partial(self._step, rule, pull.onto),
+            Carry(w, mine.against, at_rest(rule, w), MeanLoss()),
+            given=Given(received.s, pull.given, cohort.lr),
+            epochs=self.epochs,
+        )
+        cohort.observe(**{"loss/main": end.loss.value})
+        delta = end.theta - w
+        keep = Kept(mine.q - delta.trained * self.alpha, end.against)
+        return Update(send={"delta": delta, "dual": -end.against}, keep=keep)
 
-    def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """As FedDyn; the common perturbation is where the dual variables point on average."""
         dual = replies.mean("dual")
-        return super().aggregate(server, replies) | {"s": ascent(server["w"], dual, self.rho)}
+        s = ascent(server.feddyn.w, dual, self.rho)
+        return State(dynamic.move(server.feddyn, replies, self.alpha), s)
 
-    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:
+    def personalize(self, server: State, cohort: Cohort) -> Params:
         """The shared model."""
-        return self.shared(server)
+        return server.feddyn.w
 
-    def shared(self, server: dict[str, Any]) -> Params:
+    def shared(self, server: State) -> Params:
         """The shared model."""
-        w: Params = server["w"]
-        return w
+        return server.feddyn.w
 
-    def _step(
-        self, rule: Training, onto: Onto, carry: dict[str, Any], batch: Batch, given: dict[str, Any]
-    ) -> dict[str, Any]:
-        """One batch of one client; `against` is -mu_k, what is added to its gradient before it climbs."""
-        theta, against, seen = carry["theta"], carry["against"], carry["seen"]
+    def _step(self, rule: Training, onto: Onto, carry: Carry, batch: Batch, given: Given) -> Carry:
+        """One batch of one client; `against` is what is added to its gradient before it climbs."""
+        theta, against = carry.theta, carry.against
         g, after, loss = batch.gradient(theta)
-        eps = ascent(theta, g + against - given["s"], self.rho)
-        uphill = onto(gradient_beside(theta, batch, eps), theta, given["pull"])
-        theta, velocity = descend(rule, after, uphill, carry["velocity"], given["lr"])
-        seen = Params.of(loss=seen["loss"] + loss, steps=seen["steps"] + 1)
-        return {"theta": theta, "against": against + given["s"] - eps, "velocity": velocity, "seen": seen}
+        eps = ascent(theta, g + against - given.s, self.rho)
+        uphill = onto(gradient_beside(theta, batch, eps), theta, given.pull)
+        theta, velocity = descend(rule, after, uphill, carry.velocity, given.lr)
+        return Carry(theta, against + given.s - eps, velocity, carry.loss.add(loss))

@@ -12,21 +12,37 @@ Generalization Accuracy." ICLR 2023, Algorithm 1. https://arxiv.org/abs/2302.104
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithms.feddyn import FedDyn
-from atoll.kernel.algorithm import Limits, NonNegative, Update
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
+from atoll.kernel.task import Facts
 from atoll.toolbox.client import linear, proximal, sgd
+from atoll.toolbox.server import dynamic
+from atoll.toolbox.server.dynamic import Dynamic
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSpeed(FedDyn):
+class FedSpeed(Algorithm):
     """One shared model; dynamic regularisation and flat minima."""
 
+    alpha: Positive = 0.1  # α: pull towards the received model
+    epochs: Epochs = 1  # local epochs per round
     rho: NonNegative = 0.1  # ρ: radius of the neighbourhood
 
     limits: ClassVar[Limits] = {"feddyn": {"rho": 0.0}}
     cites: ClassVar[str] = "sun2023fedspeed"
+
+    def pulls(self, lr: float) -> dict[str, float]:
+        """The local model is pulled to w in every step."""
+        return {"lr * alpha": lr * self.alpha}
+
+    def start(self, task: Facts) -> Dynamic:
+        """As FedDyn."""
+        return dynamic.begin(task)
+
+    def broadcast(self, server: Dynamic) -> Params:
+        """The model only; h stays with the server, q_k with the client."""
+        return server.w
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """As FedDyn, with the loss's gradient taken uphill."""
@@ -34,3 +50,15 @@ class FedSpeed(FedDyn):
         penalty = linear(-q) + proximal(self.alpha, center=w)
         delta = sgd(cohort, start=w, epochs=self.epochs, penalty=penalty, radius=self.rho) - w
         return Update(send={"delta": delta}, keep=q - delta.trained * self.alpha)
+
+    def aggregate(self, server: Dynamic, replies: Replies) -> Dynamic:
+        """As FedDyn."""
+        return dynamic.move(server, replies, self.alpha)
+
+    def personalize(self, server: Dynamic, cohort: Cohort) -> Params:
+        """The shared model."""
+        return server.w
+
+    def shared(self, server: Dynamic) -> Params:
+        """The shared model."""
+        return server.w

@@ -12,8 +12,8 @@ Reference: Briggs, Fan, Andras. "Federated Learning with Hierarchical Clustering
 on Non-IID Data." IJCNN 2020, Algorithm 1. https://arxiv.org/abs/2004.11791
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,14 +24,36 @@ from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
-from atoll.kernel.params import Stack, spread, stack
+from atoll.kernel.params import Params, Stack, spread, stack
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.features import moments
 from atoll.toolbox.server.clustering import Linkage, Metric, among, center, cut, distances, merges, nearest, within
 from atoll.toolbox.server.mixing import require_memory
 
-Server = dict[str, Any]
+
+@record
+class Tree:
+    """What the clusters are cut from."""
+
+    merges: Tensor  # as scipy writes it
+    clients: Tensor  # those who were there when it was grown
+    signatures: Stack | None  # theirs; None after the last cut, when they have served
+
+
+@record
+class State:
+    """A model per cluster, who is in which and with which weight, and the tree once it is grown."""
+
+    models: Stack
+    cluster: Tensor  # -1 for a client that is in none
+    weight: Tensor
+    round: int
+    level: int  # how often the tree was cut
+    w: Params  # the model that was common last
+    centers: Stack | None  # the mean signature of each cluster
+    tree: Tree | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +83,7 @@ class FLHC(Algorithm):
         if self.clusters is not None and self.threshold is not None:
             raise HyperparameterError("`threshold` of FLHC must be None if there are `clusters`. Got both.")
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """One cluster of all clients."""
         if self.clusters is not None and self.clusters > task.clients:
             raise HyperparameterError(
@@ -69,17 +91,16 @@ class FLHC(Algorithm):
             )
         require_memory(task, copies=2 if self.levels == 1 else 3)  # the updates: as they arrive, together, and kept
         w, nobody = task.network.initial, torch.zeros(task.clients, device=task.sample.device)
-        begun = {"models": spread(w, 1), "cluster": nobody.long(), "weight": nobody, "round": 0, "level": 0}
-        return begun | {"w": w, "centers": None, "tree": None, "grown_from": None}
+        return State(spread(w, 1), nobody.long(), nobody, round=0, level=0, w=w, centers=None, tree=None)
 
-    def broadcast(self, server: Server) -> None:
+    def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
 
-    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """The model of each client's cluster; a client that is in none (-1) gets the one that was common last."""
-        models: Stack = server["models"]
-        choices = stack([*(models.client(c) for c in range(models.clients)), server["w"]])
-        return choices.rows(server["cluster"][torch.from_numpy(ids)])
+        models = server.models
+        choices = stack([*(models.client(c) for c in range(models.clients)), server.w])
+        return choices.rows(server.cluster[torch.from_numpy(ids)])
 
     def local(self, _: None, cohort: Cohort) -> Update:
         """Train the cluster's model and send what changed."""
@@ -89,79 +110,79 @@ class FLHC(Algorithm):
             send["embedding"] = moments(cohort, w)
         return Update(send=send, weight=cohort.weights(self.weighting))
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """The mean within each cluster, after a step down the tree if one is due."""
         signatures = replies.stack("delta" if self.signature == "update" else "embedding")
-        clients = torch.from_numpy(replies.clients).to(server["cluster"].device)
-        if server["level"] < self.levels and server["round"] >= self.rounds_before * (server["level"] + 1):
+        clients = torch.from_numpy(replies.clients).to(server.cluster.device)
+        if server.level < self.levels and server.round >= self.rounds_before * (server.level + 1):
             server = self.descended(server, clients, signatures)
-        models, cluster = server["models"], server["cluster"]
+        models, cluster = server.models, server.cluster
         number, joining = models.clients, cluster[clients] < 0
         # What newcomers send is an update of w, not of a cluster's model: they are left out of the means.
         segments, zeros = torch.where(cluster < 0, number, cluster), spread(models.client(0), number + 1)
         mean = replies.segment_mean("delta", segments, default=zeros.map(torch.zeros_like)).rows(slice(number))
         if bool(joining.any()):
-            joined = nearest(signatures.rows(joining), server["centers"], self.metric)
+            assert server.centers is not None  # until there are some, everybody is in the first
+            joined = nearest(signatures.rows(joining), server.centers, self.metric)
             cluster = cluster.index_put((clients[joining],), joined)
-        weight = server["weight"].index_put((clients,), replies.weights.to(server["weight"].dtype))
-        return server | {"models": models + mean, "cluster": cluster, "weight": weight, "round": server["round"] + 1}
+        weight = server.weight.index_put((clients,), replies.weights.to(server.weight.dtype))
+        return replace(server, models=models + mean, cluster=cluster, weight=weight, round=server.round + 1)
 
-    def descended(self, server: Server, clients: Tensor, signatures: Stack) -> Server:
+    def descended(self, server: State, clients: Tensor, signatures: Stack) -> State:
         """The clusters one level down the tree, which is grown first; their models begin at their parents'."""
-        if server["level"] == 0:
+        tree, w = server.tree, server.w
+        if tree is None:
             order = clients.argsort()  # the order of arrival must not matter
             clients, signatures = clients[order], signatures.rows(order)
-            tree = torch.from_numpy(merges(distances(signatures, self.metric), self.linkage))
-            grown_from = {"clients": clients, "signatures": signatures}
-            server = server | {"w": server["models"].client(0), "tree": tree, "grown_from": grown_from}
-        level, tree, grown_from = server["level"] + 1, server["tree"].cpu().numpy(), server["grown_from"]
-        found = cut(tree, clusters=self.clusters, threshold=self.threshold)
+            grown = torch.from_numpy(merges(distances(signatures, self.metric), self.linkage))
+            tree, w = Tree(grown, clients, signatures), server.models.client(0)
+        assert tree.signatures is not None
+        level, table = server.level + 1, tree.merges.cpu().numpy()
+        found = cut(table, clusters=self.clusters, threshold=self.threshold)
         if level < self.levels:
-            found = cut(tree, clusters=round((found.max() + 1) ** (level / self.levels)))
+            found = cut(table, clusters=round((found.max() + 1) ** (level / self.levels)))
         number, first = np.unique(found, return_index=True)
-        parents = server["cluster"][grown_from["clients"][torch.from_numpy(first)]]
+        parents = server.cluster[tree.clients[torch.from_numpy(first)]]
         groups = [torch.from_numpy(np.flatnonzero(found == c)) for c in number]
         where = torch.from_numpy(found).to(clients.device)
-        leaves = {"clients": grown_from["clients"]}  # after the last step the signatures have served
-        return server | {
-            "models": server["models"].rows(parents),
-            "cluster": torch.full_like(server["cluster"], -1).index_put((grown_from["clients"],), where),
-            "centers": stack([center(grown_from["signatures"].rows(group)) for group in groups]),
-            "level": level,
-            "grown_from": grown_from if level < self.levels else leaves,
-        }
+        return replace(
+            server,
+            models=server.models.rows(parents),
+            cluster=torch.full_like(server.cluster, -1).index_put((tree.clients,), where),
+            level=level,
+            w=w,
+            centers=stack([center(tree.signatures.rows(group)) for group in groups]),
+            tree=tree if level < self.levels else replace(tree, signatures=None),
+        )
 
-    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The model of the client's cluster; a client that is in none would join the nearest."""
-        cluster = server["cluster"][cohort.ids]
+        cluster = server.cluster[cohort.ids]
         if bool((cluster < 0).any()):
             cluster = torch.where(cluster < 0, self.joined(server, cohort), cluster)
-        models: Stack = server["models"]
-        return models.rows(cluster)
+        return server.models.rows(cluster)
 
-    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """The model of the cluster that a new client would join."""
-        models: Stack = server["models"]
-        return models.rows(self.joined(server, cohort))
+        return server.models.rows(self.joined(server, cohort))
 
-    def joined(self, server: Server, cohort: Cohort) -> Tensor:
+    def joined(self, server: State, cohort: Cohort) -> Tensor:
         """The nearest cluster by the signature of w on each client's data; the first before there are others."""
-        if server["centers"] is None:
+        if server.centers is None:
             return torch.zeros_like(cohort.ids)
-        w = server["w"]
+        w = server.w
         update = self.signature == "update"
         signature = sgd(cohort, start=w, epochs=self.epochs) - w if update else moments(cohort, w)
-        return nearest(signature, server["centers"], self.metric)
+        return nearest(signature, server.centers, self.metric)
 
-    def mixing(self, server: Server) -> Tensor:
+    def mixing(self, server: State) -> Tensor:
         """Clients of a cluster learn from each other."""
-        return within(server["cluster"], server["weight"])
+        return within(server.cluster, server.weight)
 
-    def found_clusters(self, server: Server) -> Clusters:
+    def found_clusters(self, server: State) -> Clusters:
         """Who is in which, and the tree."""
-        cluster, tree = server["cluster"].cpu().numpy(), server["tree"]
+        cluster, tree = server.cluster.cpu().numpy(), server.tree
         if tree is None:
             return Clusters(cluster)
-        leaves = server["grown_from"]["clients"].cpu().numpy()
         height = f"{self.metric} distance of {self.signature}s, {self.linkage} linkage"
-        return Clusters(cluster, among(tree.cpu().numpy(), leaves, len(cluster)), height)
+        return Clusters(cluster, among(tree.merges.cpu().numpy(), tree.clients.cpu().numpy(), len(cluster)), height)

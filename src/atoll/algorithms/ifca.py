@@ -9,8 +9,8 @@ Reference: Ghosh, Chung, Yin, Ramchandran. "An Efficient Framework for Clustered
 Algorithm 1 (model averaging). https://arxiv.org/abs/2006.04088
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,12 +21,20 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Stack, stack
 from atoll.kernel.randomness import generator
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import entropies, losses
 from atoll.toolbox.server.clustering import distances, far_apart, reshuffled, within
 
-Server = dict[str, Any]
+
+@record
+class State:
+    """All models, and which of them each client trained last, with which weight."""
+
+    models: Stack  # one per cluster; before the first round, all starts
+    cluster: Tensor  # -1 for a client that never took part
+    weight: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,7 @@ class IFCA(Algorithm):
     finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "ghosh2020efficient"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """As many sets of models as there are restarts, or the one model from which clients train to be compared."""
         if self.clusters > task.clients:
             raise HyperparameterError(
@@ -54,12 +62,11 @@ class IFCA(Algorithm):
         if self.starts == "random":
             models += [reshuffled(models[0], number) for number in range(1, self.clusters * self.restarts)]
         nobody = torch.zeros(task.clients, device=task.sample.device)
-        return {"models": stack(models), "cluster": nobody.long() - 1, "weight": nobody}
+        return State(stack(models), nobody.long() - 1, nobody)
 
-    def broadcast(self, server: Server) -> Stack:
+    def broadcast(self, server: State) -> Stack:
         """All models."""
-        models: Stack = server["models"]
-        return models
+        return server.models
 
     def prepare(self, models: Stack, cohort: Cohort) -> Update | None:
         """Which model of each set would be joined; for k-means++, an update of the common model.
@@ -76,22 +83,22 @@ class IFCA(Algorithm):
         choices = torch.nn.functional.one_hot(joined, self.clusters).to(weight.dtype)
         return Update(send={"choices": Stack.of(choices=choices)}, weight=weight)
 
-    def absorb(self, server: Server, replies: Replies) -> Server:
+    def absorb(self, server: State, replies: Replies) -> State:
         """The set whose models would be joined most evenly, or the models of clients whose updates are far apart.
 
         If there are fewer such clients than clusters, the other models are drawn.
         """
-        models: Stack = server["models"]
+        models = server.models
         if self.starts == "kmeans++":
             delta, w = replies.stack("delta").rows(torch.from_numpy(replies.clients.argsort())), models.client(0)
             number = min(self.clusters, delta.clients)
             chosen = far_apart(distances(delta, "l2"), number, self.restarts, generator(0, "ifca"))
             trained = w + delta.rows(torch.from_numpy(chosen))
             drawn = [reshuffled(w, one) for one in range(number, self.clusters)]
-            return server | {"models": stack([*(trained.client(one) for one in range(number)), *drawn])}
-        shares = replies.mean("choices")["choices"]
+            return replace(server, models=stack([*(trained.client(one) for one in range(number)), *drawn]))
+        shares = replies.mean("choices").value
         first = int(torch.special.entr(shares).sum(1).argmax()) * self.clusters
-        return server | {"models": models.rows(slice(first, first + self.clusters))}
+        return replace(server, models=models.rows(slice(first, first + self.clusters)))
 
     def local(self, models: Stack, cohort: Cohort) -> Update:
         """Train the model that fits best, and say which one it is."""
@@ -101,31 +108,30 @@ class IFCA(Algorithm):
         send = {"delta": w_k - w, "cluster": Stack.of(cluster=cluster)}
         return Update(send=send, weight=cohort.weights(self.weighting))
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """The mean within each cluster, and who was in it."""
-        models: Stack = server["models"]
-        models = models + replies.segment_mean("delta", by="cluster", default=models.map(torch.zeros_like))
+        zeros = server.models.map(torch.zeros_like)
+        models = server.models + replies.segment_mean("delta", by="cluster", default=zeros)
         clients, cluster, weight = replies.members
-        return {
-            "models": models,
-            "cluster": server["cluster"].index_put((clients,), cluster),
-            "weight": server["weight"].index_put((clients,), weight.to(server["weight"].dtype)),
-        }
+        return State(
+            models,
+            server.cluster.index_put((clients,), cluster),
+            server.weight.index_put((clients,), weight.to(server.weight.dtype)),
+        )
 
-    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The model that fits best on the training data; new clients choose the same way."""
-        models: Stack = server["models"]
-        return models.rows(self.joined(server, cohort))
+        return server.models.rows(self.joined(server, cohort))
 
-    def joined(self, server: Server, cohort: Cohort) -> Tensor:
+    def joined(self, server: State, cohort: Cohort) -> Tensor:
         """Where the loss is lowest; without labels, where the model is surest of its answers, which is a heuristic."""
         measure = losses if cohort.labelled else entropies
-        return measure(server["models"], cohort).argmin(1)
+        return measure(server.models, cohort).argmin(1)
 
-    def mixing(self, server: Server) -> Tensor:
+    def mixing(self, server: State) -> Tensor:
         """Clients of a cluster learn from each other."""
-        return within(server["cluster"], server["weight"])
+        return within(server.cluster, server.weight)
 
-    def found_clusters(self, server: Server) -> Clusters:
+    def found_clusters(self, server: State) -> Clusters:
         """Which model each client has chosen last."""
-        return Clusters(server["cluster"].cpu().numpy())
+        return Clusters(server.cluster.cpu().numpy())

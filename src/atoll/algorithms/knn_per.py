@@ -12,17 +12,29 @@ Algorithm 1. https://arxiv.org/abs/2111.09360
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from atoll.algorithms.fedavg import FedAvg
-from atoll.kernel.algorithm import Count, Deployed, Limits, Positive, Predictor, Share
+from atoll.kernel.algorithm import (
+    Algorithm,
+    Count,
+    Deployed,
+    Epochs,
+    Limits,
+    Positive,
+    Predictor,
+    Share,
+    Update,
+    Weighting,
+)
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
+from atoll.toolbox.client import sgd
 from atoll.toolbox.client.datastore import datastore, say_neighbours
 from atoll.toolbox.client.features import feature_size, features_and_outputs
 
@@ -30,16 +42,26 @@ SHARES = tuple(hundredths / 100 for hundredths in range(101))
 UNDECIDED = 0.5  # lam of a client without validation samples
 
 
+@record
+class Given:
+    """What shares are tried on."""
+
+    w: Params
+    store: Each
+    shares: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
-class KNNPer(FedAvg):
+class KNNPer(Algorithm):
     """A shared model whose answers are mixed with those of a client's nearest samples."""
 
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
     lam: Share | None = None  # λ: share of the neighbours; None: the best one on each client's validation data
     neighbours: Count = 10  # k: how many stored samples have a say
     scale: Positive = 1.0  # width of the kernel, as a multiple of the number of features
     capacity: Count | None = None  # how many samples a client stores; None: all of its training samples
 
-    mixes_architectures: ClassVar[bool] = False
     reads_validation: ClassVar[bool] = True  # lam is the best there
     limits: ClassVar[Limits] = {"fedavg": {"lam": 0.0}}
     cites: ClassVar[str] = "marfoq2022personalized"
@@ -53,6 +75,11 @@ class KNNPer(FedAvg):
         """The shared model."""
         feature_size(self, task)
         return task.network.initial
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """As FedAvg."""
+        w_k = sgd(cohort, start=w, epochs=self.epochs)
+        return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))
 
     def personalize(self, w: Params, cohort: Cohort) -> Deployed:
         """Store the training samples as the newest w sees them; clients that never took part do so, too."""
@@ -79,14 +106,15 @@ class KNNPer(FedAvg):
         """The share with the smallest validation loss; the smallest of several equally good ones."""
         shares = cohort.lr.new_tensor(SHARES)
         start = Params.of(loss=torch.zeros_like(shares), samples=0.0)
-        given = {"w": w, "store": store, "shares": shares}
-        seen = cohort.scan(self._probe, start, given=given, split="val", shuffle=False, train=False, exact=True)
+        seen = cohort.scan(
+            self._probe, start, given=Given(w, store, shares), split="val", shuffle=False, train=False, exact=True
+        )
         return torch.where(seen["samples"] > 0, shares[seen["loss"].argmin(1)], UNDECIDED)
 
-    def _probe(self, seen: Params, batch: Batch, given: dict[str, Any]) -> Params:
+    def _probe(self, seen: Params, batch: Batch, given: Given) -> Params:
         """Add up one client's validation loss at every share."""
-        own, near = (p.gather(1, batch.y[:, None]) for p in self._both(given["w"], given["store"], batch))
-        losses = -_log((1 - given["shares"]) * own + given["shares"] * near)
+        own, near = (p.gather(1, batch.y[:, None]) for p in self._both(given.w, given.store, batch))
+        losses = -_log((1 - given.shares) * own + given.shares * near)
         real = losses if batch.mask is None else losses * batch.mask[:, None]
         return Params.of(loss=seen["loss"] + real.sum(0), samples=seen["samples"] + batch.count)
 

@@ -12,16 +12,37 @@ Learning with Local and Global Representations." 2020. https://arxiv.org/abs/200
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithms.fedper import FedPer
-from atoll.kernel.algorithm import Limits
-from atoll.kernel.params import Part
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Part, Stack
+from atoll.kernel.task import Facts
+from atoll.toolbox.client.sharing import say_what_is_shared, train_with_own, with_own
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(FedPer):
+class LGFedAvg(Algorithm):
     """Personal bodies under a shared head."""
 
     private: Part = "body"  # the leaves that never leave the client
+    epochs: Epochs = 1  # E: local epochs per round, on body and head together
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    limits: ClassVar[Limits] = {**FedPer.limits, "fedper": {"private": "head"}}
+    limits: ClassVar[Limits] = {
+        "fedavg": {"private": "none"},
+        "local": {"private": "all"},
+        "fedper": {"private": "head"},
+    }
     cites: ClassVar[str] = "liang2020think"
+
+    def start(self, task: Facts) -> Params:
+        """The server knows the shared leaves only."""
+        say_what_is_shared(self, task.network.initial, self.private)
+        return task.network.initial.without_part(self.private)
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train everything, send the shared leaves, keep the rest."""
+        return train_with_own(w, cohort, self.private, epochs=self.epochs, weighting=self.weighting)
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """The shared leaves with the client's own; a client that never took part has the initial ones."""
+        return with_own(w, cohort, self.private)

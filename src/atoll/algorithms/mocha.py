@@ -16,7 +16,7 @@ Algorithm 1. https://arxiv.org/abs/1705.10467
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,10 +26,47 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import Penalty, sgd
 from atoll.toolbox.client.own import own_or_sent
-from atoll.toolbox.server.mixing import alone, everybody, heard, mean_for_unseen, mixed, nobody, products, with_replies
+from atoll.toolbox.server.mixing import (
+    identity_mixing,
+    initial_models,
+    mark_seen,
+    mean_for_unseen,
+    mixed,
+    none_seen,
+    products,
+    with_replies,
+)
+
+
+@record
+class State:
+    """Everybody's last model, and the relationship between all pairs."""
+
+    w: Stack  # measured from the initial model
+    omega: Tensor
+    seen: Tensor  # who has sent a model
+
+
+@record
+class Sent:
+    """What a client is told of its relationship to the others."""
+
+    u: Stack
+    omega: Stack  # Omega_kk
+
+
+@record
+class Relation:
+    """The same beside what it is measured from, for every step."""
+
+    lam: float
+    start: Params
+    u: Stack | Params
+    omega: Stack | Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,63 +85,64 @@ class Mocha(Algorithm):
         """No entry of Omega exceeds 1 / floor."""
         return {"lr * lam / floor": lr * self.lam / self.floor}
 
-    def start(self, task: Facts) -> dict[str, Any]:
+    def start(self, task: Facts) -> State:
         """Nobody has moved, and all are unrelated."""
-        w = everybody(task, copies=3).zeros()  # the state before and after a round, and what is sent
-        return {"w": w, "omega": alone(w) / (1 + self.floor), "seen": nobody(w)}
+        w = initial_models(task, copies=3).zeros()  # the state before and after a round, and what is sent
+        return State(w, identity_mixing(w) / (1 + self.floor), none_seen(w))
 
-    def broadcast(self, server: dict[str, Any]) -> None:
+    def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
 
-    def unicast(self, server: dict[str, Any], ids: NDArray[np.int64]) -> dict[str, Stack]:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Sent:
         """u_k and Omega_kk."""
-        rows, own = server["omega"][torch.from_numpy(ids)], server["omega"].diagonal()[torch.from_numpy(ids)]
+        rows, own = server.omega[torch.from_numpy(ids)], server.omega.diagonal()[torch.from_numpy(ids)]
         others = rows.scatter(1, torch.from_numpy(ids).to(rows.device)[:, None], 0)
-        return {"u": mixed(others, server["w"]), "omega": Stack.of(kk=own)}
+        return Sent(mixed(others, server.w), Stack.of(kk=own))
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Train the own model under its relationship to the others; who has none yet begins where that leads."""
-        w = cohort.recall(default=cohort.initial)
-        start = w if self.lam == 0 else w.where(cohort.has_kept, w | drawn_to(cohort.received, cohort))
-        penalty = Penalty(_relation, {"lam": self.lam, "start": cohort.initial.trained, **cohort.received})
-        w_k = sgd(cohort, start=start, epochs=self.epochs, penalty=penalty)
+        w, sent = cohort.recall(default=cohort.initial), cohort.received
+        start = w if self.lam == 0 else w.where(cohort.has_kept, w | drawn_to(sent, cohort))
+        relation = Relation(self.lam, cohort.initial.trained, sent.u, sent.omega)
+        w_k = sgd(cohort, start=start, epochs=self.epochs, penalty=Penalty(_relation, relation))
         return Update(send={"delta": w_k.trained - w.trained}, keep=w_k)
 
-    def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """The relationship between all clients that were ever heard of; the others draw nobody and go to the mean."""
-        w = with_replies(server["w"], replies.clients, replies.stack("delta"))
-        seen = heard(server["seen"], replies.clients)
+        w = with_replies(server.w, replies.clients, replies.stack("delta"))
+        seen = mark_seen(server.seen, replies.clients)
         values, vectors = torch.linalg.eigh(products(w))
         noise = values[-1] * len(values) * torch.finfo(values.dtype).eps  # whose root would not be small any more
         root = (vectors * values.where(values > noise, 0).sqrt()) @ vectors.mT
         covariance = seen.sum() * root / root.trace().clamp(min=torch.finfo(root.dtype).tiny)
-        covariance = torch.where(seen & seen[:, None], covariance, alone(w))
-        omega = torch.linalg.inv(covariance + self.floor * alone(w))
-        to_mean = omega.diagonal()[:, None] * (alone(w) - mean_for_unseen(alone(w), seen))
-        return {"w": w, "omega": torch.where(seen[:, None], omega, to_mean), "seen": seen}
+        one = identity_mixing(w)
+        covariance = torch.where(seen & seen[:, None], covariance, one)
+        omega = torch.linalg.inv(covariance + self.floor * one)
+        to_mean = omega.diagonal()[:, None] * (one - mean_for_unseen(one, seen))
+        return State(w, torch.where(seen[:, None], omega, to_mean), seen)
 
-    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """The client's own model; one that never trained has what it is drawn to, or the initial one if lam = 0."""
         if self.lam == 0:
             return cohort.recall(default=cohort.initial)
         return own_or_sent(cohort, lambda: drawn_to(self.unicast(server, cohort.clients), cohort))
 
-    def mixing(self, server: dict[str, Any]) -> Tensor:
+    def mixing(self, server: State) -> Tensor:
         """Where clients are drawn: w_k to the sum of -Omega_kj / Omega_kk w_j."""
-        omega: Tensor = server["omega"]
+        omega = server.omega
         return -(omega - torch.diag(omega.diagonal())) / omega.diagonal()[:, None]
 
-    def welcome(self, server: dict[str, Any], cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """A new client trains alone once: relationships need a model to compare."""
         return sgd(cohort, start=cohort.initial, epochs=self.epochs)
 
 
-def drawn_to(received: dict[str, Stack], cohort: Cohort) -> Stack:
+def drawn_to(sent: Sent, cohort: Cohort) -> Stack:
     """The trained leaves at which a client's relationship leaves it in peace: w_k = -u_k / Omega_kk."""
-    return cohort.initial.trained - received["u"] / received["omega"]["kk"]
+    return cohort.initial.trained - sent.u / sent.omega.value
 
 
-def _relation(g: Params, w: Params, given: dict[str, Any]) -> Params:
+def _relation(g: Params, w: Params, given: Relation) -> Params:
     """The sum of g and the gradient of (lam / 2) tr(W Omega W^T) in one client's column."""
-    moved = w.only(g) - given["start"].only(g)
-    return g.moved(moved, given["lam"] * given["omega"]["kk"]).moved(given["u"].only(g), given["lam"])
+    moved = w.only(g) - given.start.only(g)
+    return g.moved(moved, given.lam * given.omega.value).moved(given.u.only(g), given.lam)

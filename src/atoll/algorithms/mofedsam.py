@@ -15,18 +15,35 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Replies, Share, Update, Weighting
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.sharpness import Radius, sharp_gradient
 
 log = logging.getLogger("atoll.algorithms")
+
+
+@record
+class State:
+    """What the server has, and clients receive."""
+
+    w: Params
+    momentum: Params  # Delta
+
+
+@record
+class Given:
+    """What does not change on the way of a client's model."""
+
+    momentum: Params
+    radius: Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,47 +59,51 @@ class MoFedSAM(Algorithm):
     limits: ClassVar[Limits] = {"fedsam": {"alpha": 1.0, "rho": 0.05}}
     cites: ClassVar[str] = "qu2022generalized"
 
-    @property
-    def largest_radius(self) -> float:
-        """0: gradients are plain ones."""
-        return self.rho
-
-    def start(self, task: Facts) -> dict[str, Params]:
+    def start(self, task: Facts) -> State:
         """The model, and no momentum yet."""
-        w = task.network.initial
-        if self.largest_radius == 0:
-            log.warning("%s with radius 0 looks for no flat place: its gradients are plain ones", type(self).__name__)
-        return {"w": w, "momentum": w.zeros()}
+        return begin(self, task, self.rho)
 
-    def local(self, received: dict[str, Params], cohort: Cohort) -> Update:
+    def local(self, received: State, cohort: Cohort) -> Update:
         """Train with the momentum."""
         return self.update(received, self.train(received, cohort, self.rho), cohort)
 
-    def train(self, received: dict[str, Params], cohort: Cohort, radius: Radius) -> Stack:
-        """Each client's model after its epochs."""
-        given = {"momentum": received["momentum"], "radius": radius}
-        return sgd(cohort, start=received["w"], epochs=self.epochs, gradient=partial(_mixed, self.alpha), given=given)
+    def train(self, received: State, cohort: Cohort, radius: Radius) -> Stack:
+        """Return each client's model after its epochs."""
+        given = Given(received.momentum, radius)
+        return sgd(cohort, start=received.w, epochs=self.epochs, gradient=partial(_mixed, self.alpha), given=given)
 
-    def update(self, received: dict[str, Params], w_k: Stack, cohort: Cohort) -> Update:
-        """What changed and `way`, the sum of all step sizes: the server divides one by the other."""
-        send = {"delta": w_k - received["w"], "way": Stack.of(length=cohort.steps(self.epochs) * cohort.lr)}
+    def update(self, received: State, w_k: Stack, cohort: Cohort) -> Update:
+        """Return what changed and `way`, the sum of all step sizes: the server divides one by the other."""
+        send = {"delta": w_k - received.w, "way": Stack.of(length=cohort.steps(self.epochs) * cohort.lr)}
         return Update(send=send, weight=cohort.weights(self.weighting))
 
-    def aggregate(self, server: dict[str, Params], replies: Replies) -> dict[str, Params]:
-        """Average; the momentum is the mean step per unit of step size, of trained leaves only."""
-        delta, way = replies.mean("delta"), replies.mean("way")["length"]
-        return {"w": server["w"] + delta, "momentum": -delta.trained / way.clamp(min=1e-12)}  # 0 if nobody moved
+    def aggregate(self, server: State, replies: Replies) -> State:
+        """Average; the momentum is where everybody went."""
+        return move(server, replies)
 
-    def personalize(self, server: dict[str, Params], cohort: Cohort) -> Params | Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Params | Stack:
         """The shared model."""
-        return server["w"]
+        return server.w
 
-    def shared(self, server: dict[str, Params]) -> Params:
+    def shared(self, server: State) -> Params:
         """The shared model."""
-        return server["w"]
+        return server.w
 
 
-def _mixed(alpha: float, w: Params, batch: Batch, given: dict[str, Any]) -> Found:
-    """The sharpness-aware gradient, mixed with the momentum."""
-    g, after, loss = sharp_gradient(w, batch, given["radius"])
-    return (g * alpha).moved(given["momentum"], 1 - alpha), after, loss
+def begin(method: object, task: Facts, radius: float) -> State:
+    """Return the model without momentum; say so if no radius is above 0."""
+    if radius == 0:
+        log.warning("%s with radius 0 looks for no flat place: its gradients are plain ones", type(method).__name__)
+    return State(task.network.initial, task.network.initial.zeros())
+
+
+def move(server: State, replies: Replies) -> State:
+    """Return the mean model, and as momentum the mean step per unit of step size, of trained leaves only."""
+    delta, way = replies.mean("delta"), replies.mean("way").value
+    return State(server.w + delta, -delta.trained / way.clamp(min=1e-12))  # 0 if nobody moved
+
+
+def _mixed(alpha: float, w: Params, batch: Batch, given: Given) -> Found:
+    """Return the sharpness-aware gradient, mixed with the momentum."""
+    g, after, loss = sharp_gradient(w, batch, given.radius)
+    return (g * alpha).moved(given.momentum, 1 - alpha), after, loss

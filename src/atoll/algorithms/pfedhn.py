@@ -38,6 +38,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.randomness import generator
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.models.hypernetwork import Spectral, generate_leaves, hypernetwork, normalise_spectrum, size_of
 from atoll.toolbox.client import sgd
@@ -46,8 +47,15 @@ from atoll.toolbox.client.sharing import say_what_is_shared
 from atoll.toolbox.client.statistics import settled
 from atoll.toolbox.server.mixing import require_bytes
 
-Server = dict[str, Params]
 ALL, ONE = "embeddings", "embedding"  # e of all clients, a leaf of phi; e of a new one, a leaf beside its own
+
+
+@record
+class State:
+    """The hypernetwork with all embeddings, and how fast they go."""
+
+    phi: Params
+    velocity: Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +79,7 @@ class PFedHN(Algorithm):
     limits: ClassVar[Limits] = {"local": {"private": "all"}}
     cites: ClassVar[str] = "shamsian2021personalized"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """A drawn hypernetwork, with an embedding for each client."""
         say_what_is_shared(self, task.network.initial, self.private)
         target, inputs = self._target(task.network.initial), self.embedding or 1 + task.clients // 4
@@ -86,12 +94,12 @@ class PFedHN(Algorithm):
         phi = hypernetwork(target, inputs, self.hidden, self.layers, draw=draw)
         like = next(iter(phi.values()))
         phi = phi | Params({ALL: torch.from_numpy(draw.normal(size=(task.clients, inputs))).to(like)})
-        return {"phi": phi, "velocity": phi.zeros()}
+        return State(phi, phi.zeros())
 
-    def broadcast(self, server: Server) -> None:
+    def broadcast(self, server: State) -> None:
         """Nothing is the same for all."""
 
-    def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """What the hypernetwork makes for each client."""
         phi = self._normalised(server)
         return made(phi, phi[ALL][torch.from_numpy(ids)])
@@ -102,7 +110,7 @@ class PFedHN(Algorithm):
         end = sgd(cohort, start=self._whole(theta, cohort), epochs=self.epochs)
         return Update(send={"delta": end.only(theta) - theta}, keep=end.without(theta))
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """A step for each reply, in the order of the clients' numbers; or one step for all."""
         delta, order = replies.stack("delta"), torch.from_numpy(replies.clients.argsort())
         if not delta:
@@ -113,19 +121,19 @@ class PFedHN(Algorithm):
             server = self.stepped(server, torch.from_numpy(replies.clients)[some], delta.rows(some) * shares)
         return server
 
-    def stepped(self, server: Server, clients: Tensor, delta: Stack) -> Server:
+    def stepped(self, server: State, clients: Tensor, delta: Stack) -> State:
         """The hypernetwork and all e after one step that moves the models of some clients this way."""
-        g = gradient(server["phi"], clients, delta, self.spectral)
+        g = gradient(server.phi, clients, delta, self.spectral)
         if self.clip is not None:
             g = g * (self.clip / g.norm().clamp(min=self.clip))
-        velocity = server["velocity"] * self.momentum + g.moved(server["phi"], self.weight_decay)
-        return {"phi": server["phi"].moved(velocity, -self.server_lr), "velocity": velocity}
+        velocity = server.velocity * self.momentum + g.moved(server.phi, self.weight_decay)
+        return State(server.phi.moved(velocity, -self.server_lr), velocity)
 
-    def personalize(self, server: Server, cohort: Cohort) -> Stack:
+    def personalize(self, server: State, cohort: Cohort) -> Stack:
         """What is generated for the client, with what it keeps."""
         return self._whole(self.unicast(server, cohort.clients), cohort)
 
-    def welcome(self, server: Server, cohort: Cohort) -> Stack:
+    def welcome(self, server: State, cohort: Cohort) -> Stack:
         """A new client fits an embedding of its own, from the mean of all, to the hypernetwork as it is.
 
         Without labels it has the mean: a heuristic. That does not help where it would need a head of its own.
@@ -146,8 +154,8 @@ class PFedHN(Algorithm):
         """The leaves that are generated."""
         return model.trained.without_part(self.private)
 
-    def _normalised(self, server: Server) -> Params:
-        return normalise_spectrum(server["phi"], self.spectral)
+    def _normalised(self, server: State) -> Params:
+        return normalise_spectrum(server.phi, self.spectral)
 
     def _whole(self, theta: Stack, cohort: Cohort) -> Stack:
         """Whole models: those who never took part have the initial values of what is not generated."""

@@ -12,15 +12,33 @@ Learning." ICML 2020, Algorithm 1, option II. https://arxiv.org/abs/1910.06378
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from atoll.kernel.algorithm import Algorithm, Count, Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import linear, sgd
+
+
+@record
+class State:
+    """The model, the mean of all control variates, and how many clients there are."""
+
+    w: Params
+    c: Params
+    clients: int
+
+
+@record
+class Sent:
+    """What clients receive."""
+
+    w: Params
+    c: Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +51,8 @@ class Scaffold(Algorithm):
     sends: ClassVar[Mapping[str, str]] = {"delta": "model", "change": "model"}
     cites: ClassVar[str] = "karimireddy2020scaffold"
 
-    def start(self, task: Facts) -> dict[str, Any]:
-        """The model, the mean of all control variates, and how many clients there are."""
+    def start(self, task: Facts) -> State:
+        """No client has a control variate yet."""
         rule = task.training
         if rule.momentum or not rule.lr:
             raise TaskError(
@@ -42,32 +60,29 @@ class Scaffold(Algorithm):
                 f"Got momentum={rule.momentum:g}, lr={rule.lr:g}."
             )
         w = task.network.initial
-        return {"w": w, "c": w.zeros(), "clients": task.clients}
+        return State(w, w.zeros(), task.clients)
 
-    def broadcast(self, server: dict[str, Any]) -> dict[str, Params]:
+    def broadcast(self, server: State) -> Sent:
         """The model and the mean control variate."""
-        return {"w": server["w"], "c": server["c"]}
+        return Sent(server.w, server.c)
 
-    def local(self, received: dict[str, Params], cohort: Cohort) -> Update:
+    def local(self, received: Sent, cohort: Cohort) -> Update:
         """Train with the correction, and send by how much the model and c_k changed."""
-        w, c = received["w"], received["c"]
+        w, c = received.w, received.c
         c_k = cohort.recall(default=c.zeros())
         y = sgd(cohort, start=w, epochs=self.epochs, penalty=linear(c - c_k))
         change = cohort.stacked(-c) - (y - w).trained / (cohort.steps(self.epochs) * cohort.lr)
         return Update(send={"delta": y - w, "change": change}, keep=c_k + change)
 
-    def aggregate(self, server: dict[str, Any], replies: Replies) -> dict[str, Any]:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """All replies count alike. A change of c_k counts whole, however late, so c stays the mean of all c_k."""
-        w, c = server["w"], server["c"]
-        c = c + replies.sum("change") / server["clients"]
-        return server | {"w": w.step(replies.mean("delta"), self.server_lr), "c": c}
+        c = server.c + replies.sum("change") / server.clients
+        return replace(server, w=server.w.step(replies.mean("delta"), self.server_lr), c=c)
 
-    def personalize(self, server: dict[str, Any], cohort: Cohort) -> Params:
+    def personalize(self, server: State, cohort: Cohort) -> Params:
         """The shared model."""
-        w: Params = server["w"]
-        return w
+        return server.w
 
-    def shared(self, server: dict[str, Any]) -> Params:
+    def shared(self, server: State) -> Params:
         """The shared model."""
-        w: Params = server["w"]
-        return w
+        return server.w

@@ -27,7 +27,7 @@ from atoll.kernel.predictor import Predictor
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import Wrapper, fact, values_of
-from atoll.toolbox.server.mixing import heard
+from atoll.toolbox.server.mixing import mark_seen
 
 if TYPE_CHECKING:
     from atoll.kernel.engine import Workbench
@@ -171,14 +171,14 @@ class InClusters(Wrapper):
         """The clustering's next state, then the next state of each cluster's server."""
         if server["inside"] is not None:
             return self._aggregate_inside(server, replies)
-        found: Server = self.finder.aggregate(server["clustering"], replies)
+        found = self.finder.aggregate(server["clustering"], replies)
         server = server | {"clustering": found, "rounds": server["rounds"] + 1}
         if server["rounds"] < self.cluster_rounds:
             return server
-        cluster, task = found["cluster"], replies.workbench.task
+        cluster, task = found.cluster, replies.workbench.task
         largest = torch.bincount(cluster[cluster >= 0]).argmax()
         there, cluster = torch.unique(torch.where(cluster < 0, largest, cluster), return_inverse=True)  # no empty ones
-        members, starts = cluster.cpu().numpy(), [found["models"].client(int(old)) for old in there]
+        members, starts = cluster.cpu().numpy(), [found.models.client(int(old)) for old in there]
         inside = [
             self.inner.equip(self.inner.start(task.of(int((members == number).sum()), start)), replies.workbench)
             for number, start in enumerate(starts)
@@ -196,7 +196,7 @@ class InClusters(Wrapper):
         for number in np.unique(where).tolist():
             own = replies.of(where == number).map(lambda one: one._replace(broadcast=one.unicast["sent"], unicast=None))
             inside[number] = self.inner.aggregate(inside[number], own)
-        return server | {"inside": inside, "told": heard(server["told"], replies.clients)}
+        return server | {"inside": inside, "told": mark_seen(server["told"], replies.clients)}
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:

@@ -113,6 +113,19 @@ def from_record(record: Mapping[str, Any]) -> Algorithm:
 def upgrade_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Give an older record, whose values stand beside the name, the form that `to_record` writes."""
     if isinstance(record.get("values"), Mapping):
-        return dict(record)
+        return _split(dict(record))
     values = {name: value for name, value in record.items() if name not in ("name", "file")}
-    return {"name": record["name"], "file": record.get("file"), "values": values}
+    return _split({"name": record["name"], "file": record.get("file"), "values": values})
+
+
+def _split(record: dict[str, Any]) -> dict[str, Any]:
+    """Name the one of two methods that used to be one, told apart by a value `form`."""
+    method = re.match(r"(apfl|pfedme)(?=$|[+@])", str(record["name"]))
+    if method is None or "form" not in record["values"]:
+        return record
+    values = dict(record["values"])
+    if values.pop("form") == "published":
+        return record | {"values": values}
+    unused = ("inner_steps", "eta", "beta") if method[0] == "pfedme" else ()
+    name = record["name"].replace(method[0], f"{method[0]}-survey", 1)
+    return record | {"name": name, "values": {one: value for one, value in values.items() if one not in unused}}

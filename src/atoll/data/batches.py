@@ -19,12 +19,20 @@ class Split:
     order: Tensor
     offsets: NDArray[np.int64]
     _short: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
+    _evenness: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     def has_short_batch(self, batch_size: int) -> bool:
         """Return whether any client's last batch is short. All clients count, so every cohort computes alike."""
         if batch_size not in self._short:
             self._short[batch_size] = bool((np.diff(self.offsets) % batch_size).any())
         return self._short[batch_size]
+
+    def evenness(self, batch_size: int) -> float:
+        """Return the mean number of steps of a client over that of the largest one: 1 if all are equal."""
+        if batch_size not in self._evenness:
+            steps = -(-np.diff(self.offsets) // batch_size)
+            self._evenness[batch_size] = float(steps.mean() / max(steps.max(initial=0), 1))
+        return self._evenness[batch_size]
 
     def sizes(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many samples these clients have."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from atoll.kernel.errors import CohortError, LabelsNeeded
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack, Tree, flatten, rows_of, spread, stacked_leaves
+from atoll.kernel.record import is_record, parts_of
 from atoll.kernel.task import Facts, Training
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("atoll.clients")
 
+T = TypeVar("T")  # a record, or a dict of trees
 Step = Callable[[Any, Any, Any], Any]  # (carry, Batch or a tuple of them, given) -> carry
 
 
@@ -182,7 +184,7 @@ class Cohort:
     @overload
     def recall(self, default: Params | Stack) -> Stack: ...
     @overload
-    def recall(self, default: dict[str, Any]) -> dict[str, Any]: ...
+    def recall(self, default: T) -> T: ...
     def recall(self, default: Tree) -> Tree:
         """What the clients kept last time, stacked; `default` for clients that have kept nothing yet."""
         return self._host.recall(self.clients, self.stacked(default), before=self.round)
@@ -215,8 +217,9 @@ class Cohort:
         """The same tree, if every Stack in it belongs to this cohort."""
         leaves, structure = flatten(tree)
         for leaf, row in zip(leaves, stacked_leaves(structure), strict=True):
-            if row and len(leaf) != len(self):
-                raise CohortError(f"A Stack must have one row per client, {len(self)}. Got {len(leaf)}.")
+            if row and (leaf.ndim == 0 or len(leaf) != len(self)):
+                rows = len(leaf) if leaf.ndim else "a single number"
+                raise CohortError(f"A Stack must have one row per client, {len(self)}. Got {rows}.")
         return tree
 
     def _placed(self, loose: Params) -> Params:
@@ -245,7 +248,25 @@ class Cohort:
                 raise CohortError(
                     "A value that every client has its own of must be Params or Stack. Got a bare "
                     f"{type(tree).__name__}.",
-                    hint="name it: Params.of(loss=0.0).",
+                    hint="name it: Params.of(loss=0.0), or make it a field of a record: `loss: Each`.",
                 )
+            case _ if is_record(tree):
+                parts = parts_of(tree).items()
+                return replace(tree, **{
+                    name: self.each(part) if name in tree.__rows__ and isinstance(part, Tensor | int | float)
+                    else self.stacked(part) for name, part in parts
+                })  # fmt: skip
         flatten(tree)  # raises with what is allowed
         return tree
+
+    def each(self, value: Tensor | float) -> Tensor:
+        """Return one row per client: a single number for all of them, or rows as they are."""
+        if not isinstance(value, Tensor):
+            dtype = self.initial_dtype if isinstance(value, float) else None
+            return torch.tensor(value, dtype=dtype, device=self.device).expand(len(self))
+        if value.ndim == 0:
+            placed = value.to(self.device, self.initial_dtype if value.is_floating_point() else None)
+            return placed.expand(len(self))
+        if len(value) != len(self):
+            raise CohortError(f"A field that is `Each` must have one row per client, {len(self)}. Got {len(value)}.")
+        return value

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atoll.kernel.errors import CohortError, ModelError
 from atoll.kernel.hyperparameters import Words
+from atoll.kernel.record import is_record, parts_of
 
 Kind = Literal["trained", "frozen", "buffer"]
 # A part of a model: what it declares, or the layers on one side of a boundary, by count or by name.
@@ -120,6 +121,12 @@ class _Leaves(Mapping[str, Tensor]):
         """All leaves but those with these names."""
         unwanted = frozenset(names)
         return self._like({name: leaf for name, leaf in self._leaves.items() if name not in unwanted})
+
+    @property
+    def value(self) -> Tensor:
+        """The only leaf, for what has no more than one: `replies.stack("loss").value`."""
+        (only,) = self._leaves.values()
+        return only
 
     def part(self, part: Part) -> Self:
         """The leaves of a declared part of the model."""
@@ -338,10 +345,10 @@ def _total(parts: list[Tensor]) -> Tensor:
 
 
 # -- trees: what may be passed around, kept, sent and saved -------------------------------------------------------
-# A tree is None, a number, a string, a tensor, a Params, a Stack, or a dict, list or tuple of trees.
+# A tree is None, a number, a string, a tensor, a Params, a Stack, or a record, dict, list or tuple of trees.
 
 Tree = Any
-StructureKind = Literal["static", "tensor", "params", "stack", "dict", "list", "tuple"]
+StructureKind = Literal["static", "tensor", "rows", "params", "stack", "record", "dict", "list", "tuple"]
 
 
 @dataclass(frozen=True)
@@ -352,7 +359,7 @@ class Structure:
     names: tuple[str, ...] = ()
     parts: tuple[Structure, ...] = ()
     layout: Layout | None = None
-    value: Any = None
+    value: Any = None  # of what is static; the class of a record
 
 
 def flatten(tree: Tree) -> tuple[list[Tensor], Structure]:
@@ -376,10 +383,21 @@ def _flatten(tree: Tree, leaves: list[Tensor]) -> Structure:
             return Structure("list" if isinstance(tree, list) else "tuple", parts=parts)
         case None | bool() | int() | float() | str():
             return Structure("static", value=tree)
+        case _ if is_record(tree):
+            named = parts_of(tree)
+            parts = tuple(_flatten_part(tree, name, part, leaves) for name, part in named.items())
+            return Structure("record", tuple(named), parts, value=type(tree))
     raise CohortError(
-        f"A value must be made of numbers, tensors, Params, Stack, dict, list or tuple. Got {type(tree).__name__}.",
-        hint="put tensors that belong together into Params.of(name=tensor).",
+        "A value must be made of numbers, tensors, Params, Stack, records, dict, list or tuple. Got "
+        f"{type(tree).__name__}.",
+        hint="put tensors that belong together into Params.of(name=tensor), or make the class a @record.",
     )
+
+
+def _flatten_part(whole: Any, name: str, part: Tree, leaves: list[Tensor]) -> Structure:
+    """Flatten a field of a record; a bare tensor in a field that is `Each` has one row per client."""
+    structure = _flatten(part, leaves)
+    return Structure("rows") if structure.kind == "tensor" and name in whole.__rows__ else structure
 
 
 def named_leaves(tree: Tree) -> Iterator[tuple[str, Tensor]]:
@@ -392,7 +410,7 @@ def _names(structure: Structure) -> Iterator[str]:
     match structure.kind:
         case "params" | "stack":
             yield from structure.names
-        case "tensor":
+        case "tensor" | "rows":
             yield ""
         case _:
             for part in structure.parts:
@@ -408,25 +426,26 @@ def _unflatten(structure: Structure, leaves: Iterator[Tensor], one_client: bool)
     match structure.kind:
         case "static":
             return structure.value
-        case "tensor":
+        case "tensor" | "rows":
             return next(leaves)
         case "params" | "stack":
             made = Params if structure.kind == "params" or one_client else Stack
             return made({name: next(leaves) for name in structure.names}, structure.layout)
-        case "dict":
+        case "dict" | "record":
             parts = (_unflatten(part, leaves, one_client) for part in structure.parts)
-            return dict(zip(structure.names, parts, strict=True))
+            named = dict(zip(structure.names, parts, strict=True))
+            return named if structure.kind == "dict" else structure.value(**named)
         case "list" | "tuple":
             made_of = [_unflatten(part, leaves, one_client) for part in structure.parts]
             return made_of if structure.kind == "list" else tuple(made_of)
 
 
 def stacked_leaves(structure: Structure) -> list[bool]:
-    """For each tensor of a flattened tree, whether it has a client axis, that is, whether it sits in a Stack."""
+    """For each tensor of a flattened tree, whether it has a client axis: in a Stack, or bare in an `Each` field."""
     if structure.kind in ("params", "stack"):
         return [structure.kind == "stack"] * len(structure.names)
-    if structure.kind == "tensor":
-        return [False]
+    if structure.kind in ("tensor", "rows"):
+        return [structure.kind == "rows"]
     return [flag for part in structure.parts for flag in stacked_leaves(part)]
 
 

@@ -28,23 +28,23 @@ def to_bytes(assignment: Assignment) -> bytes:
         "method": to_record(assignment.method),
         "round": assignment.round,
     }
-    return serialise.to_bytes(
-        {
-            "about": json.dumps(about),
-            "broadcast": assignment.broadcast,
-            "unicast": assignment.unicast,
-            "clients": torch.from_numpy(assignment.clients),
-        }
-    )
+    tree = {
+        "broadcast": assignment.broadcast,
+        "unicast": assignment.unicast,
+        "clients": torch.from_numpy(assignment.clients),
+    }
+    return serialise.to_bytes(tree, about=json.dumps(about))
 
 
 def from_bytes(message: bytes, layout: Layout, device: torch.device | str = "cpu") -> Assignment:
     """Read an assignment again; raise PayloadError for anything that is not one."""
-    tree = serialise.from_bytes(message, layout, device)
+    words = serialise.read_about(message)
     try:
-        about = json.loads(tree["about"])
+        about = json.loads(words)
         phase: Phase = PHASES[about["phase"]](**about["values"])
-        method, clients = from_record(about["method"]), tree["clients"].cpu().numpy()
+        method = from_record(about["method"])  # first: its file defines the records that are read next
+        tree = serialise.from_bytes(message, layout, device)
+        clients = tree["clients"].cpu().numpy()
         return Assignment(phase, method, tree["broadcast"], tree["unicast"], clients, int(about["round"]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise PayloadError(

@@ -8,11 +8,22 @@ import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, describe_values
-from atoll.kernel.errors import DivergedError
+from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.params import Tree, flatten, named_leaves
+from atoll.kernel.record import is_record
 from atoll.kernel.wrapper import title_of
 
 log = logging.getLogger("atoll.federation")
+
+
+def require_same_kind(found: Tree, begun: Tree) -> None:
+    """Raise for a server's state from a checkpoint that is not of the record with which the method begins."""
+    if is_record(begun) and type(found) is not type(begun):
+        raise RunError(
+            f"The server's state in the checkpoint must be a {type(begun).__name__} record of the method. It is a "
+            f"{type(found).__name__}.",
+            hint="an older version wrote it: begin a new run in another folder, or go on with that version.",
+        )
 
 
 def require_sound(server: Tree, round: int, task: str) -> None:

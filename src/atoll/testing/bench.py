@@ -33,7 +33,7 @@ from atoll.runtime.population import Population
 
 @dataclass(frozen=True)
 class Workload:
-    """K clients with `steps` batches of B samples each."""
+    """K clients with `steps` batches of B samples each; or as many on average, where they are skewed."""
 
     model: str
     shape: tuple[int, ...]
@@ -42,18 +42,20 @@ class Workload:
     target: float  # the least speed-up
     steps: int = 50
     precision: Precision = "fp32"
+    skewed: bool = False  # ten classes dealt by Dirichlet(0.1): the largest client has many times the median's samples
     compile: bool | None = None  # whatever pays, unless compiling takes longer than is worth waiting for
 
     @property
     def name(self) -> str:
         """For the table and for `--only`."""
         shape = "x".join(map(str, self.shape))
-        return f"{self.model}-{shape}-{self.clients}x{self.batch}"
+        return f"{self.model}-{shape}-{self.clients}x{self.batch}{'-skewed' if self.skewed else ''}"
 
 
 CPU = (
     Workload("mlp", (1, 8, 8), 50, 10, target=5.0),
     Workload("mlp", (1, 28, 28), 50, 10, target=5.0),
+    Workload("mlp", (1, 28, 28), 50, 10, target=4.0, skewed=True),
     Workload("cnn", (1, 28, 28), 20, 10, target=1.2),
     Workload("cnn", (3, 32, 32), 20, 10, target=1.2),
     Workload("cnn", (1, 28, 28), 10, 50, target=1.0, steps=16),
@@ -62,6 +64,8 @@ CPU = (
 CUDA = (
     Workload("cnn", (3, 32, 32), 20, 10, target=40.0, precision="bf16"),
     Workload("cnn", (3, 32, 32), 100, 10, target=60.0, precision="bf16"),
+    Workload("cnn", (1, 28, 28), 100, 10, target=60.0, precision="bf16"),
+    Workload("cnn", (1, 28, 28), 100, 10, target=60.0, precision="bf16", skewed=True),
     Workload("cnn", (3, 32, 32), 100, 50, target=25.0, precision="bf16"),
     Workload("resnet18-gn", (3, 32, 32), 20, 32, target=4.0, steps=10, precision="bf16", compile=False),
     Workload("mlp", (1, 28, 28), 50, 10, target=5.0),
@@ -69,14 +73,18 @@ CUDA = (
 
 
 def synthetic(workload: Workload) -> Task:
-    """A task of random samples, the same number for every client."""
+    """A task of random samples."""
     rng = generator(0, "bench", workload.name)
-    each = workload.batch * workload.steps
-    count = min(workload.clients * each, 20_000)  # clients may share samples: only speed is measured
+    total = workload.clients * workload.batch * workload.steps
+    count = min(total, 20_000)  # clients may share samples: only speed is measured
     x = torch.from_numpy(rng.standard_normal((count, *workload.shape), dtype=np.float32))
     y = torch.from_numpy(rng.integers(0, 10, count))
-    order = torch.arange(workload.clients * each) % count
-    offsets = np.arange(workload.clients + 1) * each
+    shares = np.full(workload.clients, 1 / workload.clients)
+    if workload.skewed:
+        shares = rng.dirichlet(np.full(workload.clients, 0.1), size=10).mean(0)
+    sizes = np.maximum(np.round(shares * total / workload.batch), 1).astype(np.int64) * workload.batch
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    order = torch.arange(int(offsets[-1])) % count
     nothing = Split(torch.zeros(0, dtype=torch.int64), np.zeros(workload.clients + 1, dtype=np.int64))
     with default_generator(0):
         module = models.build(workload.model, workload.shape, 10)
@@ -98,18 +106,18 @@ def baseline(task: Task, workload: Workload, device: torch.device) -> Callable[[
         model: nn.Module = models.build(workload.model, workload.shape, 10).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    order = task.splits["train"].order.reshape(workload.clients, workload.steps, workload.batch)
+    split = task.splits["train"]
     clients = workload.clients if device.type == "cpu" else min(workload.clients, 5)
+    order = [split.order[split.offsets[k] : split.offsets[k + 1]].reshape(-1, workload.batch) for k in range(clients)]
 
     def round() -> int:
         for client in range(clients):
             model.load_state_dict(start)
-            for step in range(workload.steps):
-                batch = order[client, step]
+            for batch in order[client]:
                 optimizer.zero_grad()
                 F.cross_entropy(model(task.x[batch]), task.y[batch]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        return clients * workload.steps
+        return sum(map(len, order))
 
     return round
 

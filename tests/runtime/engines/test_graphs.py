@@ -141,7 +141,7 @@ def test_a_run_in_graphs_is_the_run_without(make_task, request, method):
 
     without, counts = after(), request.getfixturevalue("pretended")
     assert all(map(torch.equal, after(), without))
-    # Captured: the clients' steps for all three and for one of them, and the server's; FedGen's clients have others
-    # once there is a generator, and count their labels. Begun: two stretches of clients in each of four rounds, ...
-    expected = {"fedavg": (2, 8), "feddf": (2 + 1, 8 + 8), "fedgen": (2 + 2 + 1 + 1, 8 + 4 + 4)}
+    # Captured: the clients' steps, for one width, and the server's; FedGen's clients have others once there is a
+    # generator, and count their labels. Begun: the clients in each of four rounds, ...
+    expected = {"fedavg": (1, 4), "feddf": (1 + 1, 4 + 8), "fedgen": (1 + 1 + 1 + 1, 4 + 4 + 4)}
     assert (counts["captured"], counts["begun"]) == expected[method.partition(":")[0]]

@@ -14,7 +14,7 @@ from atoll.kernel.fingerprints import Unstable, fingerprint
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
 from atoll.runtime.engines.local import LocalEngine
-from atoll.runtime.engines.programs import WORTHWHILE_CALLS, Plan, Programs
+from atoll.runtime.engines.programs import WORTHWHILE_CALLS, Plan
 
 LOG = logging.getLogger("atoll.tests")
 GLOBAL_NUMBER = 1.0
@@ -88,24 +88,6 @@ def test_what_may_change_has_no_fingerprint(captured):
 def test_a_global_tensor_has_no_fingerprint():
     with pytest.raises(Unstable, match="it captures a Tensor; pass it in `given`"):
         fingerprint(lambda carry, batch, given: GLOBAL_TENSOR)
-
-
-@pytest.mark.parametrize("clients", [1, 2, 3, 7, 20, 100, 1000])
-@pytest.mark.parametrize(("mode", "programs", "waste"), [("traced", 2, 1 / 3), ("compiled", 1, 1 / 2)])
-def test_program_sizes_are_few_and_waste_few_rows(clients, mode, programs, waste):
-    """At most so many programs for each halving, and at most this share of the rows is computed in vain."""
-    sizes = Programs.sizes(mode, clients)
-    assert sizes[0] == 1
-    assert sizes[-1] == clients
-    assert len(sizes) <= programs * clients.bit_length() + 1
-    for active in range(1, clients + 1):
-        size = sizes[sizes.searchsorted(active)]
-        assert size >= active
-        assert size - active <= size * waste
-
-
-def test_eager_steps_run_for_any_number_of_clients():
-    assert Programs.sizes("eager", 10) is None
 
 
 def test_plans_read_as_what_they_are():

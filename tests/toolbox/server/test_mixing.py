@@ -72,10 +72,10 @@ def test_a_server_without_room_says_how_much_it_needs(make_task, monkeypatch: py
     task: Task = make_task(sizes=(2, 2, 2))
     needed = 2 * 3 * 4 * task.network.parameters
     monkeypatch.setattr(mixing, "_memory", lambda device: needed)
-    assert mixing.everybody(task.public_facts(), copies=2).clients == 3
+    assert mixing.initial_models(task.public_facts(), copies=2).clients == 3
     monkeypatch.setattr(mixing, "_memory", lambda device: needed - 1)
     with pytest.raises(EngineError, match=f"all 3 clients, 2 of each at a time: {needed:,} bytes"):
-        mixing.everybody(task.public_facts(), copies=2)
+        mixing.initial_models(task.public_facts(), copies=2)
 
 
 def test_the_memory_of_this_machine_is_known() -> None:

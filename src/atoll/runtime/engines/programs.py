@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
@@ -182,7 +181,9 @@ def _require_same(after: Structure, before: Structure, new: Leaves, old: Leaves)
 
 
 def _abbreviate(structure: Structure) -> str:
-    if structure.kind == "dict":
+    if structure.kind == "rows":
+        return "tensor"
+    if structure.kind in ("dict", "record"):
         pairs = zip(structure.names, structure.parts, strict=True)
         return "{" + ", ".join(f"{name}: {_abbreviate(part)}" for name, part in pairs) + "}"
     if structure.kind in ("params", "stack"):
@@ -215,6 +216,21 @@ class Running:
     def end(self) -> Leaves:
         """Return the carry, in tensors of its own."""
         return self.carry
+
+    def take(self, lanes: Tensor) -> Leaves:
+        """Return the carry of some lanes."""
+        return [leaf[lanes] for leaf in self.carry]
+
+    def put(self, lanes: Tensor, carry: Leaves, given: Leaves, timed: Timed | None, stacked: list[bool]) -> None:
+        """Let other clients go on in some lanes; of `given`, only what is stacked is theirs."""
+        self.carry = [leaf.index_copy(0, lanes, new) for leaf, new in zip(self.carry, carry, strict=True)]
+        self._given = [
+            leaf.index_copy(0, lanes, new) if row else leaf
+            for leaf, new, row in zip(self._given, given, stacked, strict=True)
+        ]
+        if self._timed is not None and timed is not None:
+            pairs = zip(self._timed, timed, strict=True)
+            self._timed = Timed(*(old.index_copy(0, lanes, new) for old, new in pairs))
 
 
 class EagerProgram:
@@ -377,6 +393,16 @@ class GraphProgram(Running):
         """Return the carry, in tensors of its own."""
         return [leaf.clone() for leaf in self.carry]
 
+    def put(self, lanes: Tensor, carry: Leaves, given: Leaves, timed: Timed | None, stacked: list[bool]) -> None:
+        """Let other clients go on in some lanes, where the graph reads."""
+        for mine, theirs in zip(self.carry, carry, strict=True):
+            mine.index_copy_(0, lanes, theirs)
+        for mine, theirs, row in zip(self._given, given, stacked, strict=True):
+            if row:
+                mine.index_copy_(0, lanes, theirs)
+        for kept, now in zip(self._timed or (), timed or (), strict=True):
+            kept.index_copy_(0, lanes, now)
+
 
 Program = EagerProgram | SeededProgram | TracedProgram | GraphProgram
 
@@ -418,19 +444,6 @@ class Programs:
     def _forget_graphs(self) -> None:
         """Forget all graphs and what they read; their scratch memory must not be used again either."""
         self._of_clients, self._of_servers = Graphs(own_data=False), Graphs(own_data=True)
-
-    @staticmethod
-    def sizes(mode: Mode, clients: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-        """Return the numbers of clients that programs are made for, ascending; None means any number."""
-        if mode == "eager":
-            return None
-        sizes = {clients}
-        while (smallest := min(sizes)) > 1:
-            # Three quarters and a half apart: at most a third of the rows is wasted. Compiling takes seconds for each
-            # size, so compiled programs are made for halves only.
-            between = set() if mode == "compiled" else {-(-smallest * 3 // 4)}
-            sizes |= (between | {-(-smallest // 2)}) - {smallest}
-        return np.array(sorted(sizes))
 
     def get(self, plan: Plan, work: Work, example: tuple[Any, ...], calls: int) -> Program:
         """Return the program for these shapes; make it now if it is new and `calls` calls will pay for it.

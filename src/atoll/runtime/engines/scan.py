@@ -1,7 +1,7 @@
 """Folding a step over the batches of a cohort.
 
-Clients are in the order of their steps, so at step t the active ones are a prefix and nothing is computed for the
-others. Programs exist for a few sizes of prefix only; rows past the active ones compute into the void.
+Programs that were traced or compiled run in lanes, see `lanes.py`. Without a program all clients begin together, in the
+order of their steps, so at step t the active ones are a prefix and nothing is computed for the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from atoll.kernel.fingerprints import Unstable
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.kernel.randomness import Keys, number
+from atoll.kernel.record import is_record, parts_of
+from atoll.runtime.engines.lanes import Lanes, choose_width, place
 from atoll.runtime.engines.programs import (
     Leaves,
     Plan,
@@ -169,6 +171,9 @@ class Scanner:
             timed = None if dropout is None else Timed(dropout.low, dropout.high, before)
             inputs = _Inputs(carry, given_leaves, table.index, mask, timed, table.steps)
             ahead = self.calls * -(-(epochs - first) // (last - first)) if last > first else self.calls
+            if self.plan.mode != "eager" and vectorised:
+                width = choose_width(max(len(cohort), self.nominal), data.evenness(batch_size))
+                return self._fold_in_lanes(work, inputs, ahead, width)
             order = np.argsort(-table.steps, kind="stable")
             if (order[1:] > order[:-1]).all():
                 return self._fold(work, inputs, ahead)
@@ -195,49 +200,71 @@ class Scanner:
         self.tally.gradients += work.gradients[0] * int(steps_each.sum()) * found
         return finish(leaves)
 
+    def _fold_in_lanes(self, work: Work, inputs: _Inputs, calls: int, width: int) -> Leaves:
+        """Return the carry of all clients, of whom `width` train at a time, by one program."""
+        device, stacked = inputs.index.device, stacked_leaves(work.given)
+        lanes = Lanes(inputs.steps, width)
+        if not lanes.ticks:
+            return inputs.carry
+        ticks = lanes.ticks if self.limit is None else min(lanes.ticks, self.limit)
+        client, step = (place(table[:ticks], device) for table in lanes.table)
+        index = inputs.index[step, client]  # [tick, lane, sample]
+        mask = None if inputs.mask is None else inputs.mask[step, client]
+
+        def rows(clients: Tensor, tick: int) -> tuple[Leaves, Leaves, Timed | None]:
+            """Return what some clients begin with; their own first step is at this tick."""
+            given = [leaf[clients] if row else leaf for leaf, row in zip(inputs.given, stacked, strict=True)]
+            timed = inputs.timed and Timed(*(part[clients] for part in inputs.timed))
+            if timed is not None:
+                timed = timed._replace(before=timed.before - tick)
+            return [leaf[clients] for leaf in inputs.carry], given, timed
+
+        self.tally.client_steps += lanes.busy(ticks)
+        began = self._clock(device)
+        carry, given, timed = rows(place(lanes.first, device), 0)
+        example = (carry, given, index[0], None if mask is None else mask[0], *(timed or (None, None, None)))
+        running = self.programs.get(self.plan, work, example, ticks * calls).begin(work, carry, given, timed)
+        done, turns = [leaf.clone() for leaf in inputs.carry], lanes.turns(device)
+        for tick in range(ticks):
+            running.step(index[tick], None if mask is None else mask[tick], tick)
+            if (turn := turns.get(tick + 1)) is None:
+                continue
+            for kept, result in zip(done, running.take(turn.lanes), strict=True):
+                kept.index_copy_(0, turn.ended, result)
+            if len(turn.begin):
+                running.put(turn.lanes[: len(turn.begin)], *rows(turn.begin, tick + 1), stacked)
+        self.tally.gradients += work.gradients[0] * int(inputs.steps.sum())
+        self.tally.seconds += self._clock(device) - began
+        return done
+
     def _fold(self, work: Work, inputs: _Inputs, calls: int) -> Leaves:
+        """Return the carry of all clients, who begin together, sorted by their steps: at step t a prefix is active."""
         steps, index, mask = inputs.steps, inputs.index, inputs.mask
         clients, total = len(steps), int(steps.max(initial=0))
         active = clients - np.searchsorted(np.sort(steps), np.arange(total), side="right")
-        if self.limit is not None:  # a measurement ends with the first program: the others might have to be compiled
-            active = active[active == active.max(initial=0)]
-            total = len(active)
-        # Programs are made for the sizes of a full cohort: one with drop-outs uses them too, with rows to spare.
-        sizes = self.programs.sizes(self.plan.mode, max(clients, self.nominal))
-        size_at = active if sizes is None else sizes[np.searchsorted(sizes, active)]
-        if total and size_at[0] > clients:
-            inputs = inputs.pad(int(size_at[0]) - clients, stacked_leaves(work.given))
-            index, mask = inputs.index, inputs.mask
-        turns = np.flatnonzero(np.diff(size_at)) + 1
+        turns = np.flatnonzero(np.diff(active)) + 1
         self.tally.client_steps += int(active.sum())
         began = self._clock(index.device)
-
-        carry, rows, done = inputs.carry, clients, list[Leaves]()
+        carry, done = inputs.carry, list[Leaves]()
         for start, stop in zip([0, *turns], [*turns, total], strict=True) if total else ():
-            # One stretch: the same program runs until few enough clients are active for a smaller one.
-            size = int(size_at[start])
-            if active[start] < rows:
-                done.append([leaf[active[start] : rows] for leaf in carry])
-                rows = int(active[start])
+            size = int(active[start])
+            done.append([leaf[size:] for leaf in carry])
+            here, given = [leaf[:size] for leaf in carry], work.rows(inputs.given, size)
             timed = inputs.timed and Timed(*(part[:size] for part in inputs.timed))
-            here = [leaf[:size] for leaf in carry]
-            given = work.rows(inputs.given, size)
             example = (
                 here, given, index[start, :size], None if mask is None else mask[start, :size],
                 *(timed or (None, None, None)),
             )  # fmt: skip
-            program = self.programs.get(self.plan, work, example, int(stop - start) * calls)
-            running = program.begin(work, here, given, timed)
+            running = self.programs.get(self.plan, work, example, int(stop - start) * calls).begin(
+                work, here, given, timed
+            )
             for t in range(start, stop):
-                if active[t] < rows:  # these clients are done: set them aside before they are overwritten
-                    done.append([leaf[active[t] : rows].clone() for leaf in running.carry])
-                    rows = int(active[t])
                 running.step(index[t, :size], None if mask is None else mask[t, :size], t)
             carry = running.end()
             self.tally.gradients += work.gradients[0] * int(active[start:stop].sum())
         self.tally.seconds += self._clock(index.device) - began
-        pieces = [[leaf[:rows] for leaf in carry], *reversed(done)]
-        return pieces[0] if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+        pieces = [carry, *reversed(done)]
+        return carry if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 
     def _vectorises(self, cohort: Cohort) -> bool:
         """Return whether clients run under `vmap`: one alone runs plain autograd, which has less overhead.
@@ -287,23 +314,6 @@ class _Inputs:
     timed: Timed | None
     steps: NDArray[np.int64]
 
-    def pad(self, rows: int, given_rows: list[bool]) -> _Inputs:
-        """Return the inputs with more rows, whose values nothing reads."""
-
-        def lengthen(leaf: Tensor, axis: int = 0) -> Tensor:
-            return torch.cat(
-                [leaf, leaf.narrow(axis, 0, 1).expand(*leaf.shape[:axis], rows, *leaf.shape[axis + 1 :])], axis
-            )
-
-        return _Inputs(
-            [lengthen(leaf) for leaf in self.carry],
-            [lengthen(leaf) if row else leaf for leaf, row in zip(self.given, given_rows, strict=True)],
-            lengthen(self.index, 1),
-            None if self.mask is None else lengthen(self.mask, 1),
-            self.timed and Timed(*map(lengthen, self.timed)),
-            self.steps,
-        )
-
     def permute(self, there: Tensor, order: NDArray[np.int64], rows: list[bool]) -> _Inputs:
         return _Inputs(
             [leaf[there] for leaf in self.carry],
@@ -333,4 +343,6 @@ def _to_stacks(tree: Tree) -> Tree:
             return type(tree)(_to_stacks(part) for part in tree)
         case Tensor() | None | int() | float() | str():
             return tree
+        case _ if is_record(tree):
+            return replace(tree, **{name: _to_stacks(part) for name, part in parts_of(tree).items()})
     return Stack(tree, tree.layout)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.kernel.params import Tree, flatten, stacked_leaves, unflatten
+from atoll.kernel.record import is_record, parts_of
 from atoll.testing.conformance.errors import ConformanceError
 
 T = TypeVar("T")
@@ -22,6 +23,8 @@ def list_leaves(tree: Tree, place: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(tree, list | tuple):
         for number, part in enumerate(tree):
             yield from list_leaves(part, f"{place}/{number}" if place else str(number))
+    elif is_record(tree):
+        yield from list_leaves(parts_of(tree), place)
     elif tree is not None:
         yield place, tree
 

@@ -1,4 +1,4 @@
-"""One gradient step as the task's rule says: weight decay, clipping, momentum."""
+"""One gradient step as the task's rule says, weight decay, clipping, momentum; and the losses on the way."""
 
 from __future__ import annotations
 
@@ -7,9 +7,28 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from atoll.kernel.params import Params, Scalar, Stack
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
 
 Found = tuple[Params, Params, Tensor]  # what `Batch.gradient` returns: g, w with the buffers of the pass, the loss
+
+
+@record
+class MeanLoss:
+    """The mean of a client's losses over its steps, for a carry: `carry.loss.add(loss)`."""
+
+    total: Each = 0.0
+    steps: Each = 0.0
+
+    def add(self, loss: Tensor) -> MeanLoss:
+        """Return the mean with one more step in it."""
+        return MeanLoss(self.total + loss, self.steps + 1)
+
+    @property
+    def value(self) -> Tensor:
+        """Each client's mean; 0 before the first step."""
+        mean: Tensor = self.total / self.steps.clamp(min=1)
+        return mean
 
 
 def at_rest(rule: Training, w: Params | Stack, only: Iterable[str] | None = None) -> Params | Stack:

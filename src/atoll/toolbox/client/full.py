@@ -7,8 +7,19 @@ from typing import Any
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import Each, record
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.sgd import Gradient
+
+
+@record
+class Sums:
+    """What is added up over all samples, and the model with the buffers so far."""
+
+    w: Each
+    gradient: Each
+    loss: Each = 0.0
+    samples: Each = 0.0
 
 
 def plain(w: Params, batch: Batch) -> Found:
@@ -21,15 +32,12 @@ def full_gradient(
 ) -> tuple[Stack, Stack]:
     """Every client's mean gradient at w, each of its samples counted once; and w with the buffers of the passes."""
 
-    def step(carry: dict[str, Params], batch: Any, given: None) -> dict[str, Params]:  # noqa: ARG001
+    def step(carry: Sums, batch: Any, given: None) -> Sums:  # noqa: ARG001
         count = (batch if isinstance(batch, Batch) else batch[0]).count
-        g, after, loss = gradient(carry["w"], batch)
-        seen = carry["seen"]
-        seen = Params.of(loss=seen["loss"] + loss * count, samples=seen["samples"] + count)
-        return {"sum": carry["sum"] + g * count, "w": after, "seen": seen}
+        g, after, loss = gradient(carry.w, batch)
+        return Sums(after, carry.gradient + g * count, carry.loss + loss * count, carry.samples + count)
 
-    start = {"sum": w.zeros(), "w": w, "seen": Params.of(loss=0.0, samples=0.0)}
-    end = cohort.scan(step, start, stream=stream)
+    end = cohort.scan(step, Sums(w, w.zeros()), stream=stream)
     name = stream if isinstance(stream, str) else stream[0]
-    cohort.observe(**{f"loss/{name}": end["seen"]["loss"] / end["seen"]["samples"]})
-    return end["sum"] / end["seen"]["samples"], end["w"]
+    cohort.observe(**{f"loss/{name}": end.loss / end.samples})
+    return end.gradient / end.samples, end.w

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.kernel.params import Params, Scalar, Stack, Tree
+from atoll.kernel.record import Each, record
 
 Onto = Callable[[Params, Params, Tree], Params]
 
@@ -33,9 +34,17 @@ class Penalty:
         return self.onto(g, w, self.given)
 
 
+@record
+class Near:
+    """Where a model is held, and how strongly."""
+
+    lam: Scalar
+    center: Each
+
+
 def proximal(lam: Scalar, center: Params | Stack) -> Penalty:
     """(lam / 2) ||w - center||^2 over the trained leaves that the center has; buffers are never pulled."""
-    return Penalty(_proximal, {"lam": lam, "center": center.trained})
+    return Penalty(_proximal, Near(lam, center.trained))
 
 
 def linear(direction: Params | Stack) -> Penalty:
@@ -43,9 +52,9 @@ def linear(direction: Params | Stack) -> Penalty:
     return Penalty(_linear, direction.trained)
 
 
-def _proximal(g: Params, w: Params, given: Tree) -> Params:
-    center = given["center"].only(g)
-    return g.moved(w.only(center) - center, given["lam"])
+def _proximal(g: Params, w: Params, given: Near) -> Params:
+    center = given.center.only(g)
+    return g.moved(w.only(center) - center, given.lam)
 
 
 def _linear(g: Params, w: Params, direction: Params) -> Params:  # noqa: ARG001 - its gradient is the same everywhere

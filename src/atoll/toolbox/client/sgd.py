@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack, Tree
-from atoll.toolbox.client.descent import Found, at_rest, descend
+from atoll.kernel.record import Each, record
+from atoll.toolbox.client.descent import Found, MeanLoss, at_rest, descend
 from atoll.toolbox.client.penalties import Penalty
 from atoll.toolbox.client.sharpness import Radius, sharp_gradient, sharpen
 
 Gradient = Callable[..., Found]  # of a model, a batch (a tuple of them where there are several streams), and `given`
+
+
+@record
+class Pull:
+    """Where each client is drawn to in every step, and how strongly."""
+
+    lam: Each
+    center: Stack
+
+
+@record
+class Carry:
+    """A model on its way."""
+
+    w: Each
+    velocity: Each
+    loss: MeanLoss
+
+
+@record
+class Given:
+    """What does not change on the way."""
+
+    lr: Tensor
+    penalty: Tree
+    radius: Tree
+    pull: Pull | None
+    more: tuple[Tree, ...]
 
 
 def sgd(
@@ -30,7 +59,7 @@ def sgd(
     draws: bool = False,
     radius: Radius = 0.0,
     adaptive: bool = False,
-    pull: Mapping[str, Stack] | None = None,
+    pull: Pull | None = None,
 ) -> Stack:
     """Every client's model after `epochs` passes over its training data, from `start`.
 
@@ -38,8 +67,8 @@ def sgd(
     at zero. `only` restricts training to a part of the model, or to the leaves it names. Two calls with the same
     `stream` see the same batches. With `gradient`, steps go along gradient(w, batch) and not along that of the loss;
     with `given`, along gradient(w, batch, given). It may draw if `draws` says so. With a `radius`, the gradient is
-    sharpness-aware (`client.sharpness`); a `penalty` is added to it. With a `pull`, {"lam": ..., "center": ...},
-    each step of w ends with - lr lam (w - center), w before the step, outside of momentum, weight decay and clipping.
+    sharpness-aware (`client.sharpness`); a `penalty` is added to it. With a `pull`, each
+    step of w ends with - lr lam (w - center), w before the step, outside of momentum, weight decay and clipping.
     """
     rule = cohort.training
     layout = cohort.task.network.layout
@@ -51,35 +80,39 @@ def sgd(
             radius, adaptive = change.radius(start), change.adaptive
     onto = None if penalty is None else penalty.onto
 
-    def direction(w: Params, batch: Any, given: dict[str, Any]) -> Found:
+    def direction(w: Params, batch: Any, given: Given) -> Found:
         if gradient is None:
-            return sharp_gradient(w, batch, given["radius"], adaptive=adaptive, only=names)
-        return sharpen(lambda v: gradient(v, batch, *given["more"]), w, given["radius"], adaptive=adaptive)
+            return sharp_gradient(w, batch, given.radius, adaptive=adaptive, only=names)
+        return sharpen(lambda v: gradient(v, batch, *given.more), w, given.radius, adaptive=adaptive)
 
-    def step(carry: dict[str, Params], batch: Any, given: dict[str, Any]) -> dict[str, Params]:
-        before, seen = carry["w"], carry["seen"]
+    def step(carry: Carry, batch: Any, given: Given) -> Carry:
+        before = carry.w
         g, w, loss = direction(before, batch, given)
         if onto is not None:
-            g = onto(g, before, given["penalty"])
-        w, velocity = descend(rule, w, g, carry["velocity"], given["lr"])
-        if given["pull"] is not None:
-            lam, center = given["pull"]["lam"]["lam"], given["pull"]["center"]
-            w = w.moved(before.only(center) - center, -given["lr"] * lam)
-        return {"w": w, "velocity": velocity, "seen": Params.of(loss=seen["loss"] + loss, steps=seen["steps"] + 1)}
+            g = onto(g, before, given.penalty)
+        w, velocity = descend(rule, w, g, carry.velocity, given.lr)
+        if given.pull is not None:
+            center = given.pull.center
+            w = w.moved(before.only(center) - center, -given.lr * given.pull.lam)
+        return Carry(w, velocity, carry.loss.add(loss))
 
-    carry = {"w": start, "velocity": at_rest(rule, start, names), "seen": Params.of(loss=0.0, steps=0.0)}
-    more = () if given is None else (given,)
-    given = {
-        "lr": cohort.lr if lr is None else lr,
-        "penalty": penalty and penalty.given,
-        "radius": radius,
-        "pull": pull,
-        "more": more,
-    }
-    end = cohort.scan(step, carry, given=given, epochs=epochs, stream=stream, draws=draws)
+    end = cohort.scan(
+        step,
+        Carry(start, at_rest(rule, start, names), MeanLoss()),
+        given=Given(
+            lr=cohort.lr if lr is None else lr,
+            penalty=penalty and penalty.given,
+            radius=radius,
+            pull=pull,
+            more=() if given is None else (given,),
+        ),
+        epochs=epochs,
+        stream=stream,
+        draws=draws,
+    )
     name = stream if isinstance(stream, str) else stream[0]
-    cohort.observe(**{f"loss/{name}": end["seen"]["loss"] / end["seen"]["steps"].clamp(min=1)})
-    trained: Stack = end["w"]
+    cohort.observe(**{f"loss/{name}": end.loss.value})
+    trained: Stack = end.w
     for change in cohort.changes:
         change.measured.append(change.measure(start, trained))
     return trained

@@ -1,10 +1,13 @@
-"""What of a model is shared when a part of it is private."""
+"""Models of which a part is private: the rest is shared, and both are trained together."""
 
 from __future__ import annotations
 
 import logging
 
-from atoll.kernel.params import Params, Part
+from atoll.kernel.algorithm import Update
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Part, Stack
+from atoll.toolbox.client.sgd import sgd
 
 log = logging.getLogger("atoll.toolbox.client")
 
@@ -18,3 +21,15 @@ def say_what_is_shared(method: object, model: Params, private: Part) -> None:
         )
     if leaves == 0 and private != "none":
         log.warning("%s shares everything: this model has no %r. This is FedAvg.", name, private)
+
+
+def train_with_own(w: Params, cohort: Cohort, private: Part, *, epochs: int, weighting: str) -> Update:
+    """Train the shared leaves with each client's own, send the former and keep the latter."""
+    w_k = sgd(cohort, start=with_own(w, cohort, private), epochs=epochs)
+    shared, own = w_k.without_part(private), w_k.part(private)
+    return Update(send={"delta": shared - w}, weight=cohort.weights(weighting), keep=own)
+
+
+def with_own(w: Params, cohort: Cohort, private: Part) -> Stack:
+    """Return the shared leaves with each client's own; a client that never took part has the initial ones."""
+    return cohort.recall(default=cohort.initial.part(private)) | cohort.stacked(w)

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,24 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params
-from atoll.toolbox.server.adam import adam, annealed, unmoved
+from atoll.kernel.record import Each, record
+from atoll.toolbox.server.adam import Past, adam, annealed, unmoved
+
+
+@record
+class Student:
+    """A model on its way."""
+
+    w: Each
+    past: Past
+
+
+@record
+class Schedule:
+    """The first step size, and over how many steps it is annealed."""
+
+    lr: Tensor
+    steps: int
 
 
 def lessons(
@@ -39,11 +55,11 @@ def students(
     The next pass is made when it is asked for.
     """
     server = lessons(bench, x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
-    given = {"lr": torch.full_like(server.lr, lr), "steps": epochs * -(-len(x) // batch_size)}
-    state = {"w": start, "past": unmoved(start)}
+    given = Schedule(torch.full_like(server.lr, lr), epochs * -(-len(x) // batch_size))
+    state = Student(start, unmoved(start))
     for epoch in range(epochs):
         state = server.scan(_step, state, given=given, stream=f"distil {epoch}")
-        yield state["w"].client(0)
+        yield state.w.client(0)
 
 
 def last_of(models: Iterable[Params], start: Params) -> Params:
@@ -73,8 +89,6 @@ def disagreement(outputs: Tensor, wanted: Tensor, temperature: float) -> Tensor:
     return divergence(outputs / temperature, (wanted / temperature).softmax(1)) * temperature**2
 
 
-def _step(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
-    g, w, _ = batch.gradient(state["w"])
-    lr = given["lr"] * annealed(state["past"]["steps"]["steps"], given["steps"])
-    w, past = adam(w, g, state["past"], lr)
-    return {"w": w, "past": past}
+def _step(state: Student, batch: Batch, given: Schedule) -> Student:
+    g, w, _ = batch.gradient(state.w)
+    return Student(*adam(w, g, state.past, given.lr * annealed(state.past.steps, given.steps)))

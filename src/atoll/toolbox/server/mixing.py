@@ -18,8 +18,8 @@ from atoll.kernel.params import Stack, spread
 from atoll.kernel.task import Facts
 
 
-def everybody(task: Facts, copies: int) -> Stack:
-    """The trained leaves of all clients, initial ones; raises if `copies` of them at a time would not fit in memory."""
+def initial_models(task: Facts, copies: int) -> Stack:
+    """Return the initial trained leaves for every client; raise if `copies` of them do not fit in memory."""
     require_memory(task, copies)
     return spread(task.network.initial.trained, task.clients)
 
@@ -51,20 +51,20 @@ def _memory(device: torch.device) -> int | None:
         return None
 
 
-def alone(models: Stack) -> Tensor:
-    """The matrix in which every client has its own model and nothing else."""
+def identity_mixing(models: Stack) -> Tensor:
+    """Return the matrix in which every client has its own model and nothing else."""
     leaf = next(iter(models.values()))
     return torch.eye(len(leaf), dtype=leaf.dtype, device=leaf.device)
 
 
-def nobody(models: Stack) -> Tensor:
-    """Which clients have been heard of: none."""
+def none_seen(models: Stack) -> Tensor:
+    """Return a flag per client: none has sent anything yet."""
     leaf = next(iter(models.values()))
     return torch.zeros(len(leaf), dtype=torch.bool, device=leaf.device)
 
 
-def heard(seen: Tensor, clients: NDArray[np.int64]) -> Tensor:
-    """Which clients have been heard of, with these among them."""
+def mark_seen(seen: Tensor, clients: NDArray[np.int64]) -> Tensor:
+    """Return the flags with these clients among those who have sent something."""
     return seen.index_fill(0, torch.from_numpy(clients).to(seen.device), True)
 
 

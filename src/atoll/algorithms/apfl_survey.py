@@ -1,0 +1,86 @@
+"""APFL as a survey has it: in every step, a client's own model v_k takes in a share of the shared one.
+
+    w_k <- w_k - eta grad F_k(w_k)
+    v_k <- alpha_k w_k + (1 - alpha_k) (v_k - eta grad F_k(v_k)),        w by federated averaging
+
+Deployed is v_k. It begins with the w of the round in which client k first takes part. alpha_k weighs the shared part.
+If `adaptive`, it is the best of 0, 0.1, ..., 1 on the client's validation data, chosen anew in every round.
+
+Reference: no paper has this form. A survey describes it under the name of Deng, Kamani, Mahdavi. "Adaptive Personalized
+Federated Learning." 2020, whose method is `apfl`. https://arxiv.org/abs/2003.13461
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting, WithEverybody
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import Each, record
+from atoll.kernel.task import Training
+from atoll.toolbox.client import at_rest, best_share, descend
+from atoll.toolbox.client.descent import MeanLoss
+
+
+@record
+class Carry:
+    """Both models on their way, and how fast they go."""
+
+    w: Each
+    v: Each
+    velocity_w: Each
+    velocity_v: Each
+    main: MeanLoss
+    personal: MeanLoss
+
+
+@record
+class Given:
+    """What does not change in a round."""
+
+    alpha: Each
+    lr: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class APFLSurvey(Algorithm):
+    """A personal model, mixed with the shared one in every step."""
+
+    alpha: Share = 0.5  # α: share of w_k in every step of v_k
+    adaptive: bool = False  # whether clients choose α on validation data
+    epochs: Epochs = 1  # E: local epochs per round, on both models together
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    trains_by_sgd: ClassVar[bool] = False
+    limits: ClassVar[Limits] = {"local": WithEverybody(alpha=0.0, adaptive=False)}
+    cites: ClassVar[str] = "deng2020adaptive"
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train both models together, step by step on the same batches."""
+        v, rest = cohort.recall(default=w), at_rest(cohort.training, w)
+        alpha = cohort.each(self.alpha)
+        if self.adaptive:
+            alpha = 1 - best_share(cohort, w, v, otherwise=1 - self.alpha)
+            cohort.observe(alpha=alpha)
+        carry, given = Carry(w, v, rest, rest, MeanLoss(), MeanLoss()), Given(alpha, cohort.lr)
+        end = cohort.scan(partial(_step, cohort.training), carry, given=given, epochs=self.epochs)
+        cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})
+        return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=end.v)
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """The client's own model; a client that never took part uses w."""
+        return cohort.recall(default=w)
+
+
+def _step(rule: Training, carry: Carry, batch: Batch, given: Given) -> Carry:
+    """One step of one client; both gradients are taken before anything moves."""
+    g_w, w_k, main = batch.gradient(carry.w)
+    g_v, v_k, personal = batch.gradient(carry.v)
+    w_k, velocity_w = descend(rule, w_k, g_w, carry.velocity_w, given.lr)
+    v_k, velocity_v = descend(rule, v_k, g_v, carry.velocity_v, given.lr)
+    v_k = v_k.lerp(w_k.trained, given.alpha)  # v_k keeps the statistics of its own passes
+    return Carry(w_k, v_k, velocity_w, velocity_v, carry.main.add(main), carry.personal.add(personal))
