@@ -127,7 +127,7 @@ PARTICIPLES = (
     "spoken stacked standardised taken timed told tracked turned unused used whole"
 )
 OF_THE_KERNEL = {"beside"}  # names that its protocols prescribe
-SO_THAT = 51  # times in all of src; the number only falls
+SO_THAT = 50  # times in all of src; the number only falls
 
 
 def functions(room):
