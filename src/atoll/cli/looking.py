@@ -112,7 +112,7 @@ def _list_runs() -> Table:
 
 
 def _describe_run(folder: Path) -> list[str]:
-    """Return a row for a run."""
+    """Return a row for a run; nothing that its folder names is run."""
     from atoll.records.runs import Run
 
     run = Run.open(folder)

@@ -259,7 +259,7 @@ class Arrival(NamedTuple):
 class Replies:
     """What the clients sent in a round.
 
-    If sums suffice, replies are added up as they arrive and never held together, so that memory does not grow with
+    If sums suffice, replies are added up as they arrive and never held together, so memory does not grow with
     the cohort; they can be gone through once, and `stack` raises. Otherwise they are kept and everything can be asked.
     """
 
@@ -499,7 +499,7 @@ def _leaf(arrival: Arrival, name: str, leaf: str | None) -> Tensor:
 
 
 def _running(total: Tensor | None, weight: Tensor) -> Tensor:
-    """The sum of weights over clients; row by row in float64, so that chunks of any size give the same bits."""
+    """The sum of weights over clients; row by row in float64, so chunks of any size give the same bits."""
     if weight.dtype == torch.float64:
         for row in weight:
             total = row if total is None else total + row

@@ -41,7 +41,7 @@ def _differentiating() -> Iterator[bool]:
 
 
 class Augment(Protocol):
-    """A rule that changes the samples of a batch; a frozen dataclass, so that equal rules share programs."""
+    """A rule that changes the samples of a batch; a frozen dataclass, so equal rules share programs."""
 
     def __call__(self, x: Tensor, keys: Keys) -> Tensor:
         """The samples, changed."""

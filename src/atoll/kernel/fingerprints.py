@@ -67,13 +67,13 @@ def function_of(value: Any, given: Iterable[Tensor] = ()) -> Hashable:
 class _Look:
     """One look at a value and at all that it reads; what was met before is not looked at again.
 
-    What a step captures must not change from call to call, so that tensors and objects that can be changed are
+    What a step captures must not change from call to call, so tensors and objects that can be changed are
     refused. With `by_value` they are taken as they are now.
     """
 
     def __init__(self, *, by_value: bool = False, given: Iterable[Tensor] = ()) -> None:
         self.by_value = by_value
-        self._met: dict[int, tuple[int, Any]] = {}  # by identity: its number, and itself, so that it stays alive
+        self._met: dict[int, tuple[int, Any]] = {}  # by identity: its number, and itself, so it stays alive
         self._given = {id(tensor) for tensor in given}
 
     def at(self, value: Any) -> Hashable:

@@ -54,7 +54,7 @@ class Network:
         self.layout = layout_of(module)
         leaves = [*module.named_parameters(), *module.named_buffers()]
         self.initial = Params({name: leaf.detach().clone() for name, leaf in leaves}, self.layout)
-        # `functional_call` swaps tensors inside the module while it runs, so that threads must not share one.
+        # `functional_call` swaps tensors inside the module while it runs, so threads must not share one.
         self._copies = threading.local()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Network:
@@ -186,7 +186,7 @@ class PortableModule:
             module.forward = module.head.__call__  # type: ignore[operator]  # a module itself would become a part
         self.module = module
         self._dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
-        # Layers that are not ours may write their buffers in place, so that they are given copies.
+        # Layers that are not ours may write their buffers in place, so they are given copies.
         self._foreign = [
             f"{path}.{name}" if path else name
             for path, part in module.named_modules()

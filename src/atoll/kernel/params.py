@@ -5,7 +5,7 @@
     0.5 * w        integer buffers ride along unchanged
 
 A leaf is trained, frozen or a buffer, which the model's `Layout` says. Norms and inner products run over trained
-leaves only, so that a proximal term never pulls at BatchNorm statistics.
+leaves only, so a proximal term never pulls at BatchNorm statistics.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class _Leaves(Mapping[str, Tensor]):
         for name, step in direction.items():
             leaf = self._named(name)
             scale = self._aligned(size, leaf)
-            # addcmul takes a tensor as the step size, so that a compiled step does not bake it in.
+            # addcmul takes a tensor as the step size, so a compiled step does not bake it in.
             new[name] = (
                 torch.addcmul(leaf, step, scale) if isinstance(scale, Tensor) else torch.add(leaf, step, alpha=scale)
             )
@@ -353,7 +353,7 @@ StructureKind = Literal["static", "tensor", "rows", "params", "stack", "record",
 
 @dataclass(frozen=True)
 class Structure:
-    """A tree without its tensors; hashable, so that compiled programs can be found again by it."""
+    """A tree without its tensors; hashable, so compiled programs can be found again by it."""
 
     kind: StructureKind
     names: tuple[str, ...] = ()

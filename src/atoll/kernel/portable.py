@@ -3,7 +3,7 @@
 PyTorch's Dropout draws from a global generator, its BatchNorm would count the padding of a short batch and writes
 its statistics in place, and its Conv2d turns into a slow grouped convolution when every client has weights of its
 own. `portable` returns a copy of a network in which these layers are replaced by equivalents without those traits.
-What they need beyond their input (a mask, a key) arrives as a buffer, so that a forward pass stays a pure function.
+What they need beyond their input (a mask, a key) arrives as a buffer, so a forward pass stays a pure function.
 """
 
 from copy import deepcopy

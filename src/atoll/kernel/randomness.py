@@ -88,7 +88,7 @@ class Keys:
 
 
 def _mix(word: Tensor) -> Tensor:
-    """A 32-bit avalanche; both multipliers are below 2^31, so that int64 products never overflow.
+    """A 32-bit avalanche; both multipliers are below 2^31, so int64 products never overflow.
 
     In int32 it would take a third of the time on a CPU, but compiled programs rely on that nothing overflows.
     """
