@@ -13,7 +13,7 @@ from atoll.algorithms.fedetf import FedETF
 from atoll.algorithms.trainings.etf import in_frame, to_frame
 from atoll.kernel.network import Variant
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.oneshot import averaged
+from atoll.toolbox.oneshot import average_models
 
 CLASSES = 3
 
@@ -66,7 +66,7 @@ def test_models_answer_together_or_averaged(task: Task) -> None:
     expected = sum(p * one for p, one in zip(share, z, strict=True))
     torch.testing.assert_close(answers(task, report.algorithm.shared(report.server), x), expected, rtol=0, atol=1e-12)
     other = play(task, FedETF(epochs=2, scale=16.0, answer="average"))
-    one = averaged(models, share)
+    one = average_models(models, share)
     found = other.algorithm.shared(other.server)
     batch = Batch(x, x[:, :0], None, None, task.network, Variant(train=False))
     torch.testing.assert_close(answers(task, found, x), in_frame(one, frame(), batch), rtol=0, atol=1e-12)

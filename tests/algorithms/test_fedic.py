@@ -25,7 +25,7 @@ from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
 from atoll.toolbox.pairs import Pair
-from atoll.toolbox.server.adam import unmoved
+from atoll.toolbox.server.adam import no_past
 
 PUBLIC = 20
 
@@ -118,7 +118,7 @@ def test_a_step_of_the_student_by_hand(task: Task, mask: Tensor | None) -> None:
     batch = Batch(x, wanted, mask, Keys(torch.tensor(3), torch.tensor(4)), task.network, Variant())
     w = task.network.initial
     given = {"lr": torch.tensor(0.01), "steps": 9, "known": known, "size": 2, "temperature": 2.0}
-    end = learn({"w": w, "past": unmoved(w)}, batch, given)["w"]
+    end = learn({"w": w, "past": no_past(w)}, batch, given)["w"]
     module = task.network._original.requires_grad_(True)
     real = torch.ones(5, dtype=torch.float64) if mask is None else mask
     apart = F.kl_div((module(x) / 2).log_softmax(1), wanted, reduction="none").sum(1)

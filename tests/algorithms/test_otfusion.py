@@ -16,7 +16,7 @@ from atoll.kernel.params import stack
 from atoll.kernel.randomness import generator
 from atoll.models import MLP, BodyAndHead
 from atoll.testing.conformance import play
-from atoll.toolbox.oneshot import averaged, shares
+from atoll.toolbox.oneshot import average_models, shares
 
 
 class Skipping(BodyAndHead):
@@ -83,7 +83,7 @@ def test_all_are_matched_to_the_largest_client(make_task: Callable[..., Task]) -
     largest = sent["models"].client(2)
     matched = stack([matching(sent["models"].client(k), largest) for k in range(4)])
     found = play(task, OTFusion(epochs=3, weighting="sqrt")).server["model"]
-    expected = averaged(matched, shares(sent["labels"], "sqrt"))
+    expected = average_models(matched, shares(sent["labels"], "sqrt"))
     assert all(torch.equal(found[name], leaf) for name, leaf in expected.items())
 
 

@@ -30,8 +30,8 @@ from atoll.kernel.params import stack
 from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.oneshot import averaged
-from atoll.toolbox.server.adam import unmoved
+from atoll.toolbox.oneshot import average_models
+from atoll.toolbox.server.adam import no_past
 from atoll.toolbox.server.voting import Of
 
 CLASSES, FEATURES, SAMPLES = 3, 4, 12
@@ -154,8 +154,8 @@ def test_a_network_and_permuted_copies_of_it_fuse_to_the_network() -> None:
     w, draw = task.network.initial, generator(0, "orders")
     copies = [reordered(w, lambda _, rows: torch.from_numpy(draw.permutation(len(rows)))) for _ in range(3)]
     third = torch.full((3,), 1 / 3, dtype=torch.float64)
-    apart = answers(task, averaged(stack(copies), third), task.x)
-    fused = averaged(stack([matching(copy, copies[0]) for copy in copies]), third)
+    apart = answers(task, average_models(stack(copies), third), task.x)
+    fused = average_models(stack([matching(copy, copies[0]) for copy in copies]), third)
     wanted = answers(task, w, task.x)
     torch.testing.assert_close(answers(task, fused, task.x), wanted, **ROUNDING)
     assert (apart - wanted).abs().max() > 1e-2  # their plain average is another network
@@ -209,7 +209,7 @@ def test_what_a_student_knows_already_leaves_it_to_the_labels() -> None:
     given = {"lr": torch.tensor(0.01), "steps": 9, "known": known, "size": 2, "temperature": 3.0}
     wanted = (answers(task, w, x) / 3).softmax(1)
     batch = Batch(x, wanted, None, keys, task.network, Variant())
-    moved = learn({"w": w, "past": unmoved(w)}, batch, given)["w"]
+    moved = learn({"w": w, "past": no_past(w)}, batch, given)["w"]
     g, _, _ = Batch(known["x"], known["y"], None, None, task.network, Variant()).gradient(w)
     for name, leaf in g.items():
         expected = w[name] - 0.01 * (leaf / 2) / ((leaf / 2).abs() + 1e-8)

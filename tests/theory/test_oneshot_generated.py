@@ -146,17 +146,17 @@ def test_the_last_student_is_deployed_whatever_it_is_worth(task: Task) -> None:
     seen: list[Params] = []
 
     class Watched(dense.Student):
-        def passed(self, *inputs: Any) -> Any:
-            state = super().passed(*inputs)
+        def pass_over(self, *inputs: Any) -> Any:
+            state = super().pass_over(*inputs)
             seen.append(state["w"].client(0))
             return state
 
     models = stack([task.network.initial * factor for factor in (0.5, 2.0)])
-    end = Watched(**SMALL).learned(bench, task.network.initial, models)
+    end = Watched(**SMALL).learn(bench, task.network.initial, models)
     assert len(seen) == 3
     assert all(torch.equal(end[name], seen[-1][name]) for name in end)
     assert any((seen[-1][name] != seen[-2][name]).any() for name in end)
-    again = method.answering.learned(bench, task.network.initial, models)
+    again = method.answering.learn(bench, task.network.initial, models)
     assert all(torch.equal(end[name], again[name]) for name in end)
 
 
@@ -168,7 +168,7 @@ def test_a_student_learns_what_clients_know_together_without_a_sample() -> None:
     first[0, 0], first[1, 0], second[2, 1] = 8.0, -8.0, 8.0
     models = stack([linear(task, weight) for weight in (first, second)])
     method = Dense(server_epochs=20, generator_steps=5, server_batch=32, noise=8, width=16, server_lr=0.1)
-    student = method.answering.learned(bench, linear(task, torch.zeros_like(first)), models)
+    student = method.answering.learn(bench, linear(task, torch.zeros_like(first)), models)
     x, _ = drawn(200, seed=7)
     wanted = bench.answers(models, x).mean(0).argmax(1)
     assert (bench.answers(student, x).argmax(1) == wanted).double().mean() > 0.9

@@ -31,7 +31,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
-from atoll.toolbox.client.blocks import Blocks, above, blocks_of, talking
+from atoll.toolbox.client.blocks import Blocks, blocks_of, train_above, with_block_features
 from atoll.toolbox.client.features import moments
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.oneshot import Server, require_public, uploads
@@ -79,7 +79,7 @@ class ABHS(Splitting):
     def prepare(self, w: Params | None, cohort: Cohort) -> Update:
         """Tell label counts, and mean and deviation of what every block of the model says about the samples."""
         w = cohort.initial if w is None else w
-        said = moments(talking(cohort), w)
+        said = moments(with_block_features(cohort), w)
         return Update(send={"labels": label_counts(cohort), "blocks": said}, keep=cohort.stacked(w))
 
     def absorb(self, server: Server, replies: Replies) -> Server:
@@ -92,7 +92,7 @@ class ABHS(Splitting):
 
     def shareable(self, blocks: Blocks, counts: Tensor, said: Stack) -> tuple[Tensor, Tensor]:
         """Which blocks each client shares, [clients, blocks], and how alike they are."""
-        parts = [blocks.parted(said[name].double()) for name in ("mean", "deviation")]
+        parts = [blocks.split_by_block(said[name].double()) for name in ("mean", "deviation")]
         each, labels = [*zip(*parts, strict=True)], depth.label_similarity(counts.double())
         u = depth.affinity([depth.feature_similarity(m, sd) for m, sd in each], labels, self.weight)
         if self.rule == "variance":
@@ -109,10 +109,10 @@ class ABHS(Splitting):
         def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:
             return sgd(some, start, epochs=self.epochs, only=names)
 
-        w = above(cohort, blocks, cohort.recall(default=cohort.initial), split, train)
+        w = train_above(cohort, blocks, cohort.recall(default=cohort.initial), split, train)
         return Update(send={"model": w.only(blocks.above(told["common"])), **self.findings(cohort, w)})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """All models, each on its base."""
         models = spread(server["model"], len(replies.clients)) | uploads(replies, "model")
-        return self.concluded(server, replies, models, int(server["splits"].min()))
+        return self.conclude(server, replies, models, int(server["splits"].min()))

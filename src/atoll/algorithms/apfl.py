@@ -26,7 +26,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
-from atoll.toolbox.client import at_rest, descend
+from atoll.toolbox.client import descend, zero_velocity
 from atoll.toolbox.client.descent import MeanLoss
 
 
@@ -69,7 +69,7 @@ class APFL(Algorithm):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models together, step by step on the same batches."""
-        kept, rest = self._kept(w, cohort), at_rest(cohort.training, w)
+        kept, rest = self._kept(w, cohort), zero_velocity(cohort.training, w)
         carry = Carry(w, kept.v, kept.alpha, rest, rest, MeanLoss(), MeanLoss())
         end = cohort.scan(partial(self._step, cohort.training), carry, given=cohort.lr, epochs=self.epochs)
         cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})

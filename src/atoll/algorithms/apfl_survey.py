@@ -22,7 +22,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
-from atoll.toolbox.client import at_rest, best_share, descend
+from atoll.toolbox.client import best_share, descend, zero_velocity
 from atoll.toolbox.client.descent import MeanLoss
 
 
@@ -61,7 +61,7 @@ class APFLSurvey(Algorithm):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models together, step by step on the same batches."""
-        v, rest = cohort.recall(default=w), at_rest(cohort.training, w)
+        v, rest = cohort.recall(default=w), zero_velocity(cohort.training, w)
         alpha = cohort.each(self.alpha)
         if self.adaptive:
             alpha = 1 - best_share(cohort, w, v, otherwise=1 - self.alpha)

@@ -25,7 +25,7 @@ from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
-from atoll.toolbox.server.clustering import apart, center, cut, distances, merges, undone, within
+from atoll.toolbox.server.clustering import center, cut, distance_to, distances, merges, mixing_within, tree_of_splits
 from atoll.toolbox.server.mixing import require_memory
 
 log = logging.getLogger("atoll.cfl")
@@ -139,15 +139,15 @@ class CFL(Algorithm):
         cluster = torch.zeros_like(cohort.ids)
         for into, split in enumerate(server.splits, start=1):
             update = sgd(cohort, start=split.w, epochs=self.epochs) - split.w
-            stay, leave = (apart(update, half, "cosine") for half in (split.stay, split.leave))
+            stay, leave = (distance_to(update, half, "cosine") for half in (split.stay, split.leave))
             cluster = torch.where((cluster == split.of) & (leave < stay), into, cluster)
         return cluster
 
     def mixing(self, server: State) -> Tensor:
         """Clients of a cluster learn from each other."""
-        return within(server.cluster, server.weight)
+        return mixing_within(server.cluster, server.weight)
 
     def found_clusters(self, server: State) -> Clusters:
         """The leaves of the tree, and its splits."""
         cluster, splits = server.cluster.cpu().numpy(), [split.of for split in server.splits]
-        return Clusters(cluster, undone(cluster, splits) if splits else None, "splits: the first on top")
+        return Clusters(cluster, tree_of_splits(cluster, splits) if splits else None, "splits: the first on top")

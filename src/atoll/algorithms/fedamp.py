@@ -36,7 +36,7 @@ from atoll.toolbox.server.mixing import (
     initial_models,
     mark_seen,
     mean_for_unseen,
-    mixed,
+    mix_models,
     none_seen,
     squared_distances,
     with_replies,
@@ -93,7 +93,7 @@ class FedAMP(Algorithm):
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """u_i: every client gets a mixture of its own."""
-        return mixed(server.xi[torch.from_numpy(ids)], server.w)
+        return mix_models(server.xi[torch.from_numpy(ids)], server.w)
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Train the own model, drawn to the received mixture; who has none yet begins there."""

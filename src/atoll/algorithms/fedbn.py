@@ -17,7 +17,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.sharing import say_what_is_shared, train_with_own, with_own
-from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.client.statistics import refresh_statistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,4 +47,4 @@ class FedBN(Algorithm):
         """A new client has the initial scales and shifts, with statistics of its own samples: it needs no labels."""
         own = cohort.initial.part(self.private)
         start = cohort.stacked(w) | own
-        return start | settled(cohort, start).only(own)
+        return start | refresh_statistics(cohort, start).only(own)

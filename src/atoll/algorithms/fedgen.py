@@ -45,7 +45,7 @@ from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.models.generator import conditional_perceptron, generate
-from atoll.toolbox.client import adam, sgd, unmoved
+from atoll.toolbox.client import adam, no_past, sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.client.labels import label_counts
@@ -167,7 +167,7 @@ class FedGen(Algorithm):
         server = bench.cohort(noise, y, network=NO_NETWORK, batch_size=self.server_batch)
         given = Heads(Params(heads, heads.layout), counts / counts.sum(0).clamp(min=1))
         step = functools.partial(teach, method=self, network=bench.network)
-        end = server.scan(step, Teaching(generator, unmoved(generator)), given=given, train=False)
+        end = server.scan(step, Teaching(generator, no_past(generator)), given=given, train=False)
         taught: Params = end.generator.client(0)
         return taught
 

@@ -32,7 +32,7 @@ from atoll.kernel.randomness import generator
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.models.vae import autoencoder, decoder_of, negative_bound, sample
-from atoll.toolbox.client import adam, sgd, unmoved
+from atoll.toolbox.client import adam, no_past, sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.server.adam import Past
@@ -99,7 +99,7 @@ class FedGenLocal(Algorithm):
     def local(self, received: State | None, cohort: Cohort) -> Update:
         """Improve the generator and send what changed; to augment, train the own model as well."""
         kept = self.kept(cohort)
-        start = Improving(kept.vae, unmoved(kept.vae))
+        start = Improving(kept.vae, no_past(kept.vae))
         step = functools.partial(improve, lr=self.generator_lr, latent=self.latent)
         vae = cohort.scan(step, start, epochs=self.generator_epochs, stream="generator", draws=True).vae
         v = None if kept.v is None else self.trained(kept.v, received, cohort)

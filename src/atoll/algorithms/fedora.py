@@ -36,8 +36,8 @@ from atoll.toolbox.client.losses import losses_of
 from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.client.samples import rows_of
 from atoll.toolbox.client.sgd import Pull
-from atoll.toolbox.client.statistics import settled
-from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, mixed, none_seen, with_replies
+from atoll.toolbox.client.statistics import refresh_statistics
+from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, mix_models, none_seen, with_replies
 from atoll.toolbox.server.similarity import alignment, among_known, bases, links, propagation
 
 log = logging.getLogger("atoll.algorithms")
@@ -134,7 +134,7 @@ class Fedora(Algorithm):
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """G_k = sum_j P_kj v_j."""
-        return mixed(self.mixing(server)[torch.from_numpy(ids)], server.v)
+        return mix_models(self.mixing(server)[torch.from_numpy(ids)], server.v)
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """The last models of all clients, moved by those who replied."""
@@ -190,7 +190,7 @@ class Fedora(Algorithm):
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
         """What would reach a new client, with statistics of its samples."""
-        return settled(cohort, cohort.stacked(cohort.initial) | self.reach(server, cohort))
+        return refresh_statistics(cohort, cohort.stacked(cohort.initial) | self.reach(server, cohort))
 
     def reach(self, server: State, cohort: Cohort) -> Stack:
         """Return what would reach clients that have told nothing: G = r P V, with r their links to those who have.
@@ -209,7 +209,7 @@ class Fedora(Algorithm):
         r = links(scores, self.topk, self.temperature, among=server.known.expand(len(cohort), -1))
         matrix = self.mixing(server)
         reaching = torch.stack([row @ matrix for row in r.to(matrix.dtype)])  # in the same bits for any cohort
-        return mixed(reaching, server.v)
+        return mix_models(reaching, server.v)
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack:
         """As in a round, with what reached the new client as its G."""

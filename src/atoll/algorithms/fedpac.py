@@ -30,7 +30,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import class_sums, feature_size, membership
-from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mixed, none_seen
+from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mix_models, none_seen
 from atoll.toolbox.server.simplex import minimise
 
 SMALLEST = 1e-3  # a head of less weight is left out
@@ -107,7 +107,7 @@ class FedPAC(Algorithm):
         place, rows = (torch.from_numpy(some).to(server.mixing.device) for some in (order, replies.clients[order]))
         trained = replies.stack("head").rows(place)
         weights = self._weights(replies.stack("moments").rows(place)).to(server.mixing)
-        heads = mixed(weights, trained)
+        heads = mix_models(weights, trained)
         new = {name: leaf.index_copy(0, rows, heads[name]) for name, leaf in server.heads.items()}
         matrix = weights.new_zeros(len(rows), len(server.mixing)).index_copy(1, rows, weights)
         return State(

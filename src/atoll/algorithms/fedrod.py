@@ -23,7 +23,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
-from atoll.toolbox.client import at_rest, descend, sgd
+from atoll.toolbox.client import descend, sgd, zero_velocity
 from atoll.toolbox.client.descent import Found, MeanLoss
 from atoll.toolbox.client.features import feature_size, features_and_outputs, outputs_of
 from atoll.toolbox.client.labels import label_counts
@@ -72,7 +72,7 @@ class FedRoD(Algorithm):
         """Train the generic model and, on what it answers, the personal head, step by step on the same batches."""
         rule, head = cohort.training, cohort.recall(default=cohort.initial.part("head"))
         prior = self.gamma * label_counts(cohort).value.clamp(min=FEWEST).log()
-        carry = Carry(w, head, at_rest(rule, w), at_rest(rule, head), MeanLoss(), MeanLoss())
+        carry = Carry(w, head, zero_velocity(rule, w), zero_velocity(rule, head), MeanLoss(), MeanLoss())
         end = cohort.scan(partial(step, rule), carry, given=Given(cohort.lr, prior), epochs=self.epochs)
         cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})
         return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=end.head)

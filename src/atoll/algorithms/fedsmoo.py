@@ -24,7 +24,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
-from atoll.toolbox.client import at_rest, descend, linear, proximal
+from atoll.toolbox.client import descend, linear, proximal, zero_velocity
 from atoll.toolbox.client.descent import MeanLoss
 from atoll.toolbox.client.penalties import Onto
 from atoll.toolbox.client.sharpness import ascent, gradient_beside
@@ -108,7 +108,7 @@ class FedSMOO(Algorithm):
         pull = linear(-mine.q) + proximal(self.alpha, center=w)
         end = cohort.scan(
             partial(self._step, rule, pull.onto),
-            Carry(w, mine.against, at_rest(rule, w), MeanLoss()),
+            Carry(w, mine.against, zero_velocity(rule, w), MeanLoss()),
             given=Given(received.s, pull.given, cohort.lr),
             epochs=self.epochs,
         )

@@ -29,7 +29,17 @@ from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.features import moments
-from atoll.toolbox.server.clustering import Linkage, Metric, among, center, cut, distances, merges, nearest, within
+from atoll.toolbox.server.clustering import (
+    Linkage,
+    Metric,
+    center,
+    cut,
+    distances,
+    merges,
+    mixing_within,
+    nearest,
+    tree_of_some,
+)
 from atoll.toolbox.server.mixing import require_memory
 
 
@@ -177,7 +187,7 @@ class FLHC(Algorithm):
 
     def mixing(self, server: State) -> Tensor:
         """Clients of a cluster learn from each other."""
-        return within(server.cluster, server.weight)
+        return mixing_within(server.cluster, server.weight)
 
     def found_clusters(self, server: State) -> Clusters:
         """Who is in which, and the tree."""
@@ -185,4 +195,6 @@ class FLHC(Algorithm):
         if tree is None:
             return Clusters(cluster)
         height = f"{self.metric} distance of {self.signature}s, {self.linkage} linkage"
-        return Clusters(cluster, among(tree.merges.cpu().numpy(), tree.clients.cpu().numpy(), len(cluster)), height)
+        return Clusters(
+            cluster, tree_of_some(tree.merges.cpu().numpy(), tree.clients.cpu().numpy(), len(cluster)), height
+        )

@@ -25,7 +25,7 @@ from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import entropies, losses
-from atoll.toolbox.server.clustering import distances, far_apart, reshuffled, within
+from atoll.toolbox.server.clustering import choose_far_apart, distances, mixing_within, reshuffle
 
 
 @record
@@ -60,7 +60,7 @@ class IFCA(Algorithm):
             )
         models = [task.network.initial]
         if self.starts == "random":
-            models += [reshuffled(models[0], number) for number in range(1, self.clusters * self.restarts)]
+            models += [reshuffle(models[0], number) for number in range(1, self.clusters * self.restarts)]
         nobody = torch.zeros(task.clients, device=task.sample.device)
         return State(stack(models), nobody.long() - 1, nobody)
 
@@ -92,9 +92,9 @@ class IFCA(Algorithm):
         if self.starts == "kmeans++":
             delta, w = replies.stack("delta").rows(torch.from_numpy(replies.clients.argsort())), models.client(0)
             number = min(self.clusters, delta.clients)
-            chosen = far_apart(distances(delta, "l2"), number, self.restarts, generator(0, "ifca"))
+            chosen = choose_far_apart(distances(delta, "l2"), number, self.restarts, generator(0, "ifca"))
             trained = w + delta.rows(torch.from_numpy(chosen))
-            drawn = [reshuffled(w, one) for one in range(number, self.clusters)]
+            drawn = [reshuffle(w, one) for one in range(number, self.clusters)]
             return replace(server, models=stack([*(trained.client(one) for one in range(number)), *drawn]))
         shares = replies.mean("choices").value
         first = int(torch.special.entr(shares).sum(1).argmax()) * self.clusters
@@ -130,7 +130,7 @@ class IFCA(Algorithm):
 
     def mixing(self, server: State) -> Tensor:
         """Clients of a cluster learn from each other."""
-        return within(server.cluster, server.weight)
+        return mixing_within(server.cluster, server.weight)
 
     def found_clusters(self, server: State) -> Clusters:
         """Which model each client has chosen last."""

@@ -35,7 +35,7 @@ from atoll.toolbox.server.mixing import (
     initial_models,
     mark_seen,
     mean_for_unseen,
-    mixed,
+    mix_models,
     none_seen,
     products,
     with_replies,
@@ -97,7 +97,7 @@ class Mocha(Algorithm):
         """u_k and Omega_kk."""
         rows, own = server.omega[torch.from_numpy(ids)], server.omega.diagonal()[torch.from_numpy(ids)]
         others = rows.scatter(1, torch.from_numpy(ids).to(rows.device)[:, None], 0)
-        return Sent(mixed(others, server.w), Stack.of(kk=own))
+        return Sent(mix_models(others, server.w), Stack.of(kk=own))
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Train the own model under its relationship to the others; who has none yet begins where that leads."""

@@ -18,7 +18,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.sharing import say_what_is_shared
-from atoll.toolbox.client.statistics import PASSES, settled
+from atoll.toolbox.client.statistics import PASSES, refresh_statistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class MTFL(Algorithm):
         patch = self._patch(cohort.initial)
         start = cohort.stacked(w) | patch
         if not patch.trained:
-            return start | settled(cohort, start).only(patch)
+            return start | refresh_statistics(cohort, start).only(patch)
         return sgd(cohort, start=start, epochs=PASSES, only=patch, stream="welcome")
 
     def _patch(self, model: Params) -> Params:

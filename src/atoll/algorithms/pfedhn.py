@@ -44,7 +44,7 @@ from atoll.models.hypernetwork import Spectral, generate_leaves, hypernetwork, n
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.sharing import say_what_is_shared
-from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.client.statistics import refresh_statistics
 from atoll.toolbox.server.mixing import require_bytes
 
 ALL, ONE = "embeddings", "embedding"  # e of all clients, a leaf of phi; e of a new one, a leaf beside its own
@@ -141,7 +141,7 @@ class PFedHN(Algorithm):
         phi = self._normalised(server)
         own, e = cohort.initial.without(self._target(cohort.initial)), phi[ALL].mean(0)
         if not cohort.labelled and not own.trained:
-            return settled(cohort, self._whole(cohort.stacked(Params(generate_leaves(phi, e))), cohort))
+            return refresh_statistics(cohort, self._whole(cohort.stacked(Params(generate_leaves(phi, e))), cohort))
         layout = cohort.task.network.layout
         layout = replace(layout, kinds={**layout.kinds, ONE: "trained"})
         start = Params({**own, ONE: e}, layout)

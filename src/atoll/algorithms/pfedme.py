@@ -23,7 +23,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
-from atoll.toolbox.client import at_rest, descend, proximal
+from atoll.toolbox.client import descend, proximal, zero_velocity
 from atoll.toolbox.client.descent import MeanLoss
 
 
@@ -75,7 +75,7 @@ class PFedMe(Algorithm):
 
     def _envelope(self, w: Params, cohort: Cohort) -> Carry:
         """Return w_k and theta after a round from w."""
-        carry = Carry(w, w, at_rest(cohort.training, w), MeanLoss())
+        carry = Carry(w, w, zero_velocity(cohort.training, w), MeanLoss())
         end: Carry = cohort.scan(partial(self._step, cohort.training), carry, given=cohort.lr, epochs=self.epochs)
         cohort.observe(**{"loss/main": end.loss.value})
         return end

@@ -35,8 +35,8 @@ from atoll.toolbox.server.synthesis import (
     State,
     answers,
     answers_and_distance,
-    diversified,
-    together,
+    combine_logits,
+    diversify,
 )
 
 
@@ -53,7 +53,7 @@ class BoostedStudent(FromMadeUp):
 
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Teach a student, who begins as all clients did, what they know together."""
-        return training.hold(server, self.learned(replies.workbench, server["model"], uploads(replies, "model")))
+        return training.hold(server, self.learn(replies.workbench, server["model"], uploads(replies, "model")))
 
     def votes(self, pool: Pool, given: State, epoch: int) -> Params:
         """The votes after a pass over what was made up before."""
@@ -79,7 +79,7 @@ class BoostedStudent(FromMadeUp):
 def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -> Tensor:
     """Samples should be of their class where they are not yet, like the clients' own, and hard for the student."""
     logits, distance = answers_and_distance(given["models"], batch)
-    wanted = together(logits, given)
+    wanted = combine_logits(logits, given)
     unsure = 1 - wanted.softmax(1).gather(1, batch.y[:, None])[:, 0].detach()
     apart = disagreement(batch.outputs(given["learner"]), wanted, ADVERSARIAL)
     return (unsure * cross_entropy(wanted, batch.y)).mean() + statistics * distance - adversarial * apart.mean()
@@ -90,7 +90,7 @@ def revise(votes: Params, batch: Batch, given: State) -> Params:
     logits = answers(given["models"], batch)
 
     def objective(at: Params) -> tuple[Tensor, None]:
-        return batch.mean(cross_entropy(together(logits, {"votes": at}), batch.y)), None
+        return batch.mean(cross_entropy(combine_logits(logits, {"votes": at}), batch.y)), None
 
     g, _ = batch.differentiate(objective, votes)
     return votes.moved(g.map(torch.sign), -given["step"]).map(lambda leaf: leaf.clamp(0, 1))
@@ -100,8 +100,8 @@ def lesson(w: Params, batch: Batch, given: State, *, temperature: float, diversi
     """The student should answer as the ensemble where the ensemble's answers change."""
 
     def ask(shown: Batch) -> Tensor:
-        return together(answers(given["models"], shown.deployed), given)
+        return combine_logits(answers(given["models"], shown.deployed), given)
 
-    shown = diversified(batch, ask, diversity, temperature)
+    shown = diversify(batch, ask, diversity, temperature)
     said, after = shown.forward(w)
     return batch.mean(disagreement(said, ask(shown), temperature)), after

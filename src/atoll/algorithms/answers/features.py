@@ -29,7 +29,7 @@ from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
 from atoll.toolbox.oneshot import Server, shares
 from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, ServerAnswer
 from atoll.toolbox.server import prototypes
-from atoll.toolbox.server.fusion import Fusion, fused, together
+from atoll.toolbox.server.fusion import Fusion, fuse, stack_features
 
 PROFILES: dict[str, dict[str, Any]] = {
     "clean": {"scale": 16.0, "batch_statistics": False, "averaging": "owners", "fusion": "iffi", "normalise": True},
@@ -124,17 +124,17 @@ class How:
     def features(self, beside: Params, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Of all clients, [client, sample, d], and those of noise, where it is compared with."""
         if not self.batch_statistics:
-            return together([batch.features(w) for w in members_of(beside)]), beside.get("noise.features")
+            return stack_features([batch.features(w) for w in members_of(beside)]), beside.get("noise.features")
         images, shown = beside.get("noise.images"), list(in_training(batch))
         if images is None:
-            return together([torch.cat([one.features(w) for one in shown]) for w in members_of(beside)]), None
+            return stack_features([torch.cat([one.features(w) for one in shown]) for w in members_of(beside)]), None
         each = [beside_noise(one, images, w) for w in members_of(beside) for one in shown]
         parts = [torch.cat(part).reshape(-1, len(batch.x), part[0].shape[1]) for part in zip(*each, strict=True)]
         return parts[0], parts[1]
 
     def fuse(self, features: Tensor, noise: Tensor | None, shares: Tensor) -> Tensor:
         """One row per sample, of unit length."""
-        return F.normalize(fused(features, self.fusion, shares=shares, noise=noise, normalise=self.normalise), dim=1)
+        return F.normalize(fuse(features, self.fusion, shares=shares, noise=noise, normalise=self.normalise), dim=1)
 
     def logits(self, features: Tensor, noise: Tensor | None, beside: Params) -> Tensor:
         """Of fused features."""

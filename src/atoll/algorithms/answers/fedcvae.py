@@ -28,7 +28,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.network import NO_NETWORK
 from atoll.kernel.params import Params, Stack
 from atoll.models.vae import decode, decoder_of
-from atoll.toolbox.client import adam, unmoved
+from atoll.toolbox.client import adam, no_past
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.oneshot import Server, uploads
 from atoll.toolbox.pairs import DECODERS, LocalTraining, ServerAnswer
@@ -106,7 +106,7 @@ class Generated(ServerAnswer):
             torch.cat([made["e"], made["x"]], 1), made["y"], network=NO_NETWORK, batch_size=self.server_batch
         )
         step = functools.partial(imitate, lr=self.lr, latent=self.latent)
-        state = {"decoder": start, "past": unmoved(start)}
+        state = {"decoder": start, "past": no_past(start)}
         end = cohort.scan(step, state, epochs=self.decoder_epochs, stream="decoder", train=False)
         one: Params = end["decoder"].client(0)
         return one
@@ -116,7 +116,7 @@ class Generated(ServerAnswer):
         shape = bench.task.sample.shape
         cohort = bench.cohort(made["x"].reshape(-1, *shape), made["y"], batch_size=self.server_batch)
         step = functools.partial(classify, lr=self.lr)
-        end = cohort.scan(step, {"w": start, "past": unmoved(start)}, epochs=self.server_epochs, stream="classifier")
+        end = cohort.scan(step, {"w": start, "past": no_past(start)}, epochs=self.server_epochs, stream="classifier")
         model: Params = end["w"].client(0)
         return model
 

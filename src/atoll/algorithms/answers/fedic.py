@@ -30,9 +30,9 @@ from atoll.kernel.errors import TaskError
 from atoll.kernel.network import NO_NETWORK
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.randomness import generator
-from atoll.toolbox.oneshot import Server, averaged, shares, uploads
+from atoll.toolbox.oneshot import Server, average_models, shares, uploads
 from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
-from atoll.toolbox.server.adam import adam, annealed, unmoved
+from atoll.toolbox.server.adam import adam, annealed_share, no_past
 from atoll.toolbox.server.distillation import divergence, lessons
 
 Samples = tuple[Tensor, Tensor]
@@ -59,7 +59,7 @@ class Calibrated(ServerAnswer):
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Tune, calibrate, distil."""
         bench, models = replies.workbench, uploads(replies, "model")
-        average = averaged(models, shares(uploads(replies, "labels"), "samples"))
+        average = average_models(models, shares(uploads(replies, "labels"), "samples"))
         others, known = divided(bench, self.labelled)
         tuned = self.tuned(bench, average, known)
         calibration = self.fitted(bench, heard(bench, models, tuned, known[0]), known[1])
@@ -94,7 +94,7 @@ class Calibrated(ServerAnswer):
         """What a step of Adam makes of w, again and again."""
         given = {"lr": torch.full_like(cohort.lr, self.server_lr), **(given or {})}
         stream = f"server, {step.__name__}"
-        end = cohort.scan(step, {"w": w, "past": unmoved(w)}, given=given, epochs=epochs, stream=stream, draws=True)
+        end = cohort.scan(step, {"w": w, "past": no_past(w)}, given=given, epochs=epochs, stream=stream, draws=True)
         found: Params = end["w"].client(0)
         return found
 
@@ -175,6 +175,6 @@ def learn(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[st
         return 0.5 * apart + 0.5 * F.cross_entropy(outputs[-size:], y), after.buffers
 
     g, buffers = batch.differentiate(objective, state["w"].trained)
-    lr = given["lr"] * annealed(state["past"].steps, given["steps"])
+    lr = given["lr"] * annealed_share(state["past"].steps, given["steps"])
     w, past = adam(state["w"] | buffers, g, state["past"], lr)
     return {"w": w, "past": past}

@@ -24,7 +24,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
-from atoll.toolbox.client import at_rest
+from atoll.toolbox.client import zero_velocity
 from atoll.toolbox.oneshot import Server
 from atoll.toolbox.pairs import LocalTraining
 from atoll.toolbox.server.distillation import disagreement
@@ -36,7 +36,7 @@ from atoll.toolbox.server.synthesis import (
     State,
     answers,
     answers_and_distance,
-    diversified,
+    diversify,
     objections,
 )
 
@@ -62,16 +62,16 @@ class Gated(FromMadeUp):
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Hold the experts, and train the gate."""
         held, bench = super().conclude(training, server, replies), replies.workbench
-        train = self.learned if self.data == "generated" else self.learned_in_public
+        train = self.learn if self.data == "generated" else self.learned_in_public
         return {**held, "gate": train(bench, self.uniform_gate(bench, held["models"].clients), held["models"])}
 
     def learned_in_public(self, bench: Workbench, gate: Params, models: Stack) -> Params:
         """The gate after passes over public samples."""
-        state: State = {"w": gate, "velocity": at_rest(RULE, gate)}
+        state: State = {"w": gate, "velocity": zero_velocity(RULE, gate)}
         given: State = {"models": Params(models, models.layout)}
         cohort = bench.cohort(*bench.public, batch_size=self.server_batch)
         for epoch in range(self.server_epochs):
-            state = self.passed(state, given, cohort, epoch)
+            state = self.pass_over(state, given, cohort, epoch)
             gate = state["w"].client(0)
         return gate
 
@@ -132,7 +132,7 @@ def lesson(
     def plain(shown: Batch) -> Tensor:
         return answers(given["models"], shown.deployed).mean(0)
 
-    shown = diversified(batch, plain, diversity, temperature) if diversity else batch
+    shown = diversify(batch, plain, diversity, temperature) if diversity else batch
     logits, use = answers(given["models"], shown.deployed), opened(gate, shown.x, rule)
     said = gated(logits, use)
     apart = disagreement(said, logits.mean(0), temperature)

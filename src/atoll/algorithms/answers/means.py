@@ -24,7 +24,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import class_sums, feature_size, squared_distances
-from atoll.toolbox.oneshot import Server, Votes, averaged, class_shares, shares, uploads
+from atoll.toolbox.oneshot import Server, Votes, average_models, class_shares, shares, uploads
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer
 
 
@@ -67,7 +67,7 @@ class ClassMeans(ServerAnswer):
         mean = torch.einsum("kc,kcd->cd", parts, server["prototypes"]["mean"])
         beside = Params.of(mean=mean, possible=owned.amax(0))
         if self.encoder == "average":
-            return Predictor(averaged(server["models"], share), beside, nearest)
+            return Predictor(average_models(server["models"], share), beside, nearest)
         return ensemble(server["models"], beside | Params.of(shares=share), nearest_together)
 
 

@@ -25,7 +25,7 @@ from atoll.kernel.params import Params, stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import one_sample, squared_distances
-from atoll.toolbox.oneshot import Server, Votes, averaged, shares, uploads
+from atoll.toolbox.oneshot import Server, Votes, average_models, shares, uploads
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer
 
 Order = Callable[[str, Tensor], Tensor]  # which neuron of a layer comes where, given its name and incoming weights
@@ -49,7 +49,7 @@ class Matched(ServerAnswer):
         models, labels = uploads(replies, "model"), uploads(replies, "labels")
         reference = models.client(int(labels["counts"].sum(1).argmax()))
         matched = [matching(models.client(k), reference) for k in range(models.clients)]
-        return training.hold(server, averaged(stack(matched), shares(labels, self.weighting)))
+        return training.hold(server, average_models(stack(matched), shares(labels, self.weighting)))
 
 
 def matching(model: Params, reference: Params) -> Params:

@@ -19,7 +19,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params
 from atoll.toolbox.oneshot import Server
-from atoll.toolbox.server.pools import CONTROLS, Pool, Source, pool, redrawn, teacher
+from atoll.toolbox.server.pools import CONTROLS, Pool, Source, pool, redraw, teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Bank(ContrastPiece):
 
     def another(self, bench: Workbench, w: Params) -> Params:
         """Return a network that is not the clients': untrained, or trained on the public samples as they are."""
-        other = redrawn(bench, w)
+        other = redraw(bench, w)
         if self.pool_from == "untrained":
             return other
         return teacher(bench, other, self.teacher_epochs, augmented=False)
