@@ -115,7 +115,7 @@ def test_asking_for_help_does_not_wait_for_torch():
 # -- plain words -------------------------------------------------------------------------------------------------------
 
 PLAIN = (  # the rooms that are held to it; more will come
-    "cli", "data", "experiments", "metrics", "models", "runtime", "toolbox",
+    "algorithms", "cli", "data", "experiments", "metrics", "models", "runtime", "toolbox",
 )  # fmt: skip
 # Openers of docstrings that answer a question nobody asked: "Of the objective.", "As it was."
 OPENERS = (
@@ -123,12 +123,15 @@ OPENERS = (
     "These They This Those To What Whatever When Where Whether Which Who Whoever Whom Whose With Without"
 )
 PARTICIPLES = (
-    "added allowed arrived asked averaged begun beside closed concatenated counted cropped dealt decoded drawn encoded "
-    "enumerated existing fetched found generated given harmed heard joined kept known listed locked made measured "
-    "mixed moved named needed normalised observed padded parted permuted rotated said seeded seen sent settled shown "
-    "spoken stacked standardised taken timed told tracked turned unused used whole"
+    "added aligned allowed applied arrived asked augmented averaged begun beside carried chosen closed concatenated "
+    "concluded contrasted counted cropped damped dealt decoded descended distilled diversified divided drawn encoded "
+    "enumerated existing expanded faded fetched fitted found fused gated generated given harmed heard imagined "
+    "informed joined kept known learned listed locked made maximised measured mixed moved named needed normalised "
+    "observed opened padded parted passed permuted queued redrawn refined reminded reordered resampled reshuffled "
+    "resolved rotated said seeded seen sent settled shown shrunk shuffled spoken stacked standardised stepped "
+    "summarised taken taught timed told tracked trained tuned turned undone unmoved unused used whole"
 )
-OF_THE_KERNEL = {"beside"}  # names that its protocols prescribe
+OF_THE_KERNEL = {"beside", "joined"}  # names that its protocols prescribe
 SO_THAT = 10  # most of them say how something is scaled or merged
 
 

@@ -218,8 +218,8 @@ class Watched(ABHS):
 
     seen: ClassVar[dict[str, Tensor]] = {}
 
-    def taught_logits(self, server: dict[str, Any], replies: Replies, x: Tensor) -> Tensor:
-        self.seen.update(x=x, logits=super().taught_logits(server, replies, x))
+    def teaching_logits(self, server: dict[str, Any], replies: Replies, x: Tensor) -> Tensor:
+        self.seen.update(x=x, logits=super().teaching_logits(server, replies, x))
         return self.seen["logits"]
 
 

@@ -11,7 +11,7 @@ from samples import answers, own, with_public
 from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Task
-from atoll.algorithms.answers.refined import refined
+from atoll.algorithms.answers.refined import refine
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_plus import FAFIPlus
 from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
@@ -453,10 +453,10 @@ def test_refined_prototypes_classify_better_and_stay_near() -> None:
     truth = F.normalize(torch.from_numpy(draw.normal(size=(3, 6))), dim=1)
     z = F.normalize(truth[y] + 0.2 * torch.from_numpy(draw.normal(size=(30, 6))), dim=1)
     first = F.normalize(truth + 0.6 * torch.from_numpy(draw.normal(size=(3, 6))), dim=1)
-    fit = [F.cross_entropy(16 * z @ F.normalize(p, dim=1).T, y) for p in (first, refined(z, y, first, 100))]
+    fit = [F.cross_entropy(16 * z @ F.normalize(p, dim=1).T, y) for p in (first, refine(z, y, first, 100))]
     assert fit[1] < 0.5 * fit[0]
-    torch.testing.assert_close(refined(z, y, first, 0), first)
-    unlabelled = refined(z, None, first, 100)
+    torch.testing.assert_close(refine(z, y, first, 0), first)
+    unlabelled = refine(z, None, first, 100)
     before, after = ((16 * z @ F.normalize(p, dim=1).T).softmax(1) for p in (first, unlabelled))
     assert torch.special.entr(after).sum(1).mean() < torch.special.entr(before).sum(1).mean()
     assert (F.cosine_similarity(unlabelled, first) > 0.8).all()

@@ -8,7 +8,7 @@ from samples import answers
 from torch import Tensor, nn
 
 from atoll import Params, Task
-from atoll.algorithms.answers.otfusion import matching, reordered
+from atoll.algorithms.answers.otfusion import matching, reorder
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.otfusion import OTFusion
 from atoll.kernel.errors import ModelError
@@ -59,7 +59,7 @@ def test_another_order_of_neurons_answers_the_same(
     # Also with statistics of BatchNorm that differ between channels, and where images are laid flat.
     task = make_task(model, shape=shape, dtype=torch.float64)
     one = drawn(task.network.initial, 0)
-    other = reordered(one, shuffled(1))
+    other = reorder(one, shuffled(1))
     assert not all(torch.equal(one[name], leaf) for name, leaf in other.items())
     torch.testing.assert_close(answers(task, other, task.x), answers(task, one, task.x), rtol=0, atol=1e-9)
     back = matching(other, one)

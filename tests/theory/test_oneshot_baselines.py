@@ -11,8 +11,8 @@ from samples import answers, with_public
 from torch import Tensor, nn
 
 from atoll import Algorithm, Batch, Params, Task, Training
-from atoll.algorithms.answers.fedic import learn, teacher, uncalibrated
-from atoll.algorithms.answers.otfusion import matching, reordered
+from atoll.algorithms.answers.fedic import initial_calibration, learn, teacher
+from atoll.algorithms.answers.otfusion import matching, reorder
 from atoll.algorithms.ce_supcon import CESupCon
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
@@ -24,7 +24,7 @@ from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.algorithms.oneshot_proto import OneShotProto
 from atoll.algorithms.otfusion import OTFusion
 from atoll.algorithms.rga import RGA
-from atoll.algorithms.trainings.etf import to_frame
+from atoll.algorithms.trainings.etf import frame_gradient
 from atoll.kernel.network import Variant
 from atoll.kernel.params import stack
 from atoll.kernel.randomness import Keys, default_generator, generator
@@ -152,7 +152,7 @@ def test_a_network_and_permuted_copies_of_it_fuse_to_the_network() -> None:
         network = MLP((FEATURES,), CLASSES, hidden=(7, 5)).double()
     task = Task.of_clients({"0": drawn(SAMPLES, seed=0)}, network, classes=CLASSES)
     w, draw = task.network.initial, generator(0, "orders")
-    copies = [reordered(w, lambda _, rows: torch.from_numpy(draw.permutation(len(rows)))) for _ in range(3)]
+    copies = [reorder(w, lambda _, rows: torch.from_numpy(draw.permutation(len(rows)))) for _ in range(3)]
     third = torch.full((3,), 1 / 3, dtype=torch.float64)
     apart = answers(task, average_models(stack(copies), third), task.x)
     fused = average_models(stack([matching(copy, copies[0]) for copy in copies]), third)
@@ -180,7 +180,7 @@ def test_fedics_teacher_begins_as_the_mean_of_the_ensemble_and_the_tuned_model()
             features=torch.randn(6, 2, dtype=torch.float64),
         )
         v = torch.randn(2, dtype=torch.float64)
-    c = uncalibrated(said)
+    c = initial_calibration(said)
     torch.testing.assert_close(teacher(c, said), (said["logits"].mean(0) + said["tuned"]) / 2, **ROUNDING)
     # With any gate g it is g mean_k l_k + (1 - g) l_0.
     g = (said["features"] @ v).sigmoid()[:, None]
@@ -195,7 +195,7 @@ def test_shares_of_fedics_clients_sum_to_one_whatever_they_are_trusted_by() -> N
         one, tuned = torch.randn(2, 6, CLASSES, dtype=torch.float64)
         u = torch.randn(CLASSES, dtype=torch.float64)
     said = Params.of(logits=one.expand(3, -1, -1), tuned=tuned, features=torch.zeros(6, 1, dtype=torch.float64))
-    c = uncalibrated(said) | Params.of(u=u, b=torch.tensor(-2.0, dtype=torch.float64))
+    c = initial_calibration(said) | Params.of(u=u, b=torch.tensor(-2.0, dtype=torch.float64))
     torch.testing.assert_close(teacher(c, said), (one + tuned) / 2, **ROUNDING)
 
 
@@ -236,7 +236,7 @@ def test_the_least_loss_in_a_frame_is_known_and_a_rest_point(scale: float) -> No
     task = Task.of_clients({"0": (x, y)}, Point(), classes=classes, shares=(1.0, 0.0, 0.0))
     batch = Batch(x, y, None, None, task.network, Variant())
     frame = FedETF(scale=scale).training.frame(x, classes)
-    g, _, loss = to_frame(task.network.initial, batch, {"frame": frame, "counts": None})
+    g, _, loss = frame_gradient(task.network.initial, batch, {"frame": frame, "counts": None})
     least = math.log1p((classes - 1) * math.exp(-scale * classes / (classes - 1)))
     assert float(loss) == pytest.approx(least, abs=1e-12)
     if scale == 1.0:

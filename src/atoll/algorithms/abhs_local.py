@@ -48,7 +48,7 @@ class ABHSLocal(Splitting):
     limits: ClassVar[Limits] = {"oneshot-avg": {"theta_d": 1e9, "theta_r": 0.0, "theta_c": 0.0, "personal": "none"}}
 
     def start(self, task: Facts) -> Server:
-        """The initial model."""
+        """Return the initial model."""
         if self.probes == "public":
             require_public(self, task)
         elif not task.sample.is_floating_point():
@@ -81,12 +81,12 @@ class ABHSLocal(Splitting):
         return self.conclude(server, replies, models | base, split)
 
     def alignment(self, blocks: Blocks, models: Stack, bench: Workbench) -> Tensor:
-        """How alike what each block says about the probes is, in the mean over pairs of clients."""
+        """Return how alike the outputs of each block are on the probes, in the mean over pairs of clients."""
         task = bench.task
         if self.probes == "public":
             x = bench.public[0][:PROBES]
         else:
             noise = bench.generator("probes").normal(size=(PROBES, *task.sample.shape))
             x = torch.from_numpy(noise).to(task.sample)
-        said = bench_with_block_features(bench).answers(models, x, features=True).double()
-        return torch.stack([depth.mean_of_pairs(depth.cka(one)) for one in blocks.split_by_block(said)])
+        outputs = bench_with_block_features(bench).answers(models, x, features=True).double()
+        return torch.stack([depth.mean_of_pairs(depth.cka(one)) for one in blocks.split_by_block(outputs)])

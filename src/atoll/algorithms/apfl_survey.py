@@ -72,12 +72,12 @@ class APFLSurvey(Algorithm):
         return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=end.v)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The client's own model; a client that never took part uses w."""
+        """Return the client's own model; a client that never took part uses w."""
         return cohort.recall(default=w)
 
 
 def _step(rule: Training, carry: Carry, batch: Batch, given: Given) -> Carry:
-    """One step of one client; both gradients are taken before anything moves."""
+    """Take one step of one client; both gradients are taken before anything moves."""
     g_w, w_k, main = batch.gradient(carry.w)
     g_v, v_k, personal = batch.gradient(carry.v)
     w_k, velocity_w = descend(rule, w_k, g_w, carry.velocity_w, given.lr)

@@ -33,7 +33,7 @@ class MTFL(Algorithm):
     cites: ClassVar[str] = "mills2022multi"
 
     def start(self, task: Facts) -> Params:
-        """The server knows everything but patches."""
+        """Return everything but patches, which is all that the server knows."""
         initial = task.network.initial
         say_what_is_shared(self, initial, "batchnorm")
         return initial.without(self._patch(initial))
@@ -44,11 +44,11 @@ class MTFL(Algorithm):
         return Update(send={"delta": w_k.only(w) - w}, weight=cohort.weights(self.weighting), keep=w_k.without(w))
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The shared leaves with the client's patch; a client that never took part has the initial one."""
+        """Return the shared leaves with the client's patch; a client that never took part has the initial one."""
         return cohort.recall(default=cohort.initial.without(w)) | cohort.stacked(w)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """A new client fits a patch of its own, from the initial one, and nothing else; statistics need no labels."""
+        """Fit a new client's patch, from the initial one, and nothing else; statistics need no labels."""
         patch = self._patch(cohort.initial)
         start = cohort.stacked(w) | patch
         if not patch.trained:

@@ -52,7 +52,7 @@ class PFedMe(Algorithm):
     cites: ClassVar[str] = "dinh2020personalized"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """Each of theta and w_k is pulled to the other."""
+        """Return how far a step pulls theta and w_k to each other."""
         return {"lr * lam": lr * self.lam, "eta * lam": self.eta * self.lam}
 
     def local(self, w: Params, cohort: Cohort) -> Update:
@@ -65,11 +65,11 @@ class PFedMe(Algorithm):
         return w.step(replies.mean("delta"), self.beta)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The client's theta; a client that never took part uses w."""
+        """Return the client's theta; a client that never took part uses w."""
         return cohort.recall(default=w)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """The proximal point of a new client around w: a round of its own, of which nothing is sent."""
+        """Find the proximal point of a new client around w: a round of its own, of which nothing is sent."""
         theta: Stack = self._envelope(w, cohort).theta
         return theta
 
@@ -81,7 +81,7 @@ class PFedMe(Algorithm):
         return end
 
     def _step(self, rule: Training, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
-        """One batch of one client; theta goes on from where it was, w_k follows it."""
+        """Take one batch of one client; theta goes on from where it was, w_k follows it."""
         w, theta, velocity, mean = carry.w, carry.theta, carry.velocity, carry.loss
         for _ in range(self.inner_steps):
             g, after, loss = batch.gradient(theta)

@@ -66,7 +66,7 @@ class OneShot(Algorithm):
 
     def combine(self, server: Server) -> Params | Predictor:
         """Return what the uploads answer together."""
-        raise NotImplementedError(f"{type(self).__name__} must define fused(), or aggregate() to one model.")
+        raise NotImplementedError(f"{type(self).__name__} must define combine(), or aggregate() to one model.")
 
     def shared(self, server: Server) -> Params | Predictor:
         """Return what everybody deploys, new clients as well: the initial model if nobody replied."""

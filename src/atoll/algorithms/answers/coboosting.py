@@ -56,7 +56,7 @@ class BoostedStudent(FromMadeUp):
         return training.hold(server, self.learn(replies.workbench, server["model"], uploads(replies, "model")))
 
     def votes(self, pool: Pool, given: State, epoch: int) -> Params:
-        """The votes after a pass over what was made up before."""
+        """Return the votes after a pass over what was made up before."""
         if not pool.size:
             votes: Params = given["votes"]
             return votes
@@ -77,7 +77,7 @@ class BoostedStudent(FromMadeUp):
 
 
 def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -> Tensor:
-    """Samples should be of their class where they are not yet, like the clients' own, and hard for the student."""
+    """Return a cost: of samples not surely of their class, unlike the clients' own, or easy for the student."""
     logits, distance = answers_and_distance(given["models"], batch)
     wanted = combine_logits(logits, given)
     unsure = 1 - wanted.softmax(1).gather(1, batch.y[:, None])[:, 0].detach()
@@ -86,7 +86,7 @@ def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -
 
 
 def revise(votes: Params, batch: Batch, given: State) -> Params:
-    """One step of the votes, by the sign of the gradient of the ensemble's loss."""
+    """Take one step of the votes, by the sign of the gradient of the ensemble's loss."""
     logits = answers(given["models"], batch)
 
     def objective(at: Params) -> tuple[Tensor, None]:
@@ -97,11 +97,11 @@ def revise(votes: Params, batch: Batch, given: State) -> Params:
 
 
 def lesson(w: Params, batch: Batch, given: State, *, temperature: float, diversity: float) -> tuple[Tensor, Params]:
-    """The student should answer as the ensemble where the ensemble's answers change."""
+    """Return how far the student answers from the ensemble, where the ensemble's answers change."""
 
     def ask(shown: Batch) -> Tensor:
         return combine_logits(answers(given["models"], shown.deployed), given)
 
     shown = diversify(batch, ask, diversity, temperature)
-    said, after = shown.forward(w)
-    return batch.mean(disagreement(said, ask(shown), temperature)), after
+    outputs, after = shown.forward(w)
+    return batch.mean(disagreement(outputs, ask(shown), temperature)), after

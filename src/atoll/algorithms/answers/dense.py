@@ -58,14 +58,14 @@ class Student(FromMadeUp):
 
 
 def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -> Tensor:
-    """Samples should be of their class, like the clients' own, and hard for the student."""
+    """Return a cost, low for samples of their class, like the clients' own, and hard for the student."""
     logits, distance = answers_and_distance(given["models"], batch)
     label, apart = objections(combine_logits(logits, given), batch.outputs(given["learner"]), batch.y)
     return label + statistics * distance - adversarial * apart
 
 
 def lesson(w: Params, batch: Batch, given: State, *, temperature: float) -> tuple[Tensor, Params]:
-    """The student should answer as the ensemble."""
+    """Return how far the student answers from the ensemble."""
     wanted = combine_logits(answers(given["models"], batch.deployed), given)
-    said, after = batch.forward(w)
-    return batch.mean(disagreement(said, wanted, temperature)), after
+    outputs, after = batch.forward(w)
+    return batch.mean(disagreement(outputs, wanted, temperature)), after

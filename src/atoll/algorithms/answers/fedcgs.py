@@ -56,7 +56,7 @@ class Gaussian(ServerAnswer):
 
 
 def gaussian(sums: Params, covariance: Covariance, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """Weight [class, feature] and bias [class] by Bayes' rule.
+    """Return weight [class, feature] and bias [class] by Bayes' rule.
 
     A class that nobody has stands at the mean of all samples, with a share so small that it is never the answer.
     """

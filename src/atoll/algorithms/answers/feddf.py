@@ -85,6 +85,6 @@ class Distilled(ServerAnswer):
 
 
 def nearest(models: Stack, outputs: Tensor, wanted: Tensor) -> Params:
-    """The model whose outputs, [model, sample, class], are nearest to the wanted probabilities."""
+    """Return the model whose outputs, [model, sample, class], are nearest to the wanted probabilities."""
     apart = [float(divergence(one, wanted).mean()) for one in outputs]
     return models.client(apart.index(min(apart)))

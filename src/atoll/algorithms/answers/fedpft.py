@@ -67,7 +67,7 @@ class Mixtures(ServerAnswer):
         shape = (self.components, task.classes)
         start = [generator(task.seed, "mixtures", int(client)).random(shape) for client in cohort.clients]
         draws = Stack.of(draws=torch.from_numpy(np.stack(start)).to(cohort.device))
-        summary = partial(summarised, classes=task.classes, iterations=self.iterations, nu=self.shrinkage)
+        summary = partial(summarise, classes=task.classes, iterations=self.iterations, nu=self.shrinkage)
         return Update(send={"mixtures": cohort.map(summary, store, phi, draws)})
 
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
@@ -75,11 +75,11 @@ class Mixtures(ServerAnswer):
         assert isinstance(training, Frozen)
         bench = replies.workbench
         features, classes = draw_from(uploads(replies, "mixtures").map(Tensor.double), bench.generator("features"))
-        weight, bias = self.trained(features, classes, bench)
+        weight, bias = self.train_head(features, classes, bench)
         return training.hold_head(server, weight, bias, bench)
 
-    def trained(self, features: Tensor, classes: Tensor, bench: Workbench) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a linear head after training; features are standardised before, whatever their scale."""
+    def train_head(self, features: Tensor, classes: Tensor, bench: Workbench) -> tuple[Tensor, Tensor]:
+        """Train a linear head; return weight and bias. Features are standardised before, whatever their scale."""
         center, scale = features.mean(0), features.std(0, correction=0)
         scale = torch.where(scale > 0, scale, 1)
         task = bench.task
@@ -95,8 +95,8 @@ class Mixtures(ServerAnswer):
         return weight, bias - weight @ center
 
 
-def summarised(store: Params, phi: Phi, draws: Params, *, classes: int, iterations: int, nu: float) -> Params:
-    """One client's mixtures in half precision, and its samples of each class."""
+def summarise(store: Params, phi: Phi, draws: Params, *, classes: int, iterations: int, nu: float) -> Params:
+    """Return one client's mixtures in half precision, and its samples of each class."""
     same = F.one_hot(store["labels"], classes).double() * store["taken"][:, None]
     rows = expand(store["features"].double(), phi)
     found = fit(rows, same, draws["draws"], iterations=iterations, nu=nu)

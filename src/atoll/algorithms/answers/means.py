@@ -72,7 +72,7 @@ class ClassMeans(ServerAnswer):
 
 
 def nearest_together(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """Minus the mean squared distance of the fused features to each prototype; none for classes that nobody has."""
+    """Return minus the mean squared distance of fused features to each prototype; far lower if nobody has the class."""
     features = torch.stack([batch.features(member) for member in members_of(beside)])
     fused = torch.tensordot(beside["shares"], features, dims=1)
     closeness = -squared_distances(fused, beside["mean"]) / fused.shape[1]

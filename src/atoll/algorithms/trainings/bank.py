@@ -62,11 +62,11 @@ class Bank(ContrastPiece):
 
     def equip(self, server: Server, bench: Workbench, first: Params) -> Server:
         """Make the pool; prototypes stay the clients' business."""
-        other = self.another(bench, first) if self.pool == "features" and self.pool_from != "random" else None
+        other = self.another_network(bench, first) if self.pool == "features" and self.pool_from != "random" else None
         made = pool(bench, self.pool, self.pool_from, size=self.pool_size, start=server["model"], other=other)
         return {**server, "pool": made}
 
-    def another(self, bench: Workbench, w: Params) -> Params:
+    def another_network(self, bench: Workbench, w: Params) -> Params:
         """Return a network that is not the clients': untrained, or trained on the public samples as they are."""
         other = redraw(bench, w)
         if self.pool_from == "untrained":

@@ -123,12 +123,12 @@ def choose_far_apart(table: Table, number: int, tries: int, draw: np.random.Gene
 def reshuffle(initial: Params, number: int) -> Params:
     """Make another initial model: the values of each leaf in another order, which is as likely to be drawn."""
 
-    def shuffled(leaf: Tensor) -> Tensor:
+    def shuffle(leaf: Tensor) -> Tensor:
         order = torch.from_numpy(draw.permutation(leaf.numel())).to(leaf.device)
         return leaf.flatten()[order].reshape(leaf.shape)
 
     draw = generator(0, "start", number)
-    return initial | initial.trained.map(shuffled)
+    return initial | initial.trained.map(shuffle)
 
 
 def mixing_within(cluster: Tensor, weight: Tensor) -> Tensor:

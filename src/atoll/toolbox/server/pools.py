@@ -42,11 +42,11 @@ def redraw(bench: Workbench, w: Params) -> Params:
     """Make another initial model: the numbers of every weight in another order, as likely a draw as the first."""
     draw = bench.generator("another network")
 
-    def shuffled(leaf: Tensor) -> Tensor:
+    def shuffle(leaf: Tensor) -> Tensor:
         order = torch.from_numpy(draw.permutation(leaf.numel())).to(leaf.device)
         return leaf.flatten()[order].reshape(leaf.shape)
 
-    return w | w.trained.map(shuffled)
+    return w | w.trained.map(shuffle)
 
 
 def sample(bench: Workbench, size: int) -> tuple[Tensor, Tensor]:

@@ -171,7 +171,8 @@ def answers_and_distance(models: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return outputs, torch.stack(seen).sum() / len(outputs) if seen else outputs.new_zeros(())
+    distance = torch.stack(seen).sum() / len(outputs) if seen else outputs.new_zeros(())
+    return outputs, distance
 
 
 # -- answers that are learned so ---------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def combine_logits(logits: Tensor, given: State) -> Tensor:
     return torch.einsum("k,ksc->sc", votes / votes.sum().clamp(min=1e-12), logits)
 
 
-def objections(wanted: Tensor, said: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def objections(wanted: Tensor, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return how far teachers are from the classes, and a rival from the teachers where it decides otherwise."""
-    differ = (wanted.argmax(1) != said.argmax(1)).to(said.dtype)
-    return cross_entropy(wanted, y).mean(), (disagreement(said, wanted, ADVERSARIAL) * differ).mean()
+    differ = (wanted.argmax(1) != outputs.argmax(1)).to(outputs.dtype)
+    return cross_entropy(wanted, y).mean(), (disagreement(outputs, wanted, ADVERSARIAL) * differ).mean()
