@@ -34,7 +34,7 @@ from atoll.kernel.task import Facts
 if TYPE_CHECKING:
     from atoll.kernel.engine import Workbench
 
-# What the file of an algorithm needs can be had from here.
+# The file of an algorithm can import what it needs from here.
 __all__ = [
     "Algorithm", "Arrival", "Count", "Deployed", "Epochs", "Lasts", "Limits", "Natural", "NonNegative", "Positive",
     "Predictor", "Range", "Replies", "Rounds", "Share", "Steps", "Update", "Weighting",
@@ -47,15 +47,15 @@ Limits = Mapping[str, Mapping[str, Any]]
 class WithEverybody(dict[str, Any]):
     """The values of a limit that holds where every client takes part in every round: `WithEverybody(lam=0.0)`.
 
-    Such is a method whose clients begin with the shared model of the round in which they first take part: only in the
-    first round is that the initial one.
+    For methods whose clients begin with the shared model of the round in which they first take part: only in the
+    first round is that the initial model.
     """
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
     """Say with which values, and under which condition, a limit holds."""
-    said = ", ".join(f"{name}={value!r}" for name, value in values.items()) or "any values"
-    return f"{said} and all clients in every round" if isinstance(values, WithEverybody) else said
+    pairs = ", ".join(f"{name}={value!r}" for name, value in values.items()) or "any values"
+    return f"{pairs} and all clients in every round" if isinstance(values, WithEverybody) else pairs
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Update:
     beside: Mapping[str, Tree] = field(default_factory=dict)
 
     def rows(self, index: Tensor) -> Update:
-        """The part of the clients at these positions."""
+        """Return the part of the clients at these positions."""
         return Update(
             send={name: value.rows(index) for name, value in self.send.items()},
             weight=None if self.weight is None else self.weight[index],
@@ -92,16 +92,16 @@ class Algorithm:
     one_shot: ClassVar[bool] = False  # uploads once: rounds must be 1
     needs_public_data: ClassVar[bool] = False
     solved: ClassVar[bool] = False  # the model comes from equations: it answers in fp32, whatever the precision
-    closed_form: ClassVar[bool] = False  # what comes out is computed, not trained: no order of batches changes it
-    reads_validation: ClassVar[bool] = False  # validation samples change what comes out, not only which round is taken
+    closed_form: ClassVar[bool] = False  # the result is computed, not trained: the order of batches does not change it
+    reads_validation: ClassVar[bool] = False  # validation samples change the result, not only which round is selected
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
-    limits: ClassVar[Limits] = {}  # {"fedavg": {"mu": 0.0}}: equals that method so
+    limits: ClassVar[Limits] = {}  # {"fedavg": {"mu": 0.0}}: equals that method with these values
     added: ClassVar[str] = ""  # what it was put together with: "+prox", "@ifca"
     mixes_architectures: ClassVar[bool] = False  # clients may have different networks
     finds_clusters: ClassVar[bool] = False  # its server holds `models`, one per cluster, and each client's `cluster`;
-    # and it says which cluster new clients would have `joined`
+    # and `joined` says which cluster new clients would be in
 
     def __post_init__(self) -> None:
         for hyperparameter in hyperparameters(type(self)):
@@ -127,39 +127,39 @@ class Algorithm:
         return True
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """How far steps go towards what they are pulled to, by name: beyond 2, they end further from it than before."""
+        """Say how far steps go towards what pulls them, by name: beyond 2, they end further from it than before."""
         return {}
 
     # -- the server ----------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> Tree:
-        """The server's state before the first round."""
+        """Return the server's state before the first round."""
         return task.network.initial
 
     def equip(self, server: Tree, workbench: Workbench) -> Tree:
-        """The server's state after what it does alone before anybody is asked, such as to train on public data."""
+        """Do what the server does alone before any client is asked, such as training on public data."""
         return server
 
     def broadcast(self, server: Tree) -> Tree:
-        """What every client of a cohort receives."""
+        """Return what every client of a cohort receives."""
         return server
 
     def unicast(self, server: Tree, ids: NDArray[np.int64]) -> Tree:
-        """What each of these clients receives by itself, stacked; clients find it in `cohort.received`."""
+        """Return what each of these clients receives by itself, stacked; clients find it in `cohort.received`."""
         return None
 
     def groups(self, server: Tree) -> NDArray[np.int64] | None:
-        """The group of every client, if `unicast` sends the same to all of a group and something else to others.
+        """Return the group of every client, if `unicast` sends the same to a whole group and something else to others.
 
         No cohort then has clients of two groups.
         """
         return None
 
     def aggregate(self, server: Tree, replies: Replies) -> Tree:
-        """The server's next state."""
+        """Return the server's next state."""
         return server + replies.mean("delta")
 
     def fuse(self, servers: Sequence[Tree], replies: Replies) -> list[Tree]:
-        """The next states where clients have different architectures: there is one state for each of these."""
+        """Return the next states where clients have different architectures: one state for each of these."""
         after = list(servers)
         for number, some in replies.by_architecture():
             after[number] = self.aggregate(after[number], some)
@@ -172,56 +172,56 @@ class Algorithm:
         return 1
 
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
-        """A light exchange with each client before its first round; None if there is none."""
+        """Do a light exchange with each client before its first round; None if there is none."""
         return None
 
     def absorb(self, server: Tree, replies: Replies) -> Tree:
-        """The server's state after some clients' `prepare`: those of the first round, then those who come later."""
+        """Return the state after some clients' `prepare`: those of the first round, then those who come later."""
         return server
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """What the clients of a cohort do in a round."""
+        """Do the work of a cohort's clients in a round."""
         raise NotImplementedError(f"{type(self).__name__} must define local().")
 
     def last_broadcast(self, server: Tree) -> Tree:
-        """What every client receives after the last round for `finish`; None if it needs nothing more."""
+        """Return what every client receives after the last round for `finish`; None if it needs nothing more."""
         return None
 
     def finish(self, server: Tree, cohort: Cohort) -> Tree:
-        """A last local step, without upload, of the clients that are there after the last round: what they keep."""
+        """Do a last local step, without upload, after the last round; return what the clients keep."""
         return None
 
     # -- the models that come out --------------------------------------------------------------------------------
     def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
-        """What each client would deploy, also a Predictor: by default the model for everybody, or the state itself."""
+        """Return what each client would deploy: by default the model for everybody, or the server's state itself."""
         shared = self.shared(server)
         model: Deployed = server if shared is None else shared
         return model
 
     def shared(self, server: Tree) -> Params | Predictor | None:
-        """The model for everybody, if the method has one: the server's state where that is a whole model."""
+        """Return the model for everybody, if the method has one: the server's state where that is a whole model."""
         whole = isinstance(server, Params) and server.layout is not None and len(server) == len(server.layout.kinds)
         return server if whole else None
 
     def mixing(self, server: Tree) -> Tensor | None:
-        """Who learns from whom: row k holds the weight of every client in what client k gets; None if nobody's own."""
+        """Return who learns from whom: row k has every client's weight in client k's mix; None if nobody has one."""
         return None
 
     def found_clusters(self, server: Tree) -> Clusters | None:
-        """The clusters of clients, if the method finds some."""
+        """Return the clusters of clients, if the method finds some."""
         return None
 
     def joined(self, server: Tree, cohort: Cohort) -> Tensor:
-        """The number of the cluster that each of these new clients would be in, if the method finds clusters."""
+        """Return the number of the cluster that each of these new clients would join, if the method finds clusters."""
         raise NotImplementedError(f"{type(self).__name__} must define joined(), because it finds clusters.")
 
     def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
-        """The model of clients that were never seen before."""
+        """Return the model of clients that the server has never seen before."""
         return self.personalize(server, cohort)
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
-        """What more epochs on their own samples make of new clients' `model`; `given` is the one they were welcomed by.
+        """Train new clients' `model` for more epochs on their own samples; `given` is what `welcome` returned.
 
-        None: plain SGD, on the batches of `stream`.
+        Return None for plain SGD on the batches of `stream`.
         """
         return None

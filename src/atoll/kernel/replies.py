@@ -25,7 +25,7 @@ class Arrival(NamedTuple):
 
     clients: NDArray[np.int64]
     fields: Mapping[str, Stack]
-    weight: Tensor  # as the clients say it
+    weight: Tensor  # as the clients sent it
     late: int = 0  # rounds between being asked and arriving
     broadcast: Tree = None  # what all of these clients were sent
     unicast: Tree = None  # what each of them was sent by itself, stacked
@@ -48,22 +48,22 @@ class Arrival(NamedTuple):
 class Replies:
     """What the clients sent in a round.
 
-    If sums suffice, replies are added up as they arrive and never held together, so that memory does not grow with
-    the cohort; they can be gone through once, and `stack` raises. Otherwise they are kept and everything can be asked.
+    If sums suffice, replies are added up as they arrive and never held together, so memory does not grow with
+    the cohort; they can be read once, and `stack` raises. Otherwise they are kept, and every question has an answer.
     """
 
     def __init__(self, arrivals: Iterable[Arrival], *, keep: bool, workbench: Workbench | None = None) -> None:
         self._workbench = workbench
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._kept: list[Arrival] | None = list(self._arrivals) if keep else None
-        self._passed = False
+        self._was_read = False
         self._means: dict[str, Stack | Params] | None = None
         self._sums: dict[str, Params] = {}
         self._total = torch.zeros(())
         self._members: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def mean(self, name: str, weight: str | None = None) -> Params:
-        """The weighted mean of a field over clients; integer leaves take the maximum.
+        """Return the weighted mean of a field over clients; integer leaves take the maximum.
 
         `weight` names a field that holds weights of its own for each client, for example class counts for class
         prototypes: either one leaf for all or one per leaf. Where all weights are 0 the mean is 0.
@@ -79,7 +79,7 @@ class Replies:
         return self._means[name]  # type: ignore[return-value]
 
     def sum(self, name: str) -> Params:
-        """The weighted sum of a field over clients; a late reply counts whole.
+        """Return the weighted sum of a field over clients; a late reply counts whole.
 
         For what the server adds up over rounds and must not lose a part of, such as changes of control variates.
         """
@@ -93,24 +93,24 @@ class Replies:
         return self._sums[name]
 
     def models(self, start: Callable[[Tree, Tree], Params | Stack], change: str = "delta") -> Stack:
-        """What each client trained: what it had been sent, plus the change that it replied.
+        """Return what each client trained: what it had been sent, plus the change that it replied.
 
         `start(broadcast, unicast)` finds the model, or the part of it that is asked for, in what was sent. For a late
         reply that is older than the server's state.
         """
         parts = []
         for arrival in self._held():
-            begun = start(arrival.broadcast, arrival.unicast)
-            parts.append(begun + _field(arrival, change).only(begun))
+            model = start(arrival.broadcast, arrival.unicast)
+            parts.append(model + _field(arrival, change).only(model))
         return Stack({leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}, parts[0].layout)
 
     def where(self, wanted: Callable[[Arrival], bool]) -> Replies:
-        """The arrivals for which `wanted` holds."""
+        """Return the arrivals for which `wanted` holds."""
         return Replies(filter(wanted, self._held()), keep=True, workbench=self._workbench)
 
     def map(self, function: Callable[[Arrival], Arrival]) -> Replies:
-        """The same replies with `function` of each arrival, for a method that hands them on to another one."""
-        arrivals = self._kept if self._kept is not None else self._all()
+        """Return the same replies with `function` of each arrival, for a method that passes them on to another one."""
+        arrivals = self._kept if self._kept is not None else self._read()
         return Replies(map(function, arrivals), keep=self._kept is not None, workbench=self._workbench)
 
     @property
@@ -123,7 +123,7 @@ class Replies:
         return self._total
 
     def segment_mean(self, name: str, by: str | Tensor, default: Stack) -> Stack:
-        """The weighted mean of a field within each segment.
+        """Return the weighted mean of a field within each segment.
 
         `by` names the field with each client's segment number, or is the table of these numbers that the server has.
         Row j of the result is the mean of segment j, or row j of `default` where no client is in it. `members` then
@@ -133,19 +133,19 @@ class Replies:
         sums: dict[str, _Sum] = {}
         total: Tensor | None = None
         self._members = []
-        for arrival in self._all():
+        for arrival in self._read():
             clients = torch.from_numpy(arrival.clients).to(arrival.weight.device)
             segment = by[clients] if isinstance(by, Tensor) else _leaf(arrival, by, None).long()
             weight = arrival.counted
             self._members.append((clients, segment, weight))
             one_hot = torch.nn.functional.one_hot(segment, segments).to(weight.dtype)
             shares = one_hot * weight[:, None]
-            total = _running(total, shares)
+            total = _add_weights(total, shares)
             for leaf_name, leaf in _field(arrival, name).items():
                 sums.setdefault(leaf_name, _Sum(segmented=True)).add(leaf, shares)
         if total is None:
             return default
-        found = {leaf: part.divided(total) for leaf, part in sums.items()}
+        found = {leaf: part.divide(total) for leaf, part in sums.items()}
         return Stack(
             {
                 leaf: torch.where((total > 0).reshape(-1, *[1] * (value.ndim - 1)), value, default[leaf])
@@ -167,7 +167,7 @@ class Replies:
         return self._workbench
 
     def stack(self, name: str) -> Stack:
-        """A field of all replies together, one row per client, in the order of `clients`."""
+        """Return a field of all replies together, one row per client, in the order of `clients`."""
         parts = [_field(arrival, name) for arrival in self._held()]
         return Stack({leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}, parts[0].layout)
 
@@ -182,7 +182,7 @@ class Replies:
         return torch.cat([arrival.counted for arrival in self._held()])
 
     def of(self, chosen: NDArray[np.bool_]) -> Replies:
-        """The replies of some clients, chosen in the order of `clients`."""
+        """Return the replies of some clients, chosen in the order of `clients`."""
         parts, start = [], 0
         for arrival in self._held():
             here = chosen[start : start + len(arrival.clients)]
@@ -192,19 +192,20 @@ class Replies:
         return Replies(parts, keep=True, workbench=self._workbench)
 
     def by_architecture(self) -> Iterator[tuple[int, Replies]]:
-        """The replies of each architecture that replied, with its number."""
+        """Yield the number and the replies of each architecture that replied."""
         architecture = self.workbench.task.architecture
         if architecture is None:
             yield 0, self
             return
         parts: dict[int, list[Arrival]] = {}  # held: a late reply may come before or after others of its architecture
-        for arrival in self._all():
+        for arrival in self._read():
             parts.setdefault(int(architecture[arrival.clients[0]]), []).append(arrival)
         for number, arrivals in parts.items():
             bench = self.workbench.of_architecture(number)
             yield number, Replies(arrivals, keep=self._kept is not None, workbench=bench)
 
     def _held(self) -> list[Arrival]:
+        """Return the arrivals that are kept; raise if they were only added up."""
         if self._kept is None:
             raise PayloadError(
                 "This method says that sums suffice, so its replies are added up and not held.",
@@ -212,25 +213,26 @@ class Replies:
             )
         return self._kept
 
-    def _all(self) -> Iterable[Arrival]:
+    def _read(self) -> Iterable[Arrival]:
+        """Return all arrivals; those that are not kept can be read once."""
         if self._kept is not None:
             return self._kept
-        if self._passed:
+        if self._was_read:
             raise PayloadError(
-                "This method says that sums suffice, so its replies can be gone through once; they have been.",
+                "This method says that sums suffice, so its replies can be read once; they have been read.",
                 hint="ask for all plain means at once, or set `sums_suffice: ClassVar[bool] = False`.",
             )
-        self._passed = True
+        self._was_read = True
         return self._arrivals
 
     def _stream(self) -> dict[str, Any]:
-        """The means of all fields in one pass."""
+        """Compute the means of all fields in one pass."""
         sums: dict[str, dict[str, _Sum]] = {}
         layouts: dict[str, Any] = {}
         total: Tensor | None = None
-        for arrival in self._all():
+        for arrival in self._read():
             counted = arrival.counted
-            total = _running(total, counted)
+            total = _add_weights(total, counted)
             for name, value in arrival.fields.items():
                 layouts[name] = value.layout
                 parts = sums.setdefault(name, {})  # there even for a field without leaves
@@ -247,27 +249,27 @@ class Replies:
             for name, leaves in sums.items()
         }
         return {
-            name: Params({leaf: part.divided(total) for leaf, part in leaves.items()}, layouts[name])
+            name: Params({leaf: part.divide(total) for leaf, part in leaves.items()}, layouts[name])
             for name, leaves in sums.items()
         }
 
     def _reduce(self, name: str, weigh: Callable[[Arrival, str], Tensor]) -> Params:
         sums, totals, layout = self._collect(name, weigh)
-        return Params({leaf: part.divided(totals[leaf]) for leaf, part in sums.items()}, layout)
+        return Params({leaf: part.divide(totals[leaf]) for leaf, part in sums.items()}, layout)
 
     def _collect(
         self, name: str, weigh: Callable[[Arrival, str], Tensor]
     ) -> tuple[dict[str, _Sum], dict[str, Tensor], Layout | None]:
-        """The weighted sums of a field's leaves, and the sums of their weights."""
+        """Compute the weighted sums of a field's leaves, and the sums of their weights."""
         sums: dict[str, _Sum] = {}
         totals: dict[str, Tensor] = {}
         layout = None
-        for arrival in self._all():
+        for arrival in self._read():
             layout = _field(arrival, name).layout
             for leaf_name, leaf in _field(arrival, name).items():
                 weight = weigh(arrival, leaf_name)
                 sums.setdefault(leaf_name, _Sum()).add(leaf, weight)
-                totals[leaf_name] = _running(totals.get(leaf_name), weight)
+                totals[leaf_name] = _add_weights(totals.get(leaf_name), weight)
         return sums, totals, layout
 
 
@@ -282,13 +284,13 @@ def _no_field(name: str, fields: Iterable[str]) -> PayloadError:
 
 
 def _leaf(arrival: Arrival, name: str, leaf: str | None) -> Tensor:
-    """A leaf of a field of weights or segments: the one of that name, or the only one there is."""
+    """Return a leaf of a field of weights or segments: the one of that name, or the only one there is."""
     value = _field(arrival, name)
     return value[leaf] if leaf in value else next(iter(value.values()))  # type: ignore[index]
 
 
-def _running(total: Tensor | None, weight: Tensor) -> Tensor:
-    """The sum of weights over clients; row by row in float64, so that chunks of any size give the same bits."""
+def _add_weights(total: Tensor | None, weight: Tensor) -> Tensor:
+    """Add weights of clients to their total; row by row in float64, so chunks of any size give the same bits."""
     if weight.dtype == torch.float64:
         for row in weight:
             total = row if total is None else total + row
@@ -316,24 +318,24 @@ class _Sum:
         weight = weight.to(leaf.dtype)
         if leaf.dtype == torch.float64:  # row by row: the same bits however the cohort is cut into chunks
             for row, share in zip(leaf, weight, strict=True):
-                self._plus(_axes(share, share.ndim + row.ndim if self.segmented else row.ndim) * row)
+                self._accumulate(_append_axes(share, share.ndim + row.ndim if self.segmented else row.ndim) * row)
         elif self.segmented or weight.ndim == 1:
-            self._plus(torch.tensordot(weight.t(), leaf, dims=1))
+            self._accumulate(torch.tensordot(weight.t(), leaf, dims=1))
         else:
-            self._plus((_axes(weight, leaf.ndim) * leaf).sum(0))
+            self._accumulate((_append_axes(weight, leaf.ndim) * leaf).sum(0))
 
     def _largest(self, leaf: Tensor, weight: Tensor) -> Tensor:
         if not self.segmented:
             return leaf.amax(0)
-        inside = _axes(weight.t() > 0, leaf.ndim + 1)  # (segment, client, ...)
+        inside = _append_axes(weight.t() > 0, leaf.ndim + 1)  # (segment, client, ...)
         lowest = False if leaf.dtype == torch.bool else torch.iinfo(leaf.dtype).min
         return torch.where(inside, leaf, lowest).amax(1)
 
-    def _plus(self, term: Tensor) -> None:
+    def _accumulate(self, term: Tensor) -> None:
         self.value = term if self.value is None else self.value + term
 
     def withhold(self, leaf: Tensor, weight: Tensor) -> None:
-        """Note what a mean leaves out of late replies and a sum does not."""
+        """Add what a sum counts of late replies and a mean leaves out."""
         if self.withheld is None:
             self.withheld = _Sum()
         self.withheld.add(leaf, weight)
@@ -346,14 +348,15 @@ class _Sum:
             return self.value
         return self.value + self.withheld.value
 
-    def divided(self, total: Tensor) -> Tensor:
+    def divide(self, total: Tensor) -> Tensor:
+        """Return the mean: the sum by the total weight; 0 where that is 0."""
         assert self.value is not None
         if not self.value.is_floating_point():
             return self.value
-        total = _axes(total.to(self.value.dtype), self.value.ndim)
+        total = _append_axes(total.to(self.value.dtype), self.value.ndim)
         return torch.where(total > 0, self.value / total.clamp(min=torch.finfo(total.dtype).tiny), 0)
 
 
-def _axes(value: Tensor, ndim: int) -> Tensor:
-    """`value` with axes of length 1 behind its own, up to `ndim`."""
+def _append_axes(value: Tensor, ndim: int) -> Tensor:
+    """Append axes of length 1 to `value`, up to `ndim`."""
     return value.reshape(value.shape + (1,) * (ndim - value.ndim))
