@@ -114,7 +114,16 @@ def test_asking_for_help_does_not_wait_for_torch():
 
 # -- plain words -------------------------------------------------------------------------------------------------------
 
-PLAIN = ("cli", "data", "experiments", "kernel", "metrics", "models", "runtime")  # the rooms that are held to it
+PLAIN = (
+    "cli",
+    "compose",
+    "data",
+    "experiments",
+    "kernel",
+    "metrics",
+    "models",
+    "runtime",
+)  # the rooms that are held to it
 # Openers of docstrings that answer a question nobody asked: "Of the objective.", "As it was."
 OPENERS = (
     "A All Alone An Any As At By Each Every For From How If In Is It Its None Of On One Over So That The Their There "
