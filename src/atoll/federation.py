@@ -77,10 +77,10 @@ def federate(
     `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run is written there and can be
     resumed after an interruption, bit for bit. `stages` change what clients send;
     `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
-    `on_epoch` in the long training of one-shot methods with how many clients have done how many epochs of all.
+    `on_epoch` in the long training of one-shot methods with how many clients have done how many of all epochs.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
-    method train long: where they are is kept in the folder `trained`, by default in the run's, and found there by other
-    runs whose clients train the same way.
+    method train long: their progress is kept in the folder `trained`, by default in the run's, where other runs
+    whose clients train the same way find it.
     """
     method = create(algorithm) if isinstance(algorithm, str) else algorithm
     settings = replace(settings or Settings(), **more)
@@ -95,7 +95,7 @@ def federate(
             replies = session.exchange(round, cohort)  # broadcast, local work, channel, ledger
             if replies is not None:
                 session.server = session.method.aggregate(session.server, replies)
-            session.close(round)  # finite? evaluate, record, checkpoint, tell
+            session.close(round)  # check, evaluate, record, save a checkpoint
     return session.report()
 
 
@@ -118,7 +118,7 @@ class Session:
     on_round: Callable[[Round], None] | None
     server: Tree
     late: Late
-    met: NDArray[np.bool_]  # who has been through the exchanges before a client's first round
+    met: NDArray[np.bool_]  # which clients have done the exchanges before their first round
     first: int = 0
     outcomes: NDArray[np.float64] | None = None  # the score of every test sample after the last round
     history: list[Round] = field(default_factory=list)
@@ -138,15 +138,15 @@ class Session:
         on_epoch: OnEpoch | None,
         stop: threading.Event | None,
         trained: Path | str | None,
-        **told: Any,
+        **hooks: Any,  # faults and on_round
     ) -> Session:
-        """Begin a federation, or go on with one where its newest whole checkpoint left it."""
+        """Begin a federation, or continue one from its newest whole checkpoint."""
         warn_of_limits(method)
         warn_of_overshooting(method, task.training.lr)
         with ExitStack() as held:
             if folder is not None:
                 held.enter_context(alone_in(Path(folder)))
-            run, begun = open_run(task, method, settings, engine, folder, resume=resume)
+            run, resumed = open_run(task, method, settings, engine, folder, resume=resume)
             here = engine.place(task)
             memory = open_memory(settings.memory, task.clients, run.folder if run else None)
             if run:
@@ -158,11 +158,11 @@ class Session:
             channel = Channel(stages)
             exchanges = Exchange(method, engine, population, replace(population, trainings=trainings), channel)
             session = cls(
-                task, method, settings, engine, population, channel, exchanges, run, held, stop, trainings, **told,
+                task, method, settings, engine, population, channel, exchanges, run, held, stop, trainings, **hooks,
                 server=method.start(population.facts), late=Late(settings.late, settings.delay, settings.seed),
                 met=np.zeros(task.clients, dtype=bool),
             )  # fmt: skip
-            if run and begun:
+            if run and resumed:
                 session._resume(run)
             if session.first == 0:
                 alone = replace(population, trainings=trainings.for_server() if trainings else None)
@@ -198,7 +198,7 @@ class Session:
             yield round
 
     def choose(self, round: int) -> Clients:
-        """Return the clients asked in a round that do not drop out."""
+        """Choose the cohort of a round; return those of it that do not drop out."""
         self.cohort = choose(self.settings, self.population.task.clients, round, self.late.clients)
         self.traffic = Traffic(asked=len(self.cohort))
         lost = generator(self.settings.seed, "drop", round).random(len(self.cohort)) < self.settings.drop
@@ -211,8 +211,8 @@ class Session:
     def exchange(self, round: int, present: Clients) -> Replies | None:
         """Send the server's state and have the clients work; return their replies, or None if nobody replies."""
         self.present, met = present, self.met
-        self.server, through = self.exchanges.prepare(self.server, present[~met[present]], round, self.traffic)
-        met[through] = True
+        self.server, prepared = self.exchanges.prepare(self.server, present[~met[present]], round, self.traffic)
+        met[prepared] = True
         job = Job(
             Local(), self.method, self.server, present, round, self.method.groups(self.server),
             calls=self.settings.rounds, usual=self.settings.cohort_size(len(met)),
@@ -226,8 +226,8 @@ class Session:
         return Replies(itertools.chain([first], self.arrivals), keep=keep, workbench=bench)
 
     def close(self, round: int) -> None:
-        """End a round: check the state, evaluate, record, save a checkpoint, tell, and stop if asked to."""
-        for _ in self.arrivals:  # a method that asks nothing of its replies still trains its clients
+        """End a round: check the state, evaluate, record, save a checkpoint, call `on_round`, and stop if asked to."""
+        for _ in self.arrivals:  # clients train even if the method reads no reply
             pass
         require_sound(self.server, round, self.population.task.name)
         traffic, settings, done = self.traffic, self.settings, round + 1
@@ -259,7 +259,7 @@ class Session:
             raise KeyboardInterrupt(f"stopped after round {done}{how}")
 
     def _describe(self, round: int) -> dict[str, Any]:
-        """Return what happened in a round, as it is written."""
+        """Return what happened in a round, as a line of metrics.jsonl."""
         traffic = self.traffic
         return {
             "round": round + 1,
@@ -273,7 +273,7 @@ class Session:
         }
 
     def _record(self, run: Run, line: Round, done: int, *, stopping: bool) -> None:
-        """Write a round down; from time to time with a checkpoint."""
+        """Write a round down; from time to time, also a checkpoint."""
         if self.outcomes is not None:
             run.save_outcomes(self.outcomes)
         run.record(line, self.channel.ledger.entries[self.written :])
@@ -302,7 +302,7 @@ def list_present(settings: Settings, clients: int, round: int) -> Clients:
 
 
 def choose(settings: Settings, clients: int, round: int, busy: Clients | None = None) -> Clients:
-    """Return the clients asked in a round: of those who are there, and not busy with an older reply."""
+    """Draw the clients asked in a round, of those that are there and not busy with an older reply."""
     present = list_present(settings, clients, round)
     if busy is not None:
         present = np.setdiff1d(present, busy)
