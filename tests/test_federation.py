@@ -16,7 +16,6 @@ from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
 from atoll.algorithms.pfedme import PFedMe
 from atoll.algorithms.pfedme_survey import PFedMeSurvey
-from atoll.federation import choose
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import CohortError, DivergedError, OneShotError
 from atoll.kernel.params import Params, Stack
@@ -114,11 +113,11 @@ def test_a_federation_leaves_global_generators_alone(make_task):
 
 def test_a_cohort_is_drawn_without_repetition_and_anew_every_round():
     settings = Settings(cohort=10, seed=3)
-    drawn = [choose(settings, 100, round).tolist() for round in range(20)]
+    drawn = [settings.choose(100, round).tolist() for round in range(20)]
     assert all(len(set(cohort)) == 10 and cohort == sorted(cohort) for cohort in drawn)
     assert len({tuple(cohort) for cohort in drawn}) == 20
-    assert drawn[7] == choose(settings, 100, 7).tolist()
-    assert choose(Settings(), 5, 0).tolist() == [0, 1, 2, 3, 4]
+    assert drawn[7] == settings.choose(100, 7).tolist()
+    assert Settings().choose(5, 0).tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("cohort", "size"), [(None, 20), (7, 7), (0.5, 10), (0.01, 1), (1.0, 20)])

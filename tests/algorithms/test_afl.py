@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from atoll import Cohort, Params, Task, Training, Update
-from atoll.algorithms.afl import AFL, regression
+from atoll.algorithms.afl import AFL
+from atoll.algorithms.answers.afl import regression
 from atoll.models.linear import Linear
 from atoll.testing.conformance import ConformanceError, checks, personal_models, play
 

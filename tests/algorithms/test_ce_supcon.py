@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll import Batch, Task
-from atoll.algorithms.ce_supcon import CESupCon, contrasted
+from atoll.algorithms.ce_supcon import CESupCon
 from atoll.algorithms.ensemble import Ensemble
+from atoll.algorithms.trainings.supcon import contrasted
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Variant
 from atoll.kernel.randomness import Keys
@@ -80,5 +81,5 @@ def test_the_contrast_counts(task: Task) -> None:
 
 
 def test_a_task_without_classes_is_refused() -> None:
-    with pytest.raises(TaskError, match="CESupCon needs samples of one class each"):
+    with pytest.raises(TaskError, match="supcon needs samples of one class each"):
         play(quadratics(torch.ones(2, 1, dtype=torch.float64)), CESupCon())

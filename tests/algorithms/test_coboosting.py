@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from atoll import LocalEngine, Task
+from atoll.algorithms.answers.coboosting import BoostedStudent
 from atoll.algorithms.coboosting import CoBoosting
 from atoll.algorithms.dense import Dense
 from atoll.kernel.params import Params, stack
@@ -33,7 +34,7 @@ def votes_of_epochs(task: Task, **more: float) -> list[torch.Tensor]:
     """The votes of three models in every epoch."""
     seen: list[torch.Tensor] = []
 
-    class Watched(CoBoosting):
+    class Watched(BoostedStudent):
         def votes(self, pool: Pool, given: State, epoch: int) -> Params:
             votes = super().votes(pool, given, epoch)
             seen.append(votes["votes"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from atoll import LocalEngine, Task
-from atoll.algorithms.dense import Dense, together
+from atoll.algorithms.dense import Dense
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, stack
@@ -15,6 +15,7 @@ from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import personal_models, play, quadratics
+from atoll.toolbox.server.synthesis import together
 
 SMALL: dict[str, Any] = {"server_epochs": 2, "generator_steps": 2, "server_batch": 6, "noise": 4, "width": 4}
 
@@ -68,7 +69,7 @@ def test_the_step_size_falls_to_nothing(task: Task) -> None:
     moved = []
     for epoch in range(2):
         cohort = bench.cohort(task.x, task.y, batch_size=len(task.x))
-        state = method.passed({"w": w, "velocity": w.zeros()}, given, cohort, epoch)
+        state = method.answering.passed({"w": w, "velocity": w.zeros()}, given, cohort, epoch)
         moved.append((state["w"].client(0) - w).norm())
     torch.testing.assert_close(moved[1], moved[0] / 2, rtol=1e-6, atol=0)
 

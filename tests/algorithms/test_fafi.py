@@ -10,7 +10,10 @@ from samples import Shaken, answers, own
 from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Task
-from atoll.algorithms.fafi import FAFI, PROFILES, TEST_BATCH, in_training
+from atoll.algorithms.answers import features
+from atoll.algorithms.answers.features import TEST_BATCH, in_training
+from atoll.algorithms.fafi import FAFI
+from atoll.algorithms.trainings import fafi
 from atoll.federation import federate
 from atoll.kernel.batch import Augment
 from atoll.kernel.errors import ModelError, OneShotError, TaskError
@@ -73,14 +76,23 @@ def test_two_different_views_are_seen(make_task: Callable[..., Task]) -> None:
     assert not torch.equal(models[0][WEIGHT], models[1][WEIGHT])
 
 
-@pytest.mark.parametrize("option", PROFILES["clean"])
-def test_an_option_overrides_its_profile(option: str) -> None:
+@pytest.mark.parametrize(
+    ("half", "option"),
+    [
+        *(("training", one) for one in fafi.PROFILES["clean"]),
+        *(("answering", one) for one in features.PROFILES["clean"]),
+    ],
+)
+def test_an_option_overrides_its_profile(half: str, option: str) -> None:
+    def says(method: FAFI, name: str) -> object:
+        return getattr(method, half).says(name)
+
     clean, faithful = (FAFI(profile=profile) for profile in ("clean", "faithful"))  # type: ignore[arg-type]
-    assert clean.says(option) != faithful.says(option)
-    mixed = FAFI(profile="faithful", **{option: clean.says(option)})
-    assert mixed.says(option) == clean.says(option)
-    others = [name for name in PROFILES["clean"] if name != option]
-    assert all(mixed.says(name) == faithful.says(name) for name in others)
+    assert says(clean, option) != says(faithful, option)
+    mixed = FAFI(profile="faithful", **{option: says(clean, option)})
+    assert says(mixed, option) == says(clean, option)
+    others = [name for name in (fafi if half == "training" else features).PROFILES["clean"] if name != option]
+    assert all(says(mixed, name) == says(faithful, name) for name in others)
 
 
 def test_faithful_prototypes_begin_at_normal_draws_the_same_for_all(make_task: Callable[..., Task]) -> None:
@@ -107,11 +119,11 @@ def test_prototypes_are_averaged_over_owners_or_all(task: Task, profile: str) ->
 def test_a_class_that_nobody_owns_has_the_mean_of_all(task: Task) -> None:
     rows = torch.randn(4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     counts = torch.tensor([[9.0, 1, 0], [3, 4, 0], [0, 8, 0], [1, 1, 0]], dtype=torch.float64)
-    found = FAFI(scale=0.0, least=2).averaged(rows, counts)
+    found = FAFI(scale=0.0, least=2).answering.average(rows, counts)
     torch.testing.assert_close(found[0], rows[:2, 0].mean(0))
     torch.testing.assert_close(found[1], rows[1:3, 1].mean(0))
     torch.testing.assert_close(found[2], rows[:, 2].mean(0))
-    by_volume = FAFI(scale=0.0, averaging="volume").averaged(rows, counts)
+    by_volume = FAFI(scale=0.0, averaging="volume").answering.average(rows, counts)
     torch.testing.assert_close(by_volume[1], (rows[0, 1] + 4 * rows[1, 1] + 8 * rows[2, 1] + rows[3, 1]) / 14)
 
 
@@ -125,7 +137,7 @@ def test_answers_by_hand(task: Task) -> None:
     mixed = sum(s[:, None] * F.normalize(f) for s, f in zip(said, features, strict=True))
     assert isinstance(mixed, Tensor)
     expected = 16 * F.cosine_similarity(mixed[:, None], server["prototypes"]["rows"][None], dim=2)
-    torch.testing.assert_close(answers(task, FAFI().fused(server), x), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(answers(task, FAFI().shared(server), x), expected, rtol=0, atol=1e-9)
 
 
 def test_in_the_faithful_profile_answers_depend_on_who_is_tested_together(make_task: Callable[..., Task]) -> None:
@@ -199,7 +211,7 @@ def test_incomplete_batches_are_steps_or_not(
     for algorithm, steps in ((FAFI(), (6, 3, 3)), (FAFI(drop_last=True), (3, 3, 3))):
         for size, expected in zip((6, 5, 4), steps, strict=True):
             cohort = make_cohort(make_task(sizes=(size, 8), dtype=torch.float64))
-            step = algorithm.step(cohort)
+            step = algorithm.training.step(cohort)
             given = {"lr": cohort.lr, "epoch": None, "all": None, "own": None}
             end = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=3)
             assert end["time"]["steps"][0] == 3 * -(-size // 4)
@@ -227,7 +239,7 @@ def test_classes_are_needed_and_numbers_to_compare_with_noise(task: Task) -> Non
 
 def test_terms_are_logged_by_name(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     cohort = make_cohort(task)
-    FAFI(epochs=2).trained(task.network.initial, cohort)
+    FAFI(epochs=2).training.train(task.network.initial, cohort)
     assert set(cohort.notes) == {"loss/classification", "loss/contrast", "loss/separation"}
     assert (cohort.notes["loss/classification"][[0, 2, 3]] > 0).all()
     assert cohort.notes["loss/classification"][1] == 0  # it has one sample

@@ -22,8 +22,8 @@ def task(make_task: Callable[..., Task]) -> Task:
 
 
 def test_by_default_it_is_as_it_was_run() -> None:
-    settings = FAFIBank().settings
-    assert (settings["pool"], settings["masked"], settings["mass"]) == ("features", False, 0.0)
+    objective = FAFIBank().training.objective
+    assert (objective.pool, objective.masked, objective.mass) == ("features", False, 0.0)
     assert FAFIBank().pool_size == 4096
     assert FAFIBank.needs_public_data
 

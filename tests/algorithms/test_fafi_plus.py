@@ -11,8 +11,9 @@ from samples import answers, own, with_public
 from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Task
+from atoll.algorithms.answers.refined import refined
 from atoll.algorithms.fafi import FAFI
-from atoll.algorithms.fafi_plus import FAFIPlus, refined
+from atoll.algorithms.fafi_plus import FAFIPlus
 from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Stack
@@ -96,7 +97,7 @@ def test_balance_is_in_the_contrast_alone(
     logged = []
     for balanced in (False, True):
         cohort = make_cohort(task)
-        FAFIPlus(epochs=1, balanced=balanced, rarity=rarity).trained(task.network.initial, cohort)
+        FAFIPlus(epochs=1, balanced=balanced, rarity=rarity).training.train(task.network.initial, cohort)
         logged.append(cohort.notes)
     plain, balance = logged
     torch.testing.assert_close(balance["loss/classification"], plain["loss/classification"], rtol=0, atol=1e-12)
@@ -118,7 +119,7 @@ def test_a_reference_may_be_compared_class_by_class(
     def loss(rows: Tensor) -> Tensor:
         cohort = make_cohort(task)
         sent = {"model": task.network.initial, "reference": reference | Params.of(features=rows)}
-        method.trained(sent, cohort)
+        method.training.train(sent, cohort)
         return cohort.notes["loss/reference"]
 
     found, moved = loss(reference["features"]), (labels > 1)[:, None]
@@ -133,8 +134,8 @@ def test_a_reference_may_be_compared_class_by_class(
 
 def test_measuring_a_conflict_changes_nothing(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     cohort = make_cohort(task)
-    measured = FAFIPlus(conflict="measured").trained(task.network.initial, cohort)
-    plain = FAFI().trained(task.network.initial, make_cohort(task))
+    measured = FAFIPlus(conflict="measured").training.train(task.network.initial, cohort)
+    plain = FAFI().training.train(task.network.initial, make_cohort(task))
     for name, leaf in plain.items():
         assert torch.equal(measured[name], leaf)
     assert (cohort.notes["conflict"].abs() <= 1).all()
@@ -146,7 +147,7 @@ def test_the_measured_conflict_is_the_cosine_of_two_gradients(
 ) -> None:
     task = make_task(sizes=(6,), dtype=torch.float64, batch_size=6)
     cohort = make_cohort(task)
-    FAFIPlus(conflict="measured", epochs=1).trained(task.network.initial, cohort)
+    FAFIPlus(conflict="measured", epochs=1).training.train(task.network.initial, cohort)
     x, y = own(task, 0)
     module = task.network._original.requires_grad_(True)
     z, labels = F.normalize(module.features(torch.cat([x, x]))), torch.cat([y, y])  # type: ignore[operator]
@@ -288,7 +289,7 @@ def test_stages_switch_once_or_recur(task: Task) -> None:
         found = Composed(pool="features", stages="recurring").terms(seen)
         torch.testing.assert_close(found["contrast"], banked["contrast"])  # the bank stays
         assert (found["classification"] == 0).item() is stage_one
-    first = [FAFIPlus(stages="once", epochs=epochs).settings["stage_epochs"] for epochs in (0, 1, 5, 36)]
+    first = [FAFIPlus(stages="once", epochs=epochs).training.objective.stage_epochs for epochs in (0, 1, 5, 36)]
     assert first == [0, 0, 1, 8]
 
 
@@ -384,14 +385,14 @@ def features_of(task: Task, w: Params, x: Tensor) -> Tensor:
 def test_clients_answer_by_themselves_about_what_they_can_tell_apart(task: Task) -> None:
     report = play(task, FAFI(epochs=4))
     server, x = report.server, task.x
-    shared = answers(task, FAFI().fused(server), x)
+    shared = answers(task, FAFI().shared(server), x)
     votes, expected = discernment(server["labels"]["counts"]), torch.zeros_like(shared)
     for k in range(3):
         w = server["models"].client(k)
         z = features_of(task, w, x)
         expected += votes[k] * 16 * F.cosine_similarity(z[:, None], w[WEIGHT][None], dim=2)
     for own_share in (0.0, 0.25, 1.0):
-        found = answers(task, FAFIPlus(own=own_share).fused(server), x)
+        found = answers(task, FAFIPlus(own=own_share).shared(server), x)
         torch.testing.assert_close(found, torch.lerp(shared, expected, own_share), rtol=0, atol=1e-9)
 
 
@@ -407,9 +408,9 @@ def test_clients_answer_by_margins_if_asked(task: Task, profile: Literal["clean"
     told = margins(Stack.of(count=count, sum=total, square=square), 0.25)
     if profile == "clean":  # the other profile's features depend on the batch
         features = torch.stack([features_of(task, server["models"].client(k), task.x) for k in range(3)])
-        shared = answers(task, FAFI(profile=profile).fused(server), task.x)
+        shared = answers(task, FAFI(profile=profile).shared(server), task.x)
         for share in (0.25, 1.0):
-            found = answers(task, FAFIPlus(own=share, own_by="margins").fused(server), task.x)
+            found = answers(task, FAFIPlus(own=share, own_by="margins").shared(server), task.x)
             torch.testing.assert_close(found, torch.lerp(shared, 16 * said(features, told), share), rtol=0, atol=1e-9)
     torch.testing.assert_close(server["margins"]["weight"], 16 * told["weight"], rtol=0, atol=1e-9)
 
@@ -466,5 +467,5 @@ def test_refining_needs_public_samples(task: Task) -> None:
 
 def test_methods_that_add_to_the_server_only_share_the_training_of_fafi() -> None:
     for plus in (FAFIPlus(), FAFIPlus(dynamic=True), FAFIPlus(fusion="size", own=0.5)):
-        assert plus.objective == FAFI().objective
-    assert FAFIPlus(hardness=1.0).objective != FAFI().objective
+        assert plus.training == FAFI().training
+    assert FAFIPlus(hardness=1.0).training != FAFI().training

@@ -42,7 +42,7 @@ def test_nothing_changes_until_the_queue_is_full(task: Task) -> None:
 
 def test_a_queue_lasts_for_all_of_training(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     cohort = make_cohort(task)
-    step = FAFIQueue(queue=64).step(cohort)
+    step = FAFIQueue(queue=64).training.step(cohort)
     given = {"lr": cohort.lr, "epoch": None, "all": None, "own": None}
     end = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=3)
     queue = end["own"]["queue"]

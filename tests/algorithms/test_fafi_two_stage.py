@@ -46,8 +46,8 @@ def test_after_the_switch_it_is_fafi(task: Task, make_cohort: Callable[..., Coho
     # One full batch per epoch and no momentum: five epochs are one of the first stage and four of FAFI from there.
     report = play(task, FAFITwoStage(epochs=5))
     cohort, algorithm = make_cohort(task), FAFITwoStage(epochs=1, stage_share=1.0)
-    first: Stack = algorithm.trained(report.algorithm.broadcast(report.server), cohort)
-    then = train(cohort, first, FAFI().step(cohort), epochs=4)
+    first: Stack = algorithm.training.train(report.algorithm.broadcast(report.server), cohort)
+    then = train(cohort, first, FAFI().training.step(cohort), epochs=4)
     for name, leaf in report.server["models"].items():
         torch.testing.assert_close(leaf, then[name], rtol=0, atol=1e-10)
 

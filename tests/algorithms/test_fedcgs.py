@@ -8,7 +8,8 @@ from torch import Tensor
 
 from atoll import Params, Task
 from atoll.algorithms.afl import AFL
-from atoll.algorithms.fedcgs import FedCGS, gaussian
+from atoll.algorithms.answers.fedcgs import gaussian
+from atoll.algorithms.fedcgs import FedCGS
 from atoll.testing.conformance import play
 
 

@@ -9,7 +9,8 @@ from samples import answers, own
 from torch import Tensor
 
 from atoll import Batch, Params, Task
-from atoll.algorithms.fedetf import FedETF, in_frame, to_frame
+from atoll.algorithms.fedetf import FedETF
+from atoll.algorithms.trainings.etf import in_frame, to_frame
 from atoll.kernel.network import Variant
 from atoll.testing.conformance import personal_models, play
 from atoll.toolbox.oneshot import averaged
@@ -23,7 +24,7 @@ def task(make_task: Callable[..., Task]) -> Task:
 
 
 def frame(scale: float = 16.0) -> Params:
-    return FedETF(scale=scale).frame(torch.zeros(1, dtype=torch.float64), CLASSES)
+    return FedETF(scale=scale).training.frame(torch.zeros(1, dtype=torch.float64), CLASSES)
 
 
 @pytest.mark.parametrize("balanced", [True, False])

@@ -1,8 +1,8 @@
 """FEDIC in one shot, by hand: the teacher, what is fitted on what, and the student's step."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,9 +12,11 @@ from samples import Shaken, answers, with_public
 from torch import Tensor
 
 from atoll import Batch, LocalEngine, Params, Task
+from atoll.algorithms.answers.fedic import Calibrated, divided, heard, learn, teacher, uncalibrated
 from atoll.algorithms.ensemble import Ensemble
-from atoll.algorithms.fedic import FEDIC, divided, heard, learn, teacher, uncalibrated
+from atoll.algorithms.fedic import FEDIC
 from atoll.algorithms.oneshot_avg import OneShotAvg
+from atoll.algorithms.trainings.ce import CrossEntropy
 from atoll.kernel.errors import HyperparameterError, TaskError
 from atoll.kernel.network import Variant
 from atoll.kernel.randomness import Keys, default_generator, generator
@@ -22,6 +24,7 @@ from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
+from atoll.toolbox.pairs import Pair
 from atoll.toolbox.server.adam import unmoved
 
 PUBLIC = 20
@@ -54,10 +57,10 @@ def test_the_teacher_by_hand() -> None:
         torch.testing.assert_close(teacher(c, heard)[n], expected, rtol=0, atol=1e-12)
 
 
-class Watched(FEDIC):
+class Watching(Calibrated):
     """Remembers what its steps were given."""
 
-    seen: dict[str, Any] = {}  # noqa: RUF012
+    seen: ClassVar[dict[str, Any]] = {}
 
     def tuned(self, bench, w, known):  # type: ignore[no-untyped-def]
         self.seen.update(bench=bench, average=w, known=known, tuned=super().tuned(bench, w, known))
@@ -72,9 +75,14 @@ class Watched(FEDIC):
         return super().taught(bench, w, unlabelled, known)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched(Pair, training=CrossEntropy, answering=Watching):
+    """FEDIC under the eyes of a test."""
+
+
 def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
     play(task, Watched(epochs=3, fit_epochs=30, server_epochs=1))
-    seen = Watched.seen
+    seen = Watching.seen
     x, y = seen["known"]
     assert len(y) == PUBLIC / 5
     assert task.public is not None
@@ -94,7 +102,7 @@ def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
 
 def test_wanted_answers_are_those_of_the_teacher(task: Task) -> None:
     play(task, Watched(epochs=1, fit_epochs=2, server_epochs=0, temperature=4.0, student="average"))
-    seen = Watched.seen
+    seen = Watching.seen
     x, wanted = seen["unlabelled"]
     models = play(task, Ensemble(epochs=1)).server["models"]
     expected = teacher(seen["fitted"], heard(seen["bench"], models, seen["tuned"], x))
@@ -154,9 +162,9 @@ def test_labels_of_the_others_are_read_to_choose_alone(task: Task) -> None:
     assert task.public is not None
     x, y = task.public
     play(task, Watched(epochs=1, fit_epochs=1, server_epochs=1))
-    _, (known, _) = divided(Watched.seen["bench"], 0.2)
+    _, (known, _) = divided(Watching.seen["bench"], 0.2)
     labelled = (x[:, None] == known[None]).all(2).any(1)
-    order = generator(Watched.seen["bench"].task.seed, "server labels").permutation(PUBLIC)
+    order = generator(Watching.seen["bench"].task.seed, "server labels").permutation(PUBLIC)
     last = max(place for place, row in enumerate(order) if labelled[row])
     later = torch.zeros_like(labelled).index_fill(0, torch.from_numpy(order[last + 1 :]), 1)
     assert later.any()

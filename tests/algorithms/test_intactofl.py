@@ -8,7 +8,8 @@ import torch
 from samples import answers, with_public
 
 from atoll import Task
-from atoll.algorithms.intactofl import Gate, IntactOFL, spread
+from atoll.algorithms.answers.intactofl import Gate, spread
+from atoll.algorithms.intactofl import IntactOFL
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import TaskError

@@ -75,7 +75,7 @@ def test_statistics_are_found_on_public_samples(normed: Task) -> None:
 
 
 def test_public_samples_are_asked_for_before_training(task: Task) -> None:
-    with pytest.raises(TaskError, match="OneShotAvg with these options needs public data"):
+    with pytest.raises(TaskError, match="average with these options needs public data"):
         OneShotAvg(batchnorm="public").start(task.public_facts())
 
 

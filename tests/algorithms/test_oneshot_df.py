@@ -9,9 +9,10 @@ from samples import Shaken, answers, with_public
 from torch import nn
 
 from atoll import Task
+from atoll.algorithms.answers.feddf import nearest
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.oneshot_avg import OneShotAvg
-from atoll.algorithms.oneshot_df import OneShotDF, nearest
+from atoll.algorithms.oneshot_df import OneShotDF
 from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.kernel.errors import ModelError, TaskError
 from atoll.kernel.params import Params, stack

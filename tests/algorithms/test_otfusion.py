@@ -8,8 +8,9 @@ from samples import answers
 from torch import Tensor, nn
 
 from atoll import Params, Task
+from atoll.algorithms.answers.otfusion import matching, reordered
 from atoll.algorithms.ensemble import Ensemble
-from atoll.algorithms.otfusion import OTFusion, matching, reordered
+from atoll.algorithms.otfusion import OTFusion
 from atoll.kernel.errors import ModelError
 from atoll.kernel.params import stack
 from atoll.kernel.randomness import generator
@@ -96,7 +97,7 @@ def test_networks_whose_neurons_cannot_change_places_are_refused(
             return part
         return BodyAndHead(nn.Sequential(nn.Linear(4, 4), part), nn.Linear(4, 3))
 
-    with pytest.raises(ModelError, match=r"OTFusion needs linear and convolutional layers one after the other"):
+    with pytest.raises(ModelError, match=r"otfusion needs linear and convolutional layers one after the other"):
         OTFusion().start(make_task(made, dtype=torch.float64).public_facts())
 
 

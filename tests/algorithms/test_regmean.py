@@ -8,8 +8,9 @@ from samples import own
 from torch import nn
 
 from atoll import Batch, Cohort, Task
+from atoll.algorithms.answers.regmean import RIDGE, damped
 from atoll.algorithms.fedavg import FedAvg
-from atoll.algorithms.regmean import RIDGE, RegMean, damped
+from atoll.algorithms.regmean import RegMean
 from atoll.kernel.network import Variant
 from atoll.models.cnn import LeNet
 from atoll.models.split import BodyAndHead
@@ -30,7 +31,7 @@ def test_each_client_sends_the_mean_of_its_squares_and_its_matrix_times_that(
     task = make_task(dtype=torch.float64)
     algorithm = RegMean(epochs=2, damping=0.5)
     update = algorithm.local(task.network.initial, make_cohort(task))
-    trained = algorithm.trained(task.network.initial, make_cohort(task))
+    trained = algorithm.training.train(task.network.initial, make_cohort(task))
     assert update.weight is not None
     assert update.weight.tolist() == [5, 1, 12, 7]
     assert not update.send["rest"]

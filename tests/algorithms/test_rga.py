@@ -11,9 +11,10 @@ from samples import answers, own, with_public
 from torch import Tensor
 
 from atoll import Batch, Params, Task
+from atoll.algorithms.answers.rga import LEAST, standardised
 from atoll.algorithms.fedetf import FedETF
 from atoll.algorithms.local import Local
-from atoll.algorithms.rga import LEAST, RGA, standardised
+from atoll.algorithms.rga import RGA
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Variant
 from atoll.testing.conformance import personal_models, play
@@ -60,7 +61,7 @@ def test_answers_by_hand(task: Task, prototypes: Prototypes, moments: Moments) -
             if (y == label).any():
                 mean = features_of(task, w, x[y == label], prototypes).mean(0)
                 means[label] += len(y) ** 0.5 * (mean - m) / s
-    frame = FedETF().frame(task.x, CLASSES)["directions"]
+    frame = FedETF().training.frame(task.x, CLASSES)["directions"]
     expected = F.cosine_similarity(fused[:, None], frame if prototypes == "frame" else means, dim=2)
     torch.testing.assert_close(found, 16 * expected, rtol=0, atol=1e-9)
 
@@ -95,5 +96,5 @@ def test_only_what_is_needed_is_sent(task: Task) -> None:
 
 
 def test_public_samples_are_asked_for_before_training(task: Task) -> None:
-    with pytest.raises(TaskError, match="RGA with these options needs public data"):
+    with pytest.raises(TaskError, match="rga with these options needs public data"):
         RGA(moments="public").start(replace(task, public=None).public_facts())

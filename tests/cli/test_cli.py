@@ -302,7 +302,13 @@ def test_help_and_version():
 
 @pytest.mark.parametrize(
     ("what", "expected"),
-    [("algorithms", "ditto"), ("tasks", "cifar10"), ("partitions", "dirichlet:ALPHA"), ("models", "resnet18-gn")],
+    [
+        ("algorithms", "ditto"),
+        ("pairs", "supcon/ensemble is ce-supcon"),
+        ("tasks", "cifar10"),
+        ("partitions", "dirichlet:ALPHA"),
+        ("models", "resnet18-gn"),
+    ],
 )
 def test_list(what, expected):
     assert expected in atoll("list", what).stdout
@@ -328,6 +334,24 @@ def test_new_writes_a_method_that_passes_its_checks():
     config = json.loads(Path("mine/config.json").read_text())
     assert Path(config["algorithm"]["file"]).samefile("my_method.py")
     assert atoll("resume", "mine").exit_code == 0
+
+
+def test_a_pair_is_shown_with_both_halves_and_what_its_fields_mean():
+    shown = atoll("show", "fafi+queue/margins").stdout
+    assert "Cross-entropy" not in shown
+    for part in ("FAFI's clients", "A queue:", "Margins:", "rho: what is left", "s: a margin of 1 as logits"):
+        assert part in shown, part
+    assert all(key in shown for key in ("zeng2025does", "guha2019one"))
+    assert "clients must train prototypes" in atoll("check", "ce/features").output
+
+
+def test_a_pair_runs_in_a_folder_of_one_level():
+    result = atoll("run", "fafi/margins:epochs=1", "--clients", "4")
+    assert result.exit_code == 0, result.output
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("digits-fafi-margins-")
+    assert json.loads((folder / "config.json").read_text())["algorithm"]["name"] == "fafi/margins"
+    assert atoll("resume", str(folder)).exit_code == 0
 
 
 def test_check_takes_hyperparameters():

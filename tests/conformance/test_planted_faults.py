@@ -510,6 +510,7 @@ def test_everything_is_all_methods_and_some_that_are_put_together() -> None:
     assert names > set(found())
     assert sum("@" in name for name in names) >= 5
     assert any("+" in name for name in names)
+    assert sum("/" in name for name in names) >= 5
 
 
 def test_a_method_can_be_checked_with_other_hyperparameters() -> None:

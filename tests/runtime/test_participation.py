@@ -9,7 +9,6 @@ import torch
 from atoll import LocalEngine, Recipe, Settings, federate
 from atoll.algorithms.fedrep import FedRep
 from atoll.compose import create
-from atoll.federation import choose
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import CohortError, DataError, RunError, UnknownName
 from atoll.kernel.params import Stack, Tree
@@ -30,7 +29,7 @@ def days(words: str, clients: int = 30, seed: int = 3) -> np.ndarray:
 def test_constant_is_as_if_there_were_no_schedule() -> None:
     assert days("constant").all()
     always = Settings(cohort=3, participation="random:1")
-    assert choose(Settings(cohort=3), 10, 4).tolist() == choose(always, 10, 4).tolist()
+    assert Settings(cohort=3).choose(10, 4).tolist() == always.choose(10, 4).tolist()
 
 
 def test_random_is_there_as_often_as_asked() -> None:
@@ -116,7 +115,7 @@ def test_nobody_loses_what_they_kept() -> None:
     """A client that leaves has the model of its last round; one that comes back goes on from it."""
     task, settings = RECIPE.build(), Settings(rounds=12, participation="turnover:0.3", evaluation="none")
     report = federate(task, create("local"), settings=settings)
-    asked = [choose(settings, 10, round) for round in range(12)]
+    asked = [settings.choose(10, round) for round in range(12)]
     rounds = np.array([sum(client in some for some in asked) for client in range(10)])
     assert rounds.min() < rounds.max() == 12
     assert [line["asked"] for line in report.history] == [len(some) for some in asked]

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from atoll import Algorithm, Batch, Cohort, Params, Replies, Stack, Task, Training
 from atoll.algorithms.afl import AFL
+from atoll.algorithms.answers.fedlpa import most_likely
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedcgs import FedCGS
-from atoll.algorithms.fedlpa import FedLPA, most_likely
+from atoll.algorithms.fedlpa import FedLPA
 from atoll.algorithms.fedpft import FedPFT
 from atoll.algorithms.local import Local
 from atoll.algorithms.regmean import RegMean

@@ -40,7 +40,7 @@ def test_two_of_the_four_published_terms_are_the_same_number() -> None:
     z, p, y = F.normalize(normal(8, 5)), normal(3, 5, seed=1), torch.tensor([0, 1, 2, 0, 1, 2, 0, 0])
     classification, prototypes = F.cross_entropy(z @ p.T, y), F.cross_entropy(z @ p.T / 1.0, y)
     assert torch.equal(classification, prototypes)
-    objective = FAFI(profile="faithful").objective
+    objective = FAFI(profile="faithful").training.objective
     twice = objective.classification * F.cross_entropy(objective.logits(z, p), y)
     assert torch.equal(twice, classification + prototypes)
 
@@ -89,7 +89,7 @@ def test_training_in_two_halves_is_training_at_once(
     # With one batch per epoch its order does not matter. Only momentum passes from one half to the other.
     task = make_task(sizes=(6, 6), dtype=torch.float64, batch_size=6, momentum=0.9)
     cohort, algorithm = make_cohort(task), FAFI(profile=profile)  # type: ignore[arg-type]
-    step = algorithm.step(cohort)
+    step = algorithm.training.step(cohort)
     given = {"lr": cohort.lr, "epoch": Stack.of(steps=cohort.steps(1)), "all": None, "own": None}
     at_once = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=4)
     half = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=2)
@@ -212,7 +212,7 @@ def test_of_one_client_its_own_prototypes_answer(
     w, shared = report.server["models"].client(0), report.algorithm.shared(report.server)
     assert isinstance(shared, Predictor)
     features = Batch(task.x, task.y, None, None, task.network, Variant(train=False)).features(w)
-    own = algorithm.objective.logits(F.normalize(features, dim=1), w["head.weight"])
+    own = algorithm.training.objective.logits(F.normalize(features, dim=1), w["head.weight"])
     found = answers(task, shared, task.x)
     assert torch.equal(found.argmax(1), own.argmax(1))
     torch.testing.assert_close(found, own, rtol=0, atol=1e-9)
@@ -228,9 +228,9 @@ def test_of_one_client_or_identical_ones_its_own_prototypes_answer_in_any_mixtur
     one, many = report.server, {**report.server}
     for name in ("models", "labels", "noise"):
         many[name] = one[name].rows(torch.zeros(3, dtype=torch.int64))
-    alone = answers(task, FAFI().fused(one), task.x)
+    alone = answers(task, FAFI().shared(one), task.x)
     for server in (one, many):
-        found = answers(task, FAFIPlus(own=own).fused(server), task.x)
+        found = answers(task, FAFIPlus(own=own).shared(server), task.x)
         torch.testing.assert_close(found, alone, rtol=0, atol=1e-9)
 
 

@@ -11,18 +11,20 @@ from samples import answers, with_public
 from torch import Tensor, nn
 
 from atoll import Algorithm, Batch, Params, Task, Training
+from atoll.algorithms.answers.fedic import learn, teacher, uncalibrated
+from atoll.algorithms.answers.otfusion import matching, reordered
 from atoll.algorithms.ce_supcon import CESupCon
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
-from atoll.algorithms.fedetf import FedETF, to_frame
-from atoll.algorithms.fedic import learn, teacher, uncalibrated
+from atoll.algorithms.fedetf import FedETF
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.algorithms.oneshot_df import OneShotDF
 from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.algorithms.oneshot_proto import OneShotProto
-from atoll.algorithms.otfusion import OTFusion, matching, reordered
+from atoll.algorithms.otfusion import OTFusion
 from atoll.algorithms.rga import RGA
+from atoll.algorithms.trainings.etf import to_frame
 from atoll.kernel.network import Variant
 from atoll.kernel.params import stack
 from atoll.kernel.randomness import Keys, default_generator, generator
@@ -223,7 +225,9 @@ def test_the_least_loss_in_a_frame_is_known_and_a_rest_point(scale: float) -> No
     class Point(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.u = nn.Parameter(2.5 * FedETF(scale=1.0).frame(torch.zeros(1).double(), classes)["directions"][4])
+            self.u = nn.Parameter(
+                2.5 * FedETF(scale=1.0).training.frame(torch.zeros(1).double(), classes)["directions"][4]
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.u.expand(len(x), -1)
@@ -231,7 +235,7 @@ def test_the_least_loss_in_a_frame_is_known_and_a_rest_point(scale: float) -> No
     x, y = torch.zeros(2, 1, dtype=torch.float64), torch.full((2,), 4)
     task = Task.of_clients({"0": (x, y)}, Point(), classes=classes, shares=(1.0, 0.0, 0.0))
     batch = Batch(x, y, None, None, task.network, Variant())
-    frame = FedETF(scale=scale).frame(x, classes)
+    frame = FedETF(scale=scale).training.frame(x, classes)
     g, _, loss = to_frame(task.network.initial, batch, {"frame": frame, "counts": None})
     least = math.log1p((classes - 1) * math.exp(-scale * classes / (classes - 1)))
     assert float(loss) == pytest.approx(least, abs=1e-12)
@@ -247,7 +251,7 @@ def test_rga_of_one_client_is_the_nearest_direction_to_its_standardised_features
     w = report.server["models"].client(0)
     u = answers(task, w, task.x)
     z = (u - u.mean(0)) / u.std(0, correction=0)
-    frame = FedETF().frame(task.x, CLASSES)["directions"]
+    frame = FedETF().training.frame(task.x, CLASSES)["directions"]
     found = answers(task, report.algorithm.shared(report.server), task.x)
     torch.testing.assert_close(found, 16 * F.cosine_similarity(z[:, None], frame, dim=2), **ROUNDING)
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from atoll import Algorithm, LocalEngine, Task, Training
-from atoll.algorithms import coboosting, dense, intactofl
+from atoll.algorithms.answers import coboosting, dense, intactofl
+from atoll.algorithms.answers.intactofl import Gate
 from atoll.algorithms.coboosting import CoBoosting
 from atoll.algorithms.dense import Dense
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedcvae import FedCVAE
-from atoll.algorithms.intactofl import Gate, IntactOFL
+from atoll.algorithms.intactofl import IntactOFL
 from atoll.kernel.batch import Batch
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, stack
@@ -144,7 +145,7 @@ def test_the_last_student_is_deployed_whatever_it_is_worth(task: Task) -> None:
     method, bench = Dense(**SMALL), bench_of(task)
     seen: list[Params] = []
 
-    class Watched(Dense):
+    class Watched(dense.Student):
         def passed(self, *inputs: Any) -> Any:
             state = super().passed(*inputs)
             seen.append(state["w"].client(0))
@@ -155,7 +156,7 @@ def test_the_last_student_is_deployed_whatever_it_is_worth(task: Task) -> None:
     assert len(seen) == 3
     assert all(torch.equal(end[name], seen[-1][name]) for name in end)
     assert any((seen[-1][name] != seen[-2][name]).any() for name in end)
-    again = method.learned(bench, task.network.initial, models)
+    again = method.answering.learned(bench, task.network.initial, models)
     assert all(torch.equal(end[name], again[name]) for name in end)
 
 
@@ -167,7 +168,7 @@ def test_a_student_learns_what_clients_know_together_without_a_sample() -> None:
     first[0, 0], first[1, 0], second[2, 1] = 8.0, -8.0, 8.0
     models = stack([linear(task, weight) for weight in (first, second)])
     method = Dense(server_epochs=20, generator_steps=5, server_batch=32, noise=8, width=16, server_lr=0.1)
-    student = method.learned(bench, linear(task, torch.zeros_like(first)), models)
+    student = method.answering.learned(bench, linear(task, torch.zeros_like(first)), models)
     x, _ = drawn(200, seed=7)
     wanted = bench.answers(models, x).mean(0).argmax(1)
     assert (bench.answers(student, x).argmax(1) == wanted).double().mean() > 0.9
@@ -224,7 +225,7 @@ def test_without_steps_and_moves_the_student_learns_as_in_dense(task: Task) -> N
     pool = Pool(bench_of(task), 1, 10)
     pool.add(batch.x, batch.y)
     for lr, same in ((0.0, True), (0.1, False)):
-        after = CoBoosting(vote_lr=lr).votes(pool, given, epoch=1)
+        after = CoBoosting(vote_lr=lr).answering.votes(pool, given, epoch=1)
         assert torch.equal(after["votes"], given["votes"]["votes"]) == same
 
 
@@ -315,7 +316,7 @@ def test_a_gate_listens_to_whom_a_sample_belongs() -> None:
 
 def constant(method: FedCVAE, bench: Workbench, value: float) -> Params:
     """A decoder that makes `value` of whatever it is given."""
-    start = decoder_of(method.autoencoder(bench.task))
+    start = decoder_of(method.training.first(bench.task))
     return Params(
         {name: torch.full_like(leaf, value if name == "decoder.out.bias" else 0.0) for name, leaf in start.items()}
     )
@@ -326,7 +327,7 @@ def test_decoders_and_classes_are_drawn_as_often_as_they_are_in_the_data(task: T
     method, bench = FedCVAE(samples=4000), bench_of(task)
     decoders = stack([constant(method, bench, value) for value in (1.0, 2.0)])
     counts = torch.tensor([[3.0, 0.0, 1.0], [0.0, 4.0, 0.0]], dtype=torch.float64)
-    made = method.made(bench, decoders, counts)
+    made = method.answering.made(bench, decoders, counts)
     found = torch.zeros(2, 3, dtype=torch.float64)
     found.index_put_((made["x"][:, 0].long() - 1, made["y"]), torch.ones(4000, dtype=torch.float64), accumulate=True)
     torch.testing.assert_close(found / 4000, counts / 8, rtol=0, atol=0.03)
@@ -336,7 +337,9 @@ def test_decoders_and_classes_are_drawn_as_often_as_they_are_in_the_data(task: T
 @pytest.mark.closed_form("fedcvae")
 def test_the_prior_is_a_normal_distribution_that_is_cut_off(task: Task) -> None:
     reach, center = 1.5, 4.0
-    e = FedCVAE(samples=20000, latent=2, reach=reach, center=center).prior(bench_of(task), np.random.default_rng(0))
+    e = FedCVAE(samples=20000, latent=2, reach=reach, center=center).answering.prior(
+        bench_of(task), np.random.default_rng(0)
+    )
     assert e.shape == (20000, 2)
     assert (e - center).abs().max() <= reach
     normal = torch.distributions.Normal(torch.tensor(0.0).double(), torch.tensor(1.0).double())
@@ -351,8 +354,10 @@ def test_one_decoder_that_learned_from_identical_ones_makes_the_same(task: Task)
     method, bench = FedCVAE(variant="kd", samples=200, decoder_epochs=60, lr=0.01), bench_of(task)
     decoders = stack([constant(method, bench, 2.0)] * 2)
     counts = torch.tensor([[3.0, 0.0, 1.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
-    one = method.distilled(bench, method.made(bench, decoders, counts))
-    made = method.made_by_one(bench, one, counts.sum(0))
+    one = method.answering.distilled(
+        bench, decoder_of(method.training.first(bench.task)), method.answering.made(bench, decoders, counts)
+    )
+    made = method.answering.made_by_one(bench, one, counts.sum(0))
     assert (made["x"] - 2).abs().mean() < 0.1
     assert set(made["y"].tolist()) == {0, 2}  # nobody has class 1
 

@@ -1,10 +1,14 @@
 """One paper, one file. Methods are found by looking into this folder; there is no list to edit.
 
+Those with one shot are pairs of a training and an answer, which are found in two folders of their own.
+
 Other packages add methods through the entry point group `atoll.algorithms`, users by a file of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -13,27 +17,85 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import UnknownName
+from atoll.kernel.errors import HyperparameterError, UnknownName, unknown
 from atoll.kernel.wrapper import core_of
+from atoll.toolbox.pairs import LocalTraining, Pair, Part, Piece, ServerAnswer, make_pair
 
-__all__ = ["file_of", "found", "load_file", "name_of"]
+__all__ = ["file_of", "find_pair", "found", "list_pairs", "list_parts", "load_file", "name_of"]
+
+P = TypeVar("P", bound=Part)
 
 FROM_FILES = "atoll_methods"  # users' files are modules in here, so none of them hides another module
 
 
 def found() -> dict[str, type[Algorithm]]:
     """All methods by name."""
-    modules = [importlib.import_module(f"{__name__}.{entry.name}") for entry in pkgutil.iter_modules(__path__)]
+    modules = [importlib.import_module(f"{__name__}.{entry.name}") for entry in _files()]
     methods = [method for module in modules for method in _methods(module)]
     methods += [entry.load() for entry in metadata.entry_points(group="atoll.algorithms")]
     return {name_of(method): method for method in methods}
 
 
+def list_parts(kind: type[P]) -> dict[str, type[P]]:
+    """Return what one-shot methods are made of by name: all trainings, pieces of trainings or answers."""
+    modules = [
+        importlib.import_module(f"{__name__}.{folder}.{entry.name}")
+        for folder in ("trainings", "answers")
+        for entry in pkgutil.iter_modules([str(Path(__path__[0], folder))])
+    ]
+    parts = [part for module in modules for part in vars(module).values() if inspect.isclass(part)]
+    found = {part.called: part for part in parts if issubclass(part, kind) and vars(part).get("called")}
+    return dict(sorted(found.items()))
+
+
+@functools.cache
+def find_pair(name: str) -> type[Pair]:
+    """Return the method of a training and an answer: `fafi/margins`, with pieces `fafi+bank/margins`.
+
+    A pair that has a file of its own is that method.
+    """
+    clients, _, server = name.partition("/")
+    training, *pieces = clients.split("+")
+    client_parts = (_named("training", training, LocalTraining), *(_named("piece", one, Piece) for one in pieces))
+    server_parts = (_named("answer", server, ServerAnswer),)
+    return _with_file().get((client_parts, server_parts)) or make_pair(client_parts, server_parts)
+
+
+def list_pairs() -> dict[str, type[Pair]]:
+    """Return all pairs without pieces that make sense, by the names of their halves."""
+    pairs = {}
+    for training in list_parts(LocalTraining):
+        for answer in list_parts(ServerAnswer):
+            with contextlib.suppress(HyperparameterError):
+                pairs[f"{training}/{answer}"] = find_pair(f"{training}/{answer}")
+    return pairs
+
+
+def _named(kind: str, name: str, base: type[P]) -> type[P]:
+    parts = list_parts(base)
+    if name not in parts:
+        raise unknown(kind, name, parts)
+    return parts[name]
+
+
+def _with_file() -> dict[tuple[tuple[type[Part], ...], tuple[type[Part], ...]], type[Pair]]:
+    """The pairs that have a file, by their parts."""
+    pairs = [method for method in found().values() if issubclass(method, Pair) and method.is_plain]
+    return {(pair.client_parts, pair.server_parts): pair for pair in pairs}
+
+
+def _files() -> list[pkgutil.ModuleInfo]:
+    return [entry for entry in pkgutil.iter_modules(__path__) if not entry.ispkg]
+
+
 def name_of(method: Algorithm | type[Algorithm]) -> str:
-    """Return what a method is called: its file's name, and what was added to it."""
-    return _class_of(method).__module__.rpartition(".")[2].replace("_", "-") + method.added
+    """Return what a method is called: its file's name, or those of its halves, and what was added to it."""
+    kind = _class_of(method)
+    file = kind.__module__.rpartition(".")[2].replace("_", "-")
+    return (getattr(kind, "full_name", "") or file) + method.added
 
 
 def file_of(method: Algorithm | type[Algorithm]) -> Path | None:
@@ -48,7 +110,7 @@ def _class_of(method: Algorithm | type[Algorithm]) -> type[Algorithm]:
 
 def __getattr__(name: str) -> type[Algorithm]:
     """Find a method by the name of its class, `from atoll.algorithms import Ditto`; only its own file is imported."""
-    for entry in pkgutil.iter_modules(__path__) if name[:1].isupper() else ():  # modules look each other up here, too
+    for entry in _files() if name[:1].isupper() else ():  # modules look each other up here, too
         if f"class {name}(" in Path(__path__[0], f"{entry.name}.py").read_text(encoding="utf-8"):
             method: type[Algorithm] = getattr(importlib.import_module(f"{__name__}.{entry.name}"), name)
             return method

@@ -5,7 +5,7 @@
 
 S^y compares label counts (Jensen-Shannon), S^l mean and deviation of what block l of the broadcast model says about the
 clients' samples (Frechet). Labels count more the deeper a block lies: with one weight for all blocks they would decide
-for all alike, and clients would share everything or nothing. Blocks up to s_k stay as they were broadcast, so that they
+for all alike, and clients would share everything or nothing. Blocks up to s_k stay as they were broadcast, so they
 are a base in common without any averaging; client k trains those above, and uploads once. What the server makes of
 that: `atoll.toolbox.server.splitting`. Without a parameter, ``rule = "variance"`` shares the blocks whose mean over all
 clients errs less than one's own:

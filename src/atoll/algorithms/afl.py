@@ -14,41 +14,13 @@ with Pre-trained Models." CVPR 2025. https://arxiv.org/abs/2405.16240
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from atoll.kernel.algorithm import Positive, Replies, Update
-from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params
-from atoll.toolbox.server.frozen import FrozenFeatures, Server, moments
-from atoll.toolbox.server.triangles import symmetric
+from atoll.algorithms.answers.afl import Ridge
+from atoll.algorithms.trainings.frozen import Frozen
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class AFL(FrozenFeatures):
+class AFL(Pair, training=Frozen, answering=Ridge):
     """Ridge regression on the features of all clients, from sums."""
 
-    gamma: Positive = 1.0  # γ: ridge, beside the sum over all samples
-
-    sends: ClassVar[dict[str, str]] = {"moments": "statistic"}
-    closed_form: ClassVar[bool] = True
     cites: ClassVar[str] = "he2025afl"
-
-    def local(self, body: Params | None, cohort: Cohort) -> Update:
-        """Add up G_k and Q_k, as they follow from counts, class sums and squares."""
-        return Update(send={"moments": moments(cohort, self.phi(cohort.task, body))})
-
-    def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Solve for the head."""
-        weight, bias = regression(replies.mean("moments") * replies.total, self.gamma)
-        return self.headed(server, weight, bias, replies.workbench)
-
-
-def regression(sums: Params, gamma: float) -> tuple[Tensor, Tensor]:
-    """Weight [class, feature] and bias [class] of the ridge regression of one-hot classes on features and a 1."""
-    count, total, square = sums["count"], sums["sum"], symmetric(sums["square"])
-    first = total.sum(0)
-    gram = torch.cat([torch.cat([square, first[:, None]], 1), torch.cat([first, count.sum()[None]])[None]])
-    wanted = torch.cat([total.T, count[None]])
-    solution = torch.linalg.solve(gram + gamma * torch.eye(len(gram)).to(gram), wanted)
-    return solution[:-1].T, solution[-1]

@@ -12,56 +12,18 @@ Reference: Khosla et al. "Supervised Contrastive Learning." NeurIPS 2020. https:
 one-shot clients minimise: variant 24 in the repositories that continue FAFI's code.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from torch import Tensor
-
-from atoll.algorithms.ensemble import Ensemble
-from atoll.kernel.algorithm import Limits, NonNegative, Positive
-from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Facts
-from atoll.toolbox.client import sgd
-from atoll.toolbox.client.descent import Found
-from atoll.toolbox.client.features import feature_size
-from atoll.toolbox.objectives.contrastive import supervised_contrast
-from atoll.toolbox.oneshot import Server
+from atoll.algorithms.answers.ensemble import Together
+from atoll.algorithms.trainings.supcon import SupCon
+from atoll.kernel.algorithm import Limits
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class CESupCon(Ensemble):
+class CESupCon(Pair, training=SupCon, answering=Together):
     """An ensemble of models that were trained with a contrast of views."""
-
-    lam: NonNegative = 1.0  # λ: weight of the contrast
-    temperature: Positive = 0.07  # of the contrast
 
     limits: ClassVar[Limits] = {"ensemble": {"lam": 0.0}}
     cites: ClassVar[str] = "khosla2020supervised"
-
-    def start(self, task: Facts) -> Server:
-        """The initial model, which has features."""
-        feature_size(self, task)
-        return super().start(task)
-
-    def trained(self, w: Params, cohort: Cohort) -> Stack:
-        """Each client's model after training with the contrast."""
-        given = {"lam": self.lam, "temperature": self.temperature}
-        return sgd(cohort, start=w, epochs=self.epochs, gradient=contrasted, given=given)
-
-
-def contrasted(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
-    """The gradient of the loss on the samples as they are, and of the contrast of their views."""
-    plain = batch if batch.raw is None else replace(batch, x=batch.raw)
-    views = batch.views(2)
-
-    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
-        whole = w | trained
-        outputs, after = plain.forward(whole)
-        loss = batch.mean(batch.network.loss(outputs, batch.y))
-        contrast = supervised_contrast(views.features(whole), views.y, views.mask, temperature=given["temperature"])
-        return loss + given["lam"] * views.mean(contrast), (loss, after.buffers)
-
-    g, (loss, buffers) = batch.differentiate(objective, w.trained)
-    return g, w | buffers, loss

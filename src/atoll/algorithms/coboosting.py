@@ -12,79 +12,16 @@ Reference: Dai, Zhang, Li, Liu, Yang, Han. "Enhancing One-Shot Federated Learnin
 Co-Boosting." ICLR 2024. https://arxiv.org/abs/2402.15070
 """
 
-import functools
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from atoll.algorithms.dense import ADVERSARIAL, Dense, together
-from atoll.kernel.algorithm import NonNegative, Range
-from atoll.kernel.batch import Batch
-from atoll.kernel.objective import cross_entropy
-from atoll.kernel.params import Params, Stack
-from atoll.toolbox.server.distillation import disagreement
-from atoll.toolbox.server.synthesis import Cost, Lesson, Pool, State, answers, answers_and_distance, diversified
+from atoll.algorithms.answers.coboosting import BoostedStudent
+from atoll.algorithms.trainings.ce import CrossEntropy
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoBoosting(Dense):
+class CoBoosting(Pair, training=CrossEntropy, answering=BoostedStudent):
     """Distillation on hard samples from an ensemble with votes."""
 
-    vote_lr: NonNegative = 0.01  # mu: step size of the votes; 0 leaves them alike
-    vote_decay: Annotated[float, Range(0, 1, open_low=True)] = 0.99  # factor on mu per epoch
-    diversity: NonNegative = 8 / 255  # eps: how far samples are moved before the student sees them
-
     cites: ClassVar[str] = "dai2024enhancing"
-
-    def votes(self, pool: Pool, given: State, epoch: int) -> Params:
-        """The votes after a pass over what was made up before."""
-        if not pool.size:
-            votes: Params = given["votes"]
-            return votes
-        cohort = pool.cohort()
-        asked = {"models": given["models"], "step": cohort.lr.new_tensor(self.vote_lr * self.vote_decay**epoch)}
-        revised: Stack = cohort.scan(revise, given["votes"], given=asked, stream=f"votes {epoch}", train=False)
-        return revised.client(0)
-
-    @property
-    def cost(self) -> Cost:
-        """As DENSE, but for hard samples, and whether or not the student agrees."""
-        return functools.partial(cost, statistics=self.statistics, adversarial=self.adversarial)
-
-    @property
-    def lesson(self) -> Lesson:
-        """As DENSE, on samples that were moved."""
-        return functools.partial(lesson, temperature=self.temperature, diversity=self.diversity)
-
-
-def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -> Tensor:
-    """Samples should be of their class where they are not yet, like the clients' own, and hard for the student."""
-    logits, distance = answers_and_distance(given["models"], batch)
-    wanted = together(logits, given)
-    unsure = 1 - wanted.softmax(1).gather(1, batch.y[:, None])[:, 0].detach()
-    apart = disagreement(batch.outputs(given["learner"]), wanted, ADVERSARIAL)
-    return (unsure * cross_entropy(wanted, batch.y)).mean() + statistics * distance - adversarial * apart.mean()
-
-
-def revise(votes: Params, batch: Batch, given: State) -> Params:
-    """One step of the votes, by the sign of the gradient of the ensemble's loss."""
-    logits = answers(given["models"], batch)
-
-    def objective(at: Params) -> tuple[Tensor, None]:
-        return batch.mean(cross_entropy(together(logits, {"votes": at}), batch.y)), None
-
-    g, _ = batch.differentiate(objective, votes)
-    return votes.moved(g.map(torch.sign), -given["step"]).map(lambda leaf: leaf.clamp(0, 1))
-
-
-def lesson(w: Params, batch: Batch, given: State, *, temperature: float, diversity: float) -> tuple[Tensor, Params]:
-    """The student should answer as the ensemble where the ensemble's answers change."""
-
-    def ask(shown: Batch) -> Tensor:
-        return together(answers(given["models"], shown.deployed), given)
-
-    shown = diversified(batch, ask, diversity, temperature)
-    said, after = shown.forward(w)
-    return batch.mean(disagreement(said, ask(shown), temperature)), after

@@ -5,10 +5,11 @@
     answer:     the c with the largest  cos(F(x), p_c)
 
 f_k(x) is what enters the head of client k's network, z = f / |f| on two augmented views of every sample; the prototypes
-p_kc are the rows of the head's weight, which has no other use. `atoll.toolbox.server.fusion` has the rules for w_k.
+p_kc are the rows of the head's weight, which has no other use. The client is in `trainings.fafi`, the server
+in `answers.features`; `toolbox.server.fusion` has the rules for w_k.
 
 The released code differs from its description. ``profile = "faithful"`` has its settings; every difference is an option
-of its own, filled in by the profile where it is None, so that an ablation can walk from one to the other. How the code
+of its own, filled in by the profile where it is None, so an ablation can walk from one to the other. How the code
 deals, augments and normalises samples is the task's business: on other data this is FAFI with the released settings,
 not FAFI as released.
 
@@ -16,214 +17,16 @@ Reference: Zeng, Huang, Zhou, Wu, Wan, Chen, Cai. "Does One-shot Give the Best S
 One-shot Federated Learning." ICML 2025. https://openreview.net/forum?id=2XvF67vbCK
 """
 
-import functools
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from atoll.kernel.algorithm import Count, NonNegative, Positive, Predictor, Replies
-from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort
-from atoll.kernel.engine import Workbench
-from atoll.kernel.errors import TaskError
-from atoll.kernel.params import Params, Stack, Tree
-from atoll.kernel.predictor import ensemble, members_of
-from atoll.kernel.task import Facts
-from atoll.toolbox.client.labels import label_counts
-from atoll.toolbox.objectives.prototypical import Objective, Step, prototype_leaf, require_prototypes, train
-from atoll.toolbox.oneshot import OneShot, Server, shares
-from atoll.toolbox.server import prototypes
-from atoll.toolbox.server.fusion import Fusion, fused, together
-
-PROFILES: dict[str, dict[str, Any]] = {
-    "clean": {
-        "temperature": 0.1, "scale": 16.0, "double_ce": False, "normal_start": False, "momentum_reset": False,
-        "drop_last": False, "batch_statistics": False, "averaging": "owners", "fusion": "iffi", "normalise": True,
-    },
-    "faithful": {
-        "temperature": 0.07, "scale": 0.0, "double_ce": True, "normal_start": True, "momentum_reset": True,
-        "drop_last": True, "batch_statistics": True, "averaging": "all", "fusion": "size", "normalise": False,
-    },
-}  # fmt: skip
-Averaging = Literal["all", "owners", "volume"]
-TEST_BATCH = 256  # samples that share statistics, where a profile says so
+from atoll.algorithms.answers.features import FusedFeatures
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class FAFI(OneShot):
+class FAFI(Pair, training=PrototypeContrast, answering=FusedFeatures):
     """Encoders and prototypes, trained by contrast; features are fused."""
 
-    profile: Literal["clean", "faithful"] = "clean"  # what those options are that are None
-    contrast: NonNegative = 1.0  # a: weight of the contrast
-    separation: NonNegative = 1.0  # b: weight of the term that keeps prototypes apart
-    temperature: Positive | None = None  # of the contrast; clean: 0.1, faithful: 0.07
-    scale: NonNegative | None = None  # s; 0: l = z . p, with p as long as it is; clean: 16, faithful: 0
-    double_ce: bool | None = None  # count the classification twice; faithful
-    normal_start: bool | None = None  # begin prototypes at N(0, 1), not at the head's weights; faithful
-    momentum_reset: bool | None = None  # forget momentum after every epoch; faithful
-    drop_last: bool | None = None  # skip incomplete batches, not only those of one sample; faithful
-    batch_statistics: bool | None = None  # BatchNorm at test by the statistics of 256 test samples; faithful
-    averaging: Averaging | None = None  # whose prototypes count; clean: owners, faithful: all; volume: owners by n_kc
-    least: Count = 1  # samples of a class by which a client owns it
-    fusion: Fusion | None = None  # the rule for w_k; clean: iffi, faithful: size
-    normalise: bool | None = None  # fuse features of unit length; clean
-    noise: Count = 8  # noise images, whose mean feature iffi compares with
-
-    minimises: ClassVar[type[Objective]] = Objective  # methods that add to it have another
-    trains_by_sgd: ClassVar[bool] = False
-    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "zeng2025does"
-
-    def says(self, option: str) -> Any:
-        """The value of an option, the profile's where it is None."""
-        value = getattr(self, option)
-        return PROFILES[self.profile][option] if value is None else value
-
-    def start(self, task: Facts) -> Server:
-        """The initial model, whose head is the prototypes."""
-        require_prototypes(self, task)
-        if self.says("fusion").startswith("iffi") and not task.sample.is_floating_point():
-            raise TaskError(f"Informativeness compares samples with noise. Those of {task.name} are no numbers.")
-        return super().start(task)
-
-    def equip(self, server: Server, workbench: Workbench) -> Server:
-        """Draw the prototypes, if they do not begin where the head does, which has no bias from now on."""
-        w: Params = server["model"]
-        name = prototype_leaf(w.layout)
-        head = w.part("head").map(torch.zeros_like) | w.only([name])
-        if self.says("normal_start"):
-            drawn = workbench.generator("prototypes").normal(size=w[name].shape)
-            head = head | Params({name: torch.from_numpy(drawn).to(w[name])})
-        return {**server, "model": w | head}
-
-    def trained(self, received: Tree, cohort: Cohort) -> Stack:
-        """Each client's encoder and prototypes."""
-        w = received if isinstance(received, Params) else received["model"]
-        return train(cohort, w, self.step(cohort), epochs=self.epochs, given=self.given(received, cohort) or None)
-
-    def given(self, received: Tree, cohort: Cohort) -> dict[str, Any]:
-        """What the objective reads beside the batch."""
-        return {"counts": label_counts(cohort)} if self.objective.counts else {}
-
-    def step(self, cohort: Cohort) -> Step:
-        """What clients do with a batch."""
-        afresh, drop_last = self.says("momentum_reset"), self.says("drop_last")
-        return Step(self.objective, cohort.training, afresh=afresh, drop_last=drop_last)
-
-    @property
-    def objective(self) -> Objective:
-        """What clients minimise: FAFI's own where nothing is added, so that they are found trained by one another."""
-        wanted = self.minimises(**self.settings)
-        plain = {one.name: getattr(wanted, one.name) for one in fields(Objective)}
-        return Objective(**plain) if wanted == self.minimises(**plain) else wanted
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of the objective."""
-        return {
-            "classification": 2.0 if self.says("double_ce") else 1.0,
-            "contrast": self.contrast,
-            "separation": self.separation,
-            "temperature": self.says("temperature"),
-            "scale": self.says("scale"),
-        }
-
-    def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Hold the encoders; average the prototypes; and see what noise looks like to every encoder."""
-        after = super().aggregate(server, replies)
-        bench, models, counts = replies.workbench, after["models"], after["labels"]["counts"]
-        rows = self.averaged(models[prototype_leaf(models.layout)], counts)
-        after["prototypes"] = Params.of(rows=rows)
-        if self.says("fusion").startswith("iffi"):
-            sample = bench.task.sample
-            images = torch.from_numpy(bench.generator("noise").normal(size=(self.noise, *sample.shape))).to(sample)
-            if self.says("batch_statistics"):  # what noise looks like depends on what it is seen with
-                after["noise"] = Params.of(images=images)
-            else:
-                after["noise"] = Stack.of(features=bench.answers(models, images, features=True).mean(1))
-        return after
-
-    def averaged(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """The prototypes for all, [C, d], of everybody's, [K, C, d]; one that nobody owns is the mean of all."""
-        if self.says("scale"):
-            rows = F.normalize(rows, dim=-1)
-        weights = torch.full_like(counts, 1 / len(counts))
-        if self.says("averaging") != "all":
-            by_volume = 1.0 if self.says("averaging") == "volume" else 0.0
-            owned = prototypes.weights(counts, powers=(by_volume, 0.0, 0.0), least=self.least)
-            weights = torch.where(owned.sum(0) > 0, owned, weights)
-        return torch.einsum("kc,kcd->cd", weights, rows)
-
-    def fused(self, server: Server) -> Predictor:
-        """All encoders, and the prototypes that their fused features are compared with."""
-        return ensemble(server["models"], self.beside(server), functools.partial(answer, how=self.how))
-
-    def beside(self, server: Server) -> Params:
-        """What stands beside the encoders."""
-        beside = Params.of(prototypes=server["prototypes"]["rows"], shares=shares(server["labels"], "samples"))
-        noise = server.get("noise", Params({}))
-        return beside | Params({f"noise.{name}": leaf for name, leaf in noise.items()})
-
-    @property
-    def how(self) -> "How":
-        """How the encoders answer together."""
-        return How(*(self.says(option) for option in ("fusion", "normalise", "scale", "batch_statistics")))
-
-
-@dataclass(frozen=True)
-class How:
-    """What decides an answer, beside numbers."""
-
-    fusion: Fusion
-    normalise: bool
-    scale: float
-    batch_statistics: bool
-
-    def features(self, beside: Params, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Of all clients, [client, sample, d], and those of noise, where it is compared with."""
-        if not self.batch_statistics:
-            return together([batch.features(w) for w in members_of(beside)]), beside.get("noise.features")
-        images, shown = beside.get("noise.images"), list(in_training(batch))
-        if images is None:
-            return together([torch.cat([one.features(w) for one in shown]) for w in members_of(beside)]), None
-        each = [beside_noise(one, images, w) for w in members_of(beside) for one in shown]
-        parts = [torch.cat(part).reshape(-1, len(batch.x), part[0].shape[1]) for part in zip(*each, strict=True)]
-        return parts[0], parts[1]
-
-    def fuse(self, features: Tensor, noise: Tensor | None, shares: Tensor) -> Tensor:
-        """One row per sample, of unit length."""
-        return F.normalize(fused(features, self.fusion, shares=shares, noise=noise, normalise=self.normalise), dim=1)
-
-    def logits(self, features: Tensor, noise: Tensor | None, beside: Params) -> Tensor:
-        """Of fused features."""
-        return Objective(scale=self.scale).logits(self.fuse(features, noise, beside["shares"]), beside["prototypes"])
-
-
-def answer(model: Params, beside: Params, batch: Batch, *, how: How) -> Tensor:  # noqa: ARG001
-    """The logits of fused features."""
-    return how.logits(*how.features(beside, batch), beside)
-
-
-def beside_noise(batch: Batch, images: Tensor, w: Params) -> tuple[Tensor, Tensor]:
-    """The features of samples, and the mean one of noise, repeated for each of them.
-
-    Both by the statistics of the samples: noise passes the network with them, and is padding to its BatchNorm.
-    """
-    count = len(batch.x)
-    real = torch.ones_like(batch.x[:, :1]).flatten() if batch.mask is None else batch.mask
-    mask = torch.cat([real, real.new_zeros(len(images))])
-    features = replace(batch, x=torch.cat([batch.x, images]), mask=mask).features(w)
-    return features[:count], features[count:].mean(0).expand_as(features[:count])
-
-
-def in_training(batch: Batch) -> Iterator[Batch]:
-    """Pieces of a batch for a network that is, wrongly, still in training when it is tested."""
-    pieces = torch.split(batch.x, TEST_BATCH)
-    masks = [None] * len(pieces) if batch.mask is None else torch.split(batch.mask, TEST_BATCH)
-    variant = replace(batch.variant, train=True)
-    for x, mask in zip(pieces, masks, strict=True):
-        yield replace(batch, x=x, mask=mask, variant=variant)

@@ -13,41 +13,18 @@ for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder he
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from atoll.algorithms.fafi import FAFI
-from atoll.kernel.algorithm import Limits, Natural, NonNegative, Share
-from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Tree
-from atoll.kernel.randomness import generator
-from atoll.toolbox.objectives.etf import random_directions
-from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
-from atoll.toolbox.objectives.terms import Composed, QueueSame
+from atoll.algorithms.answers.features import FusedFeatures
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.queue import Queue
+from atoll.kernel.algorithm import Limits
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class FAFIQueue(FAFI):
+class FAFIQueue(Pair, training=(PrototypeContrast, Queue), answering=FusedFeatures):
     """FAFI with a queue of negatives."""
 
-    queue: Natural = 4096  # places for earlier features, at most a quarter of the client's samples; 0: no queue
-    queue_same: QueueSame = "ignored"  # what items of the anchor's class are; blind: all are negatives, as published
-    decay: Share = 0.99  # rho: what is left of an item's weight after a step
-    mass: NonNegative = 1.0  # v: the queue weighs as much as so many batches; 0: as much as it has items
-
-    minimises: ClassVar[type[Objective]] = Composed
     limits: ClassVar[Limits] = {"fafi": {"queue": 0}}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of the objective."""
-        mine = {"queue": self.queue, "queue_same": self.queue_same, "decay": self.decay, "mass": self.mass}
-        return {**super().settings, **mine}
-
-    def given(self, received: Tree, cohort: Cohort) -> dict[str, Any]:
-        """Random rows for a queue that begins full, which everybody can make from the seed."""
-        given = super().given(received, cohort)
-        if self.queue and self.queue_same == "blind":
-            p = cohort.initial[prototype_leaf(cohort.initial.layout)]
-            draw = generator(cohort.task.seed, "queue")
-            given["rows"] = Params.of(features=random_directions(self.queue, p.shape[1], draw).to(p))
-        return given
+    cites: ClassVar[str] = "zeng2025does"

@@ -13,42 +13,20 @@ Reference: none; the plan of the notes that Atoll is built from. The contrast: K
 Learning." NeurIPS 2020. https://arxiv.org/abs/2004.11362
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from atoll.algorithms.fafi_bank import FAFIBank
-from atoll.kernel.algorithm import Limits, Share
-from atoll.kernel.errors import HyperparameterError
-from atoll.toolbox.objectives.terms import Stages
+from atoll.algorithms.answers.features import FusedFeatures
+from atoll.algorithms.trainings.bank import Bank
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.stages import InStages
+from atoll.kernel.algorithm import Limits
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class FAFITwoStage(FAFIBank):
+class FAFITwoStage(Pair, training=(PrototypeContrast, Bank, InStages), answering=FusedFeatures):
     """Contrast with a public bank, and then FAFI."""
 
-    stages: Stages = "once"  # contrast alone once, in the first epochs, then no pool; recurring: in every fifth epoch
-    stage_share: Share = 0.2  # of all epochs, for a first stage; below 1, it leaves an epoch at least
-
     limits: ClassVar[Limits] = {"fafi": {"stages": "never", "pool": "none"}, "fafi-bank": {"stages": "never"}}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stages == "recurring" and self.epochs == 1:
-            raise HyperparameterError(
-                "`epochs` must be at least 2 where stages recur. Got 1, an epoch of contrast alone, which does "
-                "not train prototypes.",
-                hint="use stages=never for a single epoch.",
-            )
-
-    @property
-    def first_stage(self) -> int:
-        """Of how many epochs it is."""
-        longest = self.epochs if self.stage_share == 1 else max(0, self.epochs - 1)
-        return min(math.ceil(self.stage_share * self.epochs), longest)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of the objective."""
-        first = self.first_stage if self.stages == "once" else 0
-        return {**super().settings, "stages": self.stages, "stage_epochs": first}
+    cites: ClassVar[str] = "zeng2025does"

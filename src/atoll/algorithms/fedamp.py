@@ -84,7 +84,7 @@ class FedAMP(Algorithm):
         return {"lr * lam / alpha": lr * self.lam / self.alpha}
 
     def start(self, task: Facts) -> State:
-        """Nobody has been heard of yet, so that everybody attends to itself alone."""
+        """Nobody has been heard of yet, so everybody attends to itself alone."""
         w = initial_models(task, copies=3)  # the state before and after a round, and what is sent
         return State(w, identity_mixing(w), none_seen(w))
 

@@ -12,51 +12,15 @@ https://arxiv.org/abs/2503.06962
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from atoll.kernel.algorithm import Range, Replies, Update
-from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params
-from atoll.toolbox.server.frozen import FrozenFeatures, Server, moments
-from atoll.toolbox.server.triangles import shrunk, symmetric
-
-Covariance = Literal["within", "total"]
+from atoll.algorithms.answers.fedcgs import Gaussian
+from atoll.algorithms.trainings.frozen import Frozen
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCGS(FrozenFeatures):
+class FedCGS(Pair, training=Frozen, answering=Gaussian):
     """A Gaussian head on the features of all clients, from sums."""
 
-    covariance: Covariance = "within"  # S: within classes, or of all samples together
-    shrinkage: Annotated[float, Range(0, 1, open_low=True)] = 0.01  # share of S that is its mean variance times I
-
-    sends: ClassVar[dict[str, str]] = {"moments": "statistic"}
-    closed_form: ClassVar[bool] = True
     cites: ClassVar[str] = "guan2025capture"
-
-    def local(self, body: Params | None, cohort: Cohort) -> Update:
-        """Add up counts, class sums and squares."""
-        return Update(send={"moments": moments(cohort, self.phi(cohort.task, body))})
-
-    def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Make the head of the Gaussians of all samples."""
-        weight, bias = gaussian(replies.mean("moments") * replies.total, self.covariance, self.shrinkage)
-        return self.headed(server, weight, bias, replies.workbench)
-
-
-def gaussian(sums: Params, covariance: Covariance, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """Weight [class, feature] and bias [class] by Bayes' rule.
-
-    A class that nobody has stands at the mean of all samples, with a share so small that it is never the answer.
-    """
-    count, total, square = sums["count"], sums["sum"], symmetric(sums["square"])
-    n, center = count.sum(), total.sum(0) / count.sum()
-    mean = torch.where(count[:, None] > 0, total / count.clamp(min=1)[:, None], center)
-    between = mean.T @ (count[:, None] * mean) if covariance == "within" else n * torch.outer(center, center)
-    s = shrunk((square - between) / n, shrinkage)
-    weight = torch.linalg.solve(s, mean.T).T
-    share = (count / n).clamp(min=torch.finfo(torch.float32).tiny)
-    return weight, share.log() - (weight * mean).sum(1) / 2

@@ -74,7 +74,7 @@ class FedFomo(Algorithm):
     cites: ClassVar[str] = "zhang2021personalized"
 
     def start(self, task: Facts) -> State:
-        """Nobody has been heard of, so that there is nothing to send."""
+        """Nobody has been heard of, so there is nothing to send."""
         w = initial_models(task, copies=3 + self.models)  # the state before and after a round, and what travels
         itself, none = identity_mixing(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.sample.device)
         worth = torch.zeros_like(itself)

@@ -11,112 +11,16 @@ Reference: Liu, Liu, Ye, Shen, Li, Jiang, Li. "FedLPA: One-shot Federated Learni
 Aggregation." NeurIPS 2024. https://arxiv.org/abs/2310.00339
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from atoll.kernel.algorithm import Count, Positive, Replies, Update
-from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params
-from atoll.kernel.task import Facts
-from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, output_gradients, squares, with_matrix
-from atoll.toolbox.oneshot import OneShot, Server, uploads
-from atoll.toolbox.server.mixing import require_bytes
-from atoll.toolbox.server.triangles import symmetric, triangle
-
-CLOSE = 1e-10  # the residual that is small enough, as a share of the right-hand side
+from atoll.algorithms.answers.fedlpa import MostLikely
+from atoll.algorithms.trainings.ce import CrossEntropy
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLPA(OneShot):
+class FedLPA(Pair, training=CrossEntropy, answering=MostLikely):
     """One-shot training, and layers merged as the most likely ones under all clients' posteriors."""
 
-    damping: Positive = 1e-3  # added to the diagonals of A_k and B_k
-    iterations: Count = 500  # of conjugate gradients, at most
-
-    solved: ClassVar[bool] = True
-    sends: ClassVar[dict[str, str]] = {"model": "model", "inputs": "statistic", "gradients": "statistic"}
     cites: ClassVar[str] = "liu2024fedlpa"
-
-    def start(self, task: Facts) -> Server:
-        """The initial model, if factors of all its layers, of all clients, would fit in memory."""
-        numbers = sum(out**2 + inputs**2 for out, inputs in linear_maps(task, convolutions=True).values())
-        require_bytes(
-            8 * numbers * task.clients,
-            task.sample.device,
-            f"The server must hold factors of {numbers:,} numbers for each of {task.clients} clients",
-            hint="take a smaller model, or `regmean`, which adds up its factors, of linear layers only.",
-        )
-        return super().start(task)
-
-    def local(self, w: Params, cohort: Cohort) -> Update:
-        """Train alone; then find the factors of each layer."""
-        w_k, maps = self.trained(w, cohort), linear_maps(cohort.task, convolutions=True)
-        start = {
-            "inputs": Params({layer: torch.zeros(inputs, inputs) for layer, (_, inputs) in maps.items()}),
-            "gradients": Params({layer: torch.zeros(out, out) for layer, (out, _) in maps.items()}),
-        }
-        seen = cohort.scan(partial(_look, layers=tuple(maps)), start, given=w_k, shuffle=False, train=False, exact=True)
-        means = {side: (sums / cohort.samples).map(triangle) for side, sums in seen.items()}
-        return Update(send={"model": w_k, **means}, weight=cohort.samples)
-
-    def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Solve for each layer."""
-        models, inputs, gradients = (uploads(replies, name) for name in ("model", "inputs", "gradients"))
-        weights = replies.weights[torch.from_numpy(np.argsort(replies.clients, kind="stable"))].double()
-        model = replies.mean("model")
-        for layer in inputs:
-            a, b = (self.damped(factor[layer]) for factor in (inputs, gradients))
-            found = most_likely(matrix(models, layer).double(), a, b, weights / weights.sum(), self.iterations)
-            model = with_matrix(model, layer, found)
-        return {"model": model}
-
-    def damped(self, factor: Tensor) -> Tensor:
-        """Factors of all clients as matrices [client, size, size], with what is added to their diagonals."""
-        whole = symmetric(factor.double())
-        return whole + self.damping * torch.eye(whole.shape[-1]).to(whole)
-
-
-def most_likely(models: Tensor, a: Tensor, b: Tensor, p: Tensor, iterations: int) -> Tensor:
-    """M with sum_k p_k B_k M A_k = sum_k p_k B_k M_k A_k, from matrices of all clients, [client, outputs, inputs].
-
-    By conjugate gradients from the weighted mean, preconditioned by the means of A_k and of B_k.
-    """
-    share = p[:, None, None]
-    left, right = (torch.linalg.cholesky((share * factor).sum(0)) for factor in (b, a))
-
-    def applied(m: Tensor) -> Tensor:
-        return (share * (b @ m @ a)).sum(0)
-
-    def preconditioned(m: Tensor) -> Tensor:
-        return torch.cholesky_solve(torch.cholesky_solve(m, left).T, right).T
-
-    m, wanted = (share * models).sum(0), applied(models)
-    residual = wanted - applied(m)
-    step = direction = preconditioned(residual)
-    for _ in range(iterations):
-        if residual.norm() <= CLOSE * wanted.norm():
-            break
-        curved, length = applied(direction), (residual * step).sum()
-        size = length / (direction * curved).sum()
-        m, residual = m + size * direction, residual - size * curved
-        step = preconditioned(residual)
-        direction = step + (residual * step).sum() / length * direction
-    return m
-
-
-def _look(seen: dict[str, Params], batch: Batch, w: Params, *, layers: Iterable[str]) -> dict[str, Params]:
-    """Add up a a^T over the places of each sample, and g g^T, of which the mean over places is taken."""
-    a, g = inputs_of(batch, w, layers), output_gradients(batch, w, layers)
-    return {
-        "inputs": Params({name: seen["inputs"][name] + squares(batch, rows) for name, rows in a.items()}),
-        "gradients": Params(
-            {name: seen["gradients"][name] + squares(batch, rows) / rows.shape[1] for name, rows in g.items()}
-        ),
-    }

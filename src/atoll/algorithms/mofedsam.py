@@ -4,7 +4,7 @@
 
     w <- w + sum_k p_k (w_k - w),        Delta <- -sum_k p_k (w_k - w) / sum_k p_k K_k eta
 
-K_k is how many steps client k took and eta their size in that round, so that Delta is the mean of the directions they
+K_k is how many steps client k took and eta their size in that round, so Delta is the mean of the directions they
 followed. It begins at 0. With ``alpha = 1`` this is FedSAM.
 
 Reference: Qu, Li, Duan, Liu, Tang, Lu. "Generalized Federated Learning via Sharpness Aware Minimization." ICML 2022,

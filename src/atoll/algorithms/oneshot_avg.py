@@ -14,34 +14,15 @@ McMahan et al., AISTATS 2017, Algorithm 1 with a single round. https://arxiv.org
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from atoll.kernel.algorithm import Replies
-from atoll.kernel.task import Facts
-from atoll.toolbox.client.statistics import settled
-from atoll.toolbox.oneshot import OneShot, Server, Votes, averaged, require_public, shares, uploads
+from atoll.algorithms.answers.average import Average
+from atoll.algorithms.trainings.ce import CrossEntropy
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneShotAvg(OneShot):
+class OneShotAvg(Pair, training=CrossEntropy, answering=Average):
     """The average of models that were trained apart."""
 
-    weighting: Votes = "samples"  # p_k: by training samples, by their square root, or the same for all
-    batchnorm: Literal["pooled", "mean", "public"] = "pooled"  # its statistics: of all samples together, plain means,
-    # or found on public samples
-
     cites: ClassVar[str] = "guha2019one"
-
-    def start(self, task: Facts) -> Server:
-        """The initial model."""
-        if self.batchnorm == "public":
-            require_public(self, task)
-        return super().start(task)
-
-    def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Average everything that was sent."""
-        share = shares(uploads(replies, "labels"), self.weighting)
-        w = averaged(uploads(replies, "model"), share, "mean" if self.batchnorm == "mean" else "pooled")
-        if self.batchnorm == "public":
-            w = settled(replies.workbench.cohort(*replies.workbench.public), w).client(0)
-        return {"model": w}

@@ -11,66 +11,15 @@ Clients." AAAI 2022. https://arxiv.org/abs/2105.00243; in one shot as a baseline
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from atoll.algorithms.fedproto import FAR, nearest
-from atoll.kernel.algorithm import Predictor, Replies, Update, Weighting
-from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack
-from atoll.kernel.predictor import ensemble, members_of
-from atoll.kernel.task import Facts
-from atoll.toolbox.client.features import class_sums, feature_size, squared_distances
-from atoll.toolbox.oneshot import OneShot, Server, Votes, averaged, class_shares, shares, uploads
+from atoll.algorithms.answers.means import ClassMeans
+from atoll.algorithms.trainings.ce import CrossEntropy
+from atoll.toolbox.pairs import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneShotProto(OneShot):
+class OneShotProto(Pair, training=CrossEntropy, answering=ClassMeans):
     """Nearest prototypes of fused features."""
 
-    encoder: Literal["ensemble", "average"] = "ensemble"  # F: the mean of all features, or those of the mean model
-    weighting: Votes = "samples"  # p_k: by training samples, by their square root, or the same for all
-    prototypes: Weighting = "uniform"  # P_c: owners count the same, or by their samples of class c
-
-    sends: ClassVar[dict[str, str]] = {**OneShot.sends, "prototypes": "statistic"}
-    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "tan2022fedproto"
-
-    def start(self, task: Facts) -> Server:
-        """The initial model, which has features."""
-        feature_size(self, task)
-        return super().start(task)
-
-    def local(self, w: Params, cohort: Cohort) -> Update:
-        """Train alone; send the model, and the mean features of each class."""
-        w_k = self.trained(w, cohort)
-        own = class_sums(cohort, w_k, feature_size(self, cohort.task))
-        mean = Stack.of(mean=own["sum"] / own["count"].clamp(min=1)[..., None])
-        return Update(send={"model": w_k, "labels": Stack.of(counts=own["count"]), "prototypes": mean})
-
-    def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Make one prototype of each class."""
-        return super().aggregate(server, replies) | {"prototypes": uploads(replies, "prototypes")}
-
-    def fused(self, server: Server) -> Predictor:
-        """All models and the prototypes; or the averaged model and these."""
-        share = shares(server["labels"], self.weighting)
-        counts = server["labels"]["counts"]
-        owned = (counts > 0).to(counts.dtype)
-        parts = class_shares(Stack.of(counts=owned if self.prototypes == "uniform" else counts), "classes")
-        mean = torch.einsum("kc,kcd->cd", parts, server["prototypes"]["mean"])
-        beside = Params.of(mean=mean, possible=owned.amax(0))
-        if self.encoder == "average":
-            return Predictor(averaged(server["models"], share), beside, nearest)
-        return ensemble(server["models"], beside | Params.of(shares=share), nearest_together)
-
-
-def nearest_together(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """Minus the mean squared distance of the fused features to each prototype; none for classes that nobody has."""
-    features = torch.stack([batch.features(member) for member in members_of(beside)])
-    fused = torch.tensordot(beside["shares"], features, dims=1)
-    closeness = -squared_distances(fused, beside["mean"]) / fused.shape[1]
-    return torch.where(beside["possible"] > 0, closeness, closeness.amin(1, keepdim=True) - FAR)

@@ -14,118 +14,27 @@ Statistics of the test batch, the third form of the released code, are not here:
 Reference: FedSRA's released code, 2026, as it is described there. https://github.com/UpcNlp/FedSRA
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import ClassVar, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from atoll.algorithms.fedetf import FedETF
-from atoll.algorithms.fedproto import FAR
-from atoll.kernel.algorithm import Predictor, Replies, Update
-from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack
-from atoll.kernel.predictor import ensemble, members_of
-from atoll.kernel.task import Facts
-from atoll.toolbox.client.features import feature_size, membership
-from atoll.toolbox.oneshot import OneShot, Server, Votes, require_public, shares, uploads
-
-SHARPNESS = 16.0  # logits are so many times the cosines
-Features = Callable[[Batch, Params], Tensor]
-FEATURES = {"frame": Batch.outputs, "means": Batch.features}  # what is compared with a class's prototype
-LEAST = 0.01  # of the mean deviation: what varies less, such as a unit that is nearly dead, is divided by this
+from atoll.algorithms.answers.rga import Standardised
+from atoll.algorithms.trainings.ce import CrossEntropy
+from atoll.algorithms.trainings.etf import ToFrame
+from atoll.toolbox.pairs import LocalTraining, Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class RGA(OneShot):
+class RGA(Pair, training=CrossEntropy, answering=Standardised):
     """Nearest prototypes of standardised features."""
 
     prototypes: Literal["frame", "means"] = "frame"  # P_c: a fixed frame that clients train to, or means of their own
-    moments: Literal["training", "public"] = "training"  # m_k and s_k: of the client's own samples, or of public ones
-    weighting: Votes = "sqrt"  # of clients in F: by the square root of their samples, by samples, or the same for all
 
-    sends: ClassVar[dict[str, str]] = {**OneShot.sends, "features": "statistic"}
-    deploys_a_model: ClassVar[bool] = False
     cites: ClassVar[str] = "fedsra2026"
 
-    def start(self, task: Facts) -> Server:
-        """The initial model."""
-        if self.moments == "public":
-            require_public(self, task)
-        started = super().start(task)
-        self.sizes(task)  # raises for a network without features, if these are needed
-        return started
-
-    def trained(self, w: Params, cohort: Cohort) -> Stack:
-        """Each client's model after training to the frame, or by cross-entropy."""
-        return (
-            FedETF(epochs=self.epochs).trained(w, cohort) if self.prototypes == "frame" else super().trained(w, cohort)
-        )
-
-    def local(self, w: Params, cohort: Cohort) -> Update:
-        """Train alone; send the model, and what its features are like."""
-        w_k, classes, size = self.trained(w, cohort), *self.sizes(cohort.task)
-        start = Params.of(sum=torch.zeros(classes, size), square=torch.zeros(size), counts=torch.zeros(classes))
-        add = partial(_add, FEATURES[self.prototypes])
-        seen = cohort.scan(add, start, given=w_k, shuffle=False, train=False, exact=True)
-        mean, square = (total / cohort.samples.clamp(min=1)[:, None] for total in (seen["sum"].sum(1), seen["square"]))
-        sent = Stack.of(mean=mean, deviation=(square - mean**2).clamp(min=0).sqrt())
-        if self.prototypes == "means":
-            sent = sent | Stack.of(classes=seen["sum"] / seen["counts"].clamp(min=1)[..., None])
-        return Update(send={"model": w_k, "labels": Stack.of(counts=seen["counts"]), "features": sent})
-
-    def sizes(self, task: Facts) -> tuple[int, int]:
-        """How many classes there are, and how many features: of the frame as many as classes."""
-        assert task.classes is not None, "the task has classes"
-        return task.classes, task.classes if self.prototypes == "frame" else feature_size(self, task)
-
-    def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Hold the models with the moments of their features."""
-        held, features = super().aggregate(server, replies), uploads(replies, "features")
-        if self.moments == "public":
-            bench = replies.workbench
-            there = bench.answers(held["models"], bench.public[0], features=self.prototypes == "means")
-            features = features | Stack.of(mean=there.mean(1), deviation=there.std(1, correction=0))
-        return held | {"features": features}
-
-    def fused(self, server: Server) -> Predictor:
-        """All models with the moments of their features, and the prototypes."""
-        features, counts = server["features"], server["labels"]["counts"]
-        share = shares(server["labels"], self.weighting)
-        if self.prototypes == "frame":
-            prototypes, possible = FedETF().frame(counts, counts.shape[1])["directions"], torch.ones_like(counts[0])
-        else:
-            owned = (counts > 0).to(counts.dtype)
-            own = standardised(features["classes"], features["mean"], features["deviation"])
-            prototypes, possible = torch.einsum("kc,kcd->cd", owned * share[:, None], own), owned.amax(0)
-        moments = Params.of(mean=features["mean"], deviation=features["deviation"], shares=share)
-        beside = moments | Params.of(prototypes=prototypes, possible=possible)
-        return ensemble(server["models"], beside, partial(_nearest, FEATURES[self.prototypes]))
-
-
-def standardised(features: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """(f - m) / s of features [client, sample, d]; 0 for a client whose features do not vary at all."""
-    apart, deviation = features - mean[:, None], deviation[:, None]
-    by = torch.maximum(deviation, LEAST * deviation.mean(2, keepdim=True))
-    return torch.where(by > 0, apart / torch.where(by > 0, by, 1), 0)
-
-
-def _add(features: Features, seen: Params, batch: Batch, w: Params) -> Params:
-    """Add up one batch's features, by class, and their squares."""
-    f, same = features(batch, w), membership(batch, len(seen["counts"]))
-    real = same.sum(1, keepdim=True)  # 0 for padding
-    return Params.of(
-        sum=seen["sum"] + same.T @ f, square=seen["square"] + (real * f**2).sum(0), counts=seen["counts"] + same.sum(0)
-    )
-
-
-def _nearest(features: Features, model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """The cosine of the fused features with each prototype; far lower for classes that nobody has."""
-    each = torch.stack([features(batch, member) for member in members_of(beside)])
-    fused = torch.tensordot(beside["shares"], standardised(each, beside["mean"], beside["deviation"]), dims=1)
-    cosines = F.normalize(fused, dim=1) @ F.normalize(beside["prototypes"], dim=1).T
-    return SHARPNESS * torch.where(beside["possible"] > 0, cosines, -FAR)
+    @cached_property
+    def training(self) -> LocalTraining:
+        """Training to the frame, or by cross-entropy."""
+        by_loss = super().training
+        assert isinstance(by_loss, CrossEntropy)
+        return ToFrame(epochs=by_loss.epochs) if self.prototypes == "frame" else by_loss

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, tasks, partitions, models or runs")] = "algorithms",
+    what: Annotated[str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs")] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
 ) -> None:
-    """List algorithms, tasks, partitions, models or runs."""
-    kinds: dict[str, Callable[[], Table]] = {
+    """List algorithms, pairs, tasks, partitions, models or runs."""
+    kinds: dict[str, Callable[[], RenderableType]] = {
         "algorithms": functools.partial(_list_algorithms, one_shot),
-        "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models, "runs": _list_runs,
+        "pairs": _list_pairs, "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models,
+        "runs": _list_runs,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
@@ -52,6 +54,29 @@ def _list_algorithms(one_shot: bool) -> Table:
         if method.one_shot or not one_shot
     ]
     return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
+
+
+def _list_pairs() -> Group:
+    """List trainings, pieces and answers with what they are; then which answers go with each training."""
+    from atoll.algorithms import list_pairs, list_parts, name_of
+    from atoll.kernel.algorithm import hyperparameters
+    from atoll.toolbox.pairs import LocalTraining, Piece, ServerAnswer
+
+    rows = [
+        [title, name, (part.__doc__ or "").split("\n")[0], ", ".join(one.name for one in hyperparameters(part))]
+        for title, kind in (("training", LocalTraining), ("piece", Piece), ("answer", ServerAnswer))
+        for name, part in list_parts(kind).items()
+    ]
+    parts = plain_table(["", "name", "what it is", "hyperparameters"], rows)
+    pairs = list_pairs()
+    together = []
+    for training in list_parts(LocalTraining):
+        mine = {
+            name.partition("/")[2]: name_of(pair) for name, pair in pairs.items() if name.startswith(f"{training}/")
+        }
+        named = [f"{training}/{answer} is {name}" for answer, name in mine.items() if "/" not in name]
+        together.append([training, ", ".join(mine), ", ".join(named)])
+    return Group(parts, "", plain_table(["training", "with any of these answers", "by name"], together))
 
 
 def _list_tasks() -> Table:
@@ -87,7 +112,7 @@ def _list_runs() -> Table:
 
 
 def _describe_run(folder: Path) -> list[str]:
-    """Return a row for a run."""
+    """Return a row for a run; nothing that its folder names is run."""
     from atoll.records.runs import Run
 
     run = Run.open(folder)
@@ -130,7 +155,9 @@ def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method
 
     method = create(name)
     console, kind = out(), type(core_of(method))
-    console.print(Text(inspect.cleandoc(sys.modules[kind.__module__].__doc__ or kind.__doc__ or "")), soft_wrap=True)
+    for part in parts_of(kind) if getattr(kind, "full_name", "") else [kind]:
+        described = sys.modules[part.__module__].__doc__ or part.__doc__ or ""
+        console.print(Text(inspect.cleandoc(described)), soft_wrap=True)
     meanings = field_comments(method)
     rows = [[one.name, one.expected, repr(one.default), meanings.get(one.name, "")] for one in hyperparameters(method)]
     write("", plain_table(["hyperparameter", "must be", "default", "meaning"], rows), "")
@@ -173,18 +200,27 @@ def explain(
 
 
 def field_comments(method: "Algorithm") -> dict[str, str]:
-    """Return the comment after each field of a class and of the classes it is made from."""
+    """Return what the comment after each field of a method says; those of the methods or parts inside it among them."""
     from atoll.kernel.algorithm import Algorithm
 
     found: dict[str, str] = {}
     for field in fields(method):
         value = getattr(method, field.name)
         found |= field_comments(value) if isinstance(value, Algorithm) else {}
-    for part in reversed(type(method).__mro__[:-1]):
-        lines = inspect.getsource(part).splitlines()
+    for part in (*reversed(parts_of(type(method))), *reversed(type(method).__mro__[:-1])):
+        try:
+            lines = inspect.getsource(part).splitlines()
+        except OSError:  # a pair without a file of its own
+            continue
         matches = (re.match(r"    (\w+): [^#]*# (.+)", line) for line in lines)
-        found |= {match[1]: match[2] for match in matches if match}
+        names = getattr(method, "values_of", {}).get(part, {})  # what a pair calls a field of its part
+        found |= {names.get(match[1], match[1]): match[2] for match in matches if match}
     return found
+
+
+def parts_of(method: type) -> list[type]:
+    """Return what a pair is made of; nothing for another method."""
+    return [*getattr(method, "client_parts", ()), *getattr(method, "server_parts", ())]
 
 
 @app.command("data")

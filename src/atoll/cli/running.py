@@ -34,7 +34,7 @@ def run(
 
     algorithm = create(method, **options.hyperparameters)
     settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
-    folder = options.out or unused_folder(RUNS / f"{options.task}-{name_of(algorithm)}-{now()}")
+    folder = options.out or unused_folder(RUNS / f"{options.task}-{name_of(algorithm).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with show_progress(settings.rounds) as bar:
             bar.begin(method)

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.algorithms import file_of, found, load_file, name_of
+from atoll.algorithms import file_of, find_pair, found, load_file, name_of
 from atoll.compose.hybrids import InClusters
 from atoll.compose.pieces import PIECES
 from atoll.kernel.algorithm import Algorithm
@@ -61,12 +61,17 @@ class Plan:
 
 
 def read(name: str) -> Plan:
-    """Read a method's name or file (`./mine.py`), with pieces (`fedper+prox`), inside clusters (`ditto@ifca`)."""
+    """Read a method's name or file (`./mine.py`), with pieces (`fedper+prox`), inside clusters (`ditto@ifca`).
+
+    One-shot methods are also named as pairs of a training and an answer: `fafi/margins`.
+    """
     name, at, finder = name.partition("@")
     if at:
         inside = {"finder": read(finder), "inner": read(name)}
         return Plan(InClusters, f"@{inside['finder'].name}", inside)
-    name, *pieces = re.split(r"\+(?=[a-z]+(?:\+|$))", name)
+    before, slash, last = name.rpartition("/")  # in a pair, what stands before the answer belongs to the training
+    last, *pieces = re.split(r"\+(?=[a-z]+(?:\+|$))", last)
+    name = f"{before}{slash}{last}"
     plan = Plan(load_file(Path(name)) if name.endswith(".py") else _find(name))
     for piece in pieces:
         if piece not in PIECES:
@@ -76,6 +81,8 @@ def read(name: str) -> Plan:
 
 
 def _find(name: str) -> type[Algorithm]:
+    if "/" in name:
+        return find_pair(name)
     methods = found()
     if name not in methods:
         raise unknown("algorithm", name, methods)

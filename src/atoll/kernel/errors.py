@@ -104,6 +104,11 @@ class LabelsNeeded(CohortError):
     """A step reads targets of clients that have none."""
 
 
+def name_in_messages(owner: object) -> str:
+    """Return what a message calls a method or a part of one: by its title, or else by its class."""
+    return getattr(owner, "title", "") or type(owner).__name__
+
+
 def unknown(kind: str, given: str, available: Iterable[str]) -> UnknownName:
     """Make the error for a name that nothing answers to, with the nearest names there are.
 

@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from atoll.algorithms import name_of
 from atoll.compose import from_record, to_record, upgrade_record
@@ -19,12 +21,13 @@ from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import CohortError, OneShotError, RunError, unknown
 from atoll.kernel.fingerprints import Unstable, portable
+from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
 from atoll.records.schema import Record, SchemaError
 from atoll.records.trust import require_trusted
 from atoll.runtime import participation
 from atoll.runtime.memory import MEMORIES
-from atoll.runtime.participation import Schedule
+from atoll.runtime.participation import Moment, Schedule
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,21 @@ class Settings:
                 hint="lower --cohort, or raise --clients.",
             )
         return asked
+
+    def list_present(self, clients: int, round: int) -> NDArray[np.int64]:
+        """List the clients that are there in a round, as the schedule says."""
+        return np.flatnonzero(self.schedule(Moment(round, clients, self.seed, self.rounds))).astype(np.int64)
+
+    def choose(self, clients: int, round: int, busy: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Draw the clients asked in a round, of those that are there and not busy with an older reply."""
+        present = self.list_present(clients, round)
+        if busy is not None:
+            present = np.setdiff1d(present, busy)
+        size = self.cohort_size(clients)
+        if size >= len(present):
+            return present
+        drawn = generator(self.seed, "cohort", round).choice(present, size, replace=False)
+        return np.sort(drawn).astype(np.int64)
 
     def evaluates_after(self, rounds: int) -> bool:
         """Return whether clients are evaluated after so many rounds."""

@@ -86,7 +86,7 @@ def _metadata(message: bytes) -> dict[str, Any]:
 def size_of(tree: Tree, *, each: bool = False) -> int:
     """Return the length of `to_bytes(tree)`; with `each`, of ONE client's part of it, a row of each Stack.
 
-    The length of a safetensors message depends on names, types and shapes alone, so that each form is
+    The length of a safetensors message depends on names, types and shapes alone, so each form is
     serialised once and its length remembered; nothing leaves the device to be counted.
     """
     leaves, structure = flatten(tree)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Epochs, Predictor, Replies, Update
 from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import name_in_messages
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
@@ -75,7 +76,7 @@ class OneShot(Algorithm):
 
 def require_public(method: object, task: Facts) -> None:
     """Raise unless there are public samples: for methods that need them with some of their options only."""
-    task.require_public(f"{type(method).__name__} with these options")
+    task.require_public(f"{name_in_messages(method)} with these options")
 
 
 def uploads(replies: Replies, name: str) -> Stack:

@@ -32,7 +32,7 @@ def batch_of(task: Task, count: int = 7) -> Batch:
 
 def test_moments_are_those_of_each_client(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     cohort = make_cohort(task)
-    sums = moments(cohort, AFL().phi(cohort.task))
+    sums = moments(cohort, AFL().training.phi(cohort.task))
     for k in range(task.clients):
         x, y = own(task, k)
         z = Batch(x, y, None, None, task.network, Variant(train=False)).features(task.network.initial)
@@ -46,7 +46,7 @@ def test_sums_are_exact_on_models_of_single_precision(
     make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]
 ) -> None:
     cohort = make_cohort(make_task())
-    assert {leaf.dtype for leaf in moments(cohort, AFL().phi(cohort.task)).values()} == {torch.float64}
+    assert {leaf.dtype for leaf in moments(cohort, AFL().training.phi(cohort.task)).values()} == {torch.float64}
 
 
 def test_features_of_public_samples_are_trained_and_sent(task: Task) -> None:
@@ -122,5 +122,5 @@ def test_another_head_than_a_linear_one_is_refused_or_replaced(
 
 
 def test_tasks_without_a_class_per_sample_are_refused() -> None:
-    with pytest.raises(TaskError, match="AFL needs samples of one class each"):
+    with pytest.raises(TaskError, match="frozen needs samples of one class each"):
         play(quadratics(torch.ones(2, 1, dtype=torch.float64)), AFL())

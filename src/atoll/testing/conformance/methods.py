@@ -16,12 +16,13 @@ R = TypeVar("R")
 
 TOGETHER = (
     "fedper+prox", "ditto+sam", "ditto+fsa", "scaffold+tune", "fedper+gate",
+    "fafi/margins", "etf/average", "supcon/margins", "fafi/feddf", "fafi+frame/ensemble",
     "ditto@ifca", "fedper@ifca", "fedrep@ifca", "fedprox@cfl", "local@flhc",
 )  # fmt: skip
 
 
 def everything() -> dict[str, Algorithm]:
-    """Return every method by name, and some that are put together: with a piece, or inside clusters."""
+    """Return every method by name, and some that are put together: with a piece, of two halves, or inside clusters."""
     return {name: compose.create(name) for name in (*algorithms.found(), *TOGETHER)}
 
 

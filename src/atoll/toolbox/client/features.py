@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import ModelError
+from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
@@ -26,7 +26,7 @@ def one_sample(task: Facts) -> Batch:
 
 def feature_size(method: object, task: Facts) -> int:
     """How many numbers enter the head of the task's network; raises unless samples have a class and a row each."""
-    name = type(method).__name__
+    name = name_in_messages(method)
     require_classes(method, task)
     with torch.no_grad():
         one = one_sample(task)

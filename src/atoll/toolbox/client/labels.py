@@ -6,7 +6,7 @@ import torch
 
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import TaskError
+from atoll.kernel.errors import TaskError, name_in_messages
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 
@@ -16,7 +16,7 @@ AT_ONCE = 256  # samples
 def require_classes(method: object, task: Facts) -> None:
     """Raise unless every sample of a task is of one class."""
     if not task.one_class_each:
-        raise TaskError(f"{type(method).__name__} needs samples of one class each. {task.name} has none.")
+        raise TaskError(f"{name_in_messages(method)} needs samples of one class each. {task.name} has none.")
 
 
 def label_counts(cohort: Cohort) -> Stack:

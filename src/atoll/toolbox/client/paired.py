@@ -21,7 +21,7 @@ def lead(cohort: Cohort, one: Deployed, other: Deployed, judge: Judge) -> Tensor
 
         sum_i d_i / sqrt(sum_i d_i^2),        d_i: how much better it does on sample i
 
-    The error is that of a difference which is 0 in truth, so that n samples never count for more than sqrt(n) of
+    The error is that of a difference which is 0 in truth, so n samples never count for more than sqrt(n) of
     them. For right and wrong answers this is McNemar's statistic. 0 without samples and without any difference.
     """
     task = cohort.task

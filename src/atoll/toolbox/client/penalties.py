@@ -1,7 +1,7 @@
 """Terms of a client's loss that are known functions of its model, and so are their gradients.
 
 They are added to the gradient of the data's loss in closed form: differentiated with it, they would cost a good part of
-a step. What they need is carried in `given`, so that each client gets its own.
+a step. What they need is carried in `given`, so each client gets its own.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def ascent(w: Params, g: Params, radius: Radius, *, adaptive: bool = False) -> P
     """The perturbation of SAM: radius g / ||g||; or of ASAM, whose neighbourhood scales with w: each weight by |w|.
 
     The norm is that of all leaves of g together. With a radius per leaf, each leaf's share of g / ||g|| is scaled by
-    its own, so that the whole is as long as none of them.
+    its own, so the whole is as long as none of them.
     """
     if adaptive:
         size = w.only(g).map(lambda leaf: leaf.abs())

@@ -10,7 +10,7 @@ the gradient that the sampler would have. Resampled, where what counts is which 
 
     batch = batch.rows(resampled(batch.uniform("rows", len(batch.y)), class_weights(counts, q)[batch.y], batch.mask))
 
-draws from the samples that the batch has, so that a class of few samples is often repeated and sometimes missing; the
+draws from the samples that the batch has, so a class of few samples is often repeated and sometimes missing; the
 whole training set would have to lie in one batch for the sampler's frequencies to hold exactly.
 
 `counts` are the client's training samples of each class, from `toolbox.client.labels.label_counts`, given to the scan.

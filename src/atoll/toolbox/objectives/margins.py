@@ -48,7 +48,7 @@ def own_moments(cohort: Cohort, w: Stack) -> Stack:
 
 
 def margins(seen: Stack, shrinkage: float = SHRINKAGE) -> Params:
-    """`weight` [client, class, feature] and `bias` [class], so that l_c = sum_k weight_kc . z_k + bias_c."""
+    """`weight` [client, class, feature] and `bias` [class], so l_c = sum_k weight_kc . z_k + bias_c."""
     count, total = seen["count"], seen["sum"]
     samples = count.sum(1, keepdim=True)
     others = samples - count

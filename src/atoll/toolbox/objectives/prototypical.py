@@ -23,7 +23,7 @@ from torch import Tensor
 
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import ModelError
+from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Layout, Params, Stack, Tree, flatten, unflatten
 from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client.descent import at_rest, descend
@@ -49,9 +49,10 @@ def require_prototypes(method: object, task: Facts) -> None:
     shapes = [tuple(leaf.shape) for leaf in head.values()]
     wanted = [(task.classes, size), (task.classes,)]
     if not shapes or sorted(shapes, reverse=True) not in (wanted, wanted[:1]):
+        given = ", ".join(map(str, shapes)) or "no leaves"
         raise ModelError(
-            f"{type(method).__name__} takes the rows of the head's weight for prototypes: the head must be one linear "
-            f"layer of {size} features and {task.classes} classes. Got {', '.join(map(str, shapes)) or 'no leaves'}.",
+            f"{name_in_messages(method)} takes the rows of the head's weight for prototypes: the head must be one "
+            f"linear layer of {size} features and {task.classes} classes. Got {given}.",
             hint="end the network in one nn.Linear, and let `features(x)` return what enters it.",
         )
 

@@ -65,6 +65,7 @@ class Composed(Objective):
     queue: int = 0  # places; 0: no queue
     queue_same: QueueSame = "ignored"
     decay: float = 0.99
+    queue_mass: float = 1.0  # 0: every item counts as one
     pool: Pool = "none"
     masked: bool = True
     pool_draw: int = 256
@@ -229,7 +230,7 @@ class Composed(Objective):
             sets.append(queued(self._queue(seen), decay=1.0, same="negatives", mass=None))
         elif self.queue:
             same: Any = self.queue_same
-            sets.append(queued(self._queue(seen), decay=self.decay, same=same, mass=self.mass or None))
+            sets.append(queued(self._queue(seen), decay=self.decay, same=same, mass=self.queue_mass or None))
         if self.pool not in ("none", "labelled"):
             on = contrast_only if self.stages == "once" and contrast_only is not None else 1.0
             sets.append(self._pool_set(seen, pooled, on))

@@ -1,4 +1,4 @@
-"""Heads on frozen features: clients train nothing and send statistics of their features; the server makes a head.
+"""Frozen features, and statistics of them: what heads are made of where clients train nothing.
 
     phi(x) = z(x; w)   or, with a `width`,   relu(R z(x; w)),        R drawn once from the seed, which everybody has
 
@@ -8,88 +8,22 @@ has as well, or of one that the server trained on public samples and sends.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Count, Epochs, Predictor
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.engine import Workbench
-from atoll.kernel.errors import ModelError
+from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.randomness import generator
-from atoll.kernel.task import Facts
-from atoll.toolbox.client.features import feature_size, membership, one_sample
-from atoll.toolbox.client.sgd import sgd
+from atoll.toolbox.client.features import membership, one_sample
 from atoll.toolbox.server.triangles import triangle
 
 Server = dict[str, Params]  # `model` and, with a `width`, what stands `beside` it once there is a head
 Phi = dict[str, Params]  # what makes features: `w` and, with a `width`, `random`
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrozenFeatures(Algorithm):
-    """Base of one-shot methods that only make a linear head: the network's own, or one on random features."""
-
-    features: Literal["initial", "public"] = "initial"  # of the initial network, or of one trained on public samples
-    public_epochs: Epochs = 10  # epochs of the server on public samples, to train the latter
-    width: Count | None = None  # so many random features of these; None: these themselves
-
-    one_shot: ClassVar[bool] = True
-    solved: ClassVar[bool] = True
-    trains_by_sgd: ClassVar[bool] = False
-
-    @property
-    def deploys_a_model(self) -> bool:
-        """With random features the head stands beside the network."""
-        return self.width is None
-
-    def start(self, task: Facts) -> Server:
-        """The initial network; raises unless its head is a linear layer, if that is to be replaced."""
-        size = feature_size(self, task)
-        assert task.classes is not None
-        if self.width is None:
-            head_leaves(self, task.network.initial, (task.classes, size))
-        return {"model": task.network.initial}
-
-    def equip(self, server: Server, workbench: Workbench) -> Server:
-        """Train the network on public samples, if these make the features."""
-        if self.features == "initial":
-            return server
-        trained = sgd(workbench.cohort(*workbench.public), start=server["model"], epochs=self.public_epochs)
-        return {"model": trained.client(0)}
-
-    def broadcast(self, server: Server) -> Params | None:
-        """What computes features; nothing if everybody has it."""
-        return None if self.features == "initial" else server["model"].without_part("head")
-
-    def phi(self, task: Facts, body: Params | None = None) -> Phi:
-        """What makes features, from what was sent and what everybody has."""
-        given = {"w": task.network.initial if body is None else body}
-        if self.width is not None:
-            size = one_sample(task).features(task.network.initial).shape[1]
-            draw = generator(task.seed, "random features").normal(size=(size, self.width))
-            given["random"] = Params.of(directions=torch.from_numpy(draw * math.sqrt(2 / size)).to(task.sample.device))
-        return given
-
-    def headed(self, server: Server, weight: Tensor, bias: Tensor, bench: Workbench) -> Server:
-        """The server's state with a head, weight [class, feature] and bias [class]."""
-        model = server["model"]
-        if self.width is None:
-            names = head_leaves(self, model, tuple(weight.shape))
-            head = {name: leaf.to(model[name]) for name, leaf in zip(names, (weight, bias), strict=True)}
-            return {"model": model | Params(head)}
-        return {"model": model, "beside": self.phi(bench.task)["random"] | Params.of(weight=weight, bias=bias)}
-
-    def shared(self, server: Server) -> Params | Predictor:
-        """The network with its new head, or with one on random features beside it."""
-        return Predictor(server["model"], server["beside"], answer) if "beside" in server else server["model"]
 
 
 def head_leaves(method: object, w: Params, shape: tuple[int, ...]) -> tuple[str, str]:
@@ -99,7 +33,7 @@ def head_leaves(method: object, w: Params, shape: tuple[int, ...]) -> tuple[str,
     biases = [name for name, leaf in head.items() if leaf.shape == shape[:1]]
     if len(head) != 2 or not weights or not biases:
         raise ModelError(
-            f"{type(method).__name__} must be given a network whose head is one linear layer with a bias, from "
+            f"{name_in_messages(method)} must be given a network whose head is one linear layer with a bias, from "
             f"{shape[1]} features to {shape[0]} classes. Got {head}.",
             hint="with `width`, it makes a head of its own.",
         )

@@ -6,8 +6,8 @@
     iffi_code   F(x) = mean_j s_j(x) * sum_k f_k(x)
 
 A client is informative about x where x does not look like noise to it (FAFI's informativeness-aware fusion). The last
-rule is what the released code computes: s is averaged before it could weigh anything, so that its direction is that of
-`uniform`. Features are as long as clients made them, so that those with long ones dominate; unless they are normalised.
+rule is what the released code computes: s is averaged before it could weigh anything, so its direction is that of
+`uniform`. Features are as long as clients made them, so those with long ones dominate; unless they are normalised.
 
 Features of different encoders need not mean the same. What does is an answer: `discernment` is how much each client has
 a say about each class, where answers are fused.

@@ -1,7 +1,7 @@
 """Who learns from whom: a server that holds every client's model, and matrices over pairs of clients.
 
 Row k of a mixing matrix says how much of every client's model client k gets; `Algorithm.mixing` shows it in reports.
-The server's memory grows with the number of clients here, so that these methods are for tens or hundreds of them.
+The server's memory grows with the number of clients here, so these methods are for tens or hundreds of them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def mark_seen(seen: Tensor, clients: NDArray[np.int64]) -> Tensor:
 def mean_for_unseen(matrix: Tensor, seen: Tensor) -> Tensor:
     """The same matrix, in which a client that was never heard of has the mean of those who were.
 
-    It has no model to compare with theirs, so that all count alike.
+    It has no model to compare with theirs, so all count alike.
     """
     return torch.where(seen[:, None], matrix, seen.to(matrix.dtype) / seen.sum().clamp(min=1))
 

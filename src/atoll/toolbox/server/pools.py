@@ -6,7 +6,7 @@
     means       P3: the mean unit feature of every class under that teacher
     labelled    the samples themselves, as more samples to classify: what a pool of images is worth without contrast
 
-For the first, the network is not the one that clients begin with, so that directions in its feature space mean nothing
+For the first, the network is not the one that clients begin with, so directions in its feature space mean nothing
 in theirs; it is what was run once and is here to be measured. Controls: an untrained network, random directions, and
 images of noise.
 """

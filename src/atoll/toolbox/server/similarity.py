@@ -22,7 +22,7 @@ ROUNDING = 1e-9
 def directions(rows: Tensor, q: int) -> Tensor:
     """The q leading right singular vectors of rows [n, d], as [q, d]; those beyond the rank of the rows are 0.
 
-    The largest entry of each is positive, so that the same rows give the same directions on any machine.
+    The largest entry of each is positive, so the same rows give the same directions on any machine.
     """
     _, sizes, vectors = torch.linalg.svd(rows.double(), full_matrices=False)
     return _first(sizes, vectors, q)

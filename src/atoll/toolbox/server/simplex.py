@@ -16,7 +16,7 @@ def shared_out(votes: Tensor) -> Tensor:
 
 
 def nearest(points: Tensor) -> Tensor:
-    """The weights nearest to each row: all of its numbers lowered alike, and cut at 0, so that they sum to 1."""
+    """The weights nearest to each row: all of its numbers lowered alike, and cut at 0, so they sum to 1."""
     falling = points.sort(dim=-1, descending=True).values
     surplus = falling.cumsum(-1) - 1
     counts = torch.arange(1, points.shape[-1] + 1, dtype=points.dtype, device=points.device)

@@ -11,22 +11,27 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from atoll.kernel.algorithm import Count, Epochs, NonNegative, Positive, Steps
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError, name_in_messages
 from atoll.kernel.network import Network
+from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.portable import MaskedBatchNorm
-from atoll.kernel.task import Training
+from atoll.kernel.task import Facts, Training
 from atoll.models.synthesis import draw_values, generator_of
-from atoll.toolbox.client.descent import descend
-from atoll.toolbox.server.adam import adam, unmoved
+from atoll.toolbox.client.descent import at_rest, descend
+from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
+from atoll.toolbox.server.adam import adam, annealed, unmoved
+from atoll.toolbox.server.distillation import disagreement
 
 State = dict[str, Any]
 Cost = Callable[[Batch, State], Tensor]  # of samples, and what is given
@@ -34,6 +39,7 @@ Lesson = Callable[[Params, Batch, State], tuple[Tensor, Params]]  # the loss of 
 
 LONGEST = 10.0  # norm of a gradient, of generator and learner alike
 RULE = Training(momentum=0.9, weight_decay=1e-4, clip=LONGEST)  # how a learner takes its steps
+ADVERSARIAL = 3.0  # temperature at which samples are made hard for a rival
 FIRST_DECAY = 0.5  # beta_1 of Adam on a generator
 
 
@@ -166,3 +172,83 @@ def answers_and_distance(models: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         for hook in hooks:
             hook.remove()
     return outputs, torch.stack(seen).sum() / len(outputs) if seen else outputs.new_zeros(())
+
+
+# -- answers that are learned so ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromMadeUp(ServerAnswer):
+    """Base of answers that are learned on samples that the server makes up.
+
+    A subclass says the `cost` of samples, the `lesson` of the learner and, if need be, the clients' `votes`.
+    """
+
+    server_epochs: Epochs = 10  # batches made up, and passes over them; published: 200
+    server_batch: Count = 128  # samples made up per epoch, and in a step of the student
+    server_lr: Positive = 0.01  # step size of the student, annealed to 0
+    temperature: Positive = 4.0  # of the distillation
+    generator_steps: Steps = 10  # steps of Adam on a generator; published: 30
+    generator_lr: Positive = 1e-3  # their size
+    noise: Count = 256  # numbers that a sample is made of
+    width: Count = 64  # channels of the generator
+    statistics: NonNegative = 1.0  # weight of BN(x)
+    adversarial: NonNegative = 1.0  # weight of disagreement with the student
+
+    needs: ClassVar[frozenset[str]] = frozenset({OUTPUTS})
+
+    def require(self, training: LocalTraining, task: Facts) -> None:
+        """Raise unless samples can be made up."""
+        if not task.sample.is_floating_point():
+            raise TaskError(f"{name_in_messages(self)} makes up samples of numbers. {task.name} has others.")
+
+    def learned(self, bench: Workbench, learner: Params, models: Stack) -> Params:
+        """Return the learner after the last epoch: there are no data to choose an earlier one by."""
+        evenly = bench.task.sample.new_full((models.clients,), 1 / models.clients)
+        given: State = {"models": Params(models, models.layout), "votes": Params.of(votes=evenly), "learner": learner}
+        state: State = {"w": learner, "velocity": at_rest(RULE, learner)}
+        pool = Pool(bench, self.server_epochs, self.server_batch)
+        for epoch in range(self.server_epochs):
+            x, y = imagined(
+                bench, self.cost, given, turn=epoch, samples=self.server_batch, steps=self.generator_steps,
+                lr=self.generator_lr, noise=self.noise, width=self.width,
+            )  # fmt: skip
+            given["votes"] = self.votes(pool, given, epoch)
+            pool.add(x, y)
+            state = self.passed(state, given, pool.cohort(), epoch)
+            given["learner"] = learner = state["w"].client(0)
+        return learner
+
+    def passed(self, state: State, given: State, cohort: Cohort, epoch: int) -> State:
+        """Return a learner and its velocity after a pass over the server's samples."""
+        lr = cohort.lr.new_tensor(self.server_lr) * annealed(cohort.lr.new_tensor(epoch), self.server_epochs)
+        step = functools.partial(learn, lesson=self.lesson)
+        after: State = cohort.scan(step, state, given={**given, "lr": lr}, stream=f"epoch {epoch}", draws=True)
+        return after
+
+    def votes(self, pool: Pool, given: State, epoch: int) -> Params:
+        """Return how much each client counts in the ensemble: all alike."""
+        votes: Params = given["votes"]
+        return votes
+
+    @property
+    def cost(self) -> Cost:
+        """What samples should have little of."""
+        raise NotImplementedError(f"{type(self).__name__} must define cost.")
+
+    @property
+    def lesson(self) -> Lesson:
+        """What a learner should have little of."""
+        raise NotImplementedError(f"{type(self).__name__} must define lesson.")
+
+
+def together(logits: Tensor, given: State) -> Tensor:
+    """What the ensemble answers, from the logits of every model, [model, sample, class]."""
+    votes = given["votes"]["votes"]
+    return torch.einsum("k,ksc->sc", votes / votes.sum().clamp(min=1e-12), logits)
+
+
+def objections(wanted: Tensor, said: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """How far teachers are from the classes, and a rival from the teachers where it decides otherwise than they."""
+    differ = (wanted.argmax(1) != said.argmax(1)).to(said.dtype)
+    return cross_entropy(wanted, y).mean(), (disagreement(said, wanted, ADVERSARIAL) * differ).mean()

@@ -27,6 +27,6 @@ def symmetric(upper: Tensor) -> Tensor:
 
 
 def shrunk(covariance: Tensor, share: float) -> Tensor:
-    """A covariance [..., size, size] of which a share is its mean variance times I, so that it can be inverted."""
+    """A covariance [..., size, size] of which a share is its mean variance times I, so it can be inverted."""
     variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=TINY)[..., None, None]
     return (1 - share) * covariance + share * variance * torch.eye(covariance.shape[-1]).to(covariance)

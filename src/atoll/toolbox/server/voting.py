@@ -27,10 +27,5 @@ def of_logits(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: A
     return together(_outputs(beside, batch), beside["shares"], "logits")
 
 
-def of_probabilities(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """The logarithm of the mean of their probabilities."""
-    return together(_outputs(beside, batch), beside["shares"], "probs")
-
-
 def _outputs(beside: Params, batch: Batch) -> Tensor:
     return torch.stack([batch.outputs(member) for member in members_of(beside)])

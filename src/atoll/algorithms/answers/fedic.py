@@ -1,0 +1,180 @@
+"""FEDIC's server step, in one shot: a few labelled samples calibrate the ensemble before it is distilled.
+
+    l(x) = sum_k o_k(x) l_k(x),   o_k = a_k / sum_j a_j,   a_k = sigmoid(u . l_k(x) + b)             (client by client)
+    l*(x) = g (s l(x) + t) + (1 - g) l_0(x),    g = sigmoid(v . mean_k f_k(x) + b')                    (class by class)
+
+l_k and f_k are logits and features of client k's model, l_0 the logits of the average after it was trained on the
+labelled public samples, which are as many of every class; u, b, s, t, v, b' are fitted there by cross-entropy, from
+u, v = 0, s = 1: where the teacher l* is the mean of l_k and l_0. On the other public samples, without labels, a student
+learns its answers,
+
+    min_w  1/2 E KL( softmax(l* / T) || softmax(l(x; w) / T) )  +  1/2 E_labelled CE(l(x; w), y).
+
+Reference: Shang, Lu, Cheung, Wang. "FEDIC: Federated Learning on Non-IID and Long-Tailed Data via Calibrated
+Distillation." ICME 2022. https://arxiv.org/abs/2205.00172
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.kernel.algorithm import Count, Epochs, Positive, Range, Replies
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort, Step
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import NO_NETWORK
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.randomness import generator
+from atoll.toolbox.oneshot import Server, averaged, shares, uploads
+from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
+from atoll.toolbox.server.adam import adam, annealed, unmoved
+from atoll.toolbox.server.distillation import divergence, lessons
+
+Samples = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated(ServerAnswer):
+    """A student of a calibrated ensemble."""
+
+    labelled: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.2  # share of public samples with labels
+    fit_epochs: Epochs = 20  # passes over these: of the averaged model, then of the calibration
+    fit_batch: Count = 20  # samples of these in a step
+    student: Literal["fresh", "average"] = "fresh"  # where w begins: at the initial model, or at the average by samples
+    server_epochs: Epochs = 60  # passes over the other public samples
+    server_batch: Count = 128  # samples of these in a step
+    server_lr: Positive = 1e-3  # step size of Adam in all of this; annealed to 0 for the student
+    temperature: Positive = 2.0  # T
+
+    called: ClassVar[str] = "fedic"
+    needs: ClassVar[frozenset[str]] = frozenset({OUTPUTS})  # with which logits are calibrated
+    needs_public_data: ClassVar[bool] = True
+    cites: ClassVar[str] = "shang2022fedic"
+
+    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+        """Tune, calibrate, distil."""
+        bench, models = replies.workbench, uploads(replies, "model")
+        average = averaged(models, shares(uploads(replies, "labels"), "samples"))
+        others, known = divided(bench, self.labelled)
+        tuned = self.tuned(bench, average, known)
+        calibration = self.fitted(bench, heard(bench, models, tuned, known[0]), known[1])
+        wanted = (teacher(calibration, heard(bench, models, tuned, others)) / self.temperature).softmax(1)
+        start = average if self.student == "average" else server["model"]
+        return training.hold(server, self.taught(bench, start, (others, wanted), known))
+
+    def tuned(self, bench: Workbench, w: Params, known: Samples) -> Params:
+        """A model after it was trained on the labelled samples."""
+        return self.descended(bench.cohort(*known, batch_size=self.fit_batch), fit, w, epochs=self.fit_epochs)
+
+    def fitted(self, bench: Workbench, said: Params, y: Tensor) -> Params:
+        """The calibration with which the teacher fits the labels of these samples best."""
+        clients, _, classes = said["logits"].shape
+        rows = torch.cat([said["logits"].transpose(0, 1).flatten(1), said["tuned"], said["features"]], 1)
+        cohort = bench.cohort(rows, y, network=NO_NETWORK, batch_size=self.fit_batch)
+        given = {"sizes": (clients, classes)}
+        return self.descended(cohort, calibrate, uncalibrated(said), given, epochs=self.fit_epochs)
+
+    def taught(self, bench: Workbench, w: Params, unlabelled: Samples, known: Samples) -> Params:
+        """The student of the wanted answers to some samples, and of the labels of others."""
+        given = {
+            "steps": self.server_epochs * -(-len(unlabelled[0]) // self.server_batch),
+            "known": Params.of(x=known[0], y=known[1]),
+            "size": min(self.fit_batch, len(known[0])),
+            "temperature": self.temperature,
+        }
+        cohort = lessons(bench, *unlabelled, batch_size=self.server_batch)
+        return self.descended(cohort, learn, w, given, epochs=self.server_epochs)
+
+    def descended(self, cohort: Cohort, step: Step, w: Params, given: Tree = None, *, epochs: int) -> Params:
+        """What a step of Adam makes of w, again and again."""
+        given = {"lr": torch.full_like(cohort.lr, self.server_lr), **(given or {})}
+        stream = f"server, {step.__name__}"
+        end = cohort.scan(step, {"w": w, "past": unmoved(w)}, given=given, epochs=epochs, stream=stream, draws=True)
+        found: Params = end["w"].client(0)
+        return found
+
+
+def divided(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
+    """The public samples without labels, and a share with labels: as many of every class as there are, drawn."""
+    x, y = bench.public
+    size = math.ceil(share * len(x))
+    if size == len(x):
+        raise TaskError(
+            f"FEDIC must have samples to distil on without labels. `labelled` takes all {size} public ones."
+        )
+    order = torch.from_numpy(generator(bench.task.seed, "server labels").permutation(len(x))).to(x.device)
+    order = order[turns(y[order]).argsort(stable=True)]
+    return x[order[size:]], (x[order[:size]], y[order[:size]])
+
+
+def turns(y: Tensor) -> Tensor:
+    """How many samples of its class come before each: 0 for the first of every class, then 1 for the second of each."""
+    by_class, size = y.argsort(stable=True), y.bincount()
+    place = torch.arange(len(y), device=y.device)
+    return torch.empty_like(y).scatter(0, by_class, place - (size.cumsum(0) - size)[y[by_class]])
+
+
+def heard(bench: Workbench, models: Stack, tuned: Params, x: Tensor) -> Params:
+    """What the teacher is made of: the `logits` of all models, those of the `tuned` one, and their mean `features`."""
+    features = bench.answers(models, x, features=True).mean(0).flatten(1)
+    return Params.of(logits=bench.answers(models, x), tuned=bench.answers(tuned, x), features=features)
+
+
+def uncalibrated(said: Params) -> Params:
+    """The calibration before it is fitted: all clients count the same, and as much as the tuned model."""
+    one, features = torch.ones_like(said["tuned"][0]), torch.zeros_like(said["features"][0])
+    zero = one.new_zeros(())
+    return Params.of(u=0 * one, b=zero, s=one, t=0 * one, v=features, gate=zero)
+
+
+def teacher(c: Params, said: Params) -> Tensor:
+    """The logits l* of a calibrated ensemble, [sample, class]."""
+    trust = (said["logits"] @ c["u"] + c["b"]).sigmoid()
+    together = torch.einsum("kn,knc->nc", trust / trust.sum(0), said["logits"])
+    gate = (said["features"] @ c["v"] + c["gate"]).sigmoid()[:, None]
+    return gate * (c["s"] * together + c["t"]) + (1 - gate) * said["tuned"]
+
+
+def fit(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    """One step of the averaged model on labelled samples."""
+    g, w, _ = batch.gradient(state["w"])
+    w, past = adam(w, g, state["past"], given["lr"], weight_decay=2e-4)
+    return {"w": w, "past": past}
+
+
+def calibrate(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    """One step of the calibration, on what was heard of labelled samples."""
+    clients, classes = given["sizes"]
+    heard = batch.x[:, : (clients + 1) * classes].reshape(-1, clients + 1, classes).transpose(0, 1)
+    said = Params.of(logits=heard[:-1], tuned=heard[-1], features=batch.x[:, (clients + 1) * classes :])
+
+    def objective(c: Params) -> tuple[Tensor, None]:
+        return batch.mean(F.cross_entropy(teacher(c, said), batch.y, reduction="none")), None
+
+    g, _ = batch.differentiate(objective, state["w"])
+    c, past = adam(state["w"], g, state["past"], given["lr"])
+    return {"w": c, "past": past}
+
+
+def learn(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    """One step of the student, on samples with wanted answers and some with labels, in one pass."""
+    known, size = given["known"], given["size"]
+    rows = (batch.uniform("labelled", size) * len(known["y"])).long()
+    x, y = known["x"][rows], known["y"][rows]
+    mask = None if batch.mask is None else torch.cat([batch.mask, batch.mask.new_ones(size)])
+    both = replace(batch, x=torch.cat([batch.x, x]), mask=mask, augment=None, raw=None)
+
+    def objective(trained: Params) -> tuple[Tensor, Params]:
+        outputs, after = both.forward(state["w"] | trained)
+        apart = batch.mean(divergence(outputs[:-size] / given["temperature"], batch.y))
+        return 0.5 * apart + 0.5 * F.cross_entropy(outputs[-size:], y), after.buffers
+
+    g, buffers = batch.differentiate(objective, state["w"].trained)
+    lr = given["lr"] * annealed(state["past"].steps, given["steps"])
+    w, past = adam(state["w"] | buffers, g, state["past"], lr)
+    return {"w": w, "past": past}

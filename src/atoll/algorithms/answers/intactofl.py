@@ -1,0 +1,145 @@
+"""IntactOFL: all clients' models are kept as experts; a gate that the server trained decides whom to listen to.
+
+    answer:  z(x) = mean_k g_k(x) z_k(x),        g(x) = K softmax(A x + b)
+    gate:    min_{A, b}  E CE(z(x'), y) + balance std g(x') + E KL_4( mean_k z_k(x') || z(x') )
+
+over samples that are made up as in DENSE, with the gated experts as teachers and the plain ensemble as their rival, and
+moved to x' as in Co-Boosting; or over public samples as they are. With ``gate = "linear"`` it is that of the released
+code, g(x) = A x + b. Both begin at g = 1, as the plain ensemble of all K models, and stay there without epochs.
+
+Reference: Zeng, Xu, Zhou, Wu, Kang, Cai, Niyato. "One-shot-but-not-degraded Federated Learning." ACM Multimedia 2024.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.kernel.algorithm import NonNegative, Predictor, Replies
+from atoll.kernel.batch import Batch
+from atoll.kernel.engine import Workbench
+from atoll.kernel.objective import cross_entropy
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.predictor import ensemble, members_of
+from atoll.toolbox.client import at_rest
+from atoll.toolbox.oneshot import Server
+from atoll.toolbox.pairs import LocalTraining
+from atoll.toolbox.server.distillation import disagreement
+from atoll.toolbox.server.synthesis import (
+    RULE,
+    Cost,
+    FromMadeUp,
+    Lesson,
+    State,
+    answers,
+    answers_and_distance,
+    diversified,
+    objections,
+)
+
+Gate = Literal["softmax", "linear"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated(FromMadeUp):
+    """A mixture of the clients' models as experts."""
+
+    data: Literal["generated", "public"] = "generated"  # what the gate is trained on
+    gate: Gate = "softmax"  # whether what it says of the experts adds up to K, and is above 0
+    balance: NonNegative = 0.01  # weight of how unevenly experts are used
+    diversity: NonNegative = 8 / 255  # how far generated samples are moved before the gate sees them
+
+    called: ClassVar[str] = "intactofl"
+    cites: ClassVar[str] = "zeng2024one"
+
+    def deploys_a_model(self, training: LocalTraining) -> bool:
+        """Return False: there are as many as clients."""
+        return False
+
+    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+        """Hold the experts, and train the gate."""
+        held, bench = super().conclude(training, server, replies), replies.workbench
+        train = self.learned if self.data == "generated" else self.learned_in_public
+        return {**held, "gate": train(bench, self.uniform_gate(bench, held["models"].clients), held["models"])}
+
+    def learned_in_public(self, bench: Workbench, gate: Params, models: Stack) -> Params:
+        """The gate after passes over public samples."""
+        state: State = {"w": gate, "velocity": at_rest(RULE, gate)}
+        given: State = {"models": Params(models, models.layout)}
+        cohort = bench.cohort(*bench.public, batch_size=self.server_batch)
+        for epoch in range(self.server_epochs):
+            state = self.passed(state, given, cohort, epoch)
+            gate = state["w"].client(0)
+        return gate
+
+    def uniform_gate(self, bench: Workbench, experts: int) -> Params:
+        """Return a gate that lets all experts count alike."""
+        sample = bench.task.sample
+        bias = 1.0 if self.gate == "linear" else 0.0
+        return Params.of(weight=sample.new_zeros(experts, sample.numel()), bias=sample.new_full((experts,), bias))
+
+    @property
+    def cost(self) -> Cost:
+        """Samples should be hard for the plain ensemble, as DENSE's are for the student."""
+        return functools.partial(cost, rule=self.gate, statistics=self.statistics, adversarial=self.adversarial)
+
+    @property
+    def lesson(self) -> Lesson:
+        """What a gate should have little of."""
+        moved = self.diversity if self.data == "generated" else 0.0
+        return functools.partial(
+            lesson, rule=self.gate, temperature=self.temperature, balance=self.balance, diversity=moved
+        )
+
+    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+        """Return the experts behind their gate."""
+        return ensemble(server["models"], server["gate"], functools.partial(answer, rule=self.gate))
+
+
+def opened(gate: Params, x: Tensor, rule: Gate) -> Tensor:
+    """How much each expert counts for each sample, [sample, expert]; on average over experts 1, if by softmax."""
+    said = F.linear(x.flatten(1), gate["weight"], gate["bias"])
+    return said.softmax(1) * said.shape[1] if rule == "softmax" else said
+
+
+def gated(logits: Tensor, use: Tensor) -> Tensor:
+    """What the experts answer together, from the logits of each, [expert, sample, class]."""
+    return torch.einsum("sk,ksc->sc", use, logits) / len(logits)
+
+
+def answer(model: Params, beside: Params, batch: Batch, *, rule: Gate) -> Tensor:  # noqa: ARG001
+    """What the experts answer to samples behind their gate."""
+    logits = torch.stack([batch.outputs(member) for member in members_of(beside)])
+    return gated(logits, opened(beside, batch.x, rule))
+
+
+def cost(batch: Batch, given: State, *, rule: Gate, statistics: float, adversarial: float) -> Tensor:
+    """Samples should be of their class behind the gate, like the clients' own, and hard for the plain ensemble."""
+    logits, distance = answers_and_distance(given["models"], batch)
+    wanted = gated(logits, opened(given["learner"], batch.x, rule))
+    label, apart = objections(wanted, logits.mean(0), batch.y)
+    return label + statistics * distance - adversarial * apart
+
+
+def lesson(
+    gate: Params, batch: Batch, given: State, *, rule: Gate, temperature: float, balance: float, diversity: float
+) -> tuple[Tensor, Params]:
+    """The gated experts should know the class, all be used, and not be far from the plain ensemble."""
+
+    def plain(shown: Batch) -> Tensor:
+        return answers(given["models"], shown.deployed).mean(0)
+
+    shown = diversified(batch, plain, diversity, temperature) if diversity else batch
+    logits, use = answers(given["models"], shown.deployed), opened(gate, shown.x, rule)
+    said = gated(logits, use)
+    apart = disagreement(said, logits.mean(0), temperature)
+    return batch.mean(cross_entropy(said, batch.y) + apart) + balance * spread(use, batch), gate
+
+
+def spread(use: Tensor, batch: Batch) -> Tensor:
+    """The standard deviation over samples and experts; where all are used alike, it has no direction to leave in."""
+    variance = batch.mean((use - batch.mean(use.mean(1))).square().mean(1))
+    return variance.clamp(min=1e-24).sqrt()

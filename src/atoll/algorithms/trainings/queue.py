@@ -1,0 +1,53 @@
+"""A queue: earlier features of the client's own samples are further negatives of the contrast.
+
+    D_i = sum_{a in batch, a != i} exp(z_i . z_a / t) + v * sum_{j in queue} rho^age_j [y_j != y_i] exp(z_i . q_j / t)
+
+The queue is the client's alone, first in, first out, and lasts for all of its training. Items of the anchor's class are
+left out (``queue_same = "ignored"``) or are positives; all items together weigh as much as the batch. What was tried
+and found harmful is ``queue_same = "blind"``: 4096 random rows at first, made anew in every epoch, all negatives.
+
+Reference: He, Fan, Wu, Xie, Girshick. "Momentum Contrast for Unsupervised Visual Representation Learning." CVPR 2020,
+for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder here.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from atoll.algorithms.trainings.fafi import PrototypeContrast
+from atoll.algorithms.trainings.pieces import ContrastPiece
+from atoll.kernel.algorithm import Natural, NonNegative, Share
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params
+from atoll.kernel.randomness import generator
+from atoll.toolbox.objectives.etf import random_directions
+from atoll.toolbox.objectives.prototypical import prototype_leaf
+from atoll.toolbox.objectives.terms import QueueSame
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue(ContrastPiece):
+    """A queue of the client's own negatives."""
+
+    queue: Natural = 4096  # places for earlier features, at most a quarter of the client's samples; 0: no queue
+    queue_same: QueueSame = "ignored"  # what items of the anchor's class are; blind: all are negatives, as published
+    decay: Share = 0.99  # rho: what is left of an item's weight after a step
+    mass: NonNegative = 1.0  # v: the queue weighs as much as so many batches; 0: as much as it has items
+
+    called: ClassVar[str] = "queue"
+
+    @property
+    def adds(self) -> bool:
+        """Whether there are places."""
+        return self.queue > 0
+
+    def settings(self, training: PrototypeContrast) -> dict[str, Any]:
+        """Return what the queue is, and how it counts."""
+        return {"queue": self.queue, "queue_same": self.queue_same, "decay": self.decay, "queue_mass": self.mass}
+
+    def given(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+        """Return random rows for a queue that begins full."""
+        if self.queue_same != "blind":
+            return {}
+        p = w[prototype_leaf(w.layout)]
+        rows = random_directions(self.queue, p.shape[1], generator(cohort.task.seed, "queue"))
+        return {"rows": Params.of(features=rows.to(p))}

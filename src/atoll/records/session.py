@@ -1,0 +1,170 @@
+"""A federation under way: opened or resumed, written down round by round, and reported on at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.data.task import Task
+from atoll.kernel.algorithm import Algorithm, Arrival
+from atoll.kernel.engine import Engine
+from atoll.kernel.params import Tree
+from atoll.records.configuration import Settings
+from atoll.records.opening import open_run, rewind
+from atoll.records.report import Report
+from atoll.records.rounds import Round
+from atoll.records.runs import Run
+from atoll.runtime.channel import Channel, Stage
+from atoll.runtime.engines.trainings import TRAINED, OnEpoch, Trainings
+from atoll.runtime.exchange import Exchange, Traffic
+from atoll.runtime.files import alone_in
+from atoll.runtime.guards import require_same_kind, warn_of_limits, warn_of_overshooting
+from atoll.runtime.interruptions import interruptions
+from atoll.runtime.memory import open_memory
+from atoll.runtime.participation import Late
+from atoll.runtime.population import Population
+
+Clients = NDArray[np.int64]
+CHECKPOINT_SECONDS = 30.0
+
+
+@dataclass
+class Session:
+    """A federation under way: who takes part, by which method, where, and how far it is."""
+
+    task: Task
+    method: Algorithm
+    settings: Settings
+    engine: Engine
+    population: Population
+    channel: Channel
+    exchanges: Exchange
+    run: Run | None
+    held: ExitStack  # the lock of the folder, its log, the handlers of signals
+    stop: threading.Event
+    trainings: Trainings | None
+    faults: Callable[[int, Clients], NDArray[np.bool_]] | None
+    on_round: Callable[[Round], None] | None
+    server: Tree
+    late: Late
+    met: NDArray[np.bool_]  # which clients have done the exchanges before their first round
+    first: int = 0  # the round to begin with
+    outcomes: NDArray[np.float64] | None = None  # the score of every test sample after the last round
+    history: list[Round] = field(default_factory=list)
+    saved_at: float = field(default_factory=time.monotonic)
+    # of the round under way
+    began: float = 0.0
+    written: int = 0  # lines of the ledger that are in the folder
+    cohort: Clients = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # who was asked
+    present: Clients = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # and did not drop out
+    traffic: Traffic = field(default_factory=lambda: Traffic(asked=0))
+    arrivals: Iterator[Arrival] = field(default_factory=lambda: iter(()))
+
+    @classmethod
+    def open(
+        cls,
+        task: Task,
+        method: Algorithm,
+        settings: Settings,
+        engine: Engine,
+        folder: Path | str | None,
+        stages: Sequence[Stage],
+        *,
+        resume: bool,
+        on_epoch: OnEpoch | None,
+        stop: threading.Event | None,
+        trained: Path | str | None,
+        **hooks: Any,  # faults and on_round
+    ) -> Session:
+        """Begin a federation, or continue one from its newest whole checkpoint."""
+        warn_of_limits(method)
+        warn_of_overshooting(method, task.training.lr)
+        with ExitStack() as held:
+            if folder is not None:
+                held.enter_context(alone_in(Path(folder)))
+            run, resumed = open_run(task, method, settings, engine, folder, resume=resume)
+            here = engine.place(task)
+            memory = open_memory(settings.memory, task.clients, run.folder if run else None)
+            if run:
+                held.enter_context(run.logging())
+            stop = held.enter_context(interruptions(enabled=run is not None)) if stop is None else stop
+            kept_in = Path(trained) if trained else run.folder / TRAINED if run else None
+            trainings = Trainings(kept_in, stop, on_epoch) if method.one_shot and kept_in else None
+            population = Population(here, memory, settings.seed)
+            channel = Channel(stages)
+            exchanges = Exchange(method, engine, population, replace(population, trainings=trainings), channel)
+            session = cls(
+                task, method, settings, engine, population, channel, exchanges, run, held, stop, trainings, **hooks,
+                server=method.start(population.facts), late=Late(settings.late, settings.delay, settings.seed),
+                met=np.zeros(task.clients, dtype=bool),
+            )  # fmt: skip
+            if run and resumed:
+                session._resume(run)
+            if session.first == 0:
+                alone = replace(population, trainings=trainings.for_server() if trainings else None)
+                session.server = method.equip(session.server, engine.bench(alone, -1))
+            session.held = held.pop_all()
+        return session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.held.__exit__(kind, error, trace)
+
+    def _resume(self, run: Run) -> None:
+        loaded = run.load(self.population.task.layouts, self.engine.device)
+        self.first = rewind(run, loaded, self.population.memory)
+        self.channel.ledger.entries.extend(run.ledger())
+        self.history, self.outcomes = run.metrics(), run.outcomes()
+        if loaded is not None:
+            state = loaded[1]
+            require_same_kind(state["server"], self.server)
+            self.server, self.met = state["server"], state["met"].cpu().numpy().copy()
+            self.late.load(state.get("late", []))
+            self.engine.import_plans(state["plans"], self.method, self.population.facts)
+
+    def rounds(self) -> Iterator[int]:
+        """Yield the rounds that are left."""
+        for round in range(self.first, self.settings.rounds):
+            self.began, self.written = time.perf_counter(), len(self.channel.ledger.entries)
+            yield round
+
+    def record(self, line: Round, *, stopping: bool) -> None:
+        """Write a round down; from time to time, also a checkpoint."""
+        self.history.append(line)
+        if self.run is None:
+            return
+        run, done = self.run, line.round
+        if self.outcomes is not None:
+            run.save_outcomes(self.outcomes)
+        run.record(line, self.channel.ledger.entries[self.written :])
+        due = self.settings.evaluates_after(done) or time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
+        if due or stopping or done == self.settings.rounds:
+            memory, facts = self.population.memory, self.population.facts
+            state = {
+                "server": self.server, "memory": memory.save(round=done), "late": self.late.save(),
+                "plans": self.engine.export_plans(self.method, facts), "met": torch.from_numpy(self.met),
+            }  # fmt: skip
+            run.save(done, state, self.population.task.layouts, memory.holders(before=done))
+            memory.prune(round=run.checkpoints()[0])
+            self.saved_at = time.monotonic()
+
+    def report(self) -> Report:
+        """Return the evidence of the run."""
+        return Report.of_run(
+            self.task, self.method, self.settings, self.history, self.channel.ledger, self.server, self.population,
+            self.engine, self.outcomes, self.run,
+        )  # fmt: skip

@@ -1,0 +1,346 @@
+"""One shot is a pair: how clients train, and how the server answers. `ce/ensemble`, `fafi/margins`, `etf/rga`.
+
+    training    w_k = train(what everybody was sent, the client's samples)
+    answer      upload(w_k, the client's samples),  once;  then  deploy(conclude(all uploads))
+
+A `LocalTraining` says what clients do and knows nothing of servers. So clients that were trained once are found again
+by every answer. A `ServerAnswer` says what clients send of their models, and what server and clients answer with that.
+What is added to a training is a `Piece` (`fafi+bank/margins`). All three are small values with hyperparameters, each in
+a file of its own in `atoll.algorithms.trainings` and `atoll.algorithms.answers`.
+
+A `Pair` is a method that calls both halves. Its hyperparameters are those of its parts. A name that two parts have is
+one value if type and default agree, or if the class of the pair has the name itself; otherwise the later part's begins
+with what that part is called: `margins_scale`. `fixed` values cannot be chosen in a pair::
+
+    @dataclass(frozen=True, kw_only=True)
+    class Ensemble(Pair, training=CrossEntropy, answering=Together): ...
+
+Not every pair makes sense. A training says what it `offers`, a piece and an answer what they need of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from types import new_class
+from typing import Any, ClassVar, get_origin, get_type_hints
+
+from torch import Tensor
+
+from atoll.kernel.algorithm import Algorithm, Predictor, Replies, Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.hyperparameters import hyperparameters
+from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.predictor import Answer
+from atoll.kernel.references import bibtex
+from atoll.kernel.task import Facts
+from atoll.toolbox.client.labels import label_counts, require_classes
+from atoll.toolbox.oneshot import Server, uploads
+
+# What a training may offer, and an answer or a piece may need.
+OUTPUTS = "models that answer by their own outputs"
+FEATURES = "features of each client"
+PROTOTYPES = "prototypes"
+FRAME = "a frame"
+FROZEN = "features in common"
+DECODERS = "decoders"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Base of the parts of a pair; a bad hyperparameter raises when the part is made."""
+
+    called: ClassVar[str] = ""  # in the name of a pair; what has no name of its own is not found
+    needs: ClassVar[frozenset[str]] = frozenset()  # what the training must offer
+    needs_public_data: ClassVar[bool] = False
+    cites: ClassVar[str] = ""  # a key of references.bib
+
+    def __post_init__(self) -> None:
+        for hyperparameter in hyperparameters(type(self)):
+            hyperparameter.check(self.title, getattr(self, hyperparameter.name))
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.called or type(self).__name__
+
+
+class LocalTraining(Part):
+    """How clients train alone.
+
+    Until somebody replied, the server's state is {"model": w}, the initial model, and what else the training needs.
+    """
+
+    offers: ClassVar[frozenset[str]] = frozenset({OUTPUTS, FEATURES})
+    trains_by_sgd: ClassVar[bool] = True
+
+    @property
+    def deploys_a_model(self) -> bool:
+        """Whether one of its models answers as its network does."""
+        return OUTPUTS in self.offers
+
+    def start(self, task: Facts) -> Server:
+        """Return the initial state, of a task with classes."""
+        require_classes(self, task)
+        return {"model": task.network.initial}
+
+    def equip(self, server: Server, bench: Workbench) -> Server:
+        """Return the state after what the server does alone before anybody is asked."""
+        return server
+
+    def broadcast(self, server: Server) -> Tree:
+        """Return what all clients are sent: the model that they begin with."""
+        return server["model"]
+
+    def train(self, received: Tree, cohort: Cohort) -> Any:
+        """Return each client's model after training, stacked."""
+        raise NotImplementedError(f"{type(self).__name__} must define train().")
+
+    # -- how its models answer -----------------------------------------------------------------------------------
+    @property
+    def read(self) -> Answer:
+        """What one model answers to a batch, with what stands beside it."""
+        return own_outputs
+
+    def beside(self, server: Server) -> Params:
+        """Return what `read` needs beside a model."""
+        return Params({})
+
+    def outputs(self, bench: Workbench, server: Server, models: Stack, x: Tensor) -> Tensor:
+        """Return what each of several models answers to samples, [model, sample, class]."""
+        return bench.answers(models, x)
+
+    def hold(self, server: Server, w: Params) -> Server:
+        """Return the state with one model for all: in place of the first, if it answers as its network does."""
+        return {**server, "model" if self.deploys_a_model else "one": w}
+
+    def deploy(self, server: Server) -> Params | Predictor:
+        """Return the one model for all, which is the initial one if nobody replied."""
+        if "one" in server:
+            return Predictor(server["one"], self.beside(server), self.read)
+        model: Params = server["model"]
+        return model
+
+
+def own_outputs(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
+    """Return what a network answers."""
+    return batch.outputs(model)
+
+
+class ServerAnswer(Part):
+    """What clients send of their models, and what everybody answers with that.
+
+    An answer ends with the `models` of all clients in the server's state, or with one model that the training holds.
+    """
+
+    sends: ClassVar[dict[str, str]] = {"model": "model", "labels": "statistic"}
+    needs: ClassVar[frozenset[str]] = frozenset({FEATURES})
+    sums_suffice: ClassVar[bool] = False
+    solved: ClassVar[bool] = False
+    closed_form: ClassVar[bool] = False
+    reads_validation: ClassVar[bool] = False
+
+    def deploys_a_model(self, training: LocalTraining) -> bool:
+        """Return whether one model comes out that answers as its network does."""
+        return training.deploys_a_model
+
+    def require(self, training: LocalTraining, task: Facts) -> None:
+        """Raise unless the task has what the answer needs."""
+
+    def upload(self, training: LocalTraining, w: Any, cohort: Cohort) -> Update:
+        """Return what clients send: the model, and how many samples of each class it saw."""
+        return Update(send={"model": w, "labels": label_counts(cohort)})
+
+    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+        """Return the state after the uploads: by default, these beside the model."""
+        return {**server, "models": uploads(replies, "model"), "labels": uploads(replies, "labels")}
+
+    def deploy(self, training: LocalTraining, server: Server) -> Params | Predictor:
+        """Return what everybody deploys, if the state holds `models`."""
+        raise NotImplementedError(f"{type(self).__name__} must define deploy(), or conclude() with one model.")
+
+
+class Piece(Part):
+    """What can be added to a training, or to an answer."""
+
+    sends: ClassVar[dict[str, str]] = {}  # what more leaves a client
+    reads_validation: ClassVar[bool] = False
+
+    @property
+    def adds(self) -> bool:
+        """Whether it changes anything with these values."""
+        return True
+
+    def add_to(self, half: Any) -> Any:
+        """Return the training, or the answer, with the piece in it."""
+        raise NotImplementedError(f"{type(self).__name__} must define add_to().")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair(Algorithm):
+    """A one-shot method: a training and an answer."""
+
+    one_shot: ClassVar[bool] = True
+    full_name: ClassVar[str] = ""  # of a pair without a file: "fafi+bank/margins"
+    client_parts: ClassVar[tuple[type[Part], ...]] = ()  # the training and its pieces
+    server_parts: ClassVar[tuple[type[Part], ...]] = ()  # the answer and its pieces
+    values_of: ClassVar[Mapping[type[Part], Mapping[str, str]]] = {}  # the hyperparameter behind each field of a part
+    fixed: ClassVar[Mapping[str, Any]] = {}  # values of fields that are no hyperparameters here
+    is_plain: ClassVar[bool] = False  # nothing but its parts, as they are
+
+    def __init_subclass__(
+        cls,
+        *,
+        training: type[Part] | tuple[type[Part], ...] = (),
+        answering: type[Part] | tuple[type[Part], ...] = (),
+        fixed: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Give the class the hyperparameters and the facts of its parts, before it becomes a dataclass."""
+        super().__init_subclass__()
+        if not training or not answering:  # a pair with other defaults, or the like
+            return
+        cls.client_parts = training if isinstance(training, tuple) else (training,)
+        cls.server_parts = answering if isinstance(answering, tuple) else (answering,)
+        cls.fixed = dict(fixed or {})
+        require_sense(*cls.client_parts, *cls.server_parts)
+        own = vars(cls).get("__annotations__", {}).values()
+        cls.is_plain = not cls.fixed and all(get_origin(hint) is ClassVar for hint in own)
+        _take_fields(cls)
+        for name, value in _facts(*cls.client_parts, *cls.server_parts).items():
+            if name not in vars(cls):
+                setattr(cls, name, value)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.training, self.answering  # noqa: B018  # both raise for values that do not fit together
+
+    @cached_property
+    def training(self) -> LocalTraining:
+        """How clients train."""
+        made: LocalTraining = self.put_together(self.client_parts)
+        return made
+
+    @cached_property
+    def answering(self) -> ServerAnswer:
+        """How the server answers."""
+        made: ServerAnswer = self.put_together(self.server_parts)
+        return made
+
+    def put_together(self, parts: Sequence[type[Part]]) -> Any:
+        """Return a half with those of its pieces that add something, with the values that were chosen for all."""
+        made: Any = None
+        for kind in parts:
+            chosen = {field: getattr(self, name) for field, name in self.values_of[kind].items()}
+            fixed = {one.name: self.fixed[one.name] for one in fields(kind) if one.name in self.fixed}
+            part = kind(**chosen, **fixed)
+            if not isinstance(part, Piece):
+                made = part
+            elif part.adds:
+                made = part.add_to(made)
+        return made
+
+    @property
+    def trains_by_sgd(self) -> bool:
+        """Whether clients train by `sgd`."""
+        return self.training.trains_by_sgd
+
+    @property
+    def deploys_a_model(self) -> bool:
+        """Whether one model comes out that answers as its network does."""
+        return self.answering.deploys_a_model(self.training)
+
+    def start(self, task: Facts) -> Server:
+        """Return the initial state, of a task that both halves can work on."""
+        self.answering.require(self.training, task)
+        return self.training.start(task)
+
+    def equip(self, server: Server, workbench: Workbench) -> Server:
+        """Do what the server does before training."""
+        return self.training.equip(server, workbench)
+
+    def broadcast(self, server: Server) -> Tree:
+        """Return what clients begin with."""
+        return self.training.broadcast(server)
+
+    def local(self, received: Tree, cohort: Cohort) -> Update:
+        """Train alone; send what the answer asks for."""
+        return self.answering.upload(self.training, self.training.train(received, cohort), cohort)
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Conclude from the uploads."""
+        return self.answering.conclude(self.training, server, replies)
+
+    def shared(self, server: Server) -> Params | Predictor:
+        """Return what everybody deploys, new clients as well: the initial model if nobody replied."""
+        several = "models" in server
+        return self.answering.deploy(self.training, server) if several else self.training.deploy(server)
+
+
+def require_sense(training: type[Part], *others: type[Part]) -> None:
+    """Raise unless the training offers what its pieces and the answer need."""
+    offers: frozenset[str] = getattr(training, "offers", frozenset())
+    for other in others:
+        if missing := other.needs - offers:
+            kind = "piece" if issubclass(other, Piece) else "answer"
+            raise HyperparameterError(
+                f"For the {kind} `{other.called}`, clients must train {' and '.join(sorted(missing))}. The training "
+                f"`{training.called}` gives {', '.join(sorted(offers))}.",
+                hint=f"take another training or another {kind}: `atoll list pairs` shows what goes together.",
+            )
+
+
+def make_pair(client_parts: tuple[type[Part], ...], server_parts: tuple[type[Part], ...]) -> type[Pair]:
+    """Return the pair of a training with its pieces and an answer, which has no file of its own."""
+    name = "/".join("+".join(part.called for part in parts) for parts in (client_parts, server_parts))
+    cites = dict.fromkeys(part.cites for part in (*client_parts, *server_parts) if part.cites)
+    facts = {
+        "full_name": name,
+        "cites": "\n\n".join(map(bibtex, cites)),
+        "__module__": __name__,
+        "__doc__": " / ".join((part.__doc__ or "").split("\n")[0] for part in (client_parts[0], server_parts[0])),
+    }
+    halves = {"training": client_parts, "answering": server_parts}
+    made = new_class(name, (Pair,), halves, lambda space: space.update(facts))
+    pair: type[Pair] = dataclass(frozen=True, kw_only=True)(made)
+    return pair
+
+
+def _facts(*parts: type[Part]) -> dict[str, Any]:
+    """What a method declares, from what its parts do."""
+    (answer,) = (part for part in parts if issubclass(part, ServerAnswer))
+    pieces = [part for part in parts if issubclass(part, Piece)]
+    return {
+        "sends": {**answer.sends, **{name: kind for piece in pieces for name, kind in piece.sends.items()}},
+        "sums_suffice": answer.sums_suffice,
+        "solved": answer.solved,
+        "closed_form": answer.closed_form,
+        "reads_validation": answer.reads_validation or any(piece.reads_validation for piece in pieces),
+        "needs_public_data": any(part.needs_public_data for part in parts),
+    }
+
+
+def _take_fields(pair: type[Pair]) -> None:
+    """Make the fields of all parts fields of the pair; what the pair's own class says of a name goes for all parts."""
+    own = dict(vars(pair).get("__annotations__", {}))
+    taken: dict[str, tuple[Any, Any]] = {}
+    values_of: dict[type[Part], dict[str, str]] = {}
+    for part in (*pair.client_parts, *pair.server_parts):
+        hints = get_type_hints(part, include_extras=True)
+        values_of[part] = {}
+        for field in fields(part):
+            if field.name in pair.fixed:
+                continue
+            kind = (hints[field.name], field.default)
+            clashes = field.name not in own and taken.get(field.name, kind) != kind
+            name = f"{part.called.replace('-', '_')}_{field.name}" if clashes else field.name
+            taken[name] = kind
+            values_of[part][field.name] = name
+    pair.values_of = values_of
+    pair.__annotations__ = {name: hint for name, (hint, _) in taken.items()} | own
+    for name, (_, default) in taken.items():
+        if name not in vars(pair):
+            setattr(pair, name, default)
