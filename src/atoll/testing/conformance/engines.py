@@ -38,7 +38,7 @@ class OwnMemory:
         return self.memory.recall(clients, default, before=before)
 
     def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
-        """Say whether the client kept something."""
+        """Return whether the client kept something."""
         self._require_own(clients)
         return self.memory.holds(clients, before=before)
 
