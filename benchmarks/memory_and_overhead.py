@@ -18,19 +18,19 @@ import torch
 
 from atoll import LocalEngine, Report, federate
 from atoll.algorithms.fedavg import FedAvg
-from atoll.testing.bench import Workload, synthetic
+from atoll.testing.bench import Workload, make_task
 
 
 def overhead(device: str, model: str, precision: str) -> None:
     shape = (3, 32, 32) if model == "cnn" else (1, 28, 28)
     workload = Workload(model, shape, 100, 10, target=0, steps=50)
-    task = synthetic(workload)
+    task = make_task(workload)
     engine = LocalEngine(
         device=device, precision=precision, compile=True
     )  # overhead weighs most where steps are fastest
     settings = {"engine": engine, "evaluation": "none", "rounds": 12}
     # The same with five times the steps: the slope is the cost of a step, the rest is overhead.
-    longer = synthetic(replace(workload, steps=workload.steps * 5))
+    longer = make_task(replace(workload, steps=workload.steps * 5))
     whole, long = (_seconds(federate(one, FedAvg(), **settings)) for one in (task, longer))
     steps = (long - whole) / 4  # of one short round
     print(
@@ -47,7 +47,7 @@ def _seconds(report: Report) -> float:
 def peak(device: str, clients: int) -> float:
     """Peak megabytes of two rounds with this many clients."""
     workload = Workload("cnn" if device == "cuda" else "mlp", (3, 32, 32), clients, 10, target=0, steps=2)
-    task = synthetic(workload)
+    task = make_task(workload)
     engine = LocalEngine(device=device, compile=False)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -12,8 +12,8 @@ from atoll.data.task import Task, Training
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.runtime.engines import local
-from atoll.runtime.engines.local import FORCED
+from atoll.runtime.engines import planning
+from atoll.runtime.engines.planning import FORCED
 from atoll.runtime.engines.programs import Plan, Programs
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.memory import RamMemory
@@ -23,7 +23,7 @@ from atoll.runtime.population import Population
 @pytest.fixture(autouse=True)
 def _plans_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that wants plans to be tried says so; otherwise a busy moment would change which one is chosen."""
-    monkeypatch.setattr(local, "WORTH_MEASURING", math.inf)
+    monkeypatch.setattr(planning, "WORTH_MEASURING", math.inf)
 
 
 @pytest.fixture(autouse=True, scope="session")

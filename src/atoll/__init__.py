@@ -28,7 +28,7 @@ _HOMES = {
     "Params": "kernel.params",
     "Predictor": "kernel.predictor",
     "Recipe": "data.recipe",
-    "Replies": "kernel.algorithm",
+    "Replies": "kernel.replies",
     "Report": "records.report",
     "Settings": "records.configuration",
     "Stack": "kernel.params",

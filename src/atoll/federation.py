@@ -67,10 +67,10 @@ def federate(
     `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run is written there and can be
     resumed after an interruption, bit for bit. `stages` change what clients send;
     `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
-    `on_epoch` in the long training of one-shot methods with how many clients have done how many epochs of all.
+    `on_epoch` in the long training of one-shot methods with how many clients have done how many of all epochs.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
-    method train long: where they are is kept in the folder `trained`, by default in the run's, and found there by other
-    runs whose clients train the same way.
+    method train long: their progress is kept in the folder `trained`, by default in the run's, where other runs
+    whose clients train the same way find it.
     """
     method = create(algorithm) if isinstance(algorithm, str) else algorithm
     settings = replace(settings or Settings(), **more)
@@ -85,12 +85,12 @@ def federate(
             replies = exchange(session, round, cohort)  # broadcast, local work, channel, ledger
             if replies is not None:
                 session.server = session.method.aggregate(session.server, replies)
-            close(session, round)  # finite? evaluate, record, checkpoint, tell
+            close(session, round)  # check, evaluate, record, save a checkpoint
     return session.report()
 
 
 def choose(session: Session, round: int) -> Clients:
-    """Return the clients asked in a round that do not drop out."""
+    """Choose the cohort of a round; return those of it that do not drop out."""
     session.cohort = session.settings.choose(session.task.clients, round, session.late.clients)
     session.traffic = Traffic(asked=len(session.cohort))
     lost = generator(session.settings.seed, "drop", round).random(len(session.cohort)) < session.settings.drop
@@ -104,8 +104,8 @@ def choose(session: Session, round: int) -> Clients:
 def exchange(session: Session, round: int, present: Clients) -> Replies | None:
     """Send the server's state and have the clients work; return their replies, or None if nobody replies."""
     session.present, met = present, session.met
-    session.server, through = session.exchanges.prepare(session.server, present[~met[present]], round, session.traffic)
-    met[through] = True
+    session.server, prepared = session.exchanges.prepare(session.server, present[~met[present]], round, session.traffic)
+    met[prepared] = True
     job = Job(
         Local(), session.method, session.server, present, round, session.method.groups(session.server),
         calls=session.settings.rounds, usual=session.settings.cohort_size(len(met)),
@@ -120,8 +120,8 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
 
 
 def close(session: Session, round: int) -> None:
-    """End a round: check the state, evaluate, record, save a checkpoint, tell, and stop if asked to."""
-    for _ in session.arrivals:  # a method that asks nothing of its replies still trains its clients
+    """End a round: check the state, evaluate, record, save a checkpoint, call `on_round`, and stop if asked to."""
+    for _ in session.arrivals:  # clients train even if the method reads no reply
         pass
     require_sound(session.server, round, session.population.task.name)
     traffic, settings, done = session.traffic, session.settings, round + 1
@@ -153,7 +153,7 @@ def close(session: Session, round: int) -> None:
 
 
 def describe(session: Session, round: int) -> dict[str, Any]:
-    """Return what happened in a round, as it is written."""
+    """Return what happened in a round, as a line of metrics.jsonl."""
     traffic = session.traffic
     return {
         "round": round + 1,

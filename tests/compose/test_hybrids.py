@@ -135,7 +135,7 @@ def test_runs_are_resumed_across_the_change(make_task, tmp_path, engine) -> None
 
 
 def test_what_cannot_be_put_together_is_refused() -> None:
-    with pytest.raises(UnknownName, match="must stand a method that finds clusters. fedavg does not"):
+    with pytest.raises(UnknownName, match="must come a method that finds clusters. fedavg does not"):
         create("ditto@fedavg")
     with pytest.raises(UnknownName, match="must send the same to all of its clients. fedamp does not"):
         create("fedamp@ifca")

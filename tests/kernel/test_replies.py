@@ -128,9 +128,9 @@ def test_replies_that_are_added_up_cannot_be_asked_one_by_one(ask):
 def test_replies_that_are_added_up_are_never_read_twice_in_silence():
     replies = Replies(TWO, keep=False)
     assert replies.mean("delta") is replies.mean("delta")  # all plain means are taken in one pass
-    with pytest.raises(PayloadError, match="can be gone through once; they have been"):
+    with pytest.raises(PayloadError, match="can be read once; they have been read"):
         replies.mean("delta", weight="delta")
-    with pytest.raises(PayloadError, match="can be gone through once; they have been"):
+    with pytest.raises(PayloadError, match="can be read once; they have been read"):
         replies.segment_mean("delta", "delta", Stack.of(w=torch.zeros(1, 2)))
 
 

@@ -21,7 +21,7 @@ def package(tmp_path, monkeypatch):
 
 
 def forget():
-    for cached in (sources._snapshot, sources._imported, sources.is_edited, sources.code_digest):
+    for cached in (sources._snapshot, sources._imported_files, sources.is_edited, sources.code_digest):
         cached.cache_clear()
 
 

@@ -91,31 +91,31 @@ def comparison(*outcomes, **more):
 def test_the_last_the_best_on_validation_and_the_oracles_round():
     tests, vals = [[0.2, 0.4], [0.9, 0.7], [0.5, 0.5], [0.6, 0.4]], [[0.1, 0.1], [0.2, 0.2], [0.9, 0.7], [0.7, 0.9]]
     run = outcome("ditto", tests, vals=vals, every=2)
-    assert [run.chosen(select)["round"] for select in SELECTIONS] == [8, 6, 4]  # of equals the first: 6, not 8
+    assert [run.select_round(select)["round"] for select in SELECTIONS] == [8, 6, 4]  # of equals the first: 6, not 8
     assert [run.scores(select=select).tolist() for select in SELECTIONS] == [[0.6, 0.4], [0.5, 0.5], [0.9, 0.7]]
     assert run.scores("val", select="best").tolist() == [0.9, 0.7]
     rows = {select: comparison(run, select=select).results[0] for select in SELECTIONS}
     assert [rows[select]["mean"] for select in SELECTIONS] == pytest.approx([0.5, 0.5, 0.8])
     assert [rows[select]["round"] for select in SELECTIONS] == [8, 6, 4]
-    assert comparison(run).selected("oracle").results == comparison(run, select="oracle").results
+    assert comparison(run).with_selection("oracle").results == comparison(run, select="oracle").results
 
 
 def test_the_best_round_of_an_error_is_the_lowest():
     run = outcome("ditto", [[3.0], [1.0], [2.0]], vals=[[2.0], [3.0], [1.5]], metric=ERROR)
-    assert [run.chosen(select)["round"] for select in SELECTIONS] == [3, 3, 2]
+    assert [run.select_round(select)["round"] for select in SELECTIONS] == [3, 3, 2]
 
 
 def test_a_selection_needs_samples_to_select_by():
     run = outcome("ditto", [[0.5]])
     change(run, personal={**run.history[-1].personal, "val": figures([NAN], [0])})
-    assert run.chosen("last")["round"] == 1
+    assert run.select_round("last")["round"] == 1
     with pytest.raises(RunError, match="Selection by the val split needs samples in it. There are none."):
-        run.chosen("best")
+        run.select_round("best")
 
 
 def test_a_run_without_scores_says_what_to_do():
     with pytest.raises(RunError) as error:
-        replace(outcome("ditto", [[0.5]]), history=[]).chosen()
+        replace(outcome("ditto", [[0.5]]), history=[]).select_round()
     assert str(error.value) == (
         "A comparison needs every client's score. This run of ditto has none.\n"
         "hint: finish it with `atoll resume`, and run it with evaluation='all'."
@@ -150,7 +150,7 @@ def test_a_lower_error_is_a_gain():
         outcome("fedavg", [[1.5, 3.0]], metric=ERROR, variances=variances),
     )
     assert found.gains("fedavg").tolist() == [[0.5, -2.0]]
-    assert found.harmed("fedavg").tolist() == [[False, True]]  # se^2 = 0.2 / 10, so 0.14
+    assert found.find_harmed("fedavg").tolist() == [[False, True]]  # se^2 = 0.2 / 10, so 0.14
     assert found.best == "local"
     assert found.results[1]["worst"] == 3.0
     assert found.results[1]["jain_error"] is None  # there is no rate of errors
@@ -163,7 +163,7 @@ def test_a_client_is_harmed_beyond_one_standard_error():
         outcome("fedavg", [[0.7, 0.7, 1.0]], samples=[10, 5, 10]),
     )
     assert found.errors("fedavg").tolist() == [pytest.approx([math.sqrt(0.03), math.sqrt(0.06), 0.0])]
-    assert found.harmed("fedavg").tolist() == [[True, False, False]]
+    assert found.find_harmed("fedavg").tolist() == [[True, False, False]]
     assert found.results[1]["harmed"] == 1.0
     assert found.results[0]["harmed_fedavg"] == 0.0
 
@@ -172,15 +172,15 @@ def test_variances_that_were_measured_are_used():
     # the same with variances of 0.3 instead: se^2 = 0.6 / 10 is more than the loss
     found = comparison(outcome("local", [[0.9]], variances=[0.3]), outcome("fedavg", [[0.7]], variances=[0.3]))
     assert found.errors("fedavg").tolist() == [[pytest.approx(math.sqrt(0.06))]]
-    assert found.harmed("fedavg").tolist() == [[False]]
+    assert found.find_harmed("fedavg").tolist() == [[False]]
 
 
 def test_harm_is_judged_in_the_round_that_counts():
     local = outcome("local", [[0.9], [0.1]], vals=[[0.9], [0.1]])
     fedavg = outcome("fedavg", [[0.7], [0.5]], vals=[[0.9], [0.1]])
     last, best = comparison(local, fedavg), comparison(local, fedavg, select="best")
-    assert last.harmed("fedavg").tolist() == [[False]]
-    assert best.harmed("fedavg").tolist() == [[True]]
+    assert last.find_harmed("fedavg").tolist() == [[False]]
+    assert best.find_harmed("fedavg").tolist() == [[True]]
     assert last.errors("fedavg").tolist() == [[pytest.approx(math.sqrt((0.09 + 0.25) / 10))]]
     assert best.errors("fedavg").tolist() == [[pytest.approx(math.sqrt((0.09 + 0.21) / 10))]]
 
@@ -188,7 +188,7 @@ def test_harm_is_judged_in_the_round_that_counts():
 def test_clients_without_test_samples_do_not_count():
     found = comparison(outcome("local", [[0.5, NAN]], samples=[4, 0]), outcome("fedavg", [[0.75, NAN]], samples=[4, 0]))
     assert found.results[1]["gain_local"] == found.results[1]["gain_local_median"] == pytest.approx(0.25)
-    assert found.harmed("fedavg").tolist() == [[False, False]]
+    assert found.find_harmed("fedavg").tolist() == [[False, False]]
 
 
 def test_without_any_test_samples_nothing_is_claimed():
@@ -204,7 +204,7 @@ def test_without_any_test_samples_nothing_is_claimed():
 
 def test_without_references_there_are_no_gains():
     found = comparison(outcome("ditto", [[0.5, 0.6]]))
-    assert found.gains("ditto") is found.harmed("ditto") is found.certain("ditto") is found.errors("ditto") is None
+    assert found.gains("ditto") is found.find_harmed("ditto") is found.mcnemar("ditto") is found.errors("ditto") is None
     assert found.significant == {}
     assert [found.results[0][name] for name in ("gain_local", "p_local", "harmed", "helped")] == [None] * 4
     assert next(found.rows())["gain_local"] is None
@@ -224,14 +224,14 @@ def test_mcnemar_for_each_client_by_hand():
     found = comparison(*runs)
     assert runs[1].each_of(0).tolist() == ditto[:6]
     assert runs[1].each_of(1).tolist() == ditto[6:]
-    assert found.certain("ditto").tolist() == [[pytest.approx(2 / 32), 1.0]]
+    assert found.mcnemar("ditto").tolist() == [[pytest.approx(2 / 32), 1.0]]
     assert [row["mcnemar_local"] for row in found.rows()] == [1.0, 1.0, pytest.approx(2 / 32), 1.0]
 
 
 def test_mcnemar_needs_single_samples_that_are_right_or_wrong_after_the_last_round():
     def pair(each, **more):
         local, ditto = (outcome(method, [[0.5, 0.5]], samples=[1, 1], each=each) for method in ("local", "ditto"))
-        return comparison(local, ditto, **more).certain("ditto")
+        return comparison(local, ditto, **more).mcnemar("ditto")
 
     assert pair([0, 1]) is not None
     assert pair(None) is None
@@ -501,8 +501,8 @@ def test_the_protocol_says_what_the_figures_are():
         "the last round (3); all 2 clients, each counted the same; ± is the 95 % t-interval over 2 seeds. "
         "toy, dirichlet:0.1, seeds 0, 1."
     )
-    assert "after the round that is best on validation; all" in found.selected("best").protocol
-    assert "an oracle" in found.selected("oracle").protocol
+    assert "after the round that is best on validation; all" in found.with_selection("best").protocol
+    assert "an oracle" in found.with_selection("oracle").protocol
     alone = comparison(outcome("ditto", [[0.5]], metric=ERROR, recipe={"partition": "fafi:0.1"}))
     assert alone.protocol == (
         "Mean absolute error of the model each client would deploy, on its own test split, after the last round (1); "

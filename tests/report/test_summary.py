@@ -206,7 +206,7 @@ def test_too_few_pairs_for_a_test_are_said(make):
 
 
 def test_an_oracle_is_said(make):
-    found = make({"local": [[0.5] * 6]}).selected("oracle")
+    found = make({"local": [[0.5] * 6]}).with_selection("oracle")
     assert "chosen by their test score" in write_cautions(found)[0]
 
 

@@ -189,7 +189,7 @@ def test_the_notes_explain_every_mark(found):
 
 def test_a_run_has_a_row_for_each_model_and_split():
     one = outcome("ditto", [0.5, 0.75])
-    change(one, shared=one.found().personal, central={"score": 0.375, "loss": 1.0})
+    change(one, shared=one.select_evaluation().personal, central={"score": 0.375, "loss": 1.0})
     rows = [line.split() for line in shown(run_table(one)).splitlines()[2:] if line.strip()]
     assert [row[:2] for row in rows] == [
         ["personal", "test"], ["personal", "val"], ["shared", "test"], ["shared", "val"], ["shared", "central"]
@@ -200,7 +200,7 @@ def test_a_run_has_a_row_for_each_model_and_split():
 
 def test_a_run_without_samples_has_no_figures():
     one = outcome("ditto", [math.nan, math.nan], samples=0)
-    figures = one.found().personal
+    figures = one.select_evaluation().personal
     change(one, personal={**figures, "test": replace(figures["test"], micro=math.nan, loss=math.nan)})
     assert shown(run_table(one)).splitlines()[2].split() == ["personal", "test", *["–"] * 6]
 

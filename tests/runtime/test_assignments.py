@@ -17,7 +17,7 @@ from atoll.kernel.params import flatten
 from atoll.metrics.newcomers import Welcome
 from atoll.runtime import assignments
 from atoll.runtime.assignments import PHASES, from_bytes, to_bytes
-from atoll.runtime.engines.local import Part
+from atoll.runtime.engines.parts import Part
 from atoll.runtime.serialise import to_bytes as as_message
 
 METHODS = [

@@ -95,7 +95,7 @@ def test_a_new_client_reaches_what_is_nearest_among_all_that_can_be_generated() 
     U, _ = torch.linalg.qr(torch.tensor([[1.0, 2.0], [0.0, 1.0], [1.0, -1.0]], dtype=torch.float64))
     zeros = phi.map(torch.zeros_like)
     planted = zeros | Params({"hidden.0.weight": torch.eye(2, dtype=torch.float64), "head.w.weight": U})
-    report = replace(report, server=replace(report.server, phi=planted))
+    report = replace(report, live=replace(report.live, server=replace(report.server, phi=planted)))
     c = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     x = torch.cat([c, EYE.flatten()])[None]
     torch.testing.assert_close(report.welcome(x, torch.zeros(1))["w"], U @ U.T @ c, rtol=0, atol=1e-9)

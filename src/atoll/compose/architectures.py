@@ -1,6 +1,6 @@
 """Clients with different architectures: a method works inside each of them, with a state of its server for each.
 
-federate() runs methods `within_architectures`. A client receives what the server of its
+`federate` runs methods `within_architectures`. A client receives what the server of its
 architecture sends; replies are aggregated per architecture unless the method defines `fuse`, as FedDF does, whose
 models learn from those of other architectures. There is no model for everybody.
 """
@@ -42,51 +42,51 @@ class InArchitectures(Wrapper):
                 )
 
     def start(self, task: Facts) -> Server:
-        """A state for each architecture, and who has which."""
+        """Return a state for each architecture, and which one each client has."""
         states = [self.inner.start(one) for one in task.by_architecture]
         return {"states": states, "architecture": torch.from_numpy(task.architecture)}
 
     def equip(self, server: Server, workbench: Workbench) -> Server:
-        """The state of each architecture, after what its server does alone."""
+        """Do what the server of each architecture does alone; return their states."""
         states = [self.inner.equip(one, workbench.of_architecture(n)) for n, one in enumerate(server["states"])]
         return server | {"states": states}
 
     def broadcast(self, server: Server) -> None:
-        """Nothing is the same for all."""
+        """Send nothing to all: each client receives what its architecture does."""
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
-        """What the server of these clients' architecture sends to all of them."""
+        """Return what the server of these clients' architecture sends to all of them."""
         return self.inner.broadcast(server["states"][int(server["architecture"][ids[0]])])
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
-        """The method's work, with what was received."""
+        """Do the method's work, with what was received."""
         return self.inner.local(cohort.received, cohort)
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
-        """The next state of each architecture."""
+        """Return the next state of each architecture."""
         own = replies.map(lambda one: one._replace(broadcast=one.unicast, unicast=None))
         return server | {"states": self.inner.fuse(server["states"], own)}
 
     def finish(self, server: Server, cohort: Cohort) -> Tree:
-        """The method's last step."""
+        """Do the method's last step."""
         return self.inner.finish(_state(server, cohort), cohort)
 
     def personalize(self, server: Server, cohort: Cohort) -> Deployed:
-        """What the method makes of the state of the clients' architecture."""
+        """Return what the method makes of the state of the clients' architecture."""
         return self.inner.personalize(_state(server, cohort), cohort)
 
     def welcome(self, server: Server, cohort: Cohort) -> Deployed:
-        """What the method gives new clients of this architecture."""
+        """Return what the method gives new clients of this architecture."""
         return self.inner.welcome(_state(server, cohort), cohort)
 
     def shared(self, server: Server) -> None:
-        """There is no model for everybody."""
+        """Return None: there is no model for everybody."""
 
     def mixing(self, server: Server) -> None:
-        """It is not known across architectures."""
+        """Return None: nothing is known across architectures."""
 
     def found_clusters(self, server: Server) -> None:
-        """They are not known across architectures."""
+        """Return None: nothing is known across architectures."""
 
 
 def _state(server: Server, cohort: Cohort) -> Tree:

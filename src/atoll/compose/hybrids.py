@@ -58,12 +58,10 @@ class InClusters(Wrapper):
         called, by = name_of(self.inner), name_of(self.finder)
         if not self.finder.finds_clusters:
             raise UnknownName(
-                f"After an @ must stand a method that finds clusters. {by} does not.", hint="for example ditto@ifca."
+                f"After @ must come a method that finds clusters. {by} does not.", hint="for example ditto@ifca."
             )
         if self.inner.one_shot:
-            raise UnknownName(
-                f"To find clusters takes rounds. {called} uploads once, and so cannot be inside clusters."
-            )
+            raise UnknownName(f"Finding clusters takes rounds. {called} uploads once, so it cannot be inside clusters.")
         for hook in ("unicast", "prepare"):
             if self.inner.defines(hook):
                 raise UnknownName(
@@ -93,7 +91,7 @@ class InClusters(Wrapper):
     # -- what it is made of ------------------------------------------------------------------------------------------
     @fact
     def added(self) -> str:
-        """What the method was put together with, and what finds the clusters."""
+        """What the method is put together with, and what finds the clusters."""
         return f"{self.inner.added}@{name_of(self.finder)}"
 
     @fact
@@ -127,34 +125,34 @@ class InClusters(Wrapper):
         return self.finder.exchanges
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """What both methods pull at."""
+        """Say how far steps of both methods go towards what pulls them."""
         return {**self.finder.pulls(lr), **self.inner.pulls(lr)}
 
     # -- the server --------------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> Server:
-        """Clustering begins; the method is asked whether it could begin, too."""
+        """Begin with the clustering; let the method raise now if it could not begin."""
         self.inner.start(task)
         begun = {"clustering": self.finder.start(task), "rounds": 0}
         return begun | {"cluster": None, "inside": None, "starts": None, "told": None, "numbers": None}
 
     def equip(self, server: Server, workbench: Workbench) -> Server:
-        """What the clustering's server does alone."""
+        """Do what the clustering's server does alone."""
         return server | {"clustering": self.finder.equip(server["clustering"], workbench)}
 
     def broadcast(self, server: Server) -> Tree:
-        """What the clustering sends; afterwards nothing is the same for all."""
+        """Return what the clustering sends; once the clusters are fixed, nothing is the same for all."""
         clustering = self.finder.broadcast(server["clustering"]) if server["inside"] is None else None
         return {"clustering": clustering, "inside": server["inside"] is not None}
 
     def groups(self, server: Server) -> NDArray[np.int64] | None:
-        """The clusters, once they are fixed, and in each of them those who have what they start from."""
+        """Return the clusters, once they are fixed, each in two groups: with and without their start."""
         if server["inside"] is None:
             return None
         numbers: NDArray[np.int64] = (2 * server["cluster"] + server["told"]).cpu().numpy()
         return numbers
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
-        """What the server of these clients' cluster sends to all of them; the first time, what they start from."""
+        """Return what the server of these clients' cluster sends to all of them; at first also what they start from."""
         if server["inside"] is None:
             return self.finder.unicast(server["clustering"], ids)
         number = int(server["cluster"][ids[0]])
@@ -162,13 +160,13 @@ class InClusters(Wrapper):
         return {"sent": self.inner.broadcast(server["inside"][number]), "start": start}
 
     def absorb(self, server: Server, replies: Replies) -> Server:
-        """The clustering's state after its exchange; one that comes after the clusters are fixed changes nothing."""
+        """Return the state after the clustering's exchange; once the clusters are fixed, it changes nothing."""
         if server["inside"] is not None:
             return server
         return server | {"clustering": self.finder.absorb(server["clustering"], replies)}
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
-        """The clustering's next state, then the next state of each cluster's server."""
+        """Return the clustering's next state; once the clusters are fixed, the next state of each cluster's server."""
         if server["inside"] is not None:
             return self._aggregate_inside(server, replies)
         found = self.finder.aggregate(server["clustering"], replies)
@@ -187,7 +185,7 @@ class InClusters(Wrapper):
         return server | {"cluster": cluster, "inside": inside, "starts": starts, "told": told, "numbers": there}
 
     def _aggregate_inside(self, server: Server, replies: Replies) -> Server:
-        """The next state of each cluster's server; what is late from the time of the clustering comes too late."""
+        """Return the next state of each cluster's server, without late replies from the time of the clustering."""
         replies = replies.where(lambda one: one.broadcast["inside"])
         if not len(replies.clients):
             return server
@@ -200,24 +198,24 @@ class InClusters(Wrapper):
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
-        """The clustering's exchange; who comes after the clusters are fixed has nothing to exchange."""
+        """Do the clustering's exchange; once the clusters are fixed, a client has nothing to exchange."""
         return None if broadcast["inside"] else self.finder.prepare(broadcast["clustering"], cohort)
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """The clustering's work, then the method's, with what its cluster's server sent."""
+        """Do the clustering's work; once the clusters are fixed, the method's, with what the cluster's server sent."""
         if not broadcast["inside"]:
             return self.finder.local(broadcast["clustering"], cohort)
         received, new = cohort.received["sent"], cohort.received["start"]
-        # Whoever has the start of its cluster keeps it; a cohort is of one cluster, so one client's is everybody's.
+        # A client keeps the start of its cluster; a cohort is of one cluster, so one client's start is everybody's.
         start = cohort.beside(START).recall(default=cohort.initial).client(0) if new is None else new
         update = self.inner.local(received, replace(cohort, received=None).starting_from(start))
         return update if new is None else replace(update, beside={**update.beside, START: cohort.stacked(start)})
 
     def last_broadcast(self, server: Server) -> None:
-        """Nothing is the same for all."""
+        """Send nothing to all."""
 
     def finish(self, server: Server, cohort: Cohort) -> Tree:
-        """The method's last step, inside the clusters."""
+        """Do the method's last step, inside the clusters."""
         if server["inside"] is None:
             return self.finder.finish(server["clustering"], cohort)
         number = int(server["cluster"][cohort.clients[0]])
@@ -225,14 +223,14 @@ class InClusters(Wrapper):
 
     # -- the models that come out ------------------------------------------------------------------------------------
     def personalize(self, server: Server, cohort: Cohort) -> Deployed:
-        """The clustering's model, then what the method makes of the server of the clients' cluster."""
+        """Return the clustering's model; once the clusters are fixed, the method's in the clients' cluster."""
         if server["inside"] is None:
             return self.finder.personalize(server["clustering"], cohort)
         number = int(server["cluster"][cohort.clients[0]])
         return self.inner.personalize(server["inside"][number], cohort.starting_from(server["starts"][number]))
 
     def welcome(self, server: Server, cohort: Cohort) -> Deployed:
-        """What the method gives a new client of the cluster that it would join; of the largest, if that is empty."""
+        """Return what the method gives new clients in the cluster that they would join, or else in the largest."""
         if server["inside"] is None:
             return self.finder.welcome(server["clustering"], cohort)
         same = self.finder.joined(server["clustering"], cohort)[:, None] == server["numbers"]
@@ -242,38 +240,38 @@ class InClusters(Wrapper):
         for number in np.unique(cluster).tolist():
             order.append(np.flatnonzero(cluster == number))
             some = cohort.only(order[-1]).starting_from(server["starts"][number])
-            offers.append(_stacked(self.inner.welcome(server["inside"][number], some), some))
+            offers.append(_spread(self.inner.welcome(server["inside"][number], some), some))
         place = torch.from_numpy(np.argsort(np.concatenate(order))).to(cohort.ids.device)
         if not isinstance(offers[0], Predictor):
-            return _concatenated(offers, place)
-        model, beside = (_concatenated([getattr(one, part) for one in offers], place) for part in ("model", "beside"))
+            return _join(offers, place)
+        model, beside = (_join([getattr(one, part) for one in offers], place) for part in ("model", "beside"))
         return replace(offers[0], model=model, beside=beside)
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
-        """As the method inside the clusters does it."""
+        """Tune as the method inside the clusters does."""
         return self.inner.tune_newcomer(given, model, cohort, epochs=epochs, stream=stream)
 
     def shared(self, server: Server) -> None:
-        """There is no model for everybody."""
+        """Return None: there is no model for everybody."""
 
     def mixing(self, server: Server) -> Tensor | None:
-        """Clients of a cluster learn from each other."""
+        """Return who learns from whom in the clustering: clients of a cluster learn from each other."""
         return self.finder.mixing(server["clustering"])
 
     def found_clusters(self, server: Server) -> Clusters | None:
-        """The clustering's, with the clients that joined when they were fixed."""
+        """Return the clusters of the clustering, with the clients that joined when they were fixed."""
         found, fixed = self.finder.found_clusters(server["clustering"]), server["cluster"]
         return found if found is None or fixed is None else replace(found, of_client=fixed.cpu().numpy())
 
 
-def _stacked(offered: Deployed, cohort: Cohort) -> Any:
-    """What is offered to some clients, one of each for every client."""
+def _spread(offered: Deployed, cohort: Cohort) -> Any:
+    """Give every client its own copy of what is offered to some clients."""
     if not isinstance(offered, Predictor):
         return cohort.stacked(offered)
     return replace(offered, model=cohort.stacked(offered.model), beside=cohort.stacked(offered.beside))
 
 
-def _concatenated(parts: Sequence[Stack], place: Tensor) -> Stack:
-    """The rows of several stacks, each at its place."""
+def _join(parts: Sequence[Stack], place: Tensor) -> Stack:
+    """Join the rows of several stacks, each at its place."""
     first = parts[0]
     return Stack({name: torch.cat([part[name] for part in parts])[place] for name in first}, first.layout)

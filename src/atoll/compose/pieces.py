@@ -50,7 +50,7 @@ class Piece(Wrapper):
     inner: Algorithm
 
     called: ClassVar[str]
-    neutral: ClassVar[Mapping[str, Any]] = {}  # the values with which the method is as it was
+    neutral: ClassVar[Mapping[str, Any]] = {}  # the values with which the piece changes nothing
     paper: ClassVar[str] = ""  # a key of references.bib
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Piece(Wrapper):
 
     @fact
     def added(self) -> str:
-        """What the method was put together with, and the piece."""
+        """What the method is put together with, and the piece."""
         return f"{self.inner.added}+{self.called}"
 
     @fact
@@ -76,7 +76,7 @@ class Piece(Wrapper):
 
     @fact
     def limits(self) -> Limits:
-        """With neutral values it is the method alone."""
+        """The method alone, with neutral values."""
         return {name_of(self.inner): dict(self.neutral)}
 
 
@@ -119,11 +119,11 @@ class Prox(OfTraining):
     paper: ClassVar[str] = "li2020federated"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """Whatever trains is pulled to its start in every step."""
+        """Say how far steps go towards what pulls them: all training is pulled to its start."""
         return {**self.inner.pulls(lr), "lr * mu": lr * self.mu}
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """As the method, with the proximal term around the start of every training."""
+        """Work as the method, with the proximal term around the start of every training."""
         change = Change(term=lambda start: proximal(self.mu, center=start))
         return self._train(change, broadcast, cohort)
 
@@ -139,7 +139,7 @@ class Sam(OfTraining):
     paper: ClassVar[str] = "foret2021sharpness"
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """As the method, along other gradients."""
+        """Work as the method, along sharpness-aware gradients."""
         return self._train(Change(radius=lambda _: self.rho), broadcast, cohort)
 
 
@@ -154,7 +154,7 @@ class Asam(OfTraining):
     paper: ClassVar[str] = "kwon2021asam"
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """As the method, along other gradients."""
+        """Work as the method, along sharpness-aware gradients."""
         change = Change(radius=lambda _: self.rho, adaptive=True)
         return self._train(change, broadcast, cohort)
 
@@ -173,7 +173,7 @@ class Fsa(OfTraining):
     paper: ClassVar[str] = "xing2025flexible"
 
     def start(self, task: Facts) -> Tree:
-        """As the method, for a model with enough layers."""
+        """Start as the method; raise if the model has too few layers."""
         require_layers(self, task.network.initial, self.top_c)
         return self.inner.start(task)
 
@@ -214,11 +214,11 @@ class Tune(Piece):
             )
 
     def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
-        """The method's model, tuned."""
+        """Tune the method's model."""
         return self._tune(self.inner.personalize(server, cohort), cohort)
 
     def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
-        """A new client tunes, too, if it has labels."""
+        """Tune the model of new clients, too, if they have labels."""
         offered = self.inner.welcome(server, cohort)
         return self._tune(offered, cohort) if cohort.labelled else offered
 
@@ -246,7 +246,7 @@ class Gate(Piece):
     reads_validation: ClassVar[bool] = True
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """The method's own work, and that of `local` with as many gradients; pieces change the method only."""
+        """Do the method's own work, and that of `local` with as many gradients; pieces change the method only."""
         before = cohort.passes
         update = self.inner.local(broadcast, cohort)
         if self.margin == "never":
@@ -256,7 +256,7 @@ class Gate(Piece):
         return replace(update, beside={**update.beside, Gate.called: own.keep})
 
     def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
-        """The method's model, or the client's own where that is better by more than the margin."""
+        """Return the method's model, or the client's own where that is better by more than the margin."""
         if self.margin == "never":
             return self.inner.personalize(server, cohort)
         own = Local().personalize(None, cohort.beside(Gate.called))
@@ -269,9 +269,9 @@ class Gate(Piece):
 
 
 def _either(alone: Tensor, own: Stack, offered: Deployed, cohort: Cohort) -> Deployed:
-    """What each client deploys: its own model, or what it is offered."""
+    """Choose what each client deploys: its own model, or what it is offered."""
     if isinstance(offered, Predictor):
-        one = len(offered.model) > 0  # and no ensemble, all of which stands beside
+        one = len(offered.model) > 0  # an ensemble has no single model: all of it is beside
         model = _either(alone, own, offered.model, cohort) if one else own
         assert isinstance(model, Stack)
         beside = cohort.stacked(offered.beside) | Stack.of(alone=alone)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import PayloadError
 from atoll.kernel.hyperparameters import (
     Count,
     Epochs,
@@ -28,14 +26,15 @@ from atoll.kernel.hyperparameters import (
     Weighting,
     hyperparameters,
 )
-from atoll.kernel.params import Layout, Params, Stack, Tree, rows_of
+from atoll.kernel.params import Params, Stack, Tree, rows_of
 from atoll.kernel.predictor import Deployed, Predictor
+from atoll.kernel.replies import Arrival, Replies
 from atoll.kernel.task import Facts
 
 if TYPE_CHECKING:
     from atoll.kernel.engine import Workbench
 
-# What the file of an algorithm needs can be had from here.
+# The file of an algorithm can import what it needs from here.
 __all__ = [
     "Algorithm", "Arrival", "Count", "Deployed", "Epochs", "Lasts", "Limits", "Natural", "NonNegative", "Positive",
     "Predictor", "Range", "Replies", "Rounds", "Share", "Steps", "Update", "Weighting",
@@ -48,15 +47,15 @@ Limits = Mapping[str, Mapping[str, Any]]
 class WithEverybody(dict[str, Any]):
     """The values of a limit that holds where every client takes part in every round: `WithEverybody(lam=0.0)`.
 
-    Such is a method whose clients begin with the shared model of the round in which they first take part: only in the
-    first round is that the initial one.
+    For methods whose clients begin with the shared model of the round in which they first take part: only in the
+    first round is that the initial model.
     """
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
     """Say with which values, and under which condition, a limit holds."""
-    said = ", ".join(f"{name}={value!r}" for name, value in values.items()) or "any values"
-    return f"{said} and all clients in every round" if isinstance(values, WithEverybody) else said
+    pairs = ", ".join(f"{name}={value!r}" for name, value in values.items()) or "any values"
+    return f"{pairs} and all clients in every round" if isinstance(values, WithEverybody) else pairs
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Update:
     beside: Mapping[str, Tree] = field(default_factory=dict)
 
     def rows(self, index: Tensor) -> Update:
-        """The part of the clients at these positions."""
+        """Return the part of the clients at these positions."""
         return Update(
             send={name: value.rows(index) for name, value in self.send.items()},
             weight=None if self.weight is None else self.weight[index],
@@ -93,16 +92,16 @@ class Algorithm:
     one_shot: ClassVar[bool] = False  # uploads once: rounds must be 1
     needs_public_data: ClassVar[bool] = False
     solved: ClassVar[bool] = False  # the model comes from equations: it answers in fp32, whatever the precision
-    closed_form: ClassVar[bool] = False  # what comes out is computed, not trained: no order of batches changes it
-    reads_validation: ClassVar[bool] = False  # validation samples change what comes out, not only which round is taken
+    closed_form: ClassVar[bool] = False  # the result is computed, not trained: the order of batches does not change it
+    reads_validation: ClassVar[bool] = False  # validation samples change the result, not only which round is selected
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
-    limits: ClassVar[Limits] = {}  # {"fedavg": {"mu": 0.0}}: equals that method so
+    limits: ClassVar[Limits] = {}  # {"fedavg": {"mu": 0.0}}: equals that method with these values
     added: ClassVar[str] = ""  # what it was put together with: "+prox", "@ifca"
     mixes_architectures: ClassVar[bool] = False  # clients may have different networks
     finds_clusters: ClassVar[bool] = False  # its server holds `models`, one per cluster, and each client's `cluster`;
-    # and it says which cluster new clients would have `joined`
+    # and `joined` says which cluster new clients would be in
 
     def __post_init__(self) -> None:
         for hyperparameter in hyperparameters(type(self)):
@@ -128,39 +127,39 @@ class Algorithm:
         return True
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """How far steps go towards what they are pulled to, by name: beyond 2, they end further from it than before."""
+        """Say how far steps go towards what pulls them, by name: beyond 2, they end further from it than before."""
         return {}
 
     # -- the server ----------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> Tree:
-        """The server's state before the first round."""
+        """Return the server's state before the first round."""
         return task.network.initial
 
     def equip(self, server: Tree, workbench: Workbench) -> Tree:
-        """The server's state after what it does alone before anybody is asked, such as to train on public data."""
+        """Do what the server does alone before any client is asked, such as training on public data."""
         return server
 
     def broadcast(self, server: Tree) -> Tree:
-        """What every client of a cohort receives."""
+        """Return what every client of a cohort receives."""
         return server
 
     def unicast(self, server: Tree, ids: NDArray[np.int64]) -> Tree:
-        """What each of these clients receives by itself, stacked; clients find it in `cohort.received`."""
+        """Return what each of these clients receives by itself, stacked; clients find it in `cohort.received`."""
         return None
 
     def groups(self, server: Tree) -> NDArray[np.int64] | None:
-        """The group of every client, if `unicast` sends the same to all of a group and something else to others.
+        """Return the group of every client, if `unicast` sends the same to a whole group and something else to others.
 
         No cohort then has clients of two groups.
         """
         return None
 
     def aggregate(self, server: Tree, replies: Replies) -> Tree:
-        """The server's next state."""
+        """Return the server's next state."""
         return server + replies.mean("delta")
 
     def fuse(self, servers: Sequence[Tree], replies: Replies) -> list[Tree]:
-        """The next states where clients have different architectures: there is one state for each of these."""
+        """Return the next states where clients have different architectures: one state for each of these."""
         after = list(servers)
         for number, some in replies.by_architecture():
             after[number] = self.aggregate(after[number], some)
@@ -173,398 +172,56 @@ class Algorithm:
         return 1
 
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
-        """A light exchange with each client before its first round; None if there is none."""
+        """Do a light exchange with each client before its first round; None if there is none."""
         return None
 
     def absorb(self, server: Tree, replies: Replies) -> Tree:
-        """The server's state after some clients' `prepare`: those of the first round, then those who come later."""
+        """Return the state after some clients' `prepare`: those of the first round, then those who come later."""
         return server
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
-        """What the clients of a cohort do in a round."""
+        """Do the work of a cohort's clients in a round."""
         raise NotImplementedError(f"{type(self).__name__} must define local().")
 
     def last_broadcast(self, server: Tree) -> Tree:
-        """What every client receives after the last round for `finish`; None if it needs nothing more."""
+        """Return what every client receives after the last round for `finish`; None if it needs nothing more."""
         return None
 
     def finish(self, server: Tree, cohort: Cohort) -> Tree:
-        """A last local step, without upload, of the clients that are there after the last round: what they keep."""
+        """Do a last local step, without upload, after the last round; return what the clients keep."""
         return None
 
     # -- the models that come out --------------------------------------------------------------------------------
     def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
-        """What each client would deploy, also a Predictor: by default the model for everybody, or the state itself."""
+        """Return what each client would deploy: by default the model for everybody, or the server's state itself."""
         shared = self.shared(server)
         model: Deployed = server if shared is None else shared
         return model
 
     def shared(self, server: Tree) -> Params | Predictor | None:
-        """The model for everybody, if the method has one: the server's state where that is a whole model."""
+        """Return the model for everybody, if the method has one: the server's state where that is a whole model."""
         whole = isinstance(server, Params) and server.layout is not None and len(server) == len(server.layout.kinds)
         return server if whole else None
 
     def mixing(self, server: Tree) -> Tensor | None:
-        """Who learns from whom: row k holds the weight of every client in what client k gets; None if nobody's own."""
+        """Return who learns from whom: row k has every client's weight in client k's mix; None if nobody has one."""
         return None
 
     def found_clusters(self, server: Tree) -> Clusters | None:
-        """The clusters of clients, if the method finds some."""
+        """Return the clusters of clients, if the method finds some."""
         return None
 
     def joined(self, server: Tree, cohort: Cohort) -> Tensor:
-        """The number of the cluster that each of these new clients would be in, if the method finds clusters."""
+        """Return the number of the cluster that each of these new clients would join, if the method finds clusters."""
         raise NotImplementedError(f"{type(self).__name__} must define joined(), because it finds clusters.")
 
     def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
-        """The model of clients that were never seen before."""
+        """Return the model of clients that the server has never seen before."""
         return self.personalize(server, cohort)
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
-        """What more epochs on their own samples make of new clients' `model`; `given` is the one they were welcomed by.
+        """Train new clients' `model` for more epochs on their own samples; `given` is what `welcome` returned.
 
-        None: plain SGD, on the batches of `stream`.
+        Return None for plain SGD on the batches of `stream`.
         """
         return None
-
-
-class Arrival(NamedTuple):
-    """Replies that arrived together: one row per client, with what these clients had been sent.
-
-    A reply may be late; what its client was sent is then older than the server's state.
-    """
-
-    clients: NDArray[np.int64]
-    fields: Mapping[str, Stack]
-    weight: Tensor  # as the clients say it
-    late: int = 0  # rounds between being asked and arriving
-    broadcast: Tree = None  # what all of these clients were sent
-    unicast: Tree = None  # what each of them was sent by itself, stacked
-
-    @property
-    def counted(self) -> Tensor:
-        """How much these replies count in a mean: their weight, and less of it the later they are."""
-        return self.weight / (1 + self.late) ** 0.5 if self.late else self.weight
-
-    def only(self, chosen: NDArray[np.bool_]) -> Arrival:
-        """Return the replies of some of these clients."""
-        if chosen.all():
-            return self
-        rows = torch.from_numpy(np.flatnonzero(chosen)).to(self.weight.device)
-        fields = {name: value.rows(rows) for name, value in self.fields.items()}
-        unicast = rows_of(self.unicast, rows)
-        return self._replace(clients=self.clients[chosen], fields=fields, weight=self.weight[rows], unicast=unicast)
-
-
-class Replies:
-    """What the clients sent in a round.
-
-    If sums suffice, replies are added up as they arrive and never held together, so memory does not grow with
-    the cohort; they can be gone through once, and `stack` raises. Otherwise they are kept and everything can be asked.
-    """
-
-    def __init__(self, arrivals: Iterable[Arrival], *, keep: bool, workbench: Workbench | None = None) -> None:
-        self._workbench = workbench
-        self._arrivals: Iterator[Arrival] = iter(arrivals)
-        self._kept: list[Arrival] | None = list(self._arrivals) if keep else None
-        self._passed = False
-        self._means: dict[str, Stack | Params] | None = None
-        self._sums: dict[str, Params] = {}
-        self._total = torch.zeros(())
-        self._members: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def mean(self, name: str, weight: str | None = None) -> Params:
-        """The weighted mean of a field over clients; integer leaves take the maximum.
-
-        `weight` names a field that holds weights of its own for each client, for example class counts for class
-        prototypes: either one leaf for all or one per leaf. Where all weights are 0 the mean is 0.
-        """
-        if weight is not None:
-            return self._reduce(name, lambda arrival, leaf: _leaf(arrival, weight, leaf))
-        if self._kept is not None:
-            return self._reduce(name, lambda arrival, _: arrival.counted)
-        if self._means is None:
-            self._means = self._stream()
-        if name not in self._means:
-            raise _no_field(name, self._means)
-        return self._means[name]  # type: ignore[return-value]
-
-    def sum(self, name: str) -> Params:
-        """The weighted sum of a field over clients; a late reply counts whole.
-
-        For what the server adds up over rounds and must not lose a part of, such as changes of control variates.
-        """
-        if self._kept is not None:
-            sums, _, layout = self._collect(name, lambda arrival, _: arrival.weight)
-            return Params({leaf: part.total for leaf, part in sums.items()}, layout)
-        if self._means is None:
-            self._means = self._stream()
-        if name not in self._sums:
-            raise _no_field(name, self._sums)
-        return self._sums[name]
-
-    def models(self, start: Callable[[Tree, Tree], Params | Stack], change: str = "delta") -> Stack:
-        """What each client trained: what it had been sent, plus the change that it replied.
-
-        `start(broadcast, unicast)` finds the model, or the part of it that is asked for, in what was sent. For a late
-        reply that is older than the server's state.
-        """
-        parts = []
-        for arrival in self._held():
-            begun = start(arrival.broadcast, arrival.unicast)
-            parts.append(begun + _field(arrival, change).only(begun))
-        return Stack({leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}, parts[0].layout)
-
-    def where(self, wanted: Callable[[Arrival], bool]) -> Replies:
-        """The arrivals for which `wanted` holds."""
-        return Replies(filter(wanted, self._held()), keep=True, workbench=self._workbench)
-
-    def map(self, function: Callable[[Arrival], Arrival]) -> Replies:
-        """The same replies with `function` of each arrival, for a method that hands them on to another one."""
-        arrivals = self._kept if self._kept is not None else self._all()
-        return Replies(map(function, arrivals), keep=self._kept is not None, workbench=self._workbench)
-
-    @property
-    def total(self) -> Tensor:
-        """The sum of all weights: how many replied, where every reply weighs 1 and none is late."""
-        if self._kept is not None:
-            return self.weights.sum()
-        if self._means is None:
-            self._means = self._stream()
-        return self._total
-
-    def segment_mean(self, name: str, by: str | Tensor, default: Stack) -> Stack:
-        """The weighted mean of a field within each segment.
-
-        `by` names the field with each client's segment number, or is the table of these numbers that the server has.
-        Row j of the result is the mean of segment j, or row j of `default` where no client is in it. `members` then
-        says who was where.
-        """
-        segments = default.clients
-        sums: dict[str, _Sum] = {}
-        total: Tensor | None = None
-        self._members = []
-        for arrival in self._all():
-            clients = torch.from_numpy(arrival.clients).to(arrival.weight.device)
-            segment = by[clients] if isinstance(by, Tensor) else _leaf(arrival, by, None).long()
-            weight = arrival.counted
-            self._members.append((clients, segment, weight))
-            one_hot = torch.nn.functional.one_hot(segment, segments).to(weight.dtype)
-            shares = one_hot * weight[:, None]
-            total = _running(total, shares)
-            for leaf_name, leaf in _field(arrival, name).items():
-                sums.setdefault(leaf_name, _Sum(segmented=True)).add(leaf, shares)
-        if total is None:
-            return default
-        found = {leaf: part.divided(total) for leaf, part in sums.items()}
-        return Stack(
-            {
-                leaf: torch.where((total > 0).reshape(-1, *[1] * (value.ndim - 1)), value, default[leaf])
-                for leaf, value in found.items()
-            },
-            default.layout,
-        )
-
-    @property
-    def members(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Who replied, in which segment of the last `segment_mean`, and with which weight."""
-        clients, segments, weights = (torch.cat(parts) for parts in zip(*self._members, strict=True))
-        return clients, segments, weights
-
-    @property
-    def workbench(self) -> Workbench:
-        """Where a server that has data of its own works with them."""
-        assert self._workbench is not None, "these replies were made without a server"
-        return self._workbench
-
-    def stack(self, name: str) -> Stack:
-        """A field of all replies together, one row per client, in the order of `clients`."""
-        parts = [_field(arrival, name) for arrival in self._held()]
-        return Stack({leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}, parts[0].layout)
-
-    @property
-    def clients(self) -> NDArray[np.int64]:
-        """Who replied."""
-        return np.concatenate([np.empty(0, np.int64), *(arrival.clients for arrival in self._held())])
-
-    @property
-    def weights(self) -> Tensor:
-        """How much each reply counts, in the order of `clients`."""
-        return torch.cat([arrival.counted for arrival in self._held()])
-
-    def of(self, chosen: NDArray[np.bool_]) -> Replies:
-        """The replies of some clients, chosen in the order of `clients`."""
-        parts, start = [], 0
-        for arrival in self._held():
-            here = chosen[start : start + len(arrival.clients)]
-            start += len(arrival.clients)
-            if here.any():
-                parts.append(arrival.only(here))
-        return Replies(parts, keep=True, workbench=self._workbench)
-
-    def by_architecture(self) -> Iterator[tuple[int, Replies]]:
-        """The replies of each architecture that replied, with its number."""
-        architecture = self.workbench.task.architecture
-        if architecture is None:
-            yield 0, self
-            return
-        parts: dict[int, list[Arrival]] = {}  # held: a late reply may come before or after others of its architecture
-        for arrival in self._all():
-            parts.setdefault(int(architecture[arrival.clients[0]]), []).append(arrival)
-        for number, arrivals in parts.items():
-            bench = self.workbench.of_architecture(number)
-            yield number, Replies(arrivals, keep=self._kept is not None, workbench=bench)
-
-    def _held(self) -> list[Arrival]:
-        if self._kept is None:
-            raise PayloadError(
-                "This method says that sums suffice, so its replies are added up and not held.",
-                hint="set `sums_suffice: ClassVar[bool] = False` on the algorithm to ask for single replies.",
-            )
-        return self._kept
-
-    def _all(self) -> Iterable[Arrival]:
-        if self._kept is not None:
-            return self._kept
-        if self._passed:
-            raise PayloadError(
-                "This method says that sums suffice, so its replies can be gone through once; they have been.",
-                hint="ask for all plain means at once, or set `sums_suffice: ClassVar[bool] = False`.",
-            )
-        self._passed = True
-        return self._arrivals
-
-    def _stream(self) -> dict[str, Any]:
-        """The means of all fields in one pass."""
-        sums: dict[str, dict[str, _Sum]] = {}
-        layouts: dict[str, Any] = {}
-        total: Tensor | None = None
-        for arrival in self._all():
-            counted = arrival.counted
-            total = _running(total, counted)
-            for name, value in arrival.fields.items():
-                layouts[name] = value.layout
-                parts = sums.setdefault(name, {})  # there even for a field without leaves
-                for leaf_name, leaf in value.items():
-                    part = parts.setdefault(leaf_name, _Sum())
-                    part.add(leaf, counted)
-                    if arrival.late:
-                        part.withhold(leaf, arrival.weight - counted)
-        if total is None:
-            return {}
-        self._total = total
-        self._sums = {
-            name: Params({leaf: part.total for leaf, part in leaves.items()}, layouts[name])
-            for name, leaves in sums.items()
-        }
-        return {
-            name: Params({leaf: part.divided(total) for leaf, part in leaves.items()}, layouts[name])
-            for name, leaves in sums.items()
-        }
-
-    def _reduce(self, name: str, weigh: Callable[[Arrival, str], Tensor]) -> Params:
-        sums, totals, layout = self._collect(name, weigh)
-        return Params({leaf: part.divided(totals[leaf]) for leaf, part in sums.items()}, layout)
-
-    def _collect(
-        self, name: str, weigh: Callable[[Arrival, str], Tensor]
-    ) -> tuple[dict[str, _Sum], dict[str, Tensor], Layout | None]:
-        """The weighted sums of a field's leaves, and the sums of their weights."""
-        sums: dict[str, _Sum] = {}
-        totals: dict[str, Tensor] = {}
-        layout = None
-        for arrival in self._all():
-            layout = _field(arrival, name).layout
-            for leaf_name, leaf in _field(arrival, name).items():
-                weight = weigh(arrival, leaf_name)
-                sums.setdefault(leaf_name, _Sum()).add(leaf, weight)
-                totals[leaf_name] = _running(totals.get(leaf_name), weight)
-        return sums, totals, layout
-
-
-def _field(arrival: Arrival, name: str) -> Stack:
-    if name not in arrival.fields:
-        raise _no_field(name, arrival.fields)
-    return arrival.fields[name]
-
-
-def _no_field(name: str, fields: Iterable[str]) -> PayloadError:
-    return PayloadError(f"No reply has a field {name!r}. There are: {', '.join(fields) or 'none'}.")
-
-
-def _leaf(arrival: Arrival, name: str, leaf: str | None) -> Tensor:
-    """A leaf of a field of weights or segments: the one of that name, or the only one there is."""
-    value = _field(arrival, name)
-    return value[leaf] if leaf in value else next(iter(value.values()))  # type: ignore[index]
-
-
-def _running(total: Tensor | None, weight: Tensor) -> Tensor:
-    """The sum of weights over clients; row by row in float64, so chunks of any size give the same bits."""
-    if weight.dtype == torch.float64:
-        for row in weight:
-            total = row if total is None else total + row
-        assert total is not None
-        return total
-    return weight.sum(0) if total is None else total + weight.sum(0)
-
-
-class _Sum:
-    """A weighted sum over clients of one leaf, or one such sum per segment.
-
-    Weights are (client,), or shaped like the first axes of the leaf; for segments they are (client, segment).
-    """
-
-    def __init__(self, *, segmented: bool = False) -> None:
-        self.value: Tensor | None = None
-        self.withheld: _Sum | None = None  # what late replies would have counted in time
-        self.segmented = segmented
-
-    def add(self, leaf: Tensor, weight: Tensor) -> None:
-        if not leaf.is_floating_point():
-            largest = self._largest(leaf, weight)
-            self.value = largest if self.value is None else torch.maximum(self.value, largest)
-            return
-        weight = weight.to(leaf.dtype)
-        if leaf.dtype == torch.float64:  # row by row: the same bits however the cohort is cut into chunks
-            for row, share in zip(leaf, weight, strict=True):
-                self._plus(_axes(share, share.ndim + row.ndim if self.segmented else row.ndim) * row)
-        elif self.segmented or weight.ndim == 1:
-            self._plus(torch.tensordot(weight.t(), leaf, dims=1))
-        else:
-            self._plus((_axes(weight, leaf.ndim) * leaf).sum(0))
-
-    def _largest(self, leaf: Tensor, weight: Tensor) -> Tensor:
-        if not self.segmented:
-            return leaf.amax(0)
-        inside = _axes(weight.t() > 0, leaf.ndim + 1)  # (segment, client, ...)
-        lowest = False if leaf.dtype == torch.bool else torch.iinfo(leaf.dtype).min
-        return torch.where(inside, leaf, lowest).amax(1)
-
-    def _plus(self, term: Tensor) -> None:
-        self.value = term if self.value is None else self.value + term
-
-    def withhold(self, leaf: Tensor, weight: Tensor) -> None:
-        """Note what a mean leaves out of late replies and a sum does not."""
-        if self.withheld is None:
-            self.withheld = _Sum()
-        self.withheld.add(leaf, weight)
-
-    @property
-    def total(self) -> Tensor:
-        """The sum in which late replies count whole."""
-        assert self.value is not None
-        if self.withheld is None or self.withheld.value is None or not self.value.is_floating_point():
-            return self.value
-        return self.value + self.withheld.value
-
-    def divided(self, total: Tensor) -> Tensor:
-        assert self.value is not None
-        if not self.value.is_floating_point():
-            return self.value
-        total = _axes(total.to(self.value.dtype), self.value.ndim)
-        return torch.where(total > 0, self.value / total.clamp(min=torch.finfo(total.dtype).tiny), 0)
-
-
-def _axes(value: Tensor, ndim: int) -> Tensor:
-    """`value` with axes of length 1 behind its own, up to `ndim`."""
-    return value.reshape(value.shape + (1,) * (ndim - value.ndim))

@@ -24,13 +24,13 @@ AUGMENTATION = 0x61756700  # keeps its draws apart from those of dropout layers
 
 
 def gradients_taken() -> int:
-    """How many gradients this thread's steps have taken so far; a traced step counts when it is traced."""
+    """Count the gradients that this thread's steps have taken so far; a traced step counts when it is traced."""
     return getattr(_taken, "count", 0)
 
 
 @contextmanager
-def _differentiating() -> Iterator[bool]:
-    """Record gradients; whether that was being done already, around this."""
+def _record_gradients() -> Iterator[bool]:
+    """Record gradients; yield whether something around this was recording already."""
     inner = getattr(_taken, "recording", False)
     _taken.recording = True
     try:
@@ -44,7 +44,7 @@ class Augment(Protocol):
     """A rule that changes the samples of a batch; a frozen dataclass, so equal rules share programs."""
 
     def __call__(self, x: Tensor, keys: Keys) -> Tensor:
-        """The samples, changed."""
+        """Return the changed samples."""
         ...
 
     def check(self, shape: tuple[int, ...]) -> None:
@@ -68,9 +68,9 @@ class Batch:
     shown: int | None = None  # the number of that view
 
     def view(self, number: int = 0) -> Batch:
-        """The samples as they look this time; views of other numbers are drawn independently of this one.
+        """Return the samples as the rule changes them this time; views of other numbers are drawn independently.
 
-        A step sees view 0. Every view starts from the samples as they are in the data, also that of a view.
+        A step sees view 0. Every view starts from the samples as they are in the data, also a view of a view.
         """
         if self.augment is None or number == self.shown:
             return self
@@ -80,30 +80,30 @@ class Batch:
         return replace(self, x=x, raw=raw, shown=number)
 
     def views(self, count: int) -> Batch:
-        """One batch of the views 0 to count - 1, one after the other; copies where the task changes no samples."""
+        """Join the views 0 to count - 1 in one batch, one after the other; copies where the task changes no samples."""
 
-        def repeated(values: Tensor) -> Tensor:
+        def repeat(values: Tensor) -> Tensor:
             return torch.cat([values] * count)
 
         return replace(
             self,
             x=torch.cat([self.view(number).x for number in range(count)]),
-            y=repeated(self.y),
-            mask=None if self.mask is None else repeated(self.mask),
-            augment=None,  # these are the views: there are no others of them
+            y=repeat(self.y),
+            mask=None if self.mask is None else repeat(self.mask),
+            augment=None,  # a view of these would be a view of views
             raw=None,
             shown=None,
         )
 
     def rows(self, chosen: Tensor) -> Batch:
-        """The samples at these places, some perhaps several times; where samples are changed, each time otherwise."""
+        """Return the samples at these places, which may repeat; where samples are changed, every repeat differs."""
         x = self.x if self.raw is None else self.raw
         again = replace(self, x=x[chosen], y=self.y[chosen], raw=None, shown=None)
         return again if self.shown is None else again.view(self.shown)
 
     @property
     def deployed(self) -> Batch:
-        """The same samples for a model that is not being trained, such as a teacher: statistics stay, nothing drops."""
+        """The same samples for a model that does not train, such as a teacher: statistics stay, dropout is off."""
         return replace(self, variant=replace(self.variant, train=False))
 
     @property
@@ -114,7 +114,7 @@ class Batch:
         return self.mask.sum()
 
     def split(self, parts: int) -> tuple[Batch, ...]:
-        """The batches that lie side by side in this one; each draws its own dropout masks, the first as this one."""
+        """Cut this into batches of equal size; each draws its own dropout masks, the first the same as this one."""
         keys = [self.keys if part == 0 else self.keys and self.keys.fold(part) for part in range(parts)]
         masks = [None] * parts if self.mask is None else self.mask.chunk(parts)
         raws = [None] * parts if self.raw is None else self.raw.chunk(parts)
@@ -122,42 +122,42 @@ class Batch:
         return tuple(replace(self, x=x, y=y, mask=mask, keys=key, raw=raw) for x, y, mask, key, raw in pieces)
 
     def total(self, per_sample: Tensor) -> Tensor:
-        """The sum over the samples that are not padding."""
+        """Sum over the samples that are not padding."""
         return per_sample.sum() if self.mask is None else (per_sample * self.mask).sum()
 
     def mean(self, per_sample: Tensor) -> Tensor:
-        """The mean over the samples that are not padding."""
+        """Average over the samples that are not padding."""
         return per_sample.mean() if self.mask is None else self.total(per_sample) / self.count
 
     def outputs(self, w: Params) -> Tensor:
-        """What the model answers, one row per sample."""
+        """Return what the model answers, one row per sample."""
         return self.forward(w)[0]
 
     def features(self, w: Params) -> Tensor:
-        """What enters the model's head, one row per sample."""
+        """Return what enters the model's head, one row per sample."""
         return replace(self, variant=replace(self.variant, features=True)).outputs(w)
 
     def head(self, w: Params, features: Tensor) -> Tensor:
-        """What the model's head answers to features, of any number of samples; w may lack the other leaves."""
+        """Return what the model's head answers to features of any number of samples; w may lack the other leaves."""
         variant = replace(self.variant, head=True)
         return replace(self, x=features, mask=None, variant=variant).outputs(w)
 
     def uniform(self, purpose: str, *shape: int) -> Tensor:
-        """Draws from [0, 1), the same for this client, round and step however the scan is run."""
+        """Draw from [0, 1): the same for this client, round and step however the scan is run."""
         if self.keys is None:
             raise CohortError("A step may draw only in a scan that says so.", hint="cohort.scan(..., draws=True).")
         counter = torch.arange(math.prod(shape), device=self.x.device).reshape(shape)
         return self.keys.fold(number(0, purpose) & 0xFFFFFFFF).uniform(counter, self.network.dtype)
 
     def normal(self, purpose: str, *shape: int) -> Tensor:
-        """Draws from the standard normal distribution, as `uniform`; two from every two, by Box and Muller."""
+        """Draw from the standard normal distribution, as `uniform` does; two from every two, by Box and Muller."""
         count = math.prod(shape)
         drawn, angle = self.uniform(purpose, 2, -(-count // 2))
         length, angle = torch.sqrt(-2 * torch.log1p(-drawn)), 2 * math.pi * angle
         return torch.cat([length * torch.cos(angle), length * torch.sin(angle)])[:count].reshape(shape)
 
     def loss(self, w: Params) -> Tensor:
-        """The mean loss."""
+        """Return the mean loss."""
         return self.mean(self.network.loss(self.outputs(w), self.y))
 
     def gradient(
@@ -166,7 +166,7 @@ class Batch:
         only: Iterable[str] | None = None,
         through: Callable[[Params], Params] | None = None,
     ) -> tuple[Params, Params, Tensor]:
-        """The gradient g of the loss; w with the buffers of the pass; the loss.
+        """Return the gradient g of the loss, w with the buffers of the pass, and the loss.
 
         With `only`, the gradient is taken for these leaves, and the buffers of all others stay as they are. With
         `through`, the loss is that of the model through(w), and g follows from it by the chain rule.
@@ -183,7 +183,7 @@ class Batch:
         return g, w | buffers, loss
 
     def differentiate(self, function: Callable[[Params], tuple[Tensor, A]], at: Params) -> tuple[Params, A]:
-        """The gradient of the first value that `function` returns, and its second value.
+        """Return the gradient of the first value that `function` returns, and its second value.
 
         Inside another function that is differentiated, both can be differentiated again.
         """
@@ -201,7 +201,7 @@ class Batch:
             everything = tuple(range(len(names)))
             gradients, (_, extra) = grad_and_value(flat, argnums=everything, has_aux=True)(*at.values())
         else:  # plain autograd has less overhead
-            with _differentiating() as inner:  # then the result needs a graph of its own
+            with _record_gradients() as inner:  # then the result needs a graph of its own
                 leaves = [leaf if inner else leaf.detach() for leaf in at.values()]
                 leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in leaves]
                 value, extra = flat(*leaves)
@@ -214,5 +214,5 @@ class Batch:
         return Params(dict(zip(names, gradients, strict=True)), layout), unflatten(made[0], extra)
 
     def forward(self, w: Params) -> tuple[Tensor, Params]:
-        """What the model answers, and w with the buffers of the pass."""
+        """Return what the model answers, and w with the buffers of the pass."""
         return self.network.module(self.variant)(self.variant, w, self.x, self.mask, self.keys)

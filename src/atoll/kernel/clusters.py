@@ -18,7 +18,7 @@ class Clusters:
     """The clusters that a method has found, and the tree they are cut from, if there is one.
 
     Row i of `merges` is (node, node, height, clients) and makes of the two the node `len(of_client) + i`, as scipy
-    writes it. The nodes before are the clients; who was not there when the tree was grown is in no row.
+    writes it. The nodes before are the clients; a client that was not there when the tree was grown is in no row.
     """
 
     of_client: Numbers  # -1 for a client that is in none
@@ -31,12 +31,12 @@ class Clusters:
         return len(np.unique(self.of_client[self.of_client >= 0]))
 
     def as_json(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return what JSON can hold."""
         merges = None if self.merges is None else self.merges.tolist()
         return {"of_client": self.of_client.tolist(), "merges": merges, "height": self.height}
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Clusters:
-        """What `as_json` gave."""
+        """Make clusters from what `as_json` returned."""
         merges = None if found["merges"] is None else np.array(found["merges"], dtype=np.float64).reshape(-1, 4)
         return cls(np.array(found["of_client"], dtype=np.int64), merges, found["height"])

@@ -2,7 +2,7 @@
 
     scan     fold a pure step over every client's batches
     map      apply a pure function to every client's values
-    recall   what the clients kept last time
+    recall   return what the clients kept last time
 
 The author of a method writes a step for ONE client and ONE batch. Whether the cohort is one vectorised batch, a
 chunk of one, or a single client on its own device is decided outside; the numbers are the same.
@@ -74,15 +74,15 @@ class Cohort:
         return torch.from_numpy(sizes).to(self.device, self.initial_dtype)
 
     def has_samples(self, split: str) -> Tensor:
-        """Whether each client has any samples in a split."""
+        """Return whether each client has any samples in a split."""
         return torch.from_numpy(self._host.sizes(self.clients, split) > 0).to(self.device)
 
     def weights(self, weighting: str = "samples") -> Tensor:
-        """How much each client counts in a mean: its training samples, or 1."""
+        """Return how much each client counts in a mean: its training samples, or 1."""
         return torch.ones_like(self.samples) if weighting == "uniform" else self.samples
 
     def steps(self, epochs: int) -> Tensor:
-        """How many batches each client sees in so many passes over its training data."""
+        """Count the batches that each client sees in so many passes over its training data."""
         return (self.samples / self.training.batch_size).ceil() * epochs
 
     @property
@@ -100,11 +100,11 @@ class Cohort:
         return replace(self, task=self.task.with_network(network))
 
     def starting_from(self, model: Params) -> Cohort:
-        """The same clients, to whom another model is the initial one: what a cluster has learned, for example."""
+        """Return the same clients with another initial model, for example what a cluster has learned."""
         return replace(self, begun=model)
 
     def only(self, positions: NDArray[np.int64]) -> Cohort:
-        """The clients at these positions, with notes of their own."""
+        """Return the clients at these positions, with notes of their own."""
         received = rows_of(self.received, torch.from_numpy(positions).to(self.device))
         return replace(self, clients=self.clients[positions], received=received, notes={})
 
@@ -147,8 +147,8 @@ class Cohort:
         batches depends on (seed, client, round, stream, epoch) only. With several streams, `step` gets a tuple: one
         batch of each, drawn independently. `train=False` evaluates: BatchNorm uses its running statistics and
         dropout is off. With `draws`, a step may draw: `batch.normal("noise", 10)`. A step that reads no targets says
-        so by `labels=False`: then it works for clients without labels, too. What equations are made of and answers
-        are computed from, such as sums of features, is scanned `exact`: in fp32, whatever the precision of training.
+        so by `labels=False`: then it works for clients without labels, too. Sums that equations or answers are
+        computed from, such as sums of features, are scanned `exact`: in fp32, whatever the precision of training.
         """
         if labels and not self.labelled and split != "test":
             raise LabelsNeeded("This step reads targets. These clients have samples without them.")
@@ -163,7 +163,7 @@ class Cohort:
             self,
             step,
             self.stacked(carry),
-            self._mine(given),
+            self._check_rows(given),
             epochs=epochs,
             split=split,
             stream=stream,
@@ -175,18 +175,18 @@ class Cohort:
         )
 
     def map(self, function: Callable[..., Any], *values: Tree) -> Tree:
-        """`function` of every client's values: a Stack in `values` is this client's Params inside.
+        """Apply `function` to every client's values: a Stack in `values` is this client's Params inside.
 
         Params that the function returns come back as a Stack, tensors with a leading client axis.
         """
-        return self._host.map(self, function, self._mine(values))
+        return self._host.map(self, function, self._check_rows(values))
 
     @overload
     def recall(self, default: Params | Stack) -> Stack: ...
     @overload
     def recall(self, default: T) -> T: ...
     def recall(self, default: Tree) -> Tree:
-        """What the clients kept last time, stacked; `default` for clients that have kept nothing yet."""
+        """Return what the clients kept last time, stacked; `default` for clients that have kept nothing yet."""
         return self._host.recall(self.clients, self.stacked(default), before=self.round)
 
     @property
@@ -195,7 +195,7 @@ class Cohort:
         return torch.from_numpy(self._host.holds(self.clients, before=self.round)).to(self.device)
 
     def beside(self, name: str) -> Cohort:
-        """The same clients with another memory, for what a piece returns in `Update(beside={name: ...})`."""
+        """Return the same clients with another memory, for what a piece returns in `Update(beside={name: ...})`."""
         return replace(self, _host=self._host.beside(name))
 
     def observe(self, **values: Tensor) -> None:
@@ -210,11 +210,11 @@ class Cohort:
 
     def warn(self, message: str) -> None:
         """Write a warning to the log."""
-        if not self._host.measures:  # nobody should hear twice of what is only tried
+        if not self._host.measures:  # work that is only tried would warn twice
             log.warning(message)
 
-    def _mine(self, tree: Tree) -> Tree:
-        """The same tree, if every Stack in it belongs to this cohort."""
+    def _check_rows(self, tree: Tree) -> Tree:
+        """Return the tree; raise unless every Stack in it belongs to this cohort."""
         leaves, structure = flatten(tree)
         for leaf, row in zip(leaves, stacked_leaves(structure), strict=True):
             if row and (leaf.ndim == 0 or len(leaf) != len(self)):
@@ -222,8 +222,8 @@ class Cohort:
                 raise CohortError(f"A Stack must have one row per client, {len(self)}. Got {rows}.")
         return tree
 
-    def _placed(self, loose: Params) -> Params:
-        """Values that belong to no model, such as `Params.of(loss=0.0)`, where the data are and of their type."""
+    def _place(self, loose: Params) -> Params:
+        """Move values that belong to no model, such as `Params.of(loss=0.0)`, to the device and type of the data."""
         device, dtype = self.device, self.initial_dtype
         return loose.map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else None))
 
@@ -232,10 +232,10 @@ class Cohort:
     @overload
     def stacked(self, tree: Tree) -> Tree: ...
     def stacked(self, tree: Tree) -> Tree:
-        """The same tree with every Params spread to one per client."""
+        """Return the same tree with every Params spread to one per client."""
         match tree:
             case Params():
-                return spread(tree if tree.layout is not None else self._placed(tree), len(self))
+                return spread(tree if tree.layout is not None else self._place(tree), len(self))
             case Stack() if tree.clients != len(self) and len(tree):
                 raise CohortError(f"A Stack must have one row per client, {len(self)}. Got {tree.clients}.")
             case Stack() | None:
@@ -246,7 +246,7 @@ class Cohort:
                 return type(tree)(self.stacked(part) for part in tree)
             case Tensor() | int() | float():
                 raise CohortError(
-                    "A value that every client has its own of must be Params or Stack. Got a bare "
+                    "A value that differs from client to client must be Params or Stack. Got a bare "
                     f"{type(tree).__name__}.",
                     hint="name it: Params.of(loss=0.0), or make it a field of a record: `loss: Each`.",
                 )

@@ -80,11 +80,11 @@ class Memory(Protocol):
     """Keeps one tree per client."""
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
-        """What these clients kept before a round, stacked; rows of `default` for those that kept nothing."""
+        """Return what these clients kept before a round, stacked; rows of `default` for those that kept nothing."""
         ...
 
     def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
-        """Whether each of these clients kept anything before a round."""
+        """Return whether each of these clients kept anything before a round."""
         ...
 
     def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
@@ -92,7 +92,7 @@ class Memory(Protocol):
         ...
 
     def save(self, *, round: int) -> Tree:
-        """What a checkpoint after `round` rounds must hold; a memory that is on disk already returns None."""
+        """Return what a checkpoint after `round` rounds must hold; None for a memory that is on disk already."""
         ...
 
     def load(self, saved: Tree, *, round: int) -> None:
@@ -100,7 +100,7 @@ class Memory(Protocol):
         ...
 
     def holders(self, *, before: int) -> int | None:
-        """How many clients hold something on disk from before a round; None for a memory that checkpoints hold."""
+        """Count the clients that hold something on disk from before a round; None where checkpoints hold the memory."""
         ...
 
     def prune(self, *, round: int) -> None:
@@ -108,7 +108,7 @@ class Memory(Protocol):
         ...
 
     def beside(self, name: str) -> Memory:
-        """A memory apart, which is saved, loaded and pruned with this one: that of a piece."""
+        """Return a second memory, that of a piece, which is saved, loaded and pruned with this one."""
         ...
 
 

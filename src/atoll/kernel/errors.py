@@ -110,7 +110,7 @@ def name_in_messages(owner: object) -> str:
 
 
 def unknown(kind: str, given: str, available: Iterable[str]) -> UnknownName:
-    """The error for a name that nothing answers to, with the nearest names there are.
+    """Make the error for a name that nothing answers to, with the nearest names there are.
 
     >>> print(unknown("algorithm", "dito", ["ditto", "apfl"]))
     Unknown algorithm 'dito'. Did you mean: ditto?
@@ -123,5 +123,5 @@ def unknown(kind: str, given: str, available: Iterable[str]) -> UnknownName:
 
 
 def first_line(error: Exception) -> str:
-    """What somebody else's error says, in short."""
+    """Return the first line of another library's error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

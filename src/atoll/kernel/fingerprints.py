@@ -52,20 +52,20 @@ class Unstable(Exception):
 
 
 def fingerprint(value: Any) -> Hashable:
-    """Two steps with the same fingerprint do the same; raises Unstable for what cannot be told."""
+    """Return what decides what a value does: equal fingerprints, equal results. Raise Unstable if nobody can tell."""
     return _Look().at(value)
 
 
 def function_of(value: Any, given: Iterable[Tensor] = ()) -> Hashable:
-    """What a module or a function computes as it is now, whatever the values of the tensors that it is given.
+    """Return what a module or a function computes as it is now, whatever the values of the tensors it is given.
 
-    Raises Unstable for what cannot be told.
+    Raise Unstable if nobody can tell.
     """
     return _Look(by_value=True, given=given).at(value)
 
 
 class _Look:
-    """One look at a value and at all that it reads; what was met before is not looked at again.
+    """One look at a value and at all that it reads, each thing once.
 
     What a step captures must not change from call to call, so tensors and objects that can be changed are
     refused. With `by_value` they are taken as they are now.
@@ -73,7 +73,7 @@ class _Look:
 
     def __init__(self, *, by_value: bool = False, given: Iterable[Tensor] = ()) -> None:
         self.by_value = by_value
-        self._met: dict[int, tuple[int, Any]] = {}  # by identity: its number, and itself, so it stays alive
+        self._met: dict[int, tuple[int, Any]] = {}  # by identity: its number, and itself to stay alive
         self._given = {id(tensor) for tensor in given}
 
     def at(self, value: Any) -> Hashable:
@@ -103,7 +103,7 @@ class _Look:
         return self._object(value)
 
     def _once(self, value: Any, look: Callable[[Any], Hashable], *, again: bool = True) -> Hashable:
-        """What a look finds; only the number of what is being looked at or, with `again`, was looked at before."""
+        """Look at a value; give only the number of one in progress or, with `again`, of one that was seen before."""
         if id(value) in self._met:
             return ("met", self._met[id(value)][0])
         self._met[id(value)] = (len(self._met), value)
@@ -155,7 +155,7 @@ class _Look:
         return (function.__code__, *map(self.at, [*captured, *defaults]), *self._globals(function))
 
     def _globals(self, function: FunctionType) -> Iterator[Hashable]:
-        """What a function reads from its module, which somebody may have changed since.
+        """Yield what a function reads from its module, which somebody may have changed since.
 
         Of a library's function these are numbers and tensors: nobody defines its functions again.
         """
@@ -172,7 +172,7 @@ class _Look:
     def _from_module(
         self, module: ModuleType, names: list[str], above: tuple[ModuleType, ...] = ()
     ) -> Iterator[Hashable]:
-        """What a function may read of a module that it knows by name."""
+        """Yield what a function may read of a module that it knows by name."""
         if module in above or not is_edited(vars(module).get("__file__")):
             return
         for value in (vars(module)[name] for name in names if name in vars(module)):
@@ -182,14 +182,14 @@ class _Look:
                 yield self._global(value)
 
     def _global(self, value: Any) -> Hashable:
-        """A global value; an object of a library, such as a log, is only named."""
+        """Look at a global value; of a library's object, such as a log, only at its class."""
         if value is None or isinstance(value, PLAIN):
             return self.at(value)
         own = is_edited(_file_of(type(value))) or isinstance(value, Namespace | SimpleNamespace)
         return self._as_it_is(value) if own or isinstance(value, OPEN) else self.at(type(value))
 
     def _as_it_is(self, value: Any) -> Hashable:
-        """A value that may change, as it is now."""
+        """Look at a value that may change, as it is now."""
         before, self.by_value = self.by_value, True
         try:
             return self.at(value)
@@ -197,7 +197,7 @@ class _Look:
             self.by_value = before
 
     def _class(self, kind: type) -> Hashable:
-        """A class; one that may be edited with its methods, and those of its bases."""
+        """Look at a class; if users may edit it, also at its methods and those of its bases."""
         own = [one for one in kind.__mro__ if is_edited(_file_of(one))]
         return (kind, *(self._methods(one) for one in own)) if own else kind
 
@@ -219,7 +219,7 @@ class _Look:
 
     # -- networks --------------------------------------------------------------------------------------------------
     def _module(self, module: nn.Module) -> Hashable:
-        """Its class, all its attributes, its parts, and what leaves it has."""
+        """Look at a module's class, all its attributes, its parts and its leaves."""
         before, self.by_value = self.by_value, True
         leaves = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         try:
@@ -244,7 +244,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that a function and those inside it ask for."""
+    """Yield the names that a function and those inside it ask for."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -252,7 +252,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _file_of(kind: type) -> str | None:
-    """The file of a class; a name that is no file's for what was typed in."""
+    """Return the file of a class; `<typed in>` for one that a user typed in."""
     file: str | None = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return "<typed in>" if file is None and kind.__module__ == "__main__" else file
 
@@ -284,7 +284,7 @@ def portable(value: Any, *, code: bool = True) -> object:
 
 
 def files_of(value: Any) -> set[Path]:
-    """The files that hold the code of a fingerprint."""
+    """Return the files that hold the code of a fingerprint."""
     match value:
         case CodeType():
             return {Path(value.co_filename)} if not value.co_filename.startswith("<") else set()
@@ -304,7 +304,7 @@ _contents: Any = WeakIdKeyDictionary()  # by tensor: how often it had been writt
 
 
 def content(tensor: Tensor) -> str:
-    """A digest of type, shape and every number of a tensor; found again as long as nobody writes to it."""
+    """Digest the type, the shape and every number of a tensor; cached as long as nobody writes to it."""
     if tensor.is_inference():  # nobody knows whether it was written to
         return _content(tensor)
     known = _contents.get(tensor)

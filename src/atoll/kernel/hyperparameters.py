@@ -102,7 +102,7 @@ class Hyperparameter:
             raise HyperparameterError(f"`{self.name}` of {owner} must be {self.expected}. Got {value!r} instead.")
 
     def parse(self, owner: str, text: str) -> Any:
-        """A value from the command line."""
+        """Read a value from the command line."""
         if self.optional and text.lower() == "none":
             return None
         if text in self.words:
@@ -131,7 +131,7 @@ def hyperparameters(method: Any) -> list[Hyperparameter]:
 
 
 def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
-    """The first part of a union is the type; None and the words of a Literal may stand beside it."""
+    """Read an annotation: the first part of a union is the type, then may come None and the words of a Literal."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         first, *others = typing.get_args(hint)
         words = tuple(word for part in others for word in typing.get_args(part))
@@ -149,7 +149,7 @@ def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
 
 
 def _matches(value: Any, choice: Any) -> bool:
-    """Whether a value is the choice, or of its form: `last:2` of `last:N`."""
+    """Return whether a value is the choice, or of its form: `last:2` of `last:N`."""
     word, colon, stands_for = str(choice).partition(":")
     if not colon or not isinstance(value, str):
         return bool(value == choice)

@@ -1,7 +1,7 @@
 """A job is data: which phase of which method, what is sent, to which clients, in which round.
 
 Nothing in it is code of its own, so the same job runs in this process, on another machine, or from a file that is
-carried there. A `Assignment` is the part of a job that travels to some of its clients.
+carried there. An `Assignment` is the part of a job that travels to some of its clients.
 """
 
 from __future__ import annotations

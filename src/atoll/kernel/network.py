@@ -58,26 +58,26 @@ class Network:
         self._copies = threading.local()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Network:
-        """The same network with its values on `device`, floating point ones in `dtype`."""
+        """Return the same network with its values on `device`, floating point ones in `dtype`."""
         module = deepcopy(self._original).to(device=device, dtype=dtype)
         moved = Network(module, loss=self.loss, score=self.score, signature=self._known_as)
         moved.draws_globally = self.draws_globally
         return moved
 
     def beginning_at(self, initial: Params) -> Network:
-        """The same network from other initial values."""
+        """Return the same network with other initial values."""
         other = copy(self)
         other.initial = initial
         return other
 
     def with_loss(self, loss: PerSample) -> Network:
-        """The same network, trained for something else."""
+        """Return the same network with another loss."""
         other = Network(self._original, loss=loss, score=self.score, signature=(self._known_as, loss))
         other.draws_globally = self.draws_globally
         return other
 
     def through(self, made: Callable[..., nn.Module], *arguments: Hashable) -> Network:
-        """The same leaves in another module, made(module, *arguments), which computes something else of them."""
+        """Return a network of the same leaves that computes something else: the module made(module, *arguments)."""
         other = Network(
             made(self._original, *arguments),
             loss=self.loss, score=self.score, signature=(self._known_as, made, *arguments),
@@ -97,12 +97,12 @@ class Network:
             return self._known_as, str(reason)
 
     def __fingerprint__(self) -> Hashable:
-        """Its signature: a step that captures a network does the same for networks that compute the same."""
+        """Return the signature: a step that captures a network does the same for networks that compute the same."""
         return self.signature
 
     @cached_property
     def function(self) -> Hashable:
-        """What it computes of its leaves, and which of these are what; raises Unstable for what cannot be told."""
+        """What it computes of its leaves, and which of these are what; raises Unstable if nobody can tell."""
         layout = self.layout
         leaves = (tuple(layout.kinds.items()), layout.head, layout.norm, layout.batchnorm, layout.layers)
         given = [*self._original.parameters(), *self._original.buffers()]
@@ -121,7 +121,7 @@ class Network:
         return sum(leaf.numel() for leaf in self.initial.trained.values())
 
     def submodules(self) -> Iterable[nn.Module]:
-        """The parts of the module."""
+        """Return the parts of the module."""
         return self._original.modules()
 
     @cached_property
@@ -145,7 +145,7 @@ class Network:
         return next((leaf.dtype for leaf in self.initial.floating.values()), torch.get_default_dtype())
 
     def module(self, variant: Variant) -> PortableModule:
-        """This thread's own copy of the module, made portable."""
+        """Return this thread's own copy of the module, made portable."""
         copies: dict[str, PortableModule] = self._copies.__dict__
         key = f"{variant.train}-{variant.features}-{variant.head}-{variant.columns}"
         if key not in copies:
@@ -186,7 +186,7 @@ class PortableModule:
             module.forward = module.head.__call__  # type: ignore[operator]  # a module itself would become a part
         self.module = module
         self._dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
-        # Layers that are not ours may write their buffers in place, so they are given copies.
+        # Layers that are not ours may write their buffers in place, so they get copies.
         self._foreign = [
             f"{path}.{name}" if path else name
             for path, part in module.named_modules()
@@ -201,7 +201,7 @@ class PortableModule:
     def __call__(
         self, variant: Variant, params: Params, x: Tensor, mask: Tensor | None, keys: Keys | None
     ) -> tuple[Tensor, Params]:
-        """Outputs, and `params` with the buffers as the pass left them."""
+        """Return the outputs, and `params` with the buffers as the pass left them."""
         buffers = params.buffers
         state = dict(params) | {name: params[name].clone() for name in self._foreign if name in params}
         for dropout in self._dropouts:
@@ -227,7 +227,7 @@ def _bf16(leaf: Tensor) -> Tensor:
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Which leaves are trained, frozen or buffers, in which layer, and which belong to the head and to norm layers."""
+    """Find which leaves are trained, frozen or buffers, their layers, and which form the head and the norm layers."""
     kinds: dict[str, Kind] = {
         name: "trained" if leaf.requires_grad else "frozen" for name, leaf in module.named_parameters()
     }
@@ -243,7 +243,7 @@ def layout_of(module: nn.Module) -> Layout:
 
 
 def head_modules(module: nn.Module) -> tuple[str, ...]:
-    """The submodules that form the head: as declared in `head_modules`, else the last linear layer."""
+    """Return the submodules that form the head: as declared in `head_modules`, else the last linear layer."""
     declared: tuple[str, ...] | None = getattr(module, "head_modules", None)
     if declared is None:
         linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]

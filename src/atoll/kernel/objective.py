@@ -21,7 +21,7 @@ class Metric:
     share: bool = False  # between 0 and 1, shown in percent
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One value per sample."""
+        """Return one value per sample."""
         return self.per_sample(outputs, targets)
 
     @property
@@ -31,24 +31,24 @@ class Metric:
 
 
 def metric_of(score: PerSample) -> Metric:
-    """A metric as it is; of a bare function, one that is better when higher."""
+    """Return a metric as it is, and a bare function as a metric that is better when higher."""
     return score if isinstance(score, Metric) else Metric(getattr(score, "__name__", "score").replace("_", " "), score)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per-sample cross-entropy of class logits; axes beyond the class axis (tokens) are averaged."""
+    """Return each sample's cross-entropy of class logits; axes beyond the class axis (tokens) are averaged."""
     losses = F.cross_entropy(outputs, targets, reduction="none")
     return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per-sample squared error; several targets of a sample are averaged, and a last axis of one may be missing."""
+    """Return each sample's squared error, averaged over its targets; a last axis of one may be missing."""
     errors = (outputs.reshape(targets.shape) - targets).square()
     return errors if errors.ndim == 1 else errors.flatten(1).mean(1)
 
 
 def _right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per-sample share of targets that have the largest logit: 1 or 0, or between them for tokens."""
+    """Return each sample's share of targets with the largest logit: 1 or 0, or between them for tokens."""
     right = (outputs.argmax(1) == targets).to(outputs.dtype)
     return right if right.ndim == 1 else right.flatten(1).mean(1)
 

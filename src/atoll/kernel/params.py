@@ -49,11 +49,11 @@ class Layout:
         return self._hash
 
     def names(self, kind: Kind) -> frozenset[str]:
-        """The leaves of one kind."""
+        """Return the names of the leaves of one kind."""
         return frozenset(name for name, found in self.kinds.items() if found == kind)
 
     def part(self, part: Part) -> frozenset[str]:
-        """The leaves of a part of the model: declared, or on one side of a boundary between layers."""
+        """Return the names of a part's leaves: declared, or on one side of a boundary between layers."""
         everything = frozenset(self.kinds)
         if ":" in part:
             below = self.layers[: self._boundary(part)]
@@ -70,7 +70,7 @@ class Layout:
         return parts[part]
 
     def _boundary(self, part: Part) -> int:
-        """How many layers lie below the boundary that a part names."""
+        """Count the layers below the boundary that a part names."""
         side, _, where = part.partition(":")
         hint = f"its layers are: {', '.join(self.layers)}."
         if side in ("first", "last"):
@@ -108,17 +108,17 @@ class _Leaves(Mapping[str, Tensor]):
         return f"{type(self).__name__}({leaves})"
 
     def _union(self, other: _Leaves) -> Any:
-        """Both together; on a shared name the right one wins."""
-        mine, theirs = self._beside(other)
+        """Join both; on a shared name the right one wins."""
+        mine, theirs = self._spread_both(other)
         return self._result(other)({**mine, **theirs}, self.layout or other.layout)
 
     def only(self, names: Iterable[str]) -> Self:
-        """The leaves with these names; names that do not occur are ignored."""
+        """Return the leaves with these names; names that do not occur are ignored."""
         wanted = frozenset(names)
         return self._like({name: leaf for name, leaf in self._leaves.items() if name in wanted})
 
     def without(self, names: Iterable[str]) -> Self:
-        """All leaves but those with these names."""
+        """Return all leaves but those with these names."""
         unwanted = frozenset(names)
         return self._like({name: leaf for name, leaf in self._leaves.items() if name not in unwanted})
 
@@ -129,11 +129,11 @@ class _Leaves(Mapping[str, Tensor]):
         return only
 
     def part(self, part: Part) -> Self:
-        """The leaves of a declared part of the model."""
+        """Return the leaves of a part of the model."""
         return self.only(self.layout.part(part) if self.layout else ())
 
     def without_part(self, part: Part) -> Self:
-        """All leaves outside a declared part of the model."""
+        """Return all leaves outside a part of the model."""
         return self.without(self.layout.part(part) if self.layout else ())
 
     @property
@@ -153,10 +153,10 @@ class _Leaves(Mapping[str, Tensor]):
 
     # -- a vector ------------------------------------------------------------------------------------------------
     def __mul__(self, scale: Scalar) -> Self:
-        return self._scaled(scale, torch.mul)
+        return self._scale(scale, torch.mul)
 
     def __truediv__(self, scale: Scalar) -> Self:
-        return self._scaled(scale, torch.div)
+        return self._scale(scale, torch.div)
 
     __rmul__ = __mul__
 
@@ -164,11 +164,11 @@ class _Leaves(Mapping[str, Tensor]):
         return self * -1.0
 
     def moved(self, direction: _Leaves, size: Scalar) -> Self:
-        """Self + size * direction in one pass over memory, for the named leaves; the others stay as they are."""
+        """Return self + size * direction in one pass over memory; leaves that `direction` lacks stay as they are."""
         new = dict(self._leaves)
         for name, step in direction.items():
-            leaf = self._named(name)
-            scale = self._aligned(size, leaf)
+            leaf = self._require(name)
+            scale = self._align(size, leaf)
             # addcmul takes a tensor as the step size, so a compiled step does not bake it in.
             new[name] = (
                 torch.addcmul(leaf, step, scale) if isinstance(scale, Tensor) else torch.add(leaf, step, alpha=scale)
@@ -176,22 +176,22 @@ class _Leaves(Mapping[str, Tensor]):
         return self._like(new)
 
     def step(self, delta: Self, size: Scalar) -> Self:
-        """Self + size * delta where leaves are trained, self + delta elsewhere: a size scales no statistics."""
+        """Return self + size * delta where leaves are trained, self + delta elsewhere: a size scales no statistics."""
         return self._combine(delta._union(delta.trained * size), torch.add)  # type: ignore[no-any-return]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """`function` of every leaf."""
+        """Apply `function` to every leaf."""
         return self._like({name: function(leaf) for name, leaf in self._leaves.items()})
 
     def zeros(self) -> Self:
-        """Zeros of the same shapes, for the trained leaves."""
+        """Return zeros of the same shapes, for the trained leaves."""
         return self.trained.map(torch.zeros_like)
 
     # -- helpers -------------------------------------------------------------------------------------------------
     def _like(self, leaves: Mapping[str, Tensor]) -> Self:
         return type(self)(leaves, self.layout)
 
-    def _named(self, name: str) -> Tensor:
+    def _require(self, name: str) -> Tensor:
         try:
             return self._leaves[name]
         except KeyError:
@@ -203,8 +203,8 @@ class _Leaves(Mapping[str, Tensor]):
     def _result(self, other: _Leaves) -> type[Any]:
         return Stack if isinstance(self, Stack) or isinstance(other, Stack) else type(self)
 
-    def _beside(self, other: _Leaves) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """The leaves of both, with a client axis on both if one has it."""
+    def _spread_both(self, other: _Leaves) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """Return the leaves of both, with a client axis on both if one has it."""
         if isinstance(self, Stack) and not isinstance(other, Stack):
             return self._leaves, spread(other, self.clients)._leaves
         if isinstance(other, Stack) and not isinstance(self, Stack):
@@ -214,14 +214,14 @@ class _Leaves(Mapping[str, Tensor]):
     def _combine(self, other: _Leaves, operation: Callable[[Tensor, Tensor], Tensor]) -> Any:
         if not isinstance(other, _Leaves):
             return NotImplemented
-        new = {name: _unless_flags(operation)(self._named(name), leaf) for name, leaf in other.items()}
-        rest = self._leaves if len(new) == len(self) else self._beside(other)[0]
+        new = {name: _unless_flags(operation)(self._require(name), leaf) for name, leaf in other.items()}
+        rest = self._leaves if len(new) == len(self) else self._spread_both(other)[0]
         return self._result(other)({name: new.get(name, leaf) for name, leaf in rest.items()}, self.layout)
 
-    def _scaled(self, scale: Scalar, operation: Callable[[Tensor, Any], Tensor]) -> Self:
-        return self.map(lambda leaf: operation(leaf, self._aligned(scale, leaf)) if leaf.is_floating_point() else leaf)
+    def _scale(self, scale: Scalar, operation: Callable[[Tensor, Any], Tensor]) -> Self:
+        return self.map(lambda leaf: operation(leaf, self._align(scale, leaf)) if leaf.is_floating_point() else leaf)
 
-    def _aligned(self, scale: Scalar, leaf: Tensor) -> Scalar:
+    def _align(self, scale: Scalar, leaf: Tensor) -> Scalar:
         return scale
 
 
@@ -230,7 +230,7 @@ class Params(_Leaves):
 
     @classmethod
     def of(cls, **values: Tensor | float) -> Params:
-        """Params from keywords: `Params.of(loss=0.0, count=0.0)`."""
+        """Make Params from keywords: `Params.of(loss=0.0, count=0.0)`."""
         return cls({name: torch.as_tensor(value) for name, value in values.items()})
 
     @overload
@@ -255,15 +255,15 @@ class Params(_Leaves):
         return self._union(other)  # type: ignore[no-any-return]
 
     def lerp(self, other: Params, share: Scalar) -> Params:
-        """(1 - share) * self + share * other, for the floating point leaves of `other`; the rest stays."""
+        """Return (1 - share) * self + share * other, for the floating point leaves of `other`; the rest stays."""
         return self | (self.only(there := other.floating) * (1 - share) + there * share)
 
     def dot(self, other: Params) -> Tensor:
-        """Inner product over the trained leaves."""
+        """Return the inner product over the trained leaves."""
         return _total([(a * other[name]).sum() for name, a in self.trained.floating.items()])
 
     def norm(self) -> Tensor:
-        """Euclidean norm over the trained leaves."""
+        """Return the Euclidean norm over the trained leaves."""
         return self.dot(self).sqrt()
 
 
@@ -272,7 +272,7 @@ class Stack(_Leaves):
 
     @classmethod
     def of(cls, **values: Tensor) -> Stack:
-        """A Stack from keywords; each tensor has the clients on its first axis."""
+        """Make a Stack from keywords; each tensor has the clients on its first axis."""
         return cls(values)
 
     def __add__(self, other: _Leaves) -> Stack:
@@ -285,7 +285,7 @@ class Stack(_Leaves):
         return self._union(other)  # type: ignore[no-any-return]
 
     def lerp(self, other: _Leaves, share: Scalar) -> Stack:
-        """As `Params.lerp`; `share` may differ from client to client."""
+        """Interpolate as `Params.lerp`; `share` may differ from client to client."""
         there = (other if isinstance(other, Stack) else spread(other, self.clients)).floating
         return self | (self.only(there) * (1 - share) + there * share)
 
@@ -295,48 +295,48 @@ class Stack(_Leaves):
         return next((len(leaf) for leaf in self._leaves.values()), 0)
 
     def dot(self, other: _Leaves) -> Tensor:
-        """Inner product over the trained leaves, one value per client."""
+        """Return the inner product over the trained leaves, one value per client."""
         products = (a * other[name] for name, a in self.trained.floating.items())
         return _total([product.reshape(len(product), -1).sum(1) for product in products])
 
     def norm(self) -> Tensor:
-        """Euclidean norm over the trained leaves, one value per client."""
+        """Return the Euclidean norm over the trained leaves, one value per client."""
         return self.dot(self).sqrt()
 
     def rows(self, index: slice | Tensor) -> Stack:
-        """The clients at these positions."""
+        """Return the clients at these positions."""
         return self.map(lambda leaf: leaf[index])
 
     def where(self, chosen: Tensor, other: _Leaves) -> Stack:
-        """The own leaves of the clients that are `chosen`, those of `other` for the rest."""
-        mine, theirs = self._beside(other)
+        """Take the own leaves for the clients that are `chosen`, those of `other` for the rest."""
+        mine, theirs = self._spread_both(other)
         axes = {name: chosen.reshape(-1, *[1] * (leaf.ndim - 1)) for name, leaf in mine.items()}
         return self._like({name: torch.where(axes[name], leaf, theirs[name]) for name, leaf in mine.items()})
 
     def client(self, position: int) -> Params:
-        """One client's Params."""
+        """Return one client's Params."""
         return Params({name: leaf[position] for name, leaf in self.items()}, self.layout)
 
-    def _aligned(self, scale: Scalar, leaf: Tensor) -> Scalar:
-        """A scale per client is laid along the client axis."""
+    def _align(self, scale: Scalar, leaf: Tensor) -> Scalar:
+        """Lay a scale per client along the client axis."""
         if isinstance(scale, Tensor) and scale.ndim == 1:
             return scale.reshape(-1, *[1] * (leaf.ndim - 1))
         return scale
 
 
 def spread(params: Params | _Leaves, clients: int) -> Stack:
-    """The same values for every client, without copying them."""
+    """Give every client the same values, without copying them."""
     return Stack({name: leaf.expand(clients, *leaf.shape) for name, leaf in params.items()}, params.layout)
 
 
 def stack(many: Iterable[Params]) -> Stack:
-    """One Stack from the Params of several clients."""
+    """Make one Stack from the Params of several clients."""
     each = list(many)
     return Stack({name: torch.stack([one[name] for one in each]) for name in each[0]}, each[0].layout)
 
 
 def _unless_flags(operation: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Flags, such as a mask in a buffer, have no sum: the left ones stay."""
+    """Leave flags alone, such as a mask in a buffer: they have no sum, and the left ones stay."""
     return lambda mine, other: mine if mine.dtype == torch.bool else operation(mine, other)
 
 
@@ -363,7 +363,7 @@ class Structure:
 
 
 def flatten(tree: Tree) -> tuple[list[Tensor], Structure]:
-    """The tensors of a tree, in order, and what is left of it without them."""
+    """Return the tensors of a tree, in order, and what is left of it without them."""
     leaves: list[Tensor] = []
     return leaves, _flatten(tree, leaves)
 
@@ -401,7 +401,7 @@ def _flatten_part(whole: Any, name: str, part: Tree, leaves: list[Tensor]) -> St
 
 
 def named_leaves(tree: Tree) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a tree, in order, each with the name of its leaf; one that is in no Params or Stack has none."""
+    """Return the tensors of a tree, in order, each with the name of its leaf; outside Params and Stack it is empty."""
     leaves, structure = flatten(tree)
     return zip(_names(structure), leaves, strict=True)
 
@@ -418,7 +418,7 @@ def _names(structure: Structure) -> Iterator[str]:
 
 
 def unflatten(structure: Structure, leaves: Iterable[Tensor], *, one_client: bool = False) -> Tree:
-    """The tree again; with `one_client`, leaves have lost their client axis and a Stack becomes Params."""
+    """Rebuild a tree; with `one_client`, leaves have lost their client axis and a Stack becomes Params."""
     return _unflatten(structure, iter(leaves), one_client)
 
 
@@ -441,7 +441,7 @@ def _unflatten(structure: Structure, leaves: Iterator[Tensor], one_client: bool)
 
 
 def stacked_leaves(structure: Structure) -> list[bool]:
-    """For each tensor of a flattened tree, whether it has a client axis: in a Stack, or bare in an `Each` field."""
+    """Return whether each tensor of a flattened tree has a client axis: in a Stack, or bare in an `Each` field."""
     if structure.kind in ("params", "stack"):
         return [structure.kind == "stack"] * len(structure.names)
     if structure.kind in ("tensor", "rows"):
@@ -450,7 +450,7 @@ def stacked_leaves(structure: Structure) -> list[bool]:
 
 
 def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
-    """The clients at these positions of a stacked tree; what is not stacked stays as it is."""
+    """Return the clients at these positions of a stacked tree; what is not stacked stays as it is."""
     leaves, structure = flatten(tree)
     rows = stacked_leaves(structure)
     return unflatten(structure, [leaf[index] if row else leaf for leaf, row in zip(leaves, rows, strict=True)])

@@ -50,7 +50,7 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise by the batch in training, by the running statistics otherwise."""
         if not self.training and self.running_mean is not None:
-            return self._normalised(x, self.running_mean, self.running_var)  # type: ignore[arg-type]
+            return self._normalise(x, self.running_mean, self.running_var)  # type: ignore[arg-type]
         if self._mask.ndim == 0:  # no sample is padding
             weight = torch.ones(len(x), device=x.device, dtype=self._precision(x))
         else:
@@ -64,7 +64,7 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
         variance = centred.square().sum(axes) / count
         if self.training and self.running_mean is not None:
             self._follow(mean.detach(), variance.detach(), count)
-        return self._normalised(x, mean, variance)
+        return self._normalise(x, mean, variance)
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.num_batches_tracked is not None
@@ -77,7 +77,7 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
             old = getattr(self, name)
             setattr(self, name, old + rate * (value.to(old.dtype) - old))
 
-    def _normalised(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def _normalise(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         scale = torch.rsqrt(variance + self.eps)
         scale = scale if self.weight is None else scale * self.weight
         shift = -mean * scale if self.bias is None else self.bias - mean * scale
@@ -88,11 +88,11 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return value.reshape(1, -1, *[1] * (x.ndim - 2))
 
     def _precision(self, x: Tensor) -> torch.dtype:
-        """Statistics in bf16 would be worthless."""
+        """Return the type of the statistics: in bf16 they would be worthless."""
         return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - the name nn.Module gives it
-        """Any rank; the original layer has checked nothing more than that."""
+        """Accept any rank; the original layer checks nothing else."""
 
 
 class ColumnConv2d(nn.Conv2d):
@@ -103,7 +103,7 @@ class ColumnConv2d(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name nn.Conv2d gives it
-        """The same values as Conv2d, to rounding."""
+        """Compute the same values as Conv2d, to rounding."""
         (down, right), (rows, columns) = self.stride, self.kernel_size
         assert not isinstance(self.padding, str)
         pad_rows, pad_columns = self.padding
@@ -124,7 +124,7 @@ class ColumnConv2d(nn.Conv2d):
 
 
 def portable(module: nn.Module, *, columns: bool = False) -> nn.Module:
-    """A copy of `module` with portable layers; with `columns`, convolutions become matrix products."""
+    """Return a copy of `module` with portable layers; with `columns`, convolutions become matrix products."""
     copy = deepcopy(module)
     for layer, (name, part) in enumerate(list(copy.named_modules(remove_duplicate=False))):
         if isinstance(part, nn.modules.dropout._DropoutNd) and type(part).__module__ == nn.Dropout.__module__:

@@ -44,7 +44,7 @@ Deployed = Params | Stack | Predictor
 
 
 def predictor_of(deployed: Deployed) -> Predictor:
-    """What is deployed as a Predictor: a model by itself answers as its network does."""
+    """Make a Predictor of what is deployed: a model by itself answers as its network does."""
     return deployed if isinstance(deployed, Predictor) else Predictor(deployed, Params({}), _network)
 
 
@@ -53,13 +53,13 @@ def _network(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: AR
 
 
 def ensemble(members: Stack, beside: Params, answer: Answer) -> Predictor:
-    """Several models that answer together; the rule finds them with `members_of(beside)`."""
+    """Let several models answer together; the rule finds them with `members_of(beside)`."""
     together = Params({f"{MEMBER}{name}": leaf for name, leaf in members.items()}, members.layout)
     return Predictor(Params({}, members.layout), together | beside, answer)
 
 
 def members_of(beside: Params) -> list[Params]:
-    """The models of an ensemble, one after another."""
+    """Return the models of an ensemble, one after another."""
     leaves = {name.removeprefix(MEMBER): leaf for name, leaf in beside.items() if name.startswith(MEMBER)}
     count = len(next(iter(leaves.values())))
     return [Params({name: leaf[k] for name, leaf in leaves.items()}, beside.layout) for k in range(count)]

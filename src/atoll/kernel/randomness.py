@@ -21,13 +21,13 @@ _MASK = 0xFFFFFFFF
 
 
 def number(seed: int, purpose: str, *counters: int | str) -> int:
-    """A 64-bit number for this seed, purpose and counters."""
+    """Hash this seed, purpose and counters to a 64-bit number."""
     text = "\x1f".join(map(str, (seed, purpose, *counters)))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def generator(seed: int, purpose: str, *counters: int | str) -> np.random.Generator:
-    """A NumPy generator for this seed, purpose and counters."""
+    """Make a NumPy generator for this seed, purpose and counters."""
     return np.random.Generator(np.random.Philox(number(seed, purpose, *counters)))
 
 
@@ -43,7 +43,7 @@ def default_generator(key: int) -> Iterator[None]:
 
 
 def moves_default_generator(function: Callable[[], object]) -> bool:
-    """Whether `function` draws from torch's default generator, which is left as it was."""
+    """Return whether `function` draws from torch's default generator, and leave the generator as it was."""
     with torch.random.fork_rng(devices := _devices()):
         before = _states(devices)
         function()
@@ -51,7 +51,7 @@ def moves_default_generator(function: Callable[[], object]) -> bool:
 
 
 def _devices() -> list[int]:
-    """The GPU in use, if any is: each has a default generator of its own."""
+    """Return the GPU in use, if any is: each has a default generator of its own."""
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.cuda.current_device()] if used else []
 
@@ -62,35 +62,35 @@ def _states(devices: list[int]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Keys:
-    """Two 32-bit words per client, held in int64 tensors so that no product overflows."""
+    """Two 32-bit words per client, held in int64 tensors so no product overflows."""
 
     low: Tensor
     high: Tensor
 
     @classmethod
     def of(cls, clients: Tensor, seed: int, purpose: str, *counters: int | str) -> Keys:
-        """The keys of these clients for this seed, purpose and counters."""
+        """Make the keys of these clients for this seed, purpose and counters."""
         word = number(seed, purpose, *counters)
         return cls(torch.full_like(clients, word & _MASK), torch.full_like(clients, word >> 32)).fold(clients)
 
     def fold(self, counter: Tensor | int) -> Keys:
-        """The keys for one more counter."""
+        """Return the keys for one more counter."""
         low = _mix(self.low ^ counter)
         return Keys(low, _mix(self.high ^ ((low + counter) & _MASK)))
 
     def bits(self, counter: Tensor) -> Tensor:
-        """32 random bits, as int64, for each counter; keys and counters broadcast."""
+        """Draw 32 random bits, as int64, for each counter; keys and counters broadcast."""
         return _mix(_mix(counter ^ self.low) ^ self.high)
 
     def uniform(self, counter: Tensor, dtype: torch.dtype) -> Tensor:
-        """Numbers in [0, 1) for each counter, with as many bits as fp32 can tell apart."""
+        """Draw a number in [0, 1) for each counter, with as many bits as fp32 can tell apart."""
         return (self.bits(counter) >> 8).to(dtype) / 2**24
 
 
 def _mix(word: Tensor) -> Tensor:
-    """A 32-bit avalanche; both multipliers are below 2^31, so int64 products never overflow.
+    """Mix the bits of a 32-bit word; both multipliers are below 2^31, so int64 products never overflow.
 
-    In int32 it would take a third of the time on a CPU, but compiled programs rely on that nothing overflows.
+    In int32 it would take a third of the time on a CPU, but compiled programs rely on it that nothing overflows.
     """
     word = (word ^ (word >> 16)) * 0x21F0AAAD & _MASK
     word = (word ^ (word >> 15)) * 0x735A2D97 & _MASK

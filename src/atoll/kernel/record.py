@@ -20,7 +20,7 @@ T = TypeVar("T")
 ROWS = "one row per client"
 Each = Annotated[Any, ROWS]  # each client has its own: Params or a tensor in a step, a Stack or rows around it
 
-_KNOWN: dict[str, type[Any]] = {}  # all records that were ever defined, by name: what is read finds its class here
+_KNOWN: dict[str, type[Any]] = {}  # all records that loaded code defines, by name: a reader finds their classes here
 
 
 @dataclass_transform(frozen_default=True)

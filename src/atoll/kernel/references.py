@@ -10,7 +10,7 @@ from atoll.kernel.errors import unknown
 
 
 def bibtex(cites: str) -> str:
-    """The entry with this key; BibTeX itself, as a method in a user's file may have it, is returned as it is."""
+    """Return the entry with this key; BibTeX itself, which a user's own method may have, comes back as it is."""
     if not cites or cites.lstrip().startswith("@"):
         return cites
     entries = _entries()

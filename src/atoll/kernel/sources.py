@@ -29,34 +29,34 @@ TRAINING = (
 
 @functools.cache
 def code_digest() -> str:
-    """Changes with the code that decides the numbers of a run: with all but pages, tables and the command line."""
+    """Digest the code that decides the numbers of a run: all but pages, tables and the command line."""
     return digest(file for file in _snapshot() if not _is_within(file, AROUND_RUNS))[:8]
 
 
 def training_digest(files: Iterable[Path]) -> str:
-    """Changes with the code that decides a training whose functions are in these files."""
+    """Digest the code that decides a training whose functions are in these files."""
     roots = [PACKAGE / f"{name}.py" for name in TRAINING]
     return digest(reach([*roots, *sorted(files)], AROUND_TRAINING))
 
 
 def file_digest(file: Path) -> str:
-    """Changes with the text of a user's file, and of all that it imports from among the user's files."""
+    """Digest a user's file and all that it imports from among the user's files, in eight letters."""
     return own_digest(file)[:8]
 
 
 def own_digest(file: Path) -> str:
-    """Return the whole of which `file_digest` is the beginning."""
+    """Digest a user's file as `file_digest` does, in full length."""
     return digest(file for file in reach([file], AROUND_TRAINING) if PACKAGE not in file.parents)
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Of the names and texts of files; in which folder a package or a file by itself is, is left out."""
+    """Digest the names and texts of files; the folder of a package, or of a file by itself, does not count."""
     each = [(file.relative_to(_top(file)).as_posix(), hashlib.sha256(_read(file)[0]).hexdigest()) for file in files]
     return hashlib.sha256(repr(sorted(each)).encode()).hexdigest()
 
 
 def _top(file: Path) -> Path:
-    """The folder that a file, or the outermost package around it, is in."""
+    """Return the folder of a file, or of the outermost package around it."""
     folder = file.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -64,7 +64,7 @@ def _top(file: Path) -> Path:
 
 
 def reach(roots: Iterable[Path], around: tuple[str, ...] = ()) -> set[Path]:
-    """These files and all that they import, but for parts of Atoll that stand around; missing ones are left out."""
+    """Find these files and all that they import, without the parts of Atoll in `around` and missing files."""
     found, waiting = set[Path](), [file.resolve() for file in roots]
     while waiting:
         file = waiting.pop()
@@ -77,7 +77,7 @@ def reach(roots: Iterable[Path], around: tuple[str, ...] = ()) -> set[Path]:
 
 
 def _is_within(file: Path, parts: tuple[str, ...]) -> bool:
-    """Whether a file is one of these parts of Atoll, or inside one."""
+    """Return whether a file is one of these parts of Atoll, or inside one."""
     return any(part in file.parents or part == file.with_suffix("") for part in (PACKAGE / name for name in parts))
 
 
@@ -90,7 +90,7 @@ def _libraries() -> tuple[Path, ...]:
 
 @functools.cache
 def is_edited(file: str | None) -> bool:
-    """Whether code is a user's own: neither Atoll's, nor an installed package's. What is typed in has no real file."""
+    """Return whether code is a user's own, also if typed in: neither Atoll's, nor an installed package's."""
     if file is None or file.startswith("<frozen"):
         return False
     path = Path(file).resolve()
@@ -103,20 +103,20 @@ def is_edited(file: str | None) -> bool:
 
 
 def _read(file: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """The text of a file, and the files that it imports; Atoll's own as they were when they were first asked for."""
+    """Return the text of a file, and the files that it imports; for Atoll's own, as the snapshot has them."""
     text = _snapshot().get(file) or file.read_bytes()
-    return text, _imported(file, text)
+    return text, _imported_files(file, text)
 
 
 @functools.cache
 def _snapshot() -> dict[Path, bytes]:
-    """All of Atoll's code: what runs is what was there when the process began, not what was edited since."""
+    """Read all of Atoll's code once: a process runs the code it began with, not what was edited since."""
     return {file: file.read_bytes() for file in PACKAGE.rglob("*.py")}
 
 
 @functools.lru_cache(maxsize=4096)
-def _imported(file: Path, text: bytes) -> tuple[Path, ...]:
-    """The files that a file of this text imports; of users' packages, what runs when these are imported as well."""
+def _imported_files(file: Path, text: bytes) -> tuple[Path, ...]:
+    """Return the files that a file of this text imports; of users' packages also each `__init__.py` that then runs."""
     found = [target for node in _imports(text) for target in _targets(node, file)]
     if PACKAGE not in file.parents:
         found += [folder / "__init__.py" for folder in file.parents if _top(file) in folder.parents]
@@ -125,7 +125,7 @@ def _imported(file: Path, text: bytes) -> tuple[Path, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _imports(text: bytes, *, typing: bool = False) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """All imports of a text, also those inside functions; those for type checkers only with `typing`."""
+    """Find all imports of a text, also those inside functions; those for type checkers only with `typing`."""
     try:
         waiting: list[ast.AST] = [ast.parse(text)]
     except (SyntaxError, ValueError):  # not Python: an extension module
@@ -147,44 +147,44 @@ def _asks_for_types(test: ast.expr) -> bool:
 
 
 def _targets(node: ast.Import | ast.ImportFrom, file: Path) -> Iterator[Path]:
-    """The files that an import in `file` leads to."""
+    """Yield the files that an import in `file` leads to."""
     for alias in node.names:
         if isinstance(node, ast.Import):
             found = [_module(alias.name, _places(alias.name, file))]
         elif node.level:
-            found = _named(node.module or "", alias.name, [file.parents[node.level - 1]])
+            found = _imported_from(node.module or "", alias.name, [file.parents[node.level - 1]])
         else:
-            found = _named(node.module or "", alias.name, _places(node.module or "", file))
+            found = _imported_from(node.module or "", alias.name, _places(node.module or "", file))
         yield from (one for one in found if one is not None)
 
 
-def _named(module: str, name: str, places: list[Path]) -> list[Path | None]:
-    """The files of `from module import name`: of the module, and of one of that name inside it.
+def _imported_from(module: str, name: str, places: list[Path]) -> list[Path | None]:
+    """Return the files of `from module import name`: of the module, and of one of that name inside it.
 
-    A package of Atoll that only hands a name on does not count, but where it has the name from: a page need not count
-    because a loop does.
+    A package of Atoll that only re-exports a name does not count; the module that defines it does. So a page does
+    not count because a loop does.
     """
     whole = _module(module, places) if module else None
     inner = _module(f"{module}.{name}" if module else name, places)
     if whole is None or PACKAGE not in whole.parents:
         return [whole, inner]
-    return [inner or _home(whole, name) or whole]
+    return [inner or _find_home(whole, name) or whole]
 
 
-def _home(package: Path, name: str) -> Path | None:
-    """Where a package of Atoll has a name from, if it only hands it on: a page need not count because a loop does."""
+def _find_home(package: Path, name: str) -> Path | None:
+    """Return the file from which a package of Atoll re-exports a name, if it does."""
     if package.name != "__init__.py":
         return None
     for node in _imports(_read(package)[0], typing=True):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return _named(node.module, alias.name, [PACKAGE.parent])[0]
+                    return _imported_from(node.module, alias.name, [PACKAGE.parent])[0]
     return None
 
 
 def _places(name: str, file: Path) -> list[Path]:
-    """The folders in which a module may be: Atoll's own; beside a file, and beside the package that it is in."""
+    """Return the folders in which a module may be: Atoll's own; beside a file, and beside the package that it is in."""
     root = name.partition(".")[0]
     if root == PACKAGE.name:
         return [PACKAGE.parent]
@@ -197,7 +197,7 @@ def _places(name: str, file: Path) -> list[Path]:
 
 
 def _module(name: str, places: Iterable[Path]) -> Path | None:
-    """The file of a module in one of these folders."""
+    """Return the file of a module in one of these folders."""
     for place in places:
         path = place.joinpath(*name.split("."))
         for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):

@@ -44,7 +44,7 @@ class Training:
                 raise TaskError(f"`{name}` of Training must be {expected}. Got {value!r} instead.")
 
     def lr_in(self, round: int) -> float:
-        """The step size of a round."""
+        """Return the step size of a round."""
         return self.lr * self.lr_decay**round
 
 

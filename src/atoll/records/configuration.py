@@ -66,7 +66,7 @@ class Settings:
             raise CohortError(f"`late` must be a float in [0, 1). Got {self.late!r}.")
         if self.delay < 1:
             raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
-        _ = self.schedule  # its words are read, and a file
+        _ = self.schedule  # raises for words or a file that cannot be read
         if self.evaluation not in ("all", "central", "none"):
             raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
         if self.evaluation == "central" and task.central is None:
@@ -84,7 +84,7 @@ class Settings:
         return participation.parse(self.participation)
 
     def cohort_size(self, clients: int) -> int:
-        """How many clients are asked in a round."""
+        """Count the clients that are asked in a round."""
         asked = clients if self.cohort is None else self.cohort
         if isinstance(asked, float):
             if not 0 < asked <= 1:
@@ -98,11 +98,11 @@ class Settings:
         return asked
 
     def list_present(self, clients: int, round: int) -> NDArray[np.int64]:
-        """Return the clients that are there in a round, as the schedule says."""
+        """List the clients that are there in a round, as the schedule says."""
         return np.flatnonzero(self.schedule(Moment(round, clients, self.seed, self.rounds))).astype(np.int64)
 
     def choose(self, clients: int, round: int, busy: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return the clients asked in a round: of those who are there, and not busy with an older reply."""
+        """Draw the clients asked in a round, of those that are there and not busy with an older reply."""
         present = self.list_present(clients, round)
         if busy is not None:
             present = np.setdiff1d(present, busy)
@@ -113,7 +113,7 @@ class Settings:
         return np.sort(drawn).astype(np.int64)
 
     def evaluates_after(self, rounds: int) -> bool:
-        """Whether clients are evaluated after so many rounds."""
+        """Return whether clients are evaluated after so many rounds."""
         return self.evaluation != "none" and (rounds % self.every == 0 or rounds == self.rounds)
 
     @property
@@ -144,7 +144,7 @@ class TaskFacts(Record):
     more: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """There is somebody."""
+        """Raise SchemaError if there are no clients."""
         if self.clients < 1:
             raise SchemaError(f"clients must be at least 1. It is {self.clients}")
 
@@ -159,7 +159,7 @@ class AlgorithmSpec(Record):
 
     @classmethod
     def upgrade(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Older runs have the values beside the name."""
+        """Move values of older runs, which stand beside the name, to their place."""
         return upgrade_record(value) if "name" in value else value
 
     @classmethod
@@ -189,7 +189,7 @@ class RunConfig(Record):
     settings: Settings
     schedule: dict[str, str] = field(default_factory=dict)  # a digest of a file of participation
     model: dict[str, Any] = field(default_factory=dict)
-    computes: dict[str, str] | None  # what the model computes, as far as that can be told
+    computes: dict[str, str] | None  # a digest of what the model computes; None where nobody can tell
     engine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] | None = None
     machine: dict[str, Any] | None = None
@@ -204,7 +204,7 @@ class RunConfig(Record):
             raise RunError(f"The recipe of a run must be one of this Atoll: {error}.") from error
 
     def check(self) -> None:
-        """There is something to do."""
+        """Raise SchemaError if there are no rounds."""
         if self.settings.rounds < 1:
             raise SchemaError(f"settings.rounds must be at least 1. It is {self.settings.rounds}")
 
@@ -226,12 +226,12 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> RunConfig:
         settings=settings,
         schedule=participation.fingerprint(settings.participation),
         model={"parameters": [one.parameters for one in task.networks] or task.network.parameters},
-        computes=computed_by(task),
+        computes=digest_models(task),
     )
 
 
-def computed_by(task: Task) -> dict[str, str] | None:
-    """What the models of a task compute, by all their attributes; None where that cannot be told.
+def digest_models(task: Task) -> dict[str, str] | None:
+    """Digest what the models of a task compute, by all their attributes; None where nobody can tell.
 
     Of code only names count: a script may be edited before it is run again.
     """
@@ -244,6 +244,6 @@ def computed_by(task: Task) -> dict[str, str] | None:
 
 
 def is_another_model(config: Mapping[str, Any], task: Task) -> bool:
-    """Whether the models of a run were others than those of a task, as far as that can be told."""
-    before, now = config.get("computes"), computed_by(task)
+    """Return whether the models of a run are known to differ from those of a task."""
+    before, now = config.get("computes"), digest_models(task)
     return bool(before and now and before["torch"] == now["torch"] and before["digest"] != now["digest"])

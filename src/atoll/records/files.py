@@ -83,7 +83,7 @@ def read_record(path: Path, hint: type[T]) -> T:
                 hint="it was written by a newer Atoll: update, or begin a new run in another folder.",
             )
         if (schema is not None or seal is not None) and seal != _seal_of(content):  # older files have neither
-            raise changed(path)
+            raise changed_file_error(path)
         content.pop("schema", None)
         made: T = parse(hint, content)
         return made
@@ -125,7 +125,7 @@ def guarding(path: Path) -> Iterator[None]:
         raise RunError(f"{path} must be what a run writes. It cannot be read: {error}.") from error
 
 
-def changed(path: Path, when: str = "it was written") -> RunError:
+def changed_file_error(path: Path, when: str = "it was written") -> RunError:
     """Make the error for a file that is not as it was written."""
     return RunError(
         f"The files of a run must be those that it wrote. {path} was changed after {when}.",
@@ -134,5 +134,5 @@ def changed(path: Path, when: str = "it was written") -> RunError:
 
 
 def _seal_of(content: Any) -> str:
-    """A digest of what JSON holds, however it is laid out."""
+    """Digest what JSON holds, however it is laid out."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

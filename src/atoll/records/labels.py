@@ -10,7 +10,7 @@ from atoll.kernel.wrapper import values_of
 
 
 def label(algorithm: Algorithm, name: str | None = None) -> str:
-    """What a method is called in tables, as the command line takes it: `ditto`, `ditto:lam=0.1`, `mine.py`."""
+    """Return a method's name in tables, as the command line takes it: `ditto`, `ditto:lam=0.1`, `mine.py`."""
     values = values_of(algorithm)
     chosen = [f"{one.name}={values[one.name]}" for one in hyperparameters(algorithm) if values[one.name] != one.default]
     return ":".join([name or _name(algorithm), *filter(None, [",".join(chosen)])])

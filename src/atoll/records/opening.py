@@ -72,7 +72,7 @@ def rewind(run: Run, loaded: tuple[int, Tree] | None, memory: Memory) -> int:
     rounds, kept = (0, None) if loaded is None else (loaded[0], loaded[1]["memory"])
     run.rewind(rounds)
     memory.load(kept, round=rounds)
-    holders, there = run.kept(rounds) if rounds else None, memory.holders(before=rounds)
+    holders, there = run.count_keepers(rounds) if rounds else None, memory.holders(before=rounds)
     if holders is not None and there != holders:
         raise RunError(
             f"A run must be resumed with what its clients kept. After round {rounds} they had {holders} trees in "

@@ -189,7 +189,7 @@ class Report:
     @cached_property
     def finished(self) -> bool:
         """Whether all rounds were done and, of a run in a folder, their checkpoint is whole."""
-        return self.done == self.rounds and (self.folder is None or Run(self.folder).finished(self.rounds))
+        return self.done == self.rounds and (self.folder is None or Run(self.folder).is_finished(self.rounds))
 
     @property
     def progress(self) -> str:
@@ -219,7 +219,7 @@ class Report:
         """The rounds after which all clients were scored."""
         return [line for line in self.history if line.personal is not None]
 
-    def chosen(self, select: Select = "last") -> Round:
+    def select_round(self, select: Select = "last") -> Round:
         """Return the evaluated round that counts."""
         if not self.evaluations:
             raise RunError(
@@ -229,20 +229,20 @@ class Report:
         if select == "last":
             return self.evaluations[-1]
         split = "val" if select == "best" else "test"
-        if not any(_scored(self.evaluations[0])[split].samples):
+        if not any(_scores_by_split(self.evaluations[0])[split].samples):
             raise RunError(f"Selection by the {split} split needs samples in it. There are none.")
         # of equals the first
-        return max(self.evaluations, key=lambda line: self.sign * _scored(line)[split].macro)
+        return max(self.evaluations, key=lambda line: self.sign * _scores_by_split(line)[split].macro)
 
-    def found(self, select: Select = "last") -> Evaluation:
-        """Return what was found after the round that counts."""
-        evaluation = self.chosen(select).evaluation
+    def select_evaluation(self, select: Select = "last") -> Evaluation:
+        """Return the evaluation of the round that counts."""
+        evaluation = self.select_round(select).evaluation
         assert evaluation is not None
         return evaluation
 
     def figures(self, split: str = "test", model: str = "personal", select: Select = "last") -> Figures:
         """Return the figures of all clients."""
-        found = self.found(select)
+        found = self.select_evaluation(select)
         models = {name: of_model for name in ("personal", "shared") if (of_model := getattr(found, name)) is not None}
         if model not in models:
             raise unknown("model", model, models)
@@ -270,7 +270,7 @@ class Report:
         return np.array(found, dtype=np.float64)
 
     def each_of(self, client: int) -> Scores | None:
-        """The score of every test sample of a client after the last round."""
+        """Return the score of every test sample of a client after the last round; None if it is not known."""
         if self.outcomes is None or len(self.outcomes) != self.samples().sum():
             return None
         ends = np.cumsum(self.samples())
@@ -278,12 +278,12 @@ class Report:
 
     def curve(self, split: str = "val", figure: str = "macro") -> list[tuple[int, float]]:
         """Return one figure by round."""
-        return [(line.round, getattr(_scored(line)[split], figure)) for line in self.evaluations]
+        return [(line.round, getattr(_scores_by_split(line)[split], figure)) for line in self.evaluations]
 
     @property
     def union(self) -> float | None:
         """The shared model's score on the test samples of all clients together; None if there is no shared model."""
-        if self.found().shared is not None:
+        if self.select_evaluation().shared is not None:
             return self.figures(model="shared").micro
         same = not self.algorithm.defines("personalize")
         return self.figures().micro if same else None
@@ -297,7 +297,7 @@ class Report:
     @property
     def mixing(self) -> Scores | None:
         """Who learns from whom, where the method says so: row k holds what client k takes from every client."""
-        found = self.found().mixing
+        found = self.select_evaluation().mixing
         return None if found is None else np.array(found, dtype=np.float64)
 
     @cached_property
@@ -316,7 +316,7 @@ class Report:
     @property
     def clusters(self) -> Clusters | None:
         """The clusters of clients, where the method finds some."""
-        found = self.found().clusters
+        found = self.select_evaluation().clusters
         return None if found is None else found.clusters
 
     @property
@@ -343,7 +343,7 @@ class Report:
         return self.ledger.by_kind()
 
     def megabytes(self, direction: Direction) -> float:
-        """What all clients together received (down) or sent (up)."""
+        """Sum the megabytes that all clients together received (down) or sent (up)."""
         return sum(size for (way, _), size in self.bytes.items() if way == direction) / MEGABYTE
 
     @property
@@ -367,7 +367,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Of training, without evaluation; what was found trained counts as long as it took."""
+        """How long training took, without evaluation; trainings found on disk count as long as they took."""
         return float(sum(line.seconds["round"] + line.seconds.get("found", 0.0) for line in self.history))
 
     @property
@@ -381,7 +381,7 @@ class Report:
         return max((line.memory for line in self.history), default=0) / MEGABYTE
 
 
-def _scored(line: Round) -> dict[str, Figures]:
-    """The scores of all clients by split, of a round after which they were evaluated."""
+def _scores_by_split(line: Round) -> dict[str, Figures]:
+    """Return the scores of all clients by split, of a round after which they were evaluated."""
     assert line.personal is not None
     return line.personal

@@ -47,7 +47,7 @@ class Results:
     outcomes: Mapping[str, Sequence[Report]]
     select: Select = "last"
     target: float | None = None  # score on validation whose rounds and bytes are counted
-    missing: Sequence[str] = ()  # what is not there, in words
+    missing: Sequence[str] = ()  # what is missing, in sentences
 
     def __post_init__(self) -> None:
         if self.select not in SELECTIONS:
@@ -61,7 +61,7 @@ class Results:
 
     @classmethod
     def of_runs(cls, runs: Iterable[Report], *, absent: Iterable[str] = (), **more: Any) -> Self:
-        """Order runs by method and seed; a seed counts if every method was evaluated with it, the rest is said.
+        """Order runs by method and seed; a seed counts if every method was evaluated with it, `missing` names the rest.
 
         `absent` are sentences about runs that are not there.
         """
@@ -112,7 +112,7 @@ class Results:
         return self.example.config.task.clients
 
     def client(self, client: int) -> str:
-        """What a client is called."""
+        """Return the name of a client."""
         found = self.example.statistics
         return str(client) if found is None else found.name(client)
 
@@ -122,25 +122,25 @@ class Results:
         return self.example.metric
 
     def reference(self, name: str) -> str | None:
-        """What the Local or FedAvg of this comparison is called, if there is one."""
+        """Return the label of this comparison's Local or FedAvg, if there is one."""
         return next((method for method, (one, *_) in self.outcomes.items() if name_of(one.algorithm) == name), None)
 
     def others(self, over: str = "local") -> list[str]:
-        """The methods that are compared with a reference."""
+        """List the methods that are compared with a reference."""
         return [method for method in self.outcomes if method != self.reference(over)]
 
     # -- what a client gains -----------------------------------------------------------------------------------------
     def scores(self, method: str, split: str = "test") -> Scores:
-        """Every client's score, as [seed, client]."""
+        """Return every client's score, as [seed, client]."""
         return np.stack([outcome.scores(split, select=self.select) for outcome in self.outcomes[method]])
 
     def gains(self, method: str, over: str = "local") -> Scores | None:
-        """What each client gains over a reference, as [seed, client]; None without that reference."""
+        """Return what each client gains over a reference, as [seed, client]; None without that reference."""
         reference = self.reference(over)
         return None if reference is None else self.example.sign * (self.scores(method) - self.scores(reference))
 
     def errors(self, method: str, over: str = "local") -> Scores | None:
-        """The standard error of each of these gains."""
+        """Return the standard error of each of these gains."""
         reference = self.reference(over)
         if reference is None:
             return None
@@ -152,15 +152,16 @@ class Results:
             for one, other in pairs
         ])  # fmt: skip
 
-    def harmed(self, method: str, over: str = "local") -> NDArray[np.bool_] | None:
-        """Which clients are worse off than with the reference by more than one standard error, as [seed, client]."""
+    def find_harmed(self, method: str, over: str = "local") -> NDArray[np.bool_] | None:
+        """Return who is worse off than with the reference by more than one standard error, as [seed, client]."""
         gains, errors = self.gains(method, over), self.errors(method, over)
         return None if gains is None or errors is None else significance.is_harmed(gains, errors)
 
-    def certain(self, method: str, over: str = "local") -> Scores | None:
-        """McNemar's p for each client, as [seed, client]: whether it gains or loses beyond chance, sample by sample.
+    def mcnemar(self, method: str, over: str = "local") -> Scores | None:
+        """Return McNemar's p for each client, as [seed, client]: whether it gains or loses beyond chance.
 
-        None where single samples are not known or not right or wrong. It is about the last round.
+        The test pairs single samples. None where these are not known, or not right or wrong, or where another round
+        than the last counts.
         """
         reference = self.reference(over)
         if reference is None or self.select != "last":
@@ -187,7 +188,7 @@ class Results:
         return found
 
     def groups(self, method: str) -> dict[str, dict[str, GroupScore]]:
-        """The scores of clients that are alike (size, label entropy, divergence, planted group), means over seeds."""
+        """Score clients that are alike (in size, label entropy, divergence, planted group); means over seeds."""
         collected: dict[str, dict[str, list[GroupScore]]] = {}
         for outcome in self.outcomes[method]:
             found = outcome.statistics
@@ -212,7 +213,7 @@ class Results:
 
     # -- cost --------------------------------------------------------------------------------------------------------
     def target_of(self, index: int) -> float | None:
-        """The validation score to be reached with a seed: as given, else 95 % of FedAvg's best."""
+        """Return the validation score to be reached with a seed: as given, else 95 % of FedAvg's best."""
         fedavg = self.reference("fedavg")
         if self.target is not None or fedavg is None:
             return self.target
@@ -222,7 +223,7 @@ class Results:
         return TARGET_SHARE * max(curve) if self.metric.higher_is_better else min(curve) / TARGET_SHARE
 
     def to_target(self, method: str) -> tuple[float | None, float | None]:
-        """Rounds and megabytes until the target, means over seeds; None if a seed did not reach it."""
+        """Count rounds and megabytes until the target, means over seeds; None if a seed did not reach it."""
         rounds, megabytes = [], []
         for index, outcome in enumerate(self.outcomes[method]):
             target, curve = self.target_of(index), outcome.curve()
@@ -249,7 +250,7 @@ class Results:
             fairness.summary(scores, outcome.samples(), higher_is_better=higher, share=share)
             for outcome, scores in zip(outcomes, self.scores(method), strict=True)
         ]
-        gains, harmed, harmed_fedavg = self.gains(method), self.harmed(method), self.harmed(method, "fedavg")
+        gains, harmed, harmed_fedavg = self.gains(method), self.find_harmed(method), self.find_harmed(method, "fedavg")
         rounds, megabytes = self.to_target(method)
         found = [outcome.clusters for outcome in outcomes]
         return {
@@ -262,7 +263,7 @@ class Results:
             "shared_union": _optional(_mean, [outcome.union for outcome in outcomes]),
             "central": _optional(_mean, [outcome.central for outcome in outcomes]),
             **{f"gain_{name}": _nanmean(self.gains(method, name)) for name in REFERENCES},
-            "gain_local_median": _known(np.nanmedian, gains),
+            "gain_local_median": _reduce_known(np.nanmedian, gains),
             "gain_local_interval": None if gains is None else significance.interval(_known_means(gains)),
             **{f"p_{name}": self.significant.get(name, {}).get(method) for name in REFERENCES},
             "helped": None if gains is None else float((gains > 0).sum(axis=1).mean()),
@@ -272,7 +273,7 @@ class Results:
             "clusters": _optional(_mean, [None if one is None else one.number for one in found]),
             "adjusted_rand": _optional(_mean, [outcome.agreement for outcome in outcomes]),
             "clients": self.clients,
-            "round": _mean(outcome.chosen(self.select).round for outcome in outcomes),
+            "round": _mean(outcome.select_round(self.select).round for outcome in outcomes),
             "megabytes_up": _mean(outcome.megabytes("up") for outcome in outcomes),
             "megabytes_down": _mean(outcome.megabytes("down") for outcome in outcomes),
             "megabytes_deployed": _optional(_mean, [outcome.deployed for outcome in outcomes]),
@@ -306,10 +307,10 @@ class Results:
         return str(max(self.results, key=lambda row: self.example.sign * row["mean"])["method"])
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row per method, seed and client."""
+        """Yield one row per method, seed and client."""
         for method, outcomes in self.outcomes.items():
             of_method = {f"gain_{name}": self.gains(method, name) for name in REFERENCES} | {
-                "harmed": self.harmed(method), "mcnemar_local": self.certain(method)
+                "harmed": self.find_harmed(method), "mcnemar_local": self.mcnemar(method)
             }  # fmt: skip
             for index, outcome in enumerate(outcomes):
                 scores, clusters = outcome.scores(select=self.select), outcome.clusters
@@ -336,7 +337,7 @@ class Results:
         over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         what = f"{self.metric.name.capitalize()}{' in %' if self.metric.share else ''}"
         cut = f" (train/val/test {split} %)" if split else ""
-        ended = sorted({run.chosen().round for of_method in self.outcomes.values() for run in of_method})
+        ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
         rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
         return (
@@ -352,8 +353,8 @@ class Results:
         cites = (bibtex(one.algorithm.cites) for one, *_ in self.outcomes.values())
         return "\n\n".join(dict.fromkeys(filter(None, cites)))
 
-    def selected(self, select: Select) -> Self:
-        """The same with another round counting."""
+    def with_selection(self, select: Select) -> Self:
+        """Return the same comparison with another round that counts."""
         return replace(self, select=select)
 
 
@@ -362,10 +363,10 @@ class Results:
 
 def _require_same_task(one: Report, other: Report) -> None:
     for part in ("task", "model"):
-        mine, theirs = (_told(outcome.config.get(part, {})) for outcome in (one, other))
+        mine, theirs = (_drop_place(outcome.config.get(part, {})) for outcome in (one, other))
         differs = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
         if differs:
-            shown = "; ".join(f"{name}: {_brief(mine, theirs, name)}" for name in differs)
+            shown = "; ".join(f"{name}: {_describe_difference(mine, theirs, name)}" for name in differs)
             raise RunError(
                 f"The runs of a comparison must have their {part} in common. {one.label} and {other.label} with seed "
                 f"{one.seed} differ in {shown}.",
@@ -373,14 +374,14 @@ def _require_same_task(one: Report, other: Report) -> None:
             )
 
 
-def _told(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What must be the same; not where the data lie: whether they are the same, their fingerprint tells."""
+def _drop_place(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out where the data are: their fingerprint says whether they are the same."""
     recipe = facts.get("recipe")
     return facts if recipe is None else {**facts, "recipe": {**recipe, "data": None}}
 
 
-def _brief(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> str:
-    """What two configurations say about one thing, only where they differ."""
+def _describe_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> str:
+    """Say where two configurations differ in one thing."""
     one, other = mine.get(name), theirs.get(name)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         inner = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
@@ -401,15 +402,15 @@ def _optional(function: Callable[[list[float]], float], values: Sequence[float |
     return function(known) if len(known) == len(values) else None
 
 
-def _known(function: Callable[[Any], Any], values: Scores | Sequence[float] | None) -> float | None:
-    """A figure of values some of which may be NaN; None where nothing is known."""
+def _reduce_known(function: Callable[[Any], Any], values: Scores | Sequence[float] | None) -> float | None:
+    """Reduce values some of which may be NaN; None where nothing is known."""
     return None if values is None or np.isnan(values).all() else float(function(values))
 
 
 def _nanmean(values: Scores | Sequence[float] | None) -> float | None:
-    return _known(np.nanmean, values)
+    return _reduce_known(np.nanmean, values)
 
 
 def _known_means(gains: Scores) -> list[float]:
-    """The mean over clients of every seed that has one."""
+    """Return the mean over clients of every seed that has one."""
     return [mean for mean in map(_nanmean, gains) if mean is not None]

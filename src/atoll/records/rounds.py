@@ -14,7 +14,7 @@ ByName = dict[str, dict[str, float]]  # what clients observed: by name, a number
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Figures(Record):
-    """The scores of all clients on one split; NaN is what a client without samples has."""
+    """The scores of all clients on one split; NaN for a client without samples."""
 
     macro: float  # the mean over clients
     micro: float  # the mean over samples
@@ -30,7 +30,7 @@ class Figures(Record):
     eces: list[float] | None = None
 
     def check(self) -> None:
-        """Every list has one entry per client."""
+        """Raise SchemaError unless every list has one entry per client."""
         for name in ("losses", "samples", "variances", "eces"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.clients):
@@ -59,7 +59,7 @@ class FoundClusters(Record):
         return Clusters.of_json(self)
 
     def check(self) -> None:
-        """A merge is two nodes, a height and a number of clients."""
+        """Raise SchemaError unless every merge is two nodes, a height and a number of clients."""
         if any(len(row) != 4 for row in self.merges or ()):
             raise SchemaError("every row of merges must have 4 entries")
 
@@ -72,7 +72,7 @@ class Newcomers(Record):
     unlabelled: dict[str, Any]  # the way, and the figures where there is one
 
     def check(self) -> None:
-        """Without tuning there are figures; the way has a name."""
+        """Raise SchemaError unless there are figures without tuning, and the way has a name."""
         if "0" not in self.labelled:
             raise SchemaError("labelled must have '0'")
         if not isinstance(self.unlabelled.get("way"), str):
@@ -95,7 +95,7 @@ class Evaluation(Record):
     central: Central | None = None
 
     def check(self) -> None:
-        """Scores are on the test split, and on no other clients than everybody's."""
+        """Raise SchemaError unless scores are there for the test split, and tables for all clients."""
         for scored in (self.personal, self.shared):
             if scored is not None and "test" not in scored:
                 raise SchemaError("scores must be there for the test split")
@@ -129,7 +129,7 @@ class Round(Record):
     memory: int = 0  # the most bytes held so far
 
     def check(self) -> None:
-        """Counts and times are not negative."""
+        """Raise SchemaError if a count or a time is negative."""
         numbers = [self.round - 1, self.asked, self.replied, self.gradients, self.memory]
         numbers += [*self.lost.values(), *self.bytes.values()]
         if min(numbers) < 0 or not all(0 <= value < math.inf for value in self.seconds.values()):

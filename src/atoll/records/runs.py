@@ -48,7 +48,7 @@ from atoll.kernel.errors import CheckpointError, DataError, RunError
 from atoll.kernel.params import Layout, Tree
 from atoll.records.configuration import RunConfig
 from atoll.records.files import (
-    changed,
+    changed_file_error,
     guarding,
     open_to_append,
     read_lines,
@@ -113,7 +113,7 @@ class _Seal:
         return seal
 
     def add(self, line: bytes) -> None:
-        """Go on with another line."""
+        """Add a line to the seal."""
         self.lines += 1
         self.digest.update(line)
 
@@ -242,7 +242,7 @@ class Run:
                 (self.folder / "outcomes.npz").unlink(missing_ok=True)
 
     def _lines_until(self, name: str, rounds: int) -> list[bytes]:
-        """The lines that a file had after so many rounds, as they stand there."""
+        """Read the lines that a file had after so many rounds, unchanged."""
         path = self.folder / name
         if not rounds or not path.exists():
             return []
@@ -293,7 +293,7 @@ class Run:
                     path.unlink(missing_ok=True)
 
     def checkpoints(self) -> list[int]:
-        """The rounds of the checkpoints there are, damaged ones included."""
+        """List the rounds of the checkpoints there are, damaged ones included."""
         names = [path.name for path in (self.folder / "checkpoints").glob("round-*.json")]
         return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"round-(\d{6,15})\.json", name)))
 
@@ -336,12 +336,12 @@ class Run:
                 f"Checkpoint {path.name} cannot be read ({error}). The one before it is used."
             ) from error
 
-    def kept(self, rounds: int) -> int | None:
-        """How many clients had something in a memory on disk after `rounds` rounds, if that was written down."""
+    def count_keepers(self, rounds: int) -> int | None:
+        """Count the clients that had something in a memory on disk after `rounds` rounds; None if nobody counted."""
         return self._facts(rounds).kept
 
-    def finished(self, rounds: int) -> bool:
-        """Whether the checkpoint after the last of `rounds` rounds is there and whole."""
+    def is_finished(self, rounds: int) -> bool:
+        """Return whether the checkpoint after the last of `rounds` rounds is there and whole."""
         try:
             facts, digest = self._facts(rounds), hashlib.sha256()
             with open_regular(self._checkpoint(rounds, "safetensors"), largest=facts.bytes) as file:
@@ -358,7 +358,7 @@ class Run:
             self._require_sealed(facts)
 
     def _newest(self) -> Checkpoint | None:
-        """What the newest checkpoint says whose JSON file can be read."""
+        """Read the newest checkpoint whose JSON file can be read."""
         for rounds in reversed(self.checkpoints()):
             with contextlib.suppress(RunError):
                 return self._facts(rounds)
@@ -372,11 +372,11 @@ class Run:
         path = self._checkpoint(rounds, "json")
         facts = read_record(path, Checkpoint)
         if facts.round != rounds or (facts.files is not None and not {*LINES, "config.json"} <= {*facts.files}):
-            raise changed(path)
+            raise changed_file_error(path)
         return facts
 
     def _seal(self, name: str) -> _Seal:
-        """The seal of a file: read once, and then kept up with what is written."""
+        """Return the seal of a file: read once, then continued with every line that is written."""
         if name not in self._sealed:
             self._sealed[name] = _Seal.of(self.folder / name)
         return self._sealed[name]
@@ -386,10 +386,10 @@ class Run:
         last = facts.round == self.config.settings.rounds  # after which no line can come
         for name, seal in (facts.files or {}).items():
             if name not in (*WHOLE, *LINES):
-                raise changed(self._checkpoint(facts.round, "json"))
+                raise changed_file_error(self._checkpoint(facts.round, "json"))
             found = _Seal.of(self.folder / name, seal.lines if name in LINES and not last else None).sealed
             if found != seal:
-                raise changed(self.folder / name, f"round {facts.round}")
+                raise changed_file_error(self.folder / name, f"round {facts.round}")
 
     def _checkpoint(self, rounds: int, suffix: str) -> Path:
         return self.folder / "checkpoints" / f"round-{rounds:06d}.{suffix}"
@@ -423,7 +423,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Nobody needs to read what Atoll logs here, short of errors."""
+    """Silence Atoll's log, but for errors."""
     logger = logging.getLogger("atoll")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -434,7 +434,7 @@ def quietly() -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """The versions that results depend on."""
+    """Return the versions that results depend on."""
     names = ("atoll", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
     found = {"python": platform.python_version()}
     for name in names:
@@ -447,13 +447,13 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine that seconds depend on."""
+    """Describe the machine that seconds depend on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count(), "gpu": gpu}
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held so far: on the GPU by this run's tensors, else by the whole process; 0 if unknown."""
+    """Return the most bytes held so far: on the GPU by tensors, else by the whole process; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -465,10 +465,10 @@ def peak_memory(device: torch.device) -> int:
 
 
 def command() -> str:
-    """The command line, without the folder of the program."""
+    """Return the command line, without the folder of the program."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def now() -> str:
-    """A time stamp for folder names."""
+    """Return a time stamp for folder names."""
     return datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

@@ -35,7 +35,7 @@ class Record(Mapping[str, Any]):
 
     @classmethod
     def of_json(cls, value: Any) -> Self:
-        """Make a record of what `as_json` gave; raise SchemaError where names or types differ."""
+        """Make a record of what `as_json` returned; raise SchemaError where names or types differ."""
         made: Self = parse(cls, value)
         return made
 
@@ -153,7 +153,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _all_plain(hint: Any, values: Sequence[Any]) -> bool:
-    """Whether all values are plain numbers or texts of a type: the many scores of many clients are looked at once."""
+    """Return whether all values are plain numbers or texts of a type, which need no closer look one by one."""
     allowed: dict[Any, set[type]] = {int: {int}, float: {int, float}, str: {str}, bool: {bool}}
     return hint is Any or {*map(type, values)} <= allowed.get(hint, set())
 

@@ -57,7 +57,7 @@ class Session:
     on_round: Callable[[Round], None] | None
     server: Tree
     late: Late
-    met: NDArray[np.bool_]  # who has been through the exchanges before a client's first round
+    met: NDArray[np.bool_]  # which clients have done the exchanges before their first round
     first: int = 0  # the round to begin with
     outcomes: NDArray[np.float64] | None = None  # the score of every test sample after the last round
     history: list[Round] = field(default_factory=list)
@@ -84,15 +84,15 @@ class Session:
         on_epoch: OnEpoch | None,
         stop: threading.Event | None,
         trained: Path | str | None,
-        **told: Any,
+        **hooks: Any,  # faults and on_round
     ) -> Session:
-        """Begin a federation, or go on with one where its newest whole checkpoint left it."""
+        """Begin a federation, or continue one from its newest whole checkpoint."""
         warn_of_limits(method)
         warn_of_overshooting(method, task.training.lr)
         with ExitStack() as held:
             if folder is not None:
                 held.enter_context(alone_in(Path(folder)))
-            run, begun = open_run(task, method, settings, engine, folder, resume=resume)
+            run, resumed = open_run(task, method, settings, engine, folder, resume=resume)
             here = engine.place(task)
             memory = open_memory(settings.memory, task.clients, run.folder if run else None)
             if run:
@@ -104,11 +104,11 @@ class Session:
             channel = Channel(stages)
             exchanges = Exchange(method, engine, population, replace(population, trainings=trainings), channel)
             session = cls(
-                task, method, settings, engine, population, channel, exchanges, run, held, stop, trainings, **told,
+                task, method, settings, engine, population, channel, exchanges, run, held, stop, trainings, **hooks,
                 server=method.start(population.facts), late=Late(settings.late, settings.delay, settings.seed),
                 met=np.zeros(task.clients, dtype=bool),
             )  # fmt: skip
-            if run and begun:
+            if run and resumed:
                 session._resume(run)
             if session.first == 0:
                 alone = replace(population, trainings=trainings.for_server() if trainings else None)
@@ -143,7 +143,7 @@ class Session:
             yield round
 
     def record(self, line: Round, *, stopping: bool) -> None:
-        """Write a round down; from time to time with a checkpoint."""
+        """Write a round down; from time to time, also a checkpoint."""
         self.history.append(line)
         if self.run is None:
             return

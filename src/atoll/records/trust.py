@@ -26,8 +26,8 @@ def state_folder() -> Path:
 
 
 def remember(file: Path) -> None:
-    """Write down that this user runs a file; what cannot be written is asked for again."""
-    digest, known = own_digest(file), _known()
+    """Write down that this user runs a file; if that fails, the user is asked again."""
+    digest, known = own_digest(file), _read_known()
     if digest in known:
         return
     kept = dict([*known.items(), (digest, str(file.resolve()))][-MOST:])
@@ -44,15 +44,15 @@ def require_trusted(file: Path, *, trust: bool) -> None:
         raise UnknownName(f"The file of a run's method must be there. There is no {file}.", hint="put it back there.")
     if trust:
         remember(file)
-    elif own_digest(file) not in _known():
+    elif own_digest(file) not in _read_known():
         raise RunError(
             f"A run's folder must not make you run a file that you have not run before. It names {file}.",
             hint="read that file and what it imports; if you trust it, say so with --trust (in Python, trust=True).",
         )
 
 
-def _known() -> dict[str, str]:
-    """The files that were run, by digest; none if that cannot be read."""
+def _read_known() -> dict[str, str]:
+    """Read which files this user has run, by digest; none if the list cannot be read."""
     path = state_folder() / "trusted.json"
     try:
         found = json.loads(read_regular(path, 2**26))

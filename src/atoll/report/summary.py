@@ -49,7 +49,7 @@ def _compare_with_local(comparison: Results) -> list[str]:
 
 
 def _describe_gains(comparison: Results, method: str, *, first: bool) -> str:
-    numbers, gains, harmed = Numbers.of(comparison), comparison.gains(method), comparison.harmed(method)
+    numbers, gains, harmed = Numbers.of(comparison), comparison.gains(method), comparison.find_harmed(method)
     assert gains is not None
     assert harmed is not None
     known = gains[~np.isnan(gains)]

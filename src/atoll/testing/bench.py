@@ -43,7 +43,7 @@ class Workload:
     steps: int = 50
     precision: Precision = "fp32"
     skewed: bool = False  # ten classes dealt by Dirichlet(0.1): the largest client has many times the median's samples
-    compile: bool | None = None  # whatever pays, unless compiling takes longer than is worth waiting for
+    compile: bool | None = None  # None where it pays; False where compiling takes too long to wait for
 
     @property
     def name(self) -> str:
@@ -72,8 +72,8 @@ CUDA = (
 )
 
 
-def synthetic(workload: Workload) -> Task:
-    """A task of random samples."""
+def make_task(workload: Workload) -> Task:
+    """Make a task of random samples."""
     rng = generator(0, "bench", workload.name)
     total = workload.clients * workload.batch * workload.steps
     count = min(total, 20_000)  # clients may share samples: only speed is measured
@@ -99,8 +99,8 @@ def synthetic(workload: Workload) -> Task:
     )
 
 
-def baseline(task: Task, workload: Workload, device: torch.device) -> Callable[[], int]:
-    """One round of the plain loop; returns how many client-steps it took."""
+def make_plain_round(task: Task, workload: Workload, device: torch.device) -> Callable[[], int]:
+    """Make a round of the plain loop, which returns how many client-steps it took."""
     task = task.to(device, torch.float32)
     with default_generator(0):
         model: nn.Module = models.build(workload.model, workload.shape, 10).to(device)
@@ -122,8 +122,8 @@ def baseline(task: Task, workload: Workload, device: torch.device) -> Callable[[
     return round
 
 
-def atoll(task: Task, engine: LocalEngine) -> Callable[[], int]:
-    """One round of FedAvg through the engine."""
+def make_atoll_round(task: Task, engine: LocalEngine) -> Callable[[], int]:
+    """Make a round of FedAvg through the engine, which returns how many client-steps it took."""
     population = Population(engine.place(task), RamMemory(task.clients), seed=0)
     algorithm = FedAvg()
     w = algorithm.start(population.facts)
@@ -138,8 +138,8 @@ def atoll(task: Task, engine: LocalEngine) -> Callable[[], int]:
     return round
 
 
-def seconds_per_step(round: Callable[[], int], device: torch.device) -> float:
-    """One timed round."""
+def time_step(round: Callable[[], int], device: torch.device) -> float:
+    """Time a round; return its seconds per client-step."""
     _wait(device)
     began = time.perf_counter()
     steps = round()
@@ -148,20 +148,20 @@ def seconds_per_step(round: Callable[[], int], device: torch.device) -> float:
 
 
 def measure(workload: Workload, device: torch.device, repeats: int) -> tuple[float, float, str]:
-    """Seconds per client-step of the baseline and of Atoll (medians), and the plan that Atoll chose."""
-    task = synthetic(workload)
+    """Measure seconds per client-step of the baseline and of Atoll (medians); return them and Atoll's plan."""
+    task = make_task(workload)
     engine = LocalEngine(device=str(device), precision=workload.precision, compile=workload.compile)
-    theirs, ours = baseline(task, workload, device), atoll(task, engine)
+    theirs, ours = make_plain_round(task, workload, device), make_atoll_round(task, engine)
     theirs()
     ours()  # calibrates and compiles
     ours()
-    times = [(seconds_per_step(theirs, device), seconds_per_step(ours, device)) for _ in range(repeats)]
+    times = [(time_step(theirs, device), time_step(ours, device)) for _ in range(repeats)]
     plan = next(iter(engine.plans.values()))
     return statistics.median(a for a, _ in times), statistics.median(b for _, b in times), str(plan)
 
 
 def run(device: str = "auto", quick: bool = False, only: list[str] | None = None) -> int:
-    """Print the speed table; returns 1 if a target was missed."""
+    """Print the speed table; return 1 if a target was missed."""
     where = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
     workloads = {workload.name: workload for workload in (CUDA if where.type == "cuda" else CPU)}
     for name in only or ():

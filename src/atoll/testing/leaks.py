@@ -4,8 +4,8 @@
     likeness_in(message, samples)  a whole sample, scaled and shifted, with a little noise on it, strided, transposed,
                                    permuted, as the differences or the running sums of its numbers
 
-The second asks for clients with several samples. Of a client with one sample every step of a linear layer sends a
-scaled copy, honestly: a gradient is the sample times a number.
+The second is for clients with several samples. A client with one sample sends a scaled copy with every step of a
+linear layer, and honestly so: a gradient is the sample times a number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 LONGEST_STRIDE = 32
 ALIKE = 0.99  # correlation of a copy with its sample: a little noise does not hide it
-SAME = 1 - 1e-9  # the same of sorted numbers, of which all sets are alike
+SAME = 1 - 1e-9  # the same for sorted numbers: any two sorted lists are alike
 AT_ONCE = 65_536  # windows
 
 
@@ -48,35 +48,35 @@ def likeness_in(message: Mapping[str, Tensor], samples: Tensor) -> str | None:
         (values.diff(), samples[:, 1:], 1, ALIKE),
     ]
     for line, wanted, stride, least in asked:
-        place = _like(line, wanted, stride, least)
+        place = _find_window(line, wanted, stride, least)
         if place is not None:
             return [*leaves][int(torch.searchsorted(ends, place, right=True))]
     if len(values) >= size:
         ordered = values.unfold(0, size, 1).sort(1).values
         for line in (ordered, ordered.flip(1)):  # flipped, where the scale is negative
-            found = (_unit(line) @ _unit(samples.sort(1).values).T).abs().amax(1) > SAME
+            found = (_normalise(line) @ _normalise(samples.sort(1).values).T).abs().amax(1) > SAME
             if bool(found.any()):
                 return [*leaves][int(torch.searchsorted(ends, found.int().argmax(), right=True))]
     return None
 
 
-def _like(values: Tensor, samples: Tensor, stride: int, least: float) -> Tensor | None:
-    """Where a window of every `stride`-th value begins that is a sample, scaled and shifted; None if nowhere."""
+def _find_window(values: Tensor, samples: Tensor, stride: int, least: float) -> Tensor | None:
+    """Find where a window of every `stride`-th value is a sample, scaled and shifted; None if nowhere."""
     size, reach = samples.shape[1], (samples.shape[1] - 1) * stride + 1
     if len(values) < reach:
         return None
-    wanted = _unit(samples).T
+    wanted = _normalise(samples).T
     for first in range(0, len(values) - reach + 1, AT_ONCE):
         windows = values[first : first + AT_ONCE + reach - 1].unfold(0, reach, 1)[:, ::stride]
         assert windows.shape[1] == size
-        found = (_unit(windows) @ wanted).abs().amax(1) > least
+        found = (_normalise(windows) @ wanted).abs().amax(1) > least
         if bool(found.any()):
             return first + found.int().argmax()
     return None
 
 
-def _unit(rows: Tensor) -> Tensor:
-    """The rows without their means, of length 1; rows of one number only become 0."""
+def _normalise(rows: Tensor) -> Tensor:
+    """Center rows and scale them to length 1; rows of one number only become 0."""
     centered = rows - rows.mean(1, keepdim=True)
     norm = centered.norm(dim=1, keepdim=True)
     flat = norm <= 1e-9 * rows.norm(dim=1, keepdim=True)

@@ -15,8 +15,9 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.errors import DivergedError, EngineError
 from atoll.kernel.job import Done, Job, Lost
 from atoll.kernel.params import Params
-from atoll.runtime.engines import local as engines
-from atoll.runtime.engines.local import parse_strategy, parts_of, sort_by_size
+from atoll.runtime.engines import planning
+from atoll.runtime.engines.parts import parts_of, sort_by_size
+from atoll.runtime.engines.planning import parse_strategy
 from atoll.runtime.engines.programs import Plan
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
@@ -179,7 +180,7 @@ def test_a_figure_that_decides_nothing_is_measured_once(make_task):
 
 
 def test_with_much_work_ahead_more_plans_are_tried(make_task, monkeypatch, caplog):
-    monkeypatch.setattr(engines, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(planning, "WORTH_MEASURING", 0.0)
     engine = LocalEngine(compile=False)
     task = make_task(sizes=(8, 8), dtype=torch.float64)
     with caplog.at_level(logging.INFO, "atoll.engine"):
@@ -205,24 +206,24 @@ def large_images():
 
 @pytest.mark.parametrize(("fills", "first"), [(10**9, "whole"), (1, "loop")])
 def test_on_a_gpu_a_client_that_fills_it_runs_alone(make_task, monkeypatch, fills, first):
-    monkeypatch.setattr(engines, "FILLS_A_GPU", fills)
+    monkeypatch.setattr(planning, "FILLS_A_GPU", fills)
     engine = LocalEngine()
     engine.device = torch.device("cuda")
     (part,) = parts_of(*job_of(make_task(large_images, shape=(1, 6, 6)), train, usual=4))
     plan = engine._first_plan(part)
     assert plan.strategy == first
-    tried = engine._candidates(part, engines.Measured(plan, 1.0, 1.0))
+    tried = engine._candidates(part, planning.Measured(plan, 1.0, 1.0))
     if first == "loop":
         assert [str(one) for one in tried] == ["loop traced graph channels_last fp32", "loop traced graph fp32"]
         engine.precision = "bf16"
-        (only,) = engine._candidates(part, engines.Measured(plan, 1.0, 1.0))
+        (only,) = engine._candidates(part, planning.Measured(plan, 1.0, 1.0))
         assert str(only) == "loop traced graph channels_last bf16"
     else:
         assert tried[0].strategy == "whole"
 
 
 def test_a_plan_that_does_not_fit_into_memory_is_not_chosen(make_task, monkeypatch, caplog):
-    monkeypatch.setattr(engines, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(planning, "WORTH_MEASURING", 0.0)
     measure = LocalEngine._measure
 
     def cramped(self, plan, job):
@@ -284,7 +285,7 @@ def test_clients_that_are_done_are_not_run_again_when_others_cannot_be_vectorise
             )
         return train(cohort)
 
-    monkeypatch.setattr(engines, "LARGEST_CHUNK", 2)
+    monkeypatch.setattr(planning, "LARGEST_CHUNK", 2)
     outcomes = list(LocalEngine().run(*job_of(task, work)))
     assert sorted(int(client) for done in outcomes for client in done.clients) == [0, 1, 2, 3]
 
@@ -345,7 +346,7 @@ def test_a_reply_that_is_late_is_lost(make_task):
 def clock(monkeypatch):
     """Seconds that pass only where a test says so."""
     now = [0.0]
-    monkeypatch.setattr(engines.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -513,8 +514,8 @@ def test_a_forced_strategy_is_not_overruled_by_an_older_plan(make_task):
 def test_fp32_where_tensor_cores_would_help_is_said(make_task, monkeypatch, caplog, device, precision, fills, said):
     task = make_task()
     monkeypatch.setattr(type(task), "to", lambda self, device, dtype: self)  # there is no GPU here
-    monkeypatch.setattr(engines, "_convolves", lambda task: True)
-    monkeypatch.setattr(engines, "_fills_a_gpu", lambda task: fills)
+    monkeypatch.setattr(planning, "_convolves", lambda task: True)
+    monkeypatch.setattr(planning, "_fills_a_gpu", lambda task: fills)
     engine = LocalEngine(device="cpu", precision=precision)
     engine.device = torch.device(device)
     engine.place(task)

@@ -8,7 +8,7 @@ from torch import nn
 
 from atoll.kernel.errors import CohortError
 from atoll.kernel.params import Params, Stack, stack
-from atoll.runtime.engines.local import FORCED
+from atoll.runtime.engines.planning import FORCED
 from atoll.runtime.engines.programs import Plan, Programs
 from atoll.toolbox.client import proximal, sgd
 

@@ -120,7 +120,7 @@ def _no_room(case: Case, gain: Gain) -> Reason | None:
 def _against_shared(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
     """Compare its own model with the shared one, on the same samples."""
     study, client = case.study, case.client
-    models = study.outcome.chosen(study.select)["evaluation"]
+    models = study.outcome.select_round(study.select)["evaluation"]
     if "shared" not in models:
         return None
     own, shared = (models[name]["test"] for name in ("personal", "shared"))

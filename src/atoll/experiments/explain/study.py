@@ -78,7 +78,7 @@ class Study:
             method = best_method(comparison) if method is None else method
         else:
             run = Report.read(folder, trust=trust)
-            run.chosen()  # says what to do where nothing was evaluated
+            run.select_round()  # says what to do where nothing was evaluated
             comparison = Comparison.of_runs([run, *find_references(run, folder, trust=trust)])
             method = run.label if method is None else method
         if method not in comparison.outcomes:
@@ -222,7 +222,7 @@ def overview(study: Study) -> list[str]:
     level = (
         f"{study.method} on {task.name}{f' ({dealt})' if dealt else ''}, seed {outcome.seed}: {study.numbers.name} "
         f"{study.score(outcome.figures(select=study.select).macro)} on average over {study.clients} clients after "
-        f"round {outcome.chosen(study.select).round}{lower}."
+        f"round {outcome.select_round(study.select).round}{lower}."
     )
     gains = _explain_no_gains(study) if study.over is None else _describe_gains(study, study.over)
     return [
@@ -265,7 +265,9 @@ def _describe_rounds(study: Study) -> list[str]:
     """Say where a run that was cut short is behind its references."""
     beside = [study.method, *(study.reference(name) for name in REFERENCES)]
     outcomes = {name: study.comparison.outcomes[name][study.index] for name in dict.fromkeys(beside) if name}
-    rounds = {name: one.chosen(study.select).round for name, one in outcomes.items() if not one.algorithm.one_shot}
+    rounds = {
+        name: one.select_round(study.select).round for name, one in outcomes.items() if not one.algorithm.one_shot
+    }
     if len(set(rounds.values())) < 2:
         return []
     listed = join_names([f"{name} after round {done}" for name, done in rounds.items()])

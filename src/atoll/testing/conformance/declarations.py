@@ -22,7 +22,7 @@ FEW = 2  # clients of a round in which not all are asked
 
 
 def bad_hyperparameters_are_refused(method: Algorithm) -> str | None:
-    """Each bad value raises an error that says what must be and what was given."""
+    """Check that each bad value raises an error that says what must be and what was given."""
     for one in hyperparameters(method):
         for value in list_bad_values(one):
             try:
@@ -62,9 +62,9 @@ def list_bad_values(one: Hyperparameter) -> list[Any]:
 
 
 def declared_limits_hold(method: Algorithm) -> str | None:
-    """With the hyperparameters of a declared limit, personal models equal those of the simpler method.
+    """Check that with the values of a declared limit, personal models equal those of the simpler method.
 
-    So they must where few clients are asked in a round, unless the limit is declared for everybody only.
+    They must also where few clients are asked in a round, unless the limit is declared for everybody only.
     """
     everybody = {None: "the same stream name and number of steps give the same batches."}
     some = {FEW: "begin with `cohort.initial`, or declare it `WithEverybody(...)`."}
@@ -89,7 +89,7 @@ def train_simple(simple: Algorithm, asked: int | None) -> list[Params]:
 
 
 def test_data_are_never_read(method: Algorithm) -> None:
-    """With other test labels, fewer test samples, and such that are not even numbers, training is the same."""
+    """Check that training is the same with other test labels, fewer test samples, and NaN in them."""
     if ignores_other_samples(method):
         return
     require_same(
@@ -101,7 +101,7 @@ def test_data_are_never_read(method: Algorithm) -> None:
 
 
 def validation_data_are_read_where_declared(method: Algorithm) -> str | None:
-    """With other validation samples, training is the same, unless the method declares that it reads them."""
+    """Check that training is the same with other validation samples, unless the method declares that it reads them."""
     if method.reads_validation:
         return "it says that it reads them"
     if ignores_other_samples(method):

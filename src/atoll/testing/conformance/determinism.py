@@ -33,7 +33,7 @@ STRATEGIES = ("chunk:4", "loop", "threads:3", "traced")  # each is compared with
 
 
 def same_seed_same_bits(method: Algorithm) -> None:
-    """Two runs with one seed agree in every bit; another seed gives another run, unless of a closed form."""
+    """Check that two runs with one seed agree in every bit; another seed gives another run, unless of a closed form."""
     first = rehearse(method)
     second = train(method, evaluation="all", eval_every=1)
     hint = "draw from `atoll.kernel.randomness` only, and keep no state in the method or its module."
@@ -55,7 +55,7 @@ def same_seed_same_bits(method: Algorithm) -> None:
 
 
 def strategies_agree(method: Algorithm) -> None:
-    """One vectorised cohort, chunks, one client at a time, threads and traced steps give the same bits."""
+    """Check that one vectorised cohort, chunks, single clients, threads and traced steps give the same bits."""
     whole = rehearse(method).outcome
     for strategy in STRATEGIES:
         loop = strategy == "loop"
@@ -65,7 +65,7 @@ def strategies_agree(method: Algorithm) -> None:
 
 
 def clients_are_isolated(method: Algorithm) -> None:
-    """A client does the same in a cohort as on a device, which holds its samples and its memory alone; in any round."""
+    """Check that a client does the same in a cohort as on a device, which holds its samples and its memory alone."""
     together, apart = rehearse(method), rehearse(method, "device")
     require_same_clients(together, apart)
     together.require("clients-are-isolated")
@@ -74,12 +74,12 @@ def clients_are_isolated(method: Algorithm) -> None:
 
 
 def order_of_clients_does_not_matter(method: Algorithm) -> None:
-    """Clients in another order do the same, and the server makes the same of their replies."""
+    """Check that clients in another order do the same, and the server makes the same of their replies."""
     rehearse(method).require("order-of-clients-does-not-matter")
 
 
 def the_server_holds_no_samples(method: Algorithm) -> None:
-    """The server does the same where no client's samples are, no number of them, and no memory."""
+    """Check that the server does the same without clients' samples, their numbers, and their memory."""
     task = build_task()
     require_same(
         method.start(task.public_facts()),
@@ -91,13 +91,13 @@ def the_server_holds_no_samples(method: Algorithm) -> None:
 
 
 def inputs_are_unchanged(method: Algorithm) -> None:
-    """No part of a method writes into what it receives: states, messages, memory, data, initial parameters."""
+    """Check that no part of a method writes into what it receives: states, messages, memory, data, initial model."""
     for strategy in ("whole", "loop"):  # some writes are possible only where there is a single client
         rehearse(method, strategy).require("inputs-are-unchanged")
 
 
 def stop_and_resume(method: Algorithm) -> str | None:
-    """A run that is stopped and resumed ends as the one that was not, with either kind of memory."""
+    """Check that a run that is stopped and resumed ends as the one that was not, with either kind of memory."""
     if method.one_shot:
         return "a one-shot method has one round"
     straight = rehearse(method).report

@@ -15,7 +15,9 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.job import Done, Lost
 from atoll.kernel.params import Tree
 from atoll.kernel.task import Facts
-from atoll.runtime.engines.local import FORCED, LocalEngine, Part
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.engines.parts import Part
+from atoll.runtime.engines.planning import FORCED
 from atoll.runtime.engines.programs import Plan, Programs
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.memory import Memory
@@ -36,7 +38,7 @@ class OwnMemory:
         return self.memory.recall(clients, default, before=before)
 
     def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
-        """Say whether the client kept something."""
+        """Return whether the client kept something."""
         self._require_own(clients)
         return self.memory.holds(clients, before=before)
 

@@ -15,11 +15,11 @@ from atoll.testing.conformance.trees import is_telling, list_leaves, require_sam
 from atoll.testing.conformance.tries import take_client
 from atoll.testing.leaks import copy_in, likeness_in
 
-SOME, SEVERAL = 5, 12  # samples of which a mean is none; of which a mean, or a gradient, is not even like one
+SOME, SEVERAL = 5, 12  # samples whose mean is no sample; whose mean, or gradient, does not even resemble one
 
 
 def payload_survives_serialisation(method: Algorithm) -> str | None:
-    """What is sent comes out of its bytes as it went in, and the ledger counts exactly these bytes."""
+    """Check that what is sent survives its way as bytes, and that the ledger counts exactly these bytes."""
     seen = rehearse(method)
     measured: dict[tuple[str, int, int, str], int] = {}
     for (round, client), (update, k) in seen.updates.items():
@@ -52,7 +52,7 @@ def payload_survives_serialisation(method: Algorithm) -> str | None:
 
 
 def only_what_is_declared_leaves(method: Algorithm) -> str | None:
-    """Only declared fields are sent; neither what clients keep nor their samples, changed a little, are among them."""
+    """Check that only declared fields are sent, without what clients keep and without samples, even changed ones."""
     seen, task = rehearse(method), build_task()
     sends, before, likes = False, set[int](), list[str]()
     for (round, client), (update, k) in sorted(seen.updates.items(), key=lambda one: one[0]):
@@ -95,7 +95,7 @@ def only_what_is_declared_leaves(method: Algorithm) -> str | None:
 
 
 def one_shot_methods_upload_once(method: Algorithm) -> str | None:
-    """Each client of a one-shot method uploads once and downloads once.
+    """Check that each client of a one-shot method uploads once and downloads once.
 
     One exchange of statistics may go before, and a download after the upload, for clients that then train on.
     """
@@ -113,6 +113,6 @@ def one_shot_methods_upload_once(method: Algorithm) -> str | None:
                     f"A one-shot method must send once {direction} per client. Got (client, round) {sorted(found)}.",
                     hint="before training, statistics may be exchanged once, and no models.",
                 )
-    said = ["after an exchange of statistics"] if early else []
-    said += ["with a download after the upload"] if any(one.field == "last broadcast" for one in messages) else []
-    return "; ".join(said) or None
+    remarks = ["after an exchange of statistics"] if early else []
+    remarks += ["with a download after the upload"] if any(one.field == "last broadcast" for one in messages) else []
+    return "; ".join(remarks) or None

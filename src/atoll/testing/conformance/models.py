@@ -17,7 +17,7 @@ ODD_ROUNDS = 2
 
 
 def batchnorm_and_dropout_work(method: Algorithm) -> None:
-    """A model with BatchNorm and dropout trains and answers; buffers keep their type; strategies agree."""
+    """Check that a model with BatchNorm and dropout trains and answers, buffers keep their type, strategies agree."""
     task, report = build_task("odd"), train_odd_model(method)
     whole, loop = gather_outcome(report), gather_outcome(train(method, task, rounds=ODD_ROUNDS, strategy="loop"))
     require_sound(report, "on a model with BatchNorm and dropout")

@@ -21,7 +21,7 @@ from atoll.testing.conformance.tries import PURE
 
 
 def clients_may_drop_out(method: Algorithm) -> None:
-    """A round with lost clients is valid, and one in which all are lost leaves the server as it was."""
+    """Check that a round with lost clients is valid, and one in which all are lost leaves the server as it was."""
     report = train(method, faults=lambda round, clients: (round == 0) & np.isin(clients, (0, 2)))
     require_sound(report, "with clients that drop out")
     if report.history[0]["replied"] != len(SIZES) - 2:
@@ -29,14 +29,14 @@ def clients_may_drop_out(method: Algorithm) -> None:
     if not method.one_shot:
         before = rehearse(method).servers[0]
         after = train(method, rounds=2, faults=lambda round, clients: np.full(len(clients), round == 1))
-        hint = "who does not reply must not count."
+        hint = "a client that does not reply must not count."
         require_same(before, after.server, "A round without replies must leave the server as it was.", hint)
         never = train(method, rounds=2, faults=lambda round, clients: np.full(len(clients), round == 0))
         require_sound(never, "when nobody replied in the first round")
 
 
 def late_replies_are_read(method: Algorithm) -> str | None:
-    """With replies that are up to two rounds late and three of six clients asked, all of the above holds as well."""
+    """Check that a run stays sound, reproducible and resumable with replies that are up to two rounds late."""
     if method.one_shot:
         return "a one-shot method has one round"
     asked: dict[str, Any] = {"rounds": 5, "cohort": 3, "late": 0.5, "delay": 2}
@@ -51,12 +51,12 @@ def late_replies_are_read(method: Algorithm) -> str | None:
 
 
 def odd_clients_are_served(method: Algorithm) -> None:
-    """Clients with one sample, and clients that lack classes, train and stay finite, and so do their answers."""
+    """Check that clients with one sample, or without some classes, train and answer with finite numbers."""
     require_sound(train(method, build_task(sizes=(1, 1, 6, 2))), "with one sample and with one class")
 
 
 def absent_clients_keep_their_memory(method: Algorithm) -> str | None:
-    """With two of six clients asked in a round, nothing changes in what the others keep."""
+    """Check that nothing changes in what clients keep that are not asked, with two of six asked in a round."""
     if method.one_shot:
         return "a one-shot method has one round"
     seen = rehearse_long(method)
@@ -66,7 +66,7 @@ def absent_clients_keep_their_memory(method: Algorithm) -> str | None:
 
 
 def newcomers_are_welcome(method: Algorithm) -> None:
-    """Clients that were never seen, more than took part, get models: whole, finite, the same in every strategy."""
+    """Check that new clients, more than took part, get models: whole, finite, the same in every strategy."""
     for plain in (True, False):
         report = rehearse(method).report if plain else train_odd_model(method)
         newcomers = replace(build_task(sizes=NEWCOMERS), network=report.task.network)

@@ -156,7 +156,7 @@ def guard(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str,
     """Make hooks after which everything that they could read must be as it was."""
     method = seen.method
 
-    def guarded(name: str) -> Callable[..., Any]:
+    def guard_hook(name: str) -> Callable[..., Any]:
         work = hooks.get(name, call_hook(name))
 
         def hook(algorithm: Algorithm, *inputs: Any) -> Any:
@@ -174,7 +174,7 @@ def guard(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[str,
         return hook
 
     mine = {name for name in HOOKS if method.defines(name)}
-    return {name: guarded(name) for name in sorted(mine | hooks.keys())}
+    return {name: guard_hook(name) for name in sorted(mine | hooks.keys())}
 
 
 def read_argument(value: Any) -> Tree:

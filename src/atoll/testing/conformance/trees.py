@@ -78,5 +78,5 @@ def take_row(tree: Tree, k: int) -> Tree:
 
 
 def is_telling(leaf: Any) -> bool:
-    """Say whether a tensor tells something about its client: counters and zeros are the same for all."""
+    """Return whether a tensor tells something about its client: counters and zeros are the same for all."""
     return isinstance(leaf, Tensor) and leaf.numel() > 1 and bool((leaf != leaf.flatten()[0]).any())

@@ -1,0 +1,356 @@
+"""Choosing a plan: which grouping of clients and which kind of program are fastest is measured, not guessed.
+
+Which is fastest depends on the model, the batch and the hardware. On the first steps of real work the candidates worth
+trying are timed, and the winner is remembered. Measuring has no side effects, because local work is a pure function.
+How much is tried depends on how much work lies ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from torch import nn
+
+from atoll.data.task import Task
+from atoll.kernel.errors import AtollError, EngineError
+from atoll.kernel.network import Precision
+from atoll.kernel.params import Tree
+from atoll.kernel.task import Facts
+from atoll.runtime.engines.parts import Part, work_of
+from atoll.runtime.engines.programs import VARIANTS, Mode, NotVectorisable, Plan, Programs, arithmetic
+from atoll.runtime.engines.scan import Scanner
+
+log = logging.getLogger("atoll.engine")
+
+PlanKey = tuple[str, Hashable, Hashable, int]  # phase, method, facts of the task, number of clients
+
+LARGEST_CHUNK = 128  # larger ones gain nothing, and memory would grow with the cohort
+WORTH_MEASURING = 3.0  # seconds of work ahead
+WORTH_COMPILING = 60.0
+MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
+FILLS_A_GPU = 10**9  # parameters times samples in a batch: with so many, one client at a time is as fast as several
+MODES = get_args(Mode)
+FORCED = 10**9  # calls ahead of a plan that is being measured or was asked for: its programs are always made
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of calibration: seconds per client-step, and the client-steps of one job."""
+
+    plan: Plan
+    seconds: float
+    steps: float
+
+    def ahead(self, part: Part) -> float:
+        """Return the seconds that this and all coming jobs would take."""
+        return self.seconds * self.steps * part.job.calls
+
+
+class Planner:
+    """Chooses how the parts of jobs run on this machine, and remembers it."""
+
+    options: dict[str, Any]
+    device: torch.device
+    strategy: Any
+    chunk: int | None
+    compile: bool | None
+    precision: Precision
+    threads: int
+    spelled: Plan | None  # what was asked for in words: then nothing is measured
+    programs: Programs
+    plans: dict[PlanKey, Plan]
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        """Threads that live as long as the engine, because each has a copy of the model."""
+        return ThreadPoolExecutor(self.threads)
+
+    def best_alone(self, task: Task) -> bool:
+        """Return whether models are faster one at a time: grouped convolutions are slow on this device."""
+        return _convolves(task) and (self.device.type == "cpu" or _fills_a_gpu(task))
+
+    def _calls(self, part: Part, plan: Plan) -> int:
+        """Return how often a program made now will be used: in every coming part, once per chunk."""
+        if self.spelled is not None and part.job.phase.name == "local":
+            return FORCED  # it was asked for
+        return part.job.calls * -(-part.usual // plan.size(part.usual))
+
+    # -- choosing a plan -------------------------------------------------------------------------------------------
+    def _plan(self, part: Part) -> Plan:
+        key = self._key(part)
+        if key not in self.plans:
+            try:
+                self.plans[key] = self._calibrate(part)
+            except (AtollError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
+                log.info("%s: nothing was measured, because a client failed (%s)", part.name, error)
+                return self._first_plan(part)
+        return self.plans[key]
+
+    def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
+        """Return how a method's jobs run here: a resumed run needs the same plans to get the same bits."""
+        return [
+            {"phase": phase, "architecture": number, "clients": clients, "plan": asdict(plan)}
+            for (phase, by, known, clients), plan in self.plans.items()
+            for number, one in enumerate(facts.by_architecture)
+            if by == method and known == _speed_facts(one)
+        ]
+
+    def import_plans(self, plans: list[Tree], method: Hashable, facts: Facts) -> None:
+        """Take over the plans of `export_plans`, unless something else is forced now."""
+        for one in plans if self.spelled is None else ():
+            plan = Plan(**one["plan"])
+            phase = one["phase"] if isinstance(one["phase"], str) else " ".join(map(str, one["phase"]))  # once, a list
+            if self.strategy in ("auto", plan.strategy) and self.precision == plan.precision:
+                known = _speed_facts(facts.by_architecture[one.get("architecture", 0)])  # once, a run had one
+                self.plans[phase, method, known, one["clients"]] = plan
+
+    def _key(self, part: Part) -> PlanKey:
+        return part.job.phase.name, part.job.method, _speed_facts(part.population.facts), part.usual
+
+    def _parse_plan(self, words: list[str], precision: Precision, compile: bool | None) -> Plan:  # noqa: A002
+        """Parse a plan from words such as `traced graph`, after its grouping."""
+        modes, known = [word for word in words if word in MODES], {*MODES, *VARIANTS, precision}
+        if self.strategy == "auto" or len(modes) != 1 or not known.issuperset(words):
+            raise EngineError(
+                f"A plan that is spelled out must be a grouping (not auto), one of {', '.join(MODES)}, and any of "
+                f"{', '.join(VARIANTS)}. Got {self.options['strategy']!r} with precision {precision}.",
+                hint="take the words from a log, such as `whole traced graph`, and give the precision by itself.",
+            )
+        if compile is not None:
+            raise EngineError(
+                f"A plan that is spelled out says itself whether it is compiled. Got {self.options['strategy']!r} "
+                f"and compile={compile}.",
+                hint="leave out `compile`.",
+            )
+        variants = {name: name in words for name in VARIANTS}
+        return Plan(self.strategy, self.chunk, cast("Mode", modes[0]), **variants, precision=precision)
+
+    def _plan_for(self, strategy: Literal["loop", "threads", "chunk", "whole"]) -> Plan:
+        one_core = self.device.type == "cpu" and strategy != "threads"
+        return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
+
+    def _first_plan(self, part: Part) -> Plan:
+        """Return the plan to begin with: the forced one, else as many clients at once as is sensible."""
+        if self.strategy != "auto":
+            return self._plan_for(self.strategy)
+        if self.best_alone(part.task):
+            return self._plan_for("loop")
+        on_cpu = self.device.type == "cpu"
+        return replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
+
+    def _plan_alone(self, part: Part, reason: NotVectorisable) -> Plan:
+        """Return the plan for a step that fails under `vmap`."""
+        if self.strategy in ("chunk", "whole"):
+            raise EngineError(
+                f"This step cannot run for many clients at once: {reason}", hint="use `strategy=loop`."
+            ) from reason
+        log.warning("%s: runs one client at a time, because the step cannot be vectorised (%s)", part.name, reason)
+        return Plan("threads" if self.strategy == "threads" else "loop", plain=True, precision=self.precision)
+
+    def _group_plan(self, size: int, clients: int) -> Plan:
+        whole = size >= clients
+        return Plan("whole" if whole else "chunk", None if whole else size, precision=self.precision)
+
+    def _calibrate(self, part: Part) -> Plan:
+        network = part.task.network
+        if network.draws_globally:
+            log.warning("the model draws random numbers of its own in its forward pass: it runs one client at a time")
+            return Plan("loop", plain=True, precision=self.precision)
+        if self.spelled is not None:
+            # Compiling takes long and is asked for where most of the time goes.
+            compiles = part.job.phase.name == "local" or self.spelled.mode != "compiled"
+            return self.spelled if compiles else replace(self.spelled, mode="traced")
+        first = self._first_plan(part)
+        try:
+            best = self._measure(first, part)
+        except NotVectorisable as reason:
+            return self._plan_alone(part, reason)
+        except torch.OutOfMemoryError:
+            if self.strategy != "auto" or not first.vectorised:
+                raise
+            log.info("%s: %s needs more memory than there is", part.name, first)
+            torch.cuda.empty_cache()
+            best = self._measure(self._plan_for("loop"), part)
+        tried = [best]
+        if best.ahead(part) > WORTH_MEASURING or self.compile:
+            tried += self._try(self._candidates(part, best), part, tried)
+        best = min(tried, key=lambda measured: measured.seconds)
+        if self.compile or (self.compile is None and best.ahead(part) > WORTH_COMPILING):
+            compiled = self._try(self._compiled_candidates(part, tried), part, tried)
+            best = min(compiled if self.compile and compiled else [*tried, *compiled], key=lambda one: one.seconds)
+            tried += compiled
+        log.info(
+            "%s: %s, %.1f us per client-step, %.1f s ahead (tried %s)",
+            part.name, best.plan, best.seconds * 1e6, best.ahead(part),
+            "; ".join(f"{one.plan} {one.seconds * 1e6:.1f}" for one in tried),
+        )  # fmt: skip
+        return best.plan
+
+    def _candidates(self, part: Part, first: Measured) -> list[Plan]:
+        """Return plans that need no compiler."""
+        clients, convolves = part.usual, _convolves(part.task)
+        on_gpu = self.device.type == "cuda"
+        first_traced = replace(first.plan, mode="traced", graph=on_gpu)
+        loop = Plan("loop", mode="traced", graph=on_gpu, precision=self.precision)
+        loops = [loop, replace(loop, channels_last=True)] if convolves else [loop]
+        if on_gpu and first.plan.strategy == "loop":
+            # Programs of a large network take long to make, so the layout that tensor cores read comes first, or alone.
+            return loops[::-1] if self.precision == "fp32" else loops[-1:]
+        if self.strategy != "auto":
+            extras = [replace(first_traced, columns=True)] if on_gpu and convolves else []
+            if not first.plan.vectorised and convolves:
+                extras = [replace(first_traced, channels_last=True)]
+            plans = [first_traced, *extras]
+            return plans + [replace(plan, one_core=False) for plan in plans if plan.one_core]
+        if on_gpu:
+            return [first_traced, *([replace(first_traced, columns=True)] if convolves else []), *loops]
+        threads = [replace(plan, strategy="threads") for plan in loops] if self.threads > 1 else []
+        grouped = [
+            replace(self._group_plan(size, clients), mode="traced")
+            for size in (min(clients, LARGEST_CHUNK), 32, 16, 8)
+            if size <= clients
+        ]
+        if convolves:
+            # What is usually best comes first: measuring stops when it has taken its share of the work ahead.
+            return [*loops, *threads, *grouped[-1:]]
+        several = [Plan("threads", size, "traced", precision=self.precision) for size in (16, 8)]
+        several = [plan for plan in several if threads and self.threads * plan.size(clients) <= clients]
+        return [first_traced, *grouped, *several, *loops]
+
+    def _compiled_candidates(self, part: Part, tried: list[Measured]) -> list[Plan]:
+        """Return the plans worth compiling, by how well they do without."""
+        ranked = sorted((one for one in tried if one.plan.mode == "traced"), key=lambda one: one.seconds)
+        if not ranked:
+            return []
+        chosen = ranked[:1]
+        if self.device.type == "cuda":  # the compiler favours either form of convolution, so both are tried
+            chosen += [
+                one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=not ranked[0].plan.columns)
+            ]
+        elif ranked[0].plan.vectorised and self.strategy == "auto":
+            # Compiled steps are bound by memory, so a chunk that fits the cache may win, or one per core.
+            size = min(part.usual, 10)
+            others = [self._group_plan(size, part.usual)]
+            if 1 < self.threads <= part.usual // size:
+                others.append(Plan("threads", size, precision=self.precision))
+            chosen += [replace(ranked[0], plan=plan) for plan in others]
+        plans = [replace(one.plan, mode="compiled") for one in chosen]
+        return list(dict.fromkeys(plans))
+
+    def _try(self, plans: list[Plan], part: Part, so_far: list[Measured]) -> list[Measured]:
+        """Measure plans one after another, as long as the work ahead is worth it."""
+        measured: list[Measured] = []
+        began = time.perf_counter()
+        for plan in plans:
+            ahead = min(one.ahead(part) for one in [*so_far, *measured])
+            if time.perf_counter() - began > MEASURING_SHARE * ahead and not self.compile:
+                break
+            try:
+                measured.append(self._measure(plan, part))
+            except NotVectorisable as reason:
+                log.info("%s: %s is not possible (%s)", part.name, plan, reason)
+            except torch.OutOfMemoryError:
+                log.info("%s: %s needs more memory than there is", part.name, plan)
+                torch.cuda.empty_cache()
+        return measured
+
+    def _measure(self, plan: Plan, part: Part) -> Measured:
+        """Time a plan on a few real steps, after one that makes its programs."""
+        size = plan.size(len(part.clients))
+        workers = self.threads if plan.strategy == "threads" else 1
+        starts = range(0, min(workers * size, len(part.clients)), size)
+        groups = [part.clients[start : start + size] for start in starts]
+
+        def time_steps(limit: int) -> tuple[float, int, int]:
+            scanners = [Scanner(part.population, plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
+
+            def one(position: int) -> None:
+                with torch.no_grad(), arithmetic(plan.precision), limit_cores(plan):
+                    assignment, cohort = part.prepare(groups[position], scanners[position])
+                    work_of(assignment)(cohort)
+
+            if plan.strategy == "threads":
+                with one_thread_each():
+                    list(self._pool.map(one, range(len(groups))))
+            else:
+                one(0)
+            steps = sum(scanner.tally.client_steps for scanner in scanners)
+            planned = sum(scanner.tally.planned for scanner in scanners)
+            return max(scanner.tally.seconds for scanner in scanners), steps, planned
+
+        samples = part.task.splits["train"].sizes(part.clients)
+        share = samples[: sum(map(len, groups))].sum() / max(samples.sum(), 1)
+
+        def estimate(seconds: float, steps: int, planned: int) -> Measured:
+            return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
+
+        def matters(one: Measured) -> bool:
+            """Return whether the figure decides anything."""
+            return bool(self.compile) or one.ahead(part) > WORTH_MEASURING / 3
+
+        first = estimate(*time_steps(limit=1))  # it also makes the programs, and so takes longer than the others
+        if not matters(first):
+            return first
+        # The better of two, so a moment in which the machine was busy elsewhere decides nothing.
+        seconds, steps, planned = min(time_steps(limit=2), time_steps(limit=2))
+        rough = estimate(seconds, steps, planned)
+        if not steps or seconds >= 0.2 or not matters(rough):
+            return rough
+        # Too short to trust: take as many steps as fit into a fifth of a second.
+        limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))
+        found = [time_steps(limit)]
+        found += [time_steps(limit) for _ in range(int(np.clip(0.2 / max(found[0][0], 1e-6), 1, 8)))]
+        return min((estimate(*one) for one in found), key=lambda one: one.seconds)
+
+
+def parse_strategy(text: str) -> tuple[Any, int | None]:
+    """Parse `auto`, `loop`, `threads`, `whole`, `chunk:N`, or `threads:N` for chunks of N in threads."""
+    if text in ("auto", "loop", "threads", "whole"):
+        return text, None
+    name, _, number = text.partition(":")
+    if name in ("chunk", "threads") and number.isdigit() and int(number) >= 1:
+        return name, int(number)
+    raise EngineError(
+        f"`strategy` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got {text!r}."
+    )
+
+
+def limit_cores(plan: Plan) -> AbstractContextManager[None]:
+    """Use one core for a plan that asks for it; in threads, each has one already."""
+    return one_thread_each() if plan.one_core else nullcontext()
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Let several threads share the cores, with one core each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _speed_facts(task: Facts) -> Hashable:
+    """Return the facts of a task that the speed of a plan depends on."""
+    return task.network.signature, tuple(task.sample.shape), task.training.batch_size
+
+
+def _convolves(task: Task) -> bool:
+    return any(isinstance(part, nn.Conv2d) for part in task.network.submodules())
+
+
+def _fills_a_gpu(task: Task) -> bool:
+    """Return whether one client's step keeps a GPU busy by itself."""
+    return task.network.parameters * task.training.batch_size >= FILLS_A_GPU
