@@ -148,5 +148,5 @@ def test_more_rounds_are_refused(task: Task) -> None:
 
 def test_a_method_must_say_what_it_makes_of_the_uploads(task: Task) -> None:
     report = play(task, OneShot(epochs=0))
-    with pytest.raises(NotImplementedError, match=r"OneShot must define fused\(\)"):
+    with pytest.raises(NotImplementedError, match=r"OneShot must define combine\(\)"):
         report.algorithm.shared(report.server)
