@@ -82,9 +82,9 @@ class Size:
 
 def methods() -> list[str]:
     """All that take rounds: a method that uploads once has no time per round."""
-    from atoll.algorithms import found
+    from atoll.algorithms import list_methods
 
-    names = sorted(name for name, method in found().items() if not method.one_shot)
+    names = sorted(name for name, method in list_methods().items() if not method.one_shot)
     return [variant for name in names for variant in VARIANTS.get(name, (name,))]
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll import Algorithm, LocalEngine, Report, Task, federate
-from atoll.algorithms import found
+from atoll.algorithms import list_methods
 from atoll.algorithms.fedavg import FedAvg
 from atoll.data.datasets import load
 from atoll.data.partition import Dirichlet, Iid
@@ -59,7 +59,7 @@ def main() -> None:
     device = asked.device
     local.WORTH_MEASURING = 0.0  # so that traced programs and CUDA graphs are among what is measured
     task = Task.build(load("digits"), Dirichlet(0.5), clients=10, model=Net, public=0.1)
-    for name, method in found().items():
+    for name, method in list_methods().items():
         if not re.search(asked.only, name):
             continue
         try:

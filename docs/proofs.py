@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.algorithms import found
+from atoll.algorithms import list_methods
 from atoll.kernel.algorithm import Algorithm, WithEverybody
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +75,7 @@ def when(values: Mapping[str, Any]) -> str:
 
 def page() -> str:
     """The whole page."""
-    shown, methods = proofs(), dict(sorted(found().items()))
+    shown, methods = proofs(), dict(sorted(list_methods().items()))
     rows, totals = [], Counter[str]()
     for name, method in methods.items():
         mine, file = shown[name], name.replace("-", "_") + ".py"

@@ -114,9 +114,9 @@ def test_asking_for_help_does_not_wait_for_torch():
 
 # -- plain words -------------------------------------------------------------------------------------------------------
 
-PLAIN = (  # the rooms that are held to it; more will come
-    "cli", "compose", "data", "experiments", "federation.py", "kernel", "metrics", "models", "records", "runtime",
-    "testing",
+PLAIN = (  # the rooms that are held to it; only the report room is missing
+    "algorithms", "cli", "compose", "data", "experiments", "federation.py", "kernel", "metrics", "models", "records",
+    "runtime", "testing", "toolbox",
 )  # fmt: skip
 # Openers of docstrings that answer a question nobody asked: "Of the objective.", "As it was."
 OPENERS = (
@@ -124,13 +124,16 @@ OPENERS = (
     "These They This Those To What Whatever When Where Whether Which Who Whoever Whom Whose With Without"
 )
 PARTICIPLES = (
-    "added allowed arrived asked averaged begun beside closed concatenated counted cropped dealt decoded drawn encoded "
-    "enumerated existing fetched found generated given harmed heard joined kept known listed locked made measured "
-    "mixed moved named needed normalised observed padded parted permuted rotated said seeded seen sent settled shown "
-    "spoken stacked standardised taken timed told tracked turned unused used whole"
+    "added aligned allowed applied arrived asked augmented averaged begun beside carried chosen closed concatenated "
+    "concluded contrasted counted cropped damped dealt decoded descended distilled diversified divided drawn encoded "
+    "enumerated existing expanded faded fetched fitted found fused gated generated given harmed heard imagined "
+    "informed joined kept known learned listed locked made maximised measured mixed moved named needed normalised "
+    "observed opened padded parted passed permuted queued redrawn refined reminded reordered resampled reshuffled "
+    "resolved rotated said seeded seen sent settled shown shrunk shuffled spoken stacked standardised stepped "
+    "summarised taken taught timed told tracked trained tuned turned undone unmoved unused used whole"
 )
 OF_THE_KERNEL = {"beside", "joined", "moved", "stacked"}  # names that its protocols prescribe, or that methods call
-SO_THAT = 8  # most of them say how something is scaled or merged
+SO_THAT = 6  # most of them say how something is scaled or merged
 
 
 def functions(room):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.algorithms import found
+from atoll.algorithms import list_methods
 from atoll.kernel.algorithm import hyperparameters
 from atoll.kernel.errors import AtollError
 from atoll.runtime.engines.planning import one_thread_each
@@ -17,7 +17,7 @@ from atoll.runtime.engines.planning import one_thread_each
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-METHODS = found()
+METHODS = list_methods()
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 

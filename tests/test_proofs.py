@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from atoll.algorithms import found
+from atoll.algorithms import list_methods
 
 ROOT = Path(__file__).parents[1]
 DEFECTS = (ROOT / "docs" / "concepts" / "defects.md").read_text()
@@ -36,7 +36,7 @@ def test_every_theory_test_says_what_it_shows_and_of_which_methods(proofs: Modul
         for test in proofs.functions(path) if path.name != "test_defects.py" else ():
             marks = proofs.marks(test)
             assert len(marks) == 1, f'{path.name}: mark {test.name}, as in @pytest.mark.closed_form("ditto")'
-            assert set(marks[0][1]) <= set(found())
+            assert set(marks[0][1]) <= set(list_methods())
             assert marks[0][1] == sorted(marks[0][1])
 
 

@@ -34,7 +34,7 @@ def test_the_first_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_counts_the_methods() -> None:
-    methods = algorithms.found().values()
+    methods = algorithms.list_methods().values()
     assert f"**{len(methods)} methods**" in README
     assert f"**One shot**: {sum(method.one_shot for method in methods)} methods" in README
 

@@ -19,10 +19,10 @@ from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, build
 from atoll.runtime.serialise import size_of
 from atoll.testing.conformance import personal_models, play, quadratics
-from atoll.toolbox.client.blocks import Blocks, Talkative, blocks_of
-from atoll.toolbox.objectives.margins import margins, own_moments, said
+from atoll.toolbox.client.blocks import BlockFeatures, Blocks, blocks_of
+from atoll.toolbox.objectives.margins import margin_logits, margins, own_moments
 from atoll.toolbox.server.prototypes import unit
-from atoll.toolbox.server.splitting import SCALE, TEMPERATURE, held, relative, sizes, taught, votes
+from atoll.toolbox.server.splitting import SCALE, TEMPERATURE, held_gradient, relative, sizes, student_gradient, votes
 
 CLASSES, SIZE = 3, 6
 quick = partial(ABHS, epochs=2, base_epochs=2, student_epochs=3, personal_epochs=1)
@@ -180,7 +180,7 @@ def test_who_has_no_sample_of_a_class_is_not_heard_about_it(task: Task) -> None:
 def test_features_that_point_elsewhere_are_not_mixed(task: Task) -> None:
     server = play(task, quick(theta=2.0, student_epochs=0)).server
     for agreement, beside in ((0.29, {"shares"}), (0.31, {"shares", "prototypes"})):
-        shared = quick().fused({**server, "agreement": torch.tensor(agreement)})
+        shared = quick().combine({**server, "agreement": torch.tensor(agreement)})
         assert isinstance(shared, Predictor)
         assert {name for name in shared.beside if not name.startswith("member.")} == beside
 
@@ -218,8 +218,8 @@ class Watched(ABHS):
 
     seen: ClassVar[dict[str, Tensor]] = {}
 
-    def taught_logits(self, server: dict[str, Any], replies: Replies, x: Tensor) -> Tensor:
-        self.seen.update(x=x, logits=super().taught_logits(server, replies, x))
+    def teaching_logits(self, server: dict[str, Any], replies: Replies, x: Tensor) -> Tensor:
+        self.seen.update(x=x, logits=super().teaching_logits(server, replies, x))
         return self.seen["logits"]
 
 
@@ -229,7 +229,7 @@ def test_a_student_learns_margins(task: Task, make_cohort: Callable[..., Cohort]
     models, x = report.server["models"], Watched.seen["x"]
     told = margins(own_moments(make_cohort(task), models)) * SCALE
     features = torch.stack([features_of(task, models.client(k), x) for k in range(task.clients)])
-    torch.testing.assert_close(Watched.seen["logits"], said(features, told), rtol=0, atol=1e-9)
+    torch.testing.assert_close(Watched.seen["logits"], margin_logits(features, told), rtol=0, atol=1e-9)
     assert "moments" not in {m.field for m in play(task, quick(student_epochs=0)).ledger.messages()}
 
 
@@ -252,8 +252,8 @@ def test_the_gradient_of_the_student_by_hand(task: Task, split: int, mask: Tenso
     said = torch.from_numpy(draw.normal(size=(4, SIZE + CLASSES)))
     likely = torch.from_numpy(draw.dirichlet([1.0] * CLASSES, size=4))
     wanted = torch.cat([said, likely, F.one_hot(y, CLASSES).double()], 1)
-    batch = Batch(x, wanted, mask, None, task.network.through(Talkative), Variant())
-    g, after, _ = taught(blocks, split, 0.7, 0.3, task.network.initial, batch)
+    batch = Batch(x, wanted, mask, None, task.network.through(BlockFeatures), Variant())
+    g, after, _ = student_gradient(blocks, split, 0.7, 0.3, task.network.initial, batch)
     module = task.network._original.requires_grad_(True)
     z, logits = module.features(x), module(x)
     each = TEMPERATURE**2 * F.kl_div((logits / TEMPERATURE).log_softmax(1), likely, reduction="none").sum(1)
@@ -276,7 +276,7 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
     names, others = blocks_of(task.public_facts()).above(0), [task.network.initial * 1.1, task.network.initial * 0.7]
     batch = Batch(task.x[:5], task.y[:5], None, None, task.network, Variant())
     given = {"many": others, "shares": torch.tensor([0.25, 0.75]).double(), "beta": 0.4}
-    g, _, loss = held(names, task.network.initial, batch, given)
+    g, _, loss = held_gradient(names, task.network.initial, batch, given)
     module = task.network._original.requires_grad_(True)
     wanted = 0.25 * features_of(task, others[0], batch.x) + 0.75 * features_of(task, others[1], batch.x)
     fit = F.cross_entropy(module(batch.x), batch.y)
@@ -285,7 +285,7 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(loss, fit.detach())
     above = blocks_of(task.public_facts()).above(1)
-    assert set(held(above, task.network.initial, batch, given)[0]) == {
+    assert set(held_gradient(above, task.network.initial, batch, given)[0]) == {
         "head.weight",
         "head.bias",
     }

@@ -41,7 +41,7 @@ def votes_of_epochs(task: Task, **more: float) -> list[torch.Tensor]:
             return votes
 
     models = stack([task.network.initial * factor for factor in (1.0, -1.0, 3.0)])
-    Watched(**SMALL, **more).learned(bench_of(task), task.network.initial, models)
+    Watched(**SMALL, **more).learn(bench_of(task), task.network.initial, models)
     return seen
 
 

@@ -15,7 +15,7 @@ from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import personal_models, play, quadratics
-from atoll.toolbox.server.synthesis import together
+from atoll.toolbox.server.synthesis import combine_logits
 
 SMALL: dict[str, Any] = {"server_epochs": 2, "generator_steps": 2, "server_batch": 6, "noise": 4, "width": 4}
 
@@ -47,13 +47,15 @@ def test_the_student_learns_of_all_models_alike() -> None:
     logits = torch.tensor([[[2.0, 0.0]], [[0.0, 4.0]]], dtype=torch.float64)
     for each, expected in (([0.5, 0.5], [[1.0, 2.0]]), ([3.0, 3.0], [[1.0, 2.0]]), ([1.0, 0.0], [[2.0, 0.0]])):
         votes = Params.of(votes=torch.tensor(each, dtype=torch.float64))
-        torch.testing.assert_close(together(logits, {"votes": votes}), torch.tensor(expected, dtype=torch.float64))
+        torch.testing.assert_close(
+            combine_logits(logits, {"votes": votes}), torch.tensor(expected, dtype=torch.float64)
+        )
 
 
 def test_votes_that_are_all_0_stay_finite() -> None:
     logits = torch.ones(2, 1, 2, dtype=torch.float64)
     votes = Params.of(votes=torch.zeros(2, dtype=torch.float64))
-    assert torch.equal(together(logits, {"votes": votes}), torch.zeros(1, 2, dtype=torch.float64))
+    assert torch.equal(combine_logits(logits, {"votes": votes}), torch.zeros(1, 2, dtype=torch.float64))
 
 
 def test_the_step_size_falls_to_nothing(task: Task) -> None:
@@ -69,7 +71,7 @@ def test_the_step_size_falls_to_nothing(task: Task) -> None:
     moved = []
     for epoch in range(2):
         cohort = bench.cohort(task.x, task.y, batch_size=len(task.x))
-        state = method.answering.passed({"w": w, "velocity": w.zeros()}, given, cohort, epoch)
+        state = method.answering.pass_over({"w": w, "velocity": w.zeros()}, given, cohort, epoch)
         moved.append((state["w"].client(0) - w).norm())
     torch.testing.assert_close(moved[1], moved[0] / 2, rtol=1e-6, atol=0)
 

@@ -12,7 +12,7 @@ from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.local import Local
 from atoll.testing.conformance import personal_models, play
 from atoll.toolbox.oneshot import ClassVotes, class_shares
-from atoll.toolbox.server.voting import Of, together
+from atoll.toolbox.server.voting import Of, combine_votes
 
 WEIGHTINGS: tuple[ClassVotes, ...] = ("samples", "sqrt", "uniform", "classes")
 
@@ -53,20 +53,20 @@ def test_a_constant_in_the_logits_of_a_member_changes_nothing(of: Of) -> None:
     labels = Stack.of(counts=torch.tensor([[3.0, 1.0, 0.0], [1.0, 0.0, 2.0]], dtype=torch.float64))
     shares = class_shares(labels, "classes")
     moved = outputs + torch.tensor([5.0, -2.0], dtype=torch.float64)[:, None, None]
-    torch.testing.assert_close(together(moved, shares, of), together(outputs, shares, of), rtol=0, atol=1e-12)
+    torch.testing.assert_close(combine_votes(moved, shares, of), combine_votes(outputs, shares, of), rtol=0, atol=1e-12)
 
 
 def test_probabilities_of_sure_members_stay_finite() -> None:
     outputs = torch.tensor([[[1e4, 0.0]], [[2e4, 0.0]]], dtype=torch.float64)
     shares = torch.full((2, 2), 0.5, dtype=torch.float64)
-    assert together(outputs, shares, "probs").isfinite().all()
+    assert combine_votes(outputs, shares, "probs").isfinite().all()
 
 
 def test_nobody_is_heard_about_a_class_it_never_saw() -> None:
     # The second client alone has class 1, and only it decides on its logit.
     shares = class_shares(Stack.of(counts=torch.tensor([[4.0, 0.0], [1.0, 5.0]])), "classes")
     outputs = torch.tensor([[[3.0, -3.0]], [[-1.0, 1.0]]])
-    assert together(outputs, shares, "logits")[0, 1] == 1.0
+    assert combine_votes(outputs, shares, "logits")[0, 1] == 1.0
 
 
 def test_new_clients_and_old_ones_have_the_same_ensemble(task: Task) -> None:

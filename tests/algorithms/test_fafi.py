@@ -85,7 +85,7 @@ def test_two_different_views_are_seen(make_task: Callable[..., Task]) -> None:
 )
 def test_an_option_overrides_its_profile(half: str, option: str) -> None:
     def says(method: FAFI, name: str) -> object:
-        return getattr(method, half).says(name)
+        return getattr(method, half).value_of(name)
 
     clean, faithful = (FAFI(profile=profile) for profile in ("clean", "faithful"))  # type: ignore[arg-type]
     assert says(clean, option) != says(faithful, option)

@@ -11,7 +11,7 @@ from samples import answers, own, with_public
 from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Params, Task
-from atoll.algorithms.answers.refined import refined
+from atoll.algorithms.answers.refined import refine
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_plus import FAFIPlus
 from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
@@ -23,12 +23,12 @@ from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
 from atoll.toolbox.objectives import alignment
 from atoll.toolbox.objectives.contrastive import UNLABELLED, ContrastSet, supervised_contrast
-from atoll.toolbox.objectives.margins import margins, said
+from atoll.toolbox.objectives.margins import margin_logits, margins
 from atoll.toolbox.objectives.negatives import filled_queue
 from atoll.toolbox.objectives.prototypical import Seen
 from atoll.toolbox.objectives.terms import Composed
 from atoll.toolbox.server.fusion import discernment
-from atoll.toolbox.server.pools import class_means, redrawn
+from atoll.toolbox.server.pools import class_means, redraw
 from atoll.toolbox.server.triangles import triangle
 
 WEIGHT = "head.weight"
@@ -222,7 +222,7 @@ def test_a_bank_of_another_network_is_said_aloud(task: Task, caplog: pytest.LogC
 
 def test_another_network_has_the_same_numbers_elsewhere(task: Task) -> None:
     report = play(task, FAFI(epochs=0))
-    other = redrawn(Workbench(report.population, report.engine, round=-1), task.network.initial)
+    other = redraw(Workbench(report.population, report.engine, round=-1), task.network.initial)
     for name, leaf in task.network.initial.items():
         assert torch.equal(other[name].flatten().sort().values, leaf.flatten().sort().values)
     assert not torch.equal(other["body.1.weight"], task.network.initial["body.1.weight"])
@@ -365,7 +365,7 @@ def test_a_queue_has_room_for_a_quarter_of_the_samples(
     make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]
 ) -> None:
     cohort = make_cohort(make_task(sizes=(1, 9, 200), dtype=torch.float64))
-    assert Composed(queue=16).carried(cohort)["queue"]["room"].tolist() == [1, 2, 16]
+    assert Composed(queue=16).initial_carry(cohort)["queue"]["room"].tolist() == [1, 2, 16]
 
 
 def test_classes_must_fit_into_a_simplex(make_task: Callable[..., Task]) -> None:
@@ -411,7 +411,9 @@ def test_clients_answer_by_margins_if_asked(task: Task, profile: Literal["clean"
         shared = answers(task, FAFI(profile=profile).shared(server), task.x)
         for share in (0.25, 1.0):
             found = answers(task, FAFIPlus(own=share, own_by="margins").shared(server), task.x)
-            torch.testing.assert_close(found, torch.lerp(shared, 16 * said(features, told), share), rtol=0, atol=1e-9)
+            torch.testing.assert_close(
+                found, torch.lerp(shared, 16 * margin_logits(features, told), share), rtol=0, atol=1e-9
+            )
     torch.testing.assert_close(server["margins"]["weight"], 16 * told["weight"], rtol=0, atol=1e-9)
 
 
@@ -451,10 +453,10 @@ def test_refined_prototypes_classify_better_and_stay_near() -> None:
     truth = F.normalize(torch.from_numpy(draw.normal(size=(3, 6))), dim=1)
     z = F.normalize(truth[y] + 0.2 * torch.from_numpy(draw.normal(size=(30, 6))), dim=1)
     first = F.normalize(truth + 0.6 * torch.from_numpy(draw.normal(size=(3, 6))), dim=1)
-    fit = [F.cross_entropy(16 * z @ F.normalize(p, dim=1).T, y) for p in (first, refined(z, y, first, 100))]
+    fit = [F.cross_entropy(16 * z @ F.normalize(p, dim=1).T, y) for p in (first, refine(z, y, first, 100))]
     assert fit[1] < 0.5 * fit[0]
-    torch.testing.assert_close(refined(z, y, first, 0), first)
-    unlabelled = refined(z, None, first, 100)
+    torch.testing.assert_close(refine(z, y, first, 0), first)
+    unlabelled = refine(z, None, first, 100)
     before, after = ((16 * z @ F.normalize(p, dim=1).T).softmax(1) for p in (first, unlabelled))
     assert torch.special.entr(after).sum(1).mean() < torch.special.entr(before).sum(1).mean()
     assert (F.cosine_similarity(unlabelled, first) > 0.8).all()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from atoll import Batch, Cohort, Params, Task
-from atoll.algorithms.fedcr import BIAS, SMALLEST, WEIGHT, FedCR, divergence, informed, with_spread
+from atoll.algorithms.fedcr import BIAS, SMALLEST, WEIGHT, FedCR, divergence, informed_gradient, with_spread
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Variant
 from atoll.kernel.randomness import Keys, generator
@@ -46,7 +46,7 @@ def test_the_gradient_by_hand(task: Task, mask: Tensor | None) -> None:
     a, b = 0.3 * normal(SIZE, SIZE, purpose="weight"), normal(SIZE, purpose="bias")
     prior = Params.of(mean=normal(CLASSES, SIZE, purpose="m"), sigma=normal(CLASSES, SIZE, purpose="s").exp())
     w = Params({**task.network.initial, WEIGHT: a, BIAS: b}, with_spread(task.network.layout))
-    g, _, loss = informed(method, "all", w, batch, prior)
+    g, _, loss = informed_gradient(method, "all", w, batch, prior)
 
     module = task.network._original.requires_grad_(True)
     a, b = a.clone().requires_grad_(True), b.clone().requires_grad_(True)
@@ -62,7 +62,7 @@ def test_the_gradient_by_hand(task: Task, mask: Tensor | None) -> None:
     for mine, theirs in zip(g.values(), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(loss, fit.detach())
-    head, _, _ = informed(method, "head", w, batch, prior)
+    head, _, _ = informed_gradient(method, "head", w, batch, prior)
     assert set(head) == {"head.weight", "head.bias"}
     assert all(torch.equal(head[name], g[name]) for name in head)
 

@@ -97,8 +97,8 @@ def test_validation_samples_are_not_distilled_on(task: Task) -> None:
     seen = []
 
     class Watched(FedDF):
-        def divided(self, bench):  # type: ignore[no-untyped-def]
-            seen.append(super().divided(bench))
+        def divide(self, bench):  # type: ignore[no-untyped-def]
+            seen.append(super().divide(bench))
             return seen[-1]
 
     play(task, Watched(**vars(algorithm)), rounds=2)

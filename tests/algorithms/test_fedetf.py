@@ -10,10 +10,10 @@ from torch import Tensor
 
 from atoll import Batch, Params, Task
 from atoll.algorithms.fedetf import FedETF
-from atoll.algorithms.trainings.etf import in_frame, to_frame
+from atoll.algorithms.trainings.etf import frame_gradient, in_frame
 from atoll.kernel.network import Variant
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.oneshot import averaged
+from atoll.toolbox.oneshot import average_models
 
 CLASSES = 3
 
@@ -34,7 +34,7 @@ def test_the_gradient_by_hand(task: Task, balanced: bool, mask: Tensor | None) -
     counts = torch.tensor([4.0, 0.0, 7.0], dtype=torch.float64)
     given = {"frame": frame(), "counts": Params.of(counts=counts) if balanced else None}
     batch = Batch(x, y, mask, None, task.network, Variant())
-    g, _, loss = to_frame(task.network.initial, batch, given)
+    g, _, loss = frame_gradient(task.network.initial, batch, given)
     module = task.network._original.requires_grad_(True)
     u = module(x)
     z = 16 * (u / u.norm(dim=1, keepdim=True)) @ (frame()["directions"] / 16).T
@@ -53,7 +53,7 @@ def test_a_client_counts_its_own_classes(task: Task) -> None:
     assert len(y) == 1
     counts = Params.of(counts=F.one_hot(y[0], CLASSES).to(torch.float64))
     w = task.network.initial
-    g, _, _ = to_frame(w, Batch(x, y, None, None, task.network, Variant()), {"frame": frame(), "counts": counts})
+    g, _, _ = frame_gradient(w, Batch(x, y, None, None, task.network, Variant()), {"frame": frame(), "counts": counts})
     for name, leaf in g.items():
         torch.testing.assert_close(models[name][1], w[name] - 0.1 * leaf, rtol=0, atol=1e-12)
 
@@ -66,7 +66,7 @@ def test_models_answer_together_or_averaged(task: Task) -> None:
     expected = sum(p * one for p, one in zip(share, z, strict=True))
     torch.testing.assert_close(answers(task, report.algorithm.shared(report.server), x), expected, rtol=0, atol=1e-12)
     other = play(task, FedETF(epochs=2, scale=16.0, answer="average"))
-    one = averaged(models, share)
+    one = average_models(models, share)
     found = other.algorithm.shared(other.server)
     batch = Batch(x, x[:, :0], None, None, task.network, Variant(train=False))
     torch.testing.assert_close(answers(task, found, x), in_frame(one, frame(), batch), rtol=0, atol=1e-12)

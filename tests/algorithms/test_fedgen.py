@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll import LocalEngine, Task, Training
 from atoll.algorithms.fedavg import FedAvg
-from atoll.algorithms.fedgen import FedGen, Given, alike, any_of, reminded
+from atoll.algorithms.fedgen import FedGen, Given, any_of, collapse, reminded_gradient
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
 from atoll.kernel.network import NO_NETWORK, Variant
@@ -54,7 +54,7 @@ def test_steps_on_the_generator_by_hand(task: Task) -> None:
     method = FedGen(server_steps=3, server_batch=8, noise=4, hidden=6, server_lr=0.01)
     bench, heads = bench_of(task), heads_of(task, 1.0, -2.0)
     counts = torch.tensor([[4.0, 1.0, 0.0], [4.0, 3.0, 0.0]], dtype=torch.float64)
-    found = method.taught(None, heads, counts, bench)
+    found = method.teach(None, heads, counts, bench)
     start = conditional_perceptron(4, CLASSES, 6, 6, draw=bench.generator("first generator"), like=counts)
     module = module_of(start)
     optimiser = torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=method.weight_decay)
@@ -99,7 +99,7 @@ def test_the_teachers_are_the_clients_heads_each_for_the_classes_it_has(task: Ta
     counts = torch.tensor([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0]], dtype=torch.float64)
     heads = heads_of(task, 8.0, -8.0)
     method = FedGen(server_steps=200, server_lr=0.01)
-    generator = method.taught(None, heads, counts, bench_of(task))
+    generator = method.teach(None, heads, counts, bench_of(task))
     noise = torch.from_numpy(bench_of(task).generator("else").normal(size=(50, method.noise)))
     for k in range(2):
         y = torch.full((50,), k)
@@ -112,16 +112,16 @@ def test_the_teachers_are_the_clients_heads_each_for_the_classes_it_has(task: Ta
 def test_the_generator_is_taught_on_from_round_to_round(task: Task) -> None:
     counts, heads = torch.ones(2, CLASSES, dtype=torch.float64), heads_of(task, 1.0, 2.0)
     method = FedGen(server_steps=2)
-    once = method.taught(None, heads, counts, bench_of(task))
-    again = method.taught(once, heads, counts, bench_of(task))
+    once = method.teach(None, heads, counts, bench_of(task))
+    again = method.teach(once, heads, counts, bench_of(task))
     assert 0 < (again - once).norm() < 0.1 * once.norm()
 
 
 def test_different_noise_must_make_different_features() -> None:
     noise = torch.tensor([[0.0], [2.0]])
-    assert alike(noise, torch.ones(2, 5)) == 1
+    assert collapse(noise, torch.ones(2, 5)) == 1
     # |e_i - e_j|^2 = 4 and |z_i - z_j| = 3 for two of four pairs.
-    assert alike(noise, torch.tensor([[0.0], [3.0]])) == pytest.approx(torch.exp(torch.tensor(-6.0)))
+    assert collapse(noise, torch.tensor([[0.0], [3.0]])) == pytest.approx(torch.exp(torch.tensor(-6.0)))
 
 
 # -- the clients ---------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_the_gradient_of_a_client_by_hand(task: Task, mask: Tensor | None) -> No
     w, values = task.network.initial, conditional_perceptron(4, CLASSES, 6, 6, draw=generator(0, "test"), like=x)
     known = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     given = Given(values, known, *torch.tensor([0.7, 0.3], dtype=torch.float64))
-    g, after, loss = reminded(w, batch, given)
+    g, after, loss = reminded_gradient(w, batch, given)
 
     module = task.network._original.requires_grad_(True)
     drawn = any_of(known, batch.uniform("labels", 5))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from atoll import LocalEngine, Task, Training
-from atoll.algorithms.fedgen_local import FedGenLocal, augmented
+from atoll.algorithms.fedgen_local import FedGenLocal, augmented_gradient
 from atoll.algorithms.local import Local
 from atoll.kernel.algorithm import Arrival, Limits, Replies
 from atoll.kernel.batch import Batch
@@ -74,7 +74,7 @@ def replied(method: FedGenLocal, bench: Workbench, counts: list[list[float]], cl
 def test_clients_and_classes_are_drawn_as_often_as_they_are_in_the_data(task: Task) -> None:
     method, bench = FedGenLocal(samples=4000), bench_of(task)
     counts = [[3.0, 0.0, 1.0], [0.0, 4.0, 0.0]]
-    made = method.drawn(replied(method, bench, counts, clients=[0, 1]))
+    made = method.draw_samples(replied(method, bench, counts, clients=[0, 1]))
     assert made["x"].shape == (4000, 4)
     makers = made["x"].mean(1).round().long() - 1
     assert (made["x"] - (makers + 1.0)[:, None]).abs().max() < 0.1  # the least spread
@@ -87,8 +87,8 @@ def test_clients_and_classes_are_drawn_as_often_as_they_are_in_the_data(task: Ta
 def test_the_order_of_replies_does_not_matter(task: Task) -> None:
     method, bench = FedGenLocal(samples=50), bench_of(task)
     counts = [[3.0, 0.0, 1.0], [0.0, 4.0, 0.0]]
-    one = method.drawn(replied(method, bench, counts, clients=[0, 3]))
-    other = method.drawn(replied(method, bench, counts[::-1], clients=[3, 0]))
+    one = method.draw_samples(replied(method, bench, counts, clients=[0, 3]))
+    other = method.draw_samples(replied(method, bench, counts[::-1], clients=[3, 0]))
     assert torch.equal(one["x"], other["x"])
     assert torch.equal(one["y"], other["y"])
 
@@ -124,7 +124,7 @@ def test_the_gradient_with_generated_samples_by_hand(task: Task) -> None:
     x, y, mask = task.x[:5], task.y[:5], torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     batch = Batch(x, y, mask, Keys(torch.tensor(1), torch.tensor(2)), task.network, Variant())
     made = Params.of(x=task.x[5:12], y=task.y[5:12])
-    g, _, loss = augmented(task.network.initial, batch, made, share=0.3)
+    g, _, loss = augmented_gradient(task.network.initial, batch, made, share=0.3)
     place = (batch.uniform("places", 5) * 7).long()
     module = task.network._original
     own = (F.cross_entropy(module(x), y, reduction="none") * mask).sum() / 4
@@ -139,7 +139,7 @@ def test_the_classifier_is_trained_on_what_was_drawn(task: Task) -> None:
     method, bench = Classifier(server_epochs=3, samples=20), bench_of(task)
     replies = replied(method, bench, [[3.0, 0.0, 1.0], [0.0, 4.0, 0.0]], clients=[0, 1])
     w = method.aggregate(method.start(task.public_facts()), replies).w
-    made = method.drawn(replies)
+    made = method.draw_samples(replies)
     alone = sgd(bench.cohort(made["x"], made["y"]), start=task.network.initial, epochs=3).client(0)
     assert all(torch.equal(w[name], alone[name]) for name in w)
     assert (w - task.network.initial).norm() > 0

@@ -12,7 +12,7 @@ from samples import Shaken, answers, with_public
 from torch import Tensor
 
 from atoll import Batch, LocalEngine, Params, Task
-from atoll.algorithms.answers.fedic import Calibrated, divided, heard, learn, teacher, uncalibrated
+from atoll.algorithms.answers.fedic import Calibrated, divide, initial_calibration, learn, teacher, teacher_inputs
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedic import FEDIC
 from atoll.algorithms.oneshot_avg import OneShotAvg
@@ -25,7 +25,7 @@ from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
 from atoll.toolbox.pairs import Pair
-from atoll.toolbox.server.adam import unmoved
+from atoll.toolbox.server.adam import no_past
 
 PUBLIC = 20
 
@@ -47,7 +47,7 @@ def said(clients: int = 3, samples: int = 5, classes: int = 4, features: int = 2
 def test_the_teacher_by_hand() -> None:
     heard = said()
     with default_generator(1):
-        c = uncalibrated(heard).map(torch.randn_like)
+        c = initial_calibration(heard).map(torch.randn_like)
     for n in range(5):
         logits = heard["logits"][:, n]
         a = [1 / (1 + torch.exp(-(c["u"] @ one + c["b"]))) for one in logits]
@@ -62,17 +62,17 @@ class Watching(Calibrated):
 
     seen: ClassVar[dict[str, Any]] = {}
 
-    def tuned(self, bench, w, known):  # type: ignore[no-untyped-def]
-        self.seen.update(bench=bench, average=w, known=known, tuned=super().tuned(bench, w, known))
+    def tune(self, bench, w, known):  # type: ignore[no-untyped-def]
+        self.seen.update(bench=bench, average=w, known=known, tuned=super().tune(bench, w, known))
         return self.seen["tuned"]
 
-    def fitted(self, bench, said, y):  # type: ignore[no-untyped-def]
-        self.seen.update(said=said, fitted=super().fitted(bench, said, y))
+    def fit_calibration(self, bench, said, y):  # type: ignore[no-untyped-def]
+        self.seen.update(said=said, fitted=super().fit_calibration(bench, said, y))
         return self.seen["fitted"]
 
-    def taught(self, bench, w, unlabelled, known):  # type: ignore[no-untyped-def]
+    def teach(self, bench, w, unlabelled, known):  # type: ignore[no-untyped-def]
         self.seen.update(start=w, unlabelled=unlabelled)
-        return super().taught(bench, w, unlabelled, known)
+        return super().teach(bench, w, unlabelled, known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
     assert all(torch.equal(seen["average"][name], leaf) for name, leaf in average.items())
     before, after = (F.cross_entropy(answers(task, w, x), y) for w in (average, seen["tuned"]))
     assert after < before
-    start = uncalibrated(seen["said"])
+    start = initial_calibration(seen["said"])
     before, after = (F.cross_entropy(teacher(c, seen["said"]), y) for c in (start, seen["fitted"]))
     assert after < before
     models = play(task, FEDIC(epochs=3, server_epochs=0, fit_epochs=0))
@@ -105,7 +105,7 @@ def test_wanted_answers_are_those_of_the_teacher(task: Task) -> None:
     seen = Watching.seen
     x, wanted = seen["unlabelled"]
     models = play(task, Ensemble(epochs=1)).server["models"]
-    expected = teacher(seen["fitted"], heard(seen["bench"], models, seen["tuned"], x))
+    expected = teacher(seen["fitted"], teacher_inputs(seen["bench"], models, seen["tuned"], x))
     torch.testing.assert_close(wanted, (expected / 4).softmax(1), rtol=0, atol=1e-12)
     assert all(torch.equal(seen["start"][name], leaf) for name, leaf in seen["average"].items())
 
@@ -118,7 +118,7 @@ def test_a_step_of_the_student_by_hand(task: Task, mask: Tensor | None) -> None:
     batch = Batch(x, wanted, mask, Keys(torch.tensor(3), torch.tensor(4)), task.network, Variant())
     w = task.network.initial
     given = {"lr": torch.tensor(0.01), "steps": 9, "known": known, "size": 2, "temperature": 2.0}
-    end = learn({"w": w, "past": unmoved(w)}, batch, given)["w"]
+    end = learn({"w": w, "past": no_past(w)}, batch, given)["w"]
     module = task.network._original.requires_grad_(True)
     real = torch.ones(5, dtype=torch.float64) if mask is None else mask
     apart = F.kl_div((module(x) / 2).log_softmax(1), wanted, reduction="none").sum(1)
@@ -136,11 +136,11 @@ def test_the_labelled_samples_are_as_many_of_every_class(make_task: Callable[...
     frequent = torch.tensor([0] * 45 + [1] * 13 + [2] * 2)
     bench = bench_of(replace(task, public=(x, frequent)))
     for share, expected in ((0.1, [2, 2, 2]), (0.2, [5, 5, 2]), (0.5, [15, 13, 2])):
-        others, (known, labels) = divided(bench, share)
+        others, (known, labels) = divide(bench, share)
         assert torch.bincount(labels).tolist() == expected
         assert len(others) == 60 - sum(expected)
         assert torch.equal(torch.cat([others, known]).sort(0).values, x.sort(0).values)
-    _, (_, seven) = divided(bench, 7 / 60)
+    _, (_, seven) = divide(bench, 7 / 60)
     assert sorted(torch.bincount(seven).tolist()) == [2, 2, 3]
 
 
@@ -162,7 +162,7 @@ def test_labels_of_the_others_are_read_to_choose_alone(task: Task) -> None:
     assert task.public is not None
     x, y = task.public
     play(task, Watched(epochs=1, fit_epochs=1, server_epochs=1))
-    _, (known, _) = divided(Watching.seen["bench"], 0.2)
+    _, (known, _) = divide(Watching.seen["bench"], 0.2)
     labelled = (x[:, None] == known[None]).all(2).any(1)
     order = generator(Watching.seen["bench"].task.seed, "server labels").permutation(PUBLIC)
     last = max(place for place, row in enumerate(order) if labelled[row])

@@ -47,7 +47,7 @@ def test_every_layer_of_a_network_satisfies_its_system(
     n = torch.tensor([5.0, 1.0, 12.0, 7.0], dtype=torch.float64)[:, None, None]
     assert set(sent["inputs"]) == {"body.0", "body.3", "body.7", "body.9", "head"}
     for layer in sent["inputs"]:
-        a, b = (algorithm.answering.damped(sent[side][layer]) for side in ("inputs", "gradients"))
+        a, b = (algorithm.answering.damp(sent[side][layer]) for side in ("inputs", "gradients"))
         left, right = ((n * (b @ m @ a)).sum(0) for m in (matrix(found, layer), matrix(sent["model"], layer)))
         assert float((left - right).norm() / right.norm()) < 1e-9
 

@@ -68,8 +68,8 @@ def test_the_head_does_not_depend_on_the_scale_of_features(task: Task) -> None:
     bench = Workbench(Population(task, RamMemory(task.clients), 0), engine, round=0)
     x = torch.cat([task.x, torch.zeros(len(task.x), 1)], 1)  # and one feature that never changes
     algorithm = FedPFT(server_epochs=5, server_batch=8)
-    weight, bias = algorithm.answering.trained(x, task.y, bench)
-    scaled, moved = algorithm.answering.trained(100 * x + 7, task.y, bench)
+    weight, bias = algorithm.answering.train_head(x, task.y, bench)
+    scaled, moved = algorithm.answering.train_head(100 * x + 7, task.y, bench)
     torch.testing.assert_close((100 * x + 7) @ scaled.T + moved, x @ weight.T + bias, rtol=0, atol=1e-9)
     assert float((x @ weight.T + bias).std()) > 0.1
     assert weight[:, -1].abs().max() == 0

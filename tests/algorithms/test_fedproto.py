@@ -9,7 +9,7 @@ from samples import own
 from torch import Tensor
 
 from atoll import Batch, Cohort, Params, Predictor, Task
-from atoll.algorithms.fedproto import FAR, FedProto, Goal, State, aligned, nearest
+from atoll.algorithms.fedproto import FAR, FedProto, Goal, State, aligned_gradient, nearest
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Variant
 from atoll.testing.conformance import personal_models, play, quadratics
@@ -36,7 +36,7 @@ def test_the_gradient_by_hand(task: Task, mask: Tensor | None) -> None:
     # catches: a pull that carries no gradient (PFLlib's FedAMP and FedMTL), and one for classes without a prototype.
     x, y = task.x[:5], torch.tensor([0, 1, 2, 0, 2])
     batch = Batch(x, y, mask, None, task.network, Variant())
-    g, after, loss = aligned(task.network.initial, batch, Goal(prototypes(), 0.7))
+    g, after, loss = aligned_gradient(task.network.initial, batch, Goal(prototypes(), 0.7))
     module = task.network._original.requires_grad_(True)
     z, outputs = module.features(x), module(x)  # type: ignore[operator]
     each = torch.ones(5, dtype=torch.float64) if mask is None else mask

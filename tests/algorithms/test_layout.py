@@ -31,7 +31,7 @@ def test_has_a_page(file: Path) -> None:
 
 @each_file
 def test_is_found_under_the_name_of_its_file(file: Path) -> None:
-    assert file.stem.replace("_", "-") in algorithms.found()
+    assert file.stem.replace("_", "-") in algorithms.list_methods()
 
 
 @each_file
@@ -46,7 +46,7 @@ def test_docstring_names_its_source(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "cites", [pytest.param(one.cites, id=name) for name, one in algorithms.found().items() if one.cites]
+    "cites", [pytest.param(one.cites, id=name) for name, one in algorithms.list_methods().items() if one.cites]
 )
 def test_citation_is_bibtex(cites: str) -> None:
     entry = bibtex(cites)

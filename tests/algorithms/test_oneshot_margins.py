@@ -17,7 +17,7 @@ from atoll.kernel.errors import ModelError
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Params, Stack
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.objectives.margins import margins, said
+from atoll.toolbox.objectives.margins import margin_logits, margins
 from atoll.toolbox.server.triangles import triangle
 
 EXACT = {"rtol": 0.0, "atol": 1e-9}
@@ -42,7 +42,7 @@ def test_answers_by_hand(task: Task, strategy: str) -> None:
         rows.append((same.sum(0), same.T @ z, triangle(z.T @ z)))
     count, total, square = (torch.stack(part) for part in zip(*rows, strict=True))
     told = margins(Stack.of(count=count, sum=total, square=square), 0.5)
-    expected = 4 * said(torch.stack([features_of(task, w, task.x) for w in models]), told)
+    expected = 4 * margin_logits(torch.stack([features_of(task, w, task.x) for w in models]), told)
     torch.testing.assert_close(answers(task, report.algorithm.shared(report.server), task.x), expected, **EXACT)
 
 

@@ -15,7 +15,7 @@ from atoll.algorithms.oneshot_proto import OneShotProto
 from atoll.kernel.network import Variant
 from atoll.kernel.params import stack
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.oneshot import averaged
+from atoll.toolbox.oneshot import average_models
 
 CLASSES = 4  # nobody has the last one
 SHARE = torch.tensor([5, 1, 12, 7], dtype=torch.float64) / 25
@@ -54,7 +54,7 @@ def test_answers_by_hand(
     found = answers(task, report.algorithm.shared(report.server), task.x)
     models = personal_models(play(task, Local(epochs=2)))
     if encoder == "average":
-        fused = features_of(task, averaged(stack(models), SHARE), task.x)
+        fused = features_of(task, average_models(stack(models), SHARE), task.x)
     else:
         fused = sum(p * features_of(task, one, task.x) for p, one in zip(SHARE, models, strict=True))
     expected = -(fused[:, None] - by_hand(task, models, prototypes)).square().mean(2)

@@ -8,7 +8,7 @@ from samples import answers
 from torch import Tensor, nn
 
 from atoll import Params, Task
-from atoll.algorithms.answers.otfusion import matching, reordered
+from atoll.algorithms.answers.otfusion import matching, reorder
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.otfusion import OTFusion
 from atoll.kernel.errors import ModelError
@@ -16,7 +16,7 @@ from atoll.kernel.params import stack
 from atoll.kernel.randomness import generator
 from atoll.models import MLP, BodyAndHead
 from atoll.testing.conformance import play
-from atoll.toolbox.oneshot import averaged, shares
+from atoll.toolbox.oneshot import average_models, shares
 
 
 class Skipping(BodyAndHead):
@@ -59,7 +59,7 @@ def test_another_order_of_neurons_answers_the_same(
     # Also with statistics of BatchNorm that differ between channels, and where images are laid flat.
     task = make_task(model, shape=shape, dtype=torch.float64)
     one = drawn(task.network.initial, 0)
-    other = reordered(one, shuffled(1))
+    other = reorder(one, shuffled(1))
     assert not all(torch.equal(one[name], leaf) for name, leaf in other.items())
     torch.testing.assert_close(answers(task, other, task.x), answers(task, one, task.x), rtol=0, atol=1e-9)
     back = matching(other, one)
@@ -83,7 +83,7 @@ def test_all_are_matched_to_the_largest_client(make_task: Callable[..., Task]) -
     largest = sent["models"].client(2)
     matched = stack([matching(sent["models"].client(k), largest) for k in range(4)])
     found = play(task, OTFusion(epochs=3, weighting="sqrt")).server["model"]
-    expected = averaged(matched, shares(sent["labels"], "sqrt"))
+    expected = average_models(matched, shares(sent["labels"], "sqrt"))
     assert all(torch.equal(found[name], leaf) for name, leaf in expected.items())
 
 

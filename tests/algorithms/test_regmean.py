@@ -8,7 +8,7 @@ from samples import own
 from torch import nn
 
 from atoll import Batch, Cohort, Task
-from atoll.algorithms.answers.regmean import RIDGE, damped
+from atoll.algorithms.answers.regmean import RIDGE, damp
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.regmean import RegMean
 from atoll.kernel.network import Variant
@@ -21,7 +21,7 @@ from atoll.toolbox.server.triangles import symmetric
 
 def test_damping_and_ridge_by_hand() -> None:
     gram = torch.tensor([[4.0, 2.0], [2.0, 0.0]], dtype=torch.float64)
-    found = damped(gram, damping=0.25)
+    found = damp(gram, damping=0.25)
     assert found.flatten().tolist() == pytest.approx([4 + 2 * RIDGE, 0.5, 0.5, 2 * RIDGE])
 
 
@@ -40,7 +40,7 @@ def test_each_client_sends_the_mean_of_its_squares_and_its_matrix_times_that(
         batch = Batch(x, y, None, None, task.network, Variant(train=False))
         for layer, rows in inputs_of(batch, trained.client(k), ["body.1", "head"]).items():
             gram = symmetric(update.send["grams"][layer][k])
-            expected = damped(rows[:, 0].T @ rows[:, 0] / len(x), 0.5)
+            expected = damp(rows[:, 0].T @ rows[:, 0] / len(x), 0.5)
             torch.testing.assert_close(gram, expected, rtol=0, atol=1e-12)
             product = matrix(trained.client(k), layer) @ gram
             torch.testing.assert_close(update.send["products"][layer][k], product, rtol=0, atol=1e-12)

@@ -11,7 +11,7 @@ from samples import answers, own, with_public
 from torch import Tensor
 
 from atoll import Batch, Params, Task
-from atoll.algorithms.answers.rga import LEAST, standardised
+from atoll.algorithms.answers.rga import LEAST, standardise
 from atoll.algorithms.fedetf import FedETF
 from atoll.algorithms.local import Local
 from atoll.algorithms.rga import RGA
@@ -69,7 +69,7 @@ def test_answers_by_hand(task: Task, prototypes: Prototypes, moments: Moments) -
 def test_what_does_not_vary_is_left_out() -> None:
     features = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]])
     mean, deviation = torch.zeros(2, 2), torch.tensor([[2.0, 0.0], [0.0, 0.0]])
-    found = standardised(features, mean, deviation)
+    found = standardise(features, mean, deviation)
     assert found[1].tolist() == [[0.0, 0.0]]
     torch.testing.assert_close(found[0], torch.tensor([[0.5, 2 / (LEAST * 1.0)]]))
 

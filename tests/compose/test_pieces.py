@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll import Algorithm, LocalEngine, Update, federate
-from atoll.algorithms import found, name_of
+from atoll.algorithms import list_methods, name_of
 from atoll.algorithms.fedavg import FedAvg
 from atoll.compose import create
 from atoll.compose.pieces import Prox
@@ -181,7 +181,7 @@ def test_a_users_own_method_takes_pieces(tmp_path: Path, make_task, monkeypatch)
     assert Report.read(tmp_path / "run").algorithm.mu == 0.5
 
 
-@pytest.mark.parametrize("name", found())
+@pytest.mark.parametrize("name", list_methods())
 def test_a_piece_works_in_every_round_or_is_refused_before_the_first(name: str) -> None:
     """catches: fedgen+fsa, which trains by another gradient from the second round on; fafi+gate, an ensemble."""
     for piece in ("fsa", "tune", "gate"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conformance.test_cheats import CAUGHT
 
-from atoll.algorithms import found
+from atoll.algorithms import list_methods
 from atoll.algorithms.ifca import IFCA
 from atoll.compose import create
 from atoll.compose.hybrids import InClusters
@@ -507,7 +507,7 @@ def test_what_lasts_is_played_short_unless_it_is_asked_for() -> None:
 
 def test_everything_is_all_methods_and_some_that_are_put_together() -> None:
     names = set(everything())
-    assert names > set(found())
+    assert names > set(list_methods())
     assert sum("@" in name for name in names) >= 5
     assert any("+" in name for name in names)
     assert sum("/" in name for name in names) >= 5

@@ -335,7 +335,7 @@ def test_far_targets_explain_a_loss():
 
 
 def test_only_methods_that_exist_are_proposed(monkeypatch):
-    known = algorithms.found()
+    known = algorithms.list_methods()
     monkeypatch.setattr(algorithms, "found", lambda: {name: one for name, one in known.items() if name != "fedper"})
     losing = study(SAME, [0.5, 0.5, 0.1, 0.5, 0.5, 0.5], methods=("local", "fedavg"))
     assert "fedper" not in words(losing, 2, "may help")

@@ -17,9 +17,9 @@ from atoll.kernel.params import Params
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.client.blocks import Talkative, blocks_of
+from atoll.toolbox.client.blocks import BlockFeatures, blocks_of
 from atoll.toolbox.server import prototypes
-from atoll.toolbox.server.splitting import TEMPERATURE, taught
+from atoll.toolbox.server.splitting import TEMPERATURE, student_gradient
 
 CLASSES, FEATURES = 3, 4
 plain = partial(ABHS, base="initial", epochs=2, student_epochs=0, personal_epochs=0)
@@ -83,11 +83,11 @@ def test_abhs_local_of_identical_clients_averages_nothing_away() -> None:
 @pytest.mark.closed_form("abhs", "abhs-local")
 def test_a_student_that_is_its_only_teacher_has_nothing_to_learn() -> None:
     task = clients(rows(8, (0, 1, 2), seed=0))
-    blocks, network, w = blocks_of(task.public_facts()), task.network.through(Talkative), task.network.initial
+    blocks, network, w = blocks_of(task.public_facts()), task.network.through(BlockFeatures), task.network.initial
     batch = Batch(task.x, task.x, None, None, network, Variant())
     said = batch.features(w)
-    wanted = torch.cat([said, (blocks.parted(said)[-1] / TEMPERATURE).softmax(1), torch.zeros(8, CLASSES)], 1)
-    g, _, loss = taught(blocks, 2, 1.0, 0.0, w, replace(batch, y=wanted))
+    wanted = torch.cat([said, (blocks.split_by_block(said)[-1] / TEMPERATURE).softmax(1), torch.zeros(8, CLASSES)], 1)
+    g, _, loss = student_gradient(blocks, 2, 1.0, 0.0, w, replace(batch, y=wanted))
     assert abs(float(loss)) < 1e-12
     assert float(g.norm()) < 1e-12
 
@@ -105,7 +105,7 @@ def test_weights_by_volume_and_confidence_give_the_likeliest_common_direction() 
     kappa = torch.minimum(kappa, torch.quantile(kappa, 0.9))
     expected = prototypes.unit((kappa[..., None] * sums).sum(0))
     omega = prototypes.weights(counts, confidence=prototypes.confidence(sums, counts))
-    torch.testing.assert_close(prototypes.fused(sums, omega), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(prototypes.fuse(sums, omega), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.closed_form("abhs", "abhs-local")

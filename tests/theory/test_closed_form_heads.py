@@ -29,7 +29,7 @@ from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.server.mixtures import fit, log_densities, within
+from atoll.toolbox.server.mixtures import fit, log_densities, variance_within
 
 CLASSES, INPUTS, ALL = 3, 4, 24
 PARTITIONS = [(ALL,), (5, 1, 11, 7), (1,) * ALL]  # one client, some, and one sample each
@@ -176,7 +176,7 @@ def test_every_iteration_of_em_makes_the_rows_more_likely(nu: float) -> None:
     rows, same = mixture_data()
     draws = torch.from_numpy(generator(0, "start").random((6, 2)))
     live = torch.arange(6) < torch.tensor([[6], [2]])
-    pooled = within(rows, same)
+    pooled = variance_within(rows, same)
 
     def objective(iterations: int) -> float:
         found = fit(rows, same, draws, iterations=iterations, nu=nu)
@@ -214,7 +214,7 @@ def test_few_rows_have_one_gaussian_drawn_to_the_variance_within_classes() -> No
     three = rows[[3, 7, 11]]
     assert found["weight"][1].tolist() == [1, 0, 0, 0, 0, 0]
     torch.testing.assert_close(found["mean"][1, 0], three.mean(0), rtol=0, atol=1e-12)
-    expected = (3 * three.var(0, correction=0) + 2 * within(rows, few)) / 5
+    expected = (3 * three.var(0, correction=0) + 2 * variance_within(rows, few)) / 5
     torch.testing.assert_close(found["variance"][1, 0], expected, rtol=0, atol=1e-10)
 
 

@@ -110,7 +110,7 @@ class ServerAsTeacher(FedGen):
     def aggregate(self, server: Any, replies: Replies) -> Any:
         after, counts = super().aggregate(server, replies), replies.stack("labels").value
         heads = spread(after.w.part("head"), len(counts))
-        return replace(after, generator=self.taught(server.generator, heads, counts, replies.workbench))
+        return replace(after, generator=self.teach(server.generator, heads, counts, replies.workbench))
 
 
 class PositionsForClients(CFL):

@@ -95,7 +95,7 @@ def test_a_student_of_one_teacher_has_nothing_to_learn() -> None:
     task = federation([7])
     bench = bench_of(task)
     w, (x, _) = task.network.initial, bench.public
-    wanted = FedDF().wanted(bench.answers(stack([w]), x))
+    wanted = FedDF().targets(bench.answers(stack([w]), x))
     assert float(divergence(bench.answers(w, x), wanted).abs().max()) < 1e-15
     assert float(gradient(w, x, wanted, task).norm()) < 1e-15
 
@@ -141,7 +141,7 @@ def test_the_sum_over_teachers_is_their_number_times_the_mean_probability() -> N
     w, (x, _) = task.network.initial, bench.public
     logits = bench.answers(stack([2.0 * w, -1.0 * w, 0.5 * w]), x)
     each = [gradient(w, x, one.softmax(1), task) for one in logits]
-    summed, mean = (gradient(w, x, FedDF(target=one).wanted(logits), task) for one in ("per_teacher", "avg_probs"))
+    summed, mean = (gradient(w, x, FedDF(target=one).targets(logits), task) for one in ("per_teacher", "avg_probs"))
     assert_same(summed, each[0] + each[1] + each[2])
     assert_same(summed, 3.0 * mean)
 
@@ -193,8 +193,8 @@ def test_a_head_that_comes_twice_teaches_as_one() -> None:
     task = federation([4, 9, 6])
     head, counts = task.network.initial.part("head"), torch.tensor([[3.0, 1.0, 2.0]], dtype=torch.float64)
     other, theirs = -1.0 * head, torch.tensor([[1.0, 4.0, 1.0]], dtype=torch.float64)
-    twice = FedGen().taught(None, stack([head, head, other]), torch.cat([counts, counts, theirs]), bench_of(task))
-    once = FedGen().taught(None, stack([head, other]), torch.cat([2 * counts, theirs]), bench_of(task))
+    twice = FedGen().teach(None, stack([head, head, other]), torch.cat([counts, counts, theirs]), bench_of(task))
+    once = FedGen().teach(None, stack([head, other]), torch.cat([2 * counts, theirs]), bench_of(task))
     for name, leaf in once.items():
         torch.testing.assert_close(twice[name], leaf, rtol=0, atol=1e-9)
 
@@ -204,7 +204,7 @@ def test_a_head_without_samples_teaches_nothing() -> None:
     task = federation([4, 9, 6])
     head, counts = task.network.initial.part("head"), torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
     one, other = (
-        FedGen().taught(None, stack([head, scale * head]), counts.double(), bench_of(task)) for scale in (1.0, -7.0)
+        FedGen().teach(None, stack([head, scale * head]), counts.double(), bench_of(task)) for scale in (1.0, -7.0)
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -217,5 +217,5 @@ def test_the_generator_is_taught_by_the_heads_of_the_clients() -> None:
     counts = torch.stack(
         [torch.bincount(drawn(size, seed=k)[1], minlength=CLASSES) for k, size in enumerate((4, 9, 6))]
     )
-    expected = FedGen().taught(None, heads, counts.double(), bench_of(task))
+    expected = FedGen().teach(None, heads, counts.double(), bench_of(task))
     assert_same(play(task, FedGen()).server.generator, expected)

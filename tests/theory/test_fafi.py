@@ -20,8 +20,8 @@ from atoll.kernel.randomness import default_generator, generator
 from atoll.models import BodyAndHead
 from atoll.testing.conformance import play
 from atoll.toolbox.objectives.etf import simplex_etf
-from atoll.toolbox.objectives.prototypical import Objective, resolved, train
-from atoll.toolbox.server.fusion import Fusion, fused, informativeness, together
+from atoll.toolbox.objectives.prototypical import Objective, resolve_conflict, train
+from atoll.toolbox.server.fusion import Fusion, fuse, informativeness, stack_features
 
 RULES: tuple[Fusion, ...] = get_args(Fusion)
 each_rule = pytest.mark.parametrize("rule", RULES)
@@ -110,8 +110,8 @@ def test_gradients_lose_what_points_against_each_other(make_task: Callable[..., 
     one, two = w.map(lambda leaf: normal(*leaf.shape)), w.map(lambda leaf: normal(*leaf.shape, seed=1))
     for sign in (1.0, -1.0):  # the second leans towards the first, or away from it
         rest = two + one * (10 * sign)
-        g, cosine = resolved(one + rest, one, project=True)
-        kept, _ = resolved(one + rest, one, project=False)
+        g, cosine = resolve_conflict(one + rest, one, project=True)
+        kept, _ = resolve_conflict(one + rest, one, project=False)
         body = [name for name in w if not name.startswith("head")]
         a, b = (torch.cat([part[name].flatten() for name in body]) for part in (one, rest))
         assert cosine.item() == pytest.approx(F.cosine_similarity(a, b, dim=0).item())
@@ -136,7 +136,7 @@ SHARES = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
 
 def direction(features: Tensor, rule: Fusion, **more: object) -> Tensor:
-    return F.normalize(fused(features, rule, **{"shares": SHARES, "noise": NOISE, **more}), dim=1)  # type: ignore[arg-type]
+    return F.normalize(fuse(features, rule, **{"shares": SHARES, "noise": NOISE, **more}), dim=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.closed_form("fafi")
@@ -151,15 +151,15 @@ def test_clients_that_are_as_informative_count_the_same(features: Tensor) -> Non
     wide, nothing = F.pad(features, (0, 1)), torch.zeros(3, 6, dtype=torch.float64)
     nothing[:, 5] = 1.0
     assert torch.equal(informativeness(wide, nothing), torch.ones(3, 7, dtype=torch.float64))
-    found = fused(wide, "iffi", shares=SHARES, noise=nothing)
-    torch.testing.assert_close(found, fused(wide, "uniform", shares=SHARES), rtol=0, atol=1e-12)
+    found = fuse(wide, "iffi", shares=SHARES, noise=nothing)
+    torch.testing.assert_close(found, fuse(wide, "uniform", shares=SHARES), rtol=0, atol=1e-12)
 
 
 @pytest.mark.limit("fafi")
 def test_clients_of_one_size_count_the_same(features: Tensor) -> None:
     alike = torch.full((3,), 1 / 3, dtype=torch.float64)
-    found = fused(features, "size", shares=alike)
-    torch.testing.assert_close(found, fused(features, "uniform", shares=alike), rtol=0, atol=1e-12)
+    found = fuse(features, "size", shares=alike)
+    torch.testing.assert_close(found, fuse(features, "uniform", shares=alike), rtol=0, atol=1e-12)
 
 
 @each_rule
@@ -196,7 +196,7 @@ def test_what_looks_like_noise_to_everybody_is_still_fused(rule: Fusion) -> None
 @pytest.mark.limit("fafi")
 def test_features_of_different_sizes_are_refused(features: Tensor) -> None:
     with pytest.raises(ModelError, match="one size for all clients. Got sizes 4, 5"):
-        together([features[0], features[1, :, :4]])
+        stack_features([features[0], features[1, :, :4]])
 
 
 @each_rule

@@ -98,14 +98,14 @@ class RememberingFedDF(FedDF):
         return update
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
-        x, _ = self.divided(replies.workbench)
+        x, _ = self.divide(replies.workbench)
         trained = stack([TRAINED[int(client)] for client in replies.clients])
         ANSWERS.append(replies.workbench.answers(trained, x))
         return super().aggregate(w, replies)
 
-    def wanted(self, logits: Tensor) -> Tensor:
+    def targets(self, logits: Tensor) -> Tensor:
         torch.testing.assert_close(logits, ANSWERS[-1], atol=1e-10, rtol=0)
-        return super().wanted(logits)
+        return super().targets(logits)
 
 
 ANSWERS: list[Tensor] = []
@@ -130,10 +130,10 @@ class RememberingFedGen(FedGen):
         HEADS[:] = [stack([TRAINED[int(client)] for client in replies.clients])]
         return super().aggregate(server, replies)
 
-    def taught(self, generator: Params | None, heads: Stack, counts: Tensor, bench: Workbench) -> Params:
+    def teach(self, generator: Params | None, heads: Stack, counts: Tensor, bench: Workbench) -> Params:
         for name, leaf in HEADS[0].items():
             torch.testing.assert_close(heads[name], leaf, atol=1e-10, rtol=0)
-        return super().taught(generator, heads, counts, bench)
+        return super().teach(generator, heads, counts, bench)
 
 
 HEADS: list[Stack] = []

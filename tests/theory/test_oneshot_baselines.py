@@ -11,8 +11,8 @@ from samples import answers, with_public
 from torch import Tensor, nn
 
 from atoll import Algorithm, Batch, Params, Task, Training
-from atoll.algorithms.answers.fedic import learn, teacher, uncalibrated
-from atoll.algorithms.answers.otfusion import matching, reordered
+from atoll.algorithms.answers.fedic import initial_calibration, learn, teacher
+from atoll.algorithms.answers.otfusion import matching, reorder
 from atoll.algorithms.ce_supcon import CESupCon
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
@@ -24,14 +24,14 @@ from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.algorithms.oneshot_proto import OneShotProto
 from atoll.algorithms.otfusion import OTFusion
 from atoll.algorithms.rga import RGA
-from atoll.algorithms.trainings.etf import to_frame
+from atoll.algorithms.trainings.etf import frame_gradient
 from atoll.kernel.network import Variant
 from atoll.kernel.params import stack
 from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.oneshot import averaged
-from atoll.toolbox.server.adam import unmoved
+from atoll.toolbox.oneshot import average_models
+from atoll.toolbox.server.adam import no_past
 from atoll.toolbox.server.voting import Of
 
 CLASSES, FEATURES, SAMPLES = 3, 4, 12
@@ -152,10 +152,10 @@ def test_a_network_and_permuted_copies_of_it_fuse_to_the_network() -> None:
         network = MLP((FEATURES,), CLASSES, hidden=(7, 5)).double()
     task = Task.of_clients({"0": drawn(SAMPLES, seed=0)}, network, classes=CLASSES)
     w, draw = task.network.initial, generator(0, "orders")
-    copies = [reordered(w, lambda _, rows: torch.from_numpy(draw.permutation(len(rows)))) for _ in range(3)]
+    copies = [reorder(w, lambda _, rows: torch.from_numpy(draw.permutation(len(rows)))) for _ in range(3)]
     third = torch.full((3,), 1 / 3, dtype=torch.float64)
-    apart = answers(task, averaged(stack(copies), third), task.x)
-    fused = averaged(stack([matching(copy, copies[0]) for copy in copies]), third)
+    apart = answers(task, average_models(stack(copies), third), task.x)
+    fused = average_models(stack([matching(copy, copies[0]) for copy in copies]), third)
     wanted = answers(task, w, task.x)
     torch.testing.assert_close(answers(task, fused, task.x), wanted, **ROUNDING)
     assert (apart - wanted).abs().max() > 1e-2  # their plain average is another network
@@ -180,7 +180,7 @@ def test_fedics_teacher_begins_as_the_mean_of_the_ensemble_and_the_tuned_model()
             features=torch.randn(6, 2, dtype=torch.float64),
         )
         v = torch.randn(2, dtype=torch.float64)
-    c = uncalibrated(said)
+    c = initial_calibration(said)
     torch.testing.assert_close(teacher(c, said), (said["logits"].mean(0) + said["tuned"]) / 2, **ROUNDING)
     # With any gate g it is g mean_k l_k + (1 - g) l_0.
     g = (said["features"] @ v).sigmoid()[:, None]
@@ -195,7 +195,7 @@ def test_shares_of_fedics_clients_sum_to_one_whatever_they_are_trusted_by() -> N
         one, tuned = torch.randn(2, 6, CLASSES, dtype=torch.float64)
         u = torch.randn(CLASSES, dtype=torch.float64)
     said = Params.of(logits=one.expand(3, -1, -1), tuned=tuned, features=torch.zeros(6, 1, dtype=torch.float64))
-    c = uncalibrated(said) | Params.of(u=u, b=torch.tensor(-2.0, dtype=torch.float64))
+    c = initial_calibration(said) | Params.of(u=u, b=torch.tensor(-2.0, dtype=torch.float64))
     torch.testing.assert_close(teacher(c, said), (one + tuned) / 2, **ROUNDING)
 
 
@@ -209,7 +209,7 @@ def test_what_a_student_knows_already_leaves_it_to_the_labels() -> None:
     given = {"lr": torch.tensor(0.01), "steps": 9, "known": known, "size": 2, "temperature": 3.0}
     wanted = (answers(task, w, x) / 3).softmax(1)
     batch = Batch(x, wanted, None, keys, task.network, Variant())
-    moved = learn({"w": w, "past": unmoved(w)}, batch, given)["w"]
+    moved = learn({"w": w, "past": no_past(w)}, batch, given)["w"]
     g, _, _ = Batch(known["x"], known["y"], None, None, task.network, Variant()).gradient(w)
     for name, leaf in g.items():
         expected = w[name] - 0.01 * (leaf / 2) / ((leaf / 2).abs() + 1e-8)
@@ -236,7 +236,7 @@ def test_the_least_loss_in_a_frame_is_known_and_a_rest_point(scale: float) -> No
     task = Task.of_clients({"0": (x, y)}, Point(), classes=classes, shares=(1.0, 0.0, 0.0))
     batch = Batch(x, y, None, None, task.network, Variant())
     frame = FedETF(scale=scale).training.frame(x, classes)
-    g, _, loss = to_frame(task.network.initial, batch, {"frame": frame, "counts": None})
+    g, _, loss = frame_gradient(task.network.initial, batch, {"frame": frame, "counts": None})
     least = math.log1p((classes - 1) * math.exp(-scale * classes / (classes - 1)))
     assert float(loss) == pytest.approx(least, abs=1e-12)
     if scale == 1.0:

@@ -146,17 +146,17 @@ def test_the_last_student_is_deployed_whatever_it_is_worth(task: Task) -> None:
     seen: list[Params] = []
 
     class Watched(dense.Student):
-        def passed(self, *inputs: Any) -> Any:
-            state = super().passed(*inputs)
+        def pass_over(self, *inputs: Any) -> Any:
+            state = super().pass_over(*inputs)
             seen.append(state["w"].client(0))
             return state
 
     models = stack([task.network.initial * factor for factor in (0.5, 2.0)])
-    end = Watched(**SMALL).learned(bench, task.network.initial, models)
+    end = Watched(**SMALL).learn(bench, task.network.initial, models)
     assert len(seen) == 3
     assert all(torch.equal(end[name], seen[-1][name]) for name in end)
     assert any((seen[-1][name] != seen[-2][name]).any() for name in end)
-    again = method.answering.learned(bench, task.network.initial, models)
+    again = method.answering.learn(bench, task.network.initial, models)
     assert all(torch.equal(end[name], again[name]) for name in end)
 
 
@@ -168,7 +168,7 @@ def test_a_student_learns_what_clients_know_together_without_a_sample() -> None:
     first[0, 0], first[1, 0], second[2, 1] = 8.0, -8.0, 8.0
     models = stack([linear(task, weight) for weight in (first, second)])
     method = Dense(server_epochs=20, generator_steps=5, server_batch=32, noise=8, width=16, server_lr=0.1)
-    student = method.answering.learned(bench, linear(task, torch.zeros_like(first)), models)
+    student = method.answering.learn(bench, linear(task, torch.zeros_like(first)), models)
     x, _ = drawn(200, seed=7)
     wanted = bench.answers(models, x).mean(0).argmax(1)
     assert (bench.answers(student, x).argmax(1) == wanted).double().mean() > 0.9
@@ -258,8 +258,8 @@ def test_a_gate_between_identical_experts_changes_nothing(task: Task) -> None:
         4, -1, -1
     )
     gate = Params.of(weight=torch.randn(4, FEATURES, dtype=torch.float64), bias=torch.ones(4, dtype=torch.float64))
-    use = intactofl.opened(gate, drawn(6, seed=1)[0], "softmax")
-    torch.testing.assert_close(intactofl.gated(logits, use), logits[0])
+    use = intactofl.open_gate(gate, drawn(6, seed=1)[0], "softmax")
+    torch.testing.assert_close(intactofl.gate_logits(logits, use), logits[0])
     torch.testing.assert_close(use.mean(1), torch.ones(6, dtype=torch.float64))
     assert use.std() > 0.1
 
@@ -327,7 +327,7 @@ def test_decoders_and_classes_are_drawn_as_often_as_they_are_in_the_data(task: T
     method, bench = FedCVAE(samples=4000), bench_of(task)
     decoders = stack([constant(method, bench, value) for value in (1.0, 2.0)])
     counts = torch.tensor([[3.0, 0.0, 1.0], [0.0, 4.0, 0.0]], dtype=torch.float64)
-    made = method.answering.made(bench, decoders, counts)
+    made = method.answering.make_samples(bench, decoders, counts)
     found = torch.zeros(2, 3, dtype=torch.float64)
     found.index_put_((made["x"][:, 0].long() - 1, made["y"]), torch.ones(4000, dtype=torch.float64), accumulate=True)
     torch.testing.assert_close(found / 4000, counts / 8, rtol=0, atol=0.03)
@@ -337,7 +337,7 @@ def test_decoders_and_classes_are_drawn_as_often_as_they_are_in_the_data(task: T
 @pytest.mark.closed_form("fedcvae")
 def test_the_prior_is_a_normal_distribution_that_is_cut_off(task: Task) -> None:
     reach, center = 1.5, 4.0
-    e = FedCVAE(samples=20000, latent=2, reach=reach, center=center).answering.prior(
+    e = FedCVAE(samples=20000, latent=2, reach=reach, center=center).answering.draw_prior(
         bench_of(task), np.random.default_rng(0)
     )
     assert e.shape == (20000, 2)
@@ -354,10 +354,10 @@ def test_one_decoder_that_learned_from_identical_ones_makes_the_same(task: Task)
     method, bench = FedCVAE(variant="kd", samples=200, decoder_epochs=60, lr=0.01), bench_of(task)
     decoders = stack([constant(method, bench, 2.0)] * 2)
     counts = torch.tensor([[3.0, 0.0, 1.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
-    one = method.answering.distilled(
-        bench, decoder_of(method.training.first(bench.task)), method.answering.made(bench, decoders, counts)
+    one = method.answering.distil(
+        bench, decoder_of(method.training.first(bench.task)), method.answering.make_samples(bench, decoders, counts)
     )
-    made = method.answering.made_by_one(bench, one, counts.sum(0))
+    made = method.answering.make_samples_by_one(bench, one, counts.sum(0))
     assert (made["x"] - 2).abs().mean() < 0.1
     assert set(made["y"].tolist()) == {0, 2}  # nobody has class 1
 

@@ -14,7 +14,7 @@ from atoll.kernel.algorithm import Arrival, Predictor, Replies
 from atoll.kernel.errors import OneShotError, TaskError
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.testing.conformance import personal_models, play, quadratics
-from atoll.toolbox.oneshot import OneShot, Server, averaged, class_shares, require_public, shares, uploads
+from atoll.toolbox.oneshot import OneShot, Server, average_models, class_shares, require_public, shares, uploads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class First(OneShot):
 
     epochs: int = 2
 
-    def fused(self, server: Server) -> Predictor:
+    def combine(self, server: Server) -> Predictor:
         return ensemble(server["models"], Params.of(), first)
 
 
@@ -116,11 +116,11 @@ def test_averages_pool_the_statistics_of_batchnorm() -> None:
         "a.num_batches_tracked": torch.tensor([3, 5]),
     })  # fmt: skip
     share = torch.tensor([0.25, 0.75])
-    found, every = averaged(models, share), torch.cat(parts)
+    found, every = average_models(models, share), torch.cat(parts)
     torch.testing.assert_close(found["a.running_mean"], every.mean()[None])
     torch.testing.assert_close(found["a.running_var"], every.var(correction=0)[None])
     assert int(found["a.num_batches_tracked"]) == 5
-    plain = averaged(models, share, "mean")["a.running_var"]
+    plain = average_models(models, share, "mean")["a.running_var"]
     torch.testing.assert_close(plain, 0.75 * parts[1].var(correction=0)[None])
 
 

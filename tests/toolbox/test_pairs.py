@@ -12,7 +12,7 @@ import torch
 from samples import answers
 
 from atoll import Params, Task, federate
-from atoll.algorithms import found, list_pairs, list_parts, name_of
+from atoll.algorithms import list_methods, list_pairs, list_parts, name_of
 from atoll.algorithms.answers.margins import Margins
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fafi_bank import FAFIBank
@@ -111,7 +111,7 @@ def test_the_hyperparameters_of_a_pair_are_those_of_its_parts() -> None:
     method = create("fafi+bank+queue/margins:mass=2,queue_mass=3,scale=4,margins_scale=5")
     assert isinstance(method, Pair)
     assert (method.training.objective.mass, method.training.objective.queue_mass) == (2.0, 3.0)
-    assert (method.training.plain.says("scale"), method.answering.scale) == (4.0, 5.0)
+    assert (method.training.plain.value_of("scale"), method.answering.scale) == (4.0, 5.0)
 
 
 def test_a_name_of_the_same_type_and_default_is_one_value() -> None:
@@ -162,7 +162,7 @@ def test_a_pair_is_written_down_and_made_again() -> None:
 
 
 def test_no_one_shot_method_is_a_kind_of_another() -> None:
-    methods = {method for method in found().values() if method.one_shot}
+    methods = {method for method in list_methods().values() if method.one_shot}
     assert len(methods) > 20
     assert not [method for method in methods if methods & {*method.__mro__[1:]}]
 

@@ -31,8 +31,8 @@ P = TypeVar("P", bound=Part)
 FROM_FILES = "atoll_methods"  # users' files are modules in here, so none of them hides another module
 
 
-def found() -> dict[str, type[Algorithm]]:
-    """All methods by name."""
+def list_methods() -> dict[str, type[Algorithm]]:
+    """Return all methods by name."""
     modules = [importlib.import_module(f"{__name__}.{entry.name}") for entry in _files()]
     methods = [method for module in modules for method in _methods(module)]
     methods += [entry.load() for entry in metadata.entry_points(group="atoll.algorithms")]
@@ -59,8 +59,11 @@ def find_pair(name: str) -> type[Pair]:
     """
     clients, _, server = name.partition("/")
     training, *pieces = clients.split("+")
-    client_parts = (_named("training", training, LocalTraining), *(_named("piece", one, Piece) for one in pieces))
-    server_parts = (_named("answer", server, ServerAnswer),)
+    client_parts = (
+        _find_part("training", training, LocalTraining),
+        *(_find_part("piece", one, Piece) for one in pieces),
+    )
+    server_parts = (_find_part("answer", server, ServerAnswer),)
     return _with_file().get((client_parts, server_parts)) or make_pair(client_parts, server_parts)
 
 
@@ -74,7 +77,7 @@ def list_pairs() -> dict[str, type[Pair]]:
     return pairs
 
 
-def _named(kind: str, name: str, base: type[P]) -> type[P]:
+def _find_part(kind: str, name: str, base: type[P]) -> type[P]:
     parts = list_parts(base)
     if name not in parts:
         raise unknown(kind, name, parts)
@@ -82,8 +85,8 @@ def _named(kind: str, name: str, base: type[P]) -> type[P]:
 
 
 def _with_file() -> dict[tuple[tuple[type[Part], ...], tuple[type[Part], ...]], type[Pair]]:
-    """The pairs that have a file, by their parts."""
-    pairs = [method for method in found().values() if issubclass(method, Pair) and method.is_plain]
+    """Return the pairs that have a file, by their parts."""
+    pairs = [method for method in list_methods().values() if issubclass(method, Pair) and method.is_plain]
     return {(pair.client_parts, pair.server_parts): pair for pair in pairs}
 
 

@@ -31,7 +31,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
-from atoll.toolbox.client.blocks import Blocks, above, blocks_of, talking
+from atoll.toolbox.client.blocks import Blocks, blocks_of, train_above, with_block_features
 from atoll.toolbox.client.features import moments
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.oneshot import Server, require_public, uploads
@@ -54,7 +54,7 @@ class ABHS(Splitting):
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "labels": "statistic", "blocks": "statistic"}
 
     def start(self, task: Facts) -> Server:
-        """The initial model."""
+        """Return the initial model."""
         if self.base == "public":
             require_public(self, task)
         return super().start(task)
@@ -67,20 +67,20 @@ class ABHS(Splitting):
         return {**server, "model": trained.client(0)}
 
     def broadcast(self, server: Server) -> Any:
-        """First the base, unless everybody has it; then how many blocks all have in common: these are not sent back."""
+        """Send the base first, unless everybody has it; then how many blocks all share, which are not sent back."""
         if "affinity" in server:
             return {"common": int(server["splits"].min())}
         return server["model"] if self.base == "public" else None
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Stack:
-        """Each client's own split."""
+        """Send each client its own split."""
         return Stack.of(split=server["splits"][torch.from_numpy(ids).to(server["splits"].device)])
 
     def prepare(self, w: Params | None, cohort: Cohort) -> Update:
         """Tell label counts, and mean and deviation of what every block of the model says about the samples."""
         w = cohort.initial if w is None else w
-        said = moments(talking(cohort), w)
-        return Update(send={"labels": label_counts(cohort), "blocks": said}, keep=cohort.stacked(w))
+        found = moments(with_block_features(cohort), w)
+        return Update(send={"labels": label_counts(cohort), "blocks": found}, keep=cohort.stacked(w))
 
     def absorb(self, server: Server, replies: Replies) -> Server:
         """Find the splits; a client that told nothing shares nothing."""
@@ -90,17 +90,20 @@ class ABHS(Splitting):
         splits = depth.depth(good).to(server["splits"].device)
         return {**server, "splits": server["splits"].index_copy(0, rows, splits), "affinity": likeness}
 
-    def shareable(self, blocks: Blocks, counts: Tensor, said: Stack) -> tuple[Tensor, Tensor]:
-        """Which blocks each client shares, [clients, blocks], and how alike they are."""
-        parts = [blocks.parted(said[name].double()) for name in ("mean", "deviation")]
+    def shareable(self, blocks: Blocks, counts: Tensor, found: Stack) -> tuple[Tensor, Tensor]:
+        """Find which blocks each client shares, [clients, blocks], and how alike they are."""
+        parts = [blocks.split_by_block(found[name].double()) for name in ("mean", "deviation")]
         each, labels = [*zip(*parts, strict=True)], depth.label_similarity(counts.double())
         u = depth.affinity([depth.feature_similarity(m, sd) for m, sd in each], labels, self.weight)
         if self.rule == "variance":
             good = torch.stack([depth.pays(m, sd, counts.double().sum(1)) for m, sd in each], 1)
-            return (good.double().mean(0) > 0.5).expand_as(good) if self.scope == "all" else good, u
-        return (u.mean(0).expand_as(u) if self.scope == "all" else u) >= self.theta, u
+            if self.scope == "all":
+                good = (good.double().mean(0) > 0.5).expand_as(good)
+            return good, u
+        likeness = u.mean(0).expand_as(u) if self.scope == "all" else u
+        return likeness >= self.theta, u
 
-    def local(self, told: Any, cohort: Cohort) -> Update:
+    def local(self, received: Any, cohort: Cohort) -> Update:
         """Train what lies above the own split; send what lies above the smallest, and what was found about classes."""
         task = cohort.task
         blocks, split = blocks_of(task), cohort.received["split"]
@@ -109,10 +112,10 @@ class ABHS(Splitting):
         def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:
             return sgd(some, start, epochs=self.epochs, only=names)
 
-        w = above(cohort, blocks, cohort.recall(default=cohort.initial), split, train)
-        return Update(send={"model": w.only(blocks.above(told["common"])), **self.findings(cohort, w)})
+        w = train_above(cohort, blocks, cohort.recall(default=cohort.initial), split, train)
+        return Update(send={"model": w.only(blocks.above(received["common"])), **self.findings(cohort, w)})
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
-        """All models, each on its base."""
+        """Hold all models, each on its base."""
         models = spread(server["model"], len(replies.clients)) | uploads(replies, "model")
-        return self.concluded(server, replies, models, int(server["splits"].min()))
+        return self.conclude(server, replies, models, int(server["splits"].min()))

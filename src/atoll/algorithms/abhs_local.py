@@ -25,9 +25,9 @@ from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
-from atoll.toolbox.client.blocks import Blocks, blocks_of, drift, scatter, talking_bench
-from atoll.toolbox.client.statistics import settled
-from atoll.toolbox.oneshot import Server, averaged, require_public, uploads
+from atoll.toolbox.client.blocks import Blocks, bench_with_block_features, blocks_of, drift, scatter
+from atoll.toolbox.client.statistics import refresh_statistics
+from atoll.toolbox.oneshot import Server, average_models, require_public, uploads
 from atoll.toolbox.server import depth
 from atoll.toolbox.server.splitting import Splitting
 
@@ -48,7 +48,7 @@ class ABHSLocal(Splitting):
     limits: ClassVar[Limits] = {"oneshot-avg": {"theta_d": 1e9, "theta_r": 0.0, "theta_c": 0.0, "personal": "none"}}
 
     def start(self, task: Facts) -> Server:
-        """The initial model."""
+        """Return the initial model."""
         if self.probes == "public":
             require_public(self, task)
         elif not task.sample.is_floating_point():
@@ -74,19 +74,19 @@ class ABHSLocal(Splitting):
         wanted = int(uploads(replies, "split")["split"].median())
         split = min(wanted, int(depth.depth(alike >= self.theta_c)))
         samples = uploads(replies, "evidence")["count"].sum(1)
-        base = averaged(models, samples / samples.sum()).only(blocks.below(split))
+        base = average_models(models, samples / samples.sum()).only(blocks.below(split))
         if self.probes == "public":
-            base = settled(bench.cohort(*bench.public), models.client(0) | base).client(0).only(base)
+            base = refresh_statistics(bench.cohort(*bench.public), models.client(0) | base).client(0).only(base)
         server = {**server, "splits": torch.full_like(server["splits"], split), "alignment": alike}
-        return self.concluded(server, replies, models | base, split)
+        return self.conclude(server, replies, models | base, split)
 
     def alignment(self, blocks: Blocks, models: Stack, bench: Workbench) -> Tensor:
-        """How alike what each block says about the probes is, in the mean over pairs of clients."""
+        """Return how alike the outputs of each block are on the probes, in the mean over pairs of clients."""
         task = bench.task
         if self.probes == "public":
             x = bench.public[0][:PROBES]
         else:
             noise = bench.generator("probes").normal(size=(PROBES, *task.sample.shape))
             x = torch.from_numpy(noise).to(task.sample)
-        said = talking_bench(bench).answers(models, x, features=True).double()
-        return torch.stack([depth.mean_of_pairs(depth.cka(one)) for one in blocks.parted(said)])
+        outputs = bench_with_block_features(bench).answers(models, x, features=True).double()
+        return torch.stack([depth.mean_of_pairs(depth.cka(one)) for one in blocks.split_by_block(outputs)])

@@ -26,7 +26,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
-from atoll.toolbox.client import at_rest, descend
+from atoll.toolbox.client import descend, zero_velocity
 from atoll.toolbox.client.descent import MeanLoss
 
 
@@ -69,7 +69,7 @@ class APFL(Algorithm):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models together, step by step on the same batches."""
-        kept, rest = self._kept(w, cohort), at_rest(cohort.training, w)
+        kept, rest = self._recall(w, cohort), zero_velocity(cohort.training, w)
         carry = Carry(w, kept.v, kept.alpha, rest, rest, MeanLoss(), MeanLoss())
         end = cohort.scan(partial(self._step, cohort.training), carry, given=cohort.lr, epochs=self.epochs)
         cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})
@@ -77,17 +77,17 @@ class APFL(Algorithm):
         return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=keep)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The mixture with the newest w, under the statistics of its own passes; who never took part uses w."""
-        kept = self._kept(w, cohort)
+        """Return the mixture with the newest w, under the statistics of its own passes; who never took part uses w."""
+        kept = self._recall(w, cohort)
         if self.alpha == 0 and not self.adaptive:  # nothing is mixed: w has its own statistics
             return cohort.stacked(w)
         return cohort.stacked(w).lerp(kept.v.trained, kept.alpha) | kept.v.buffers
 
-    def _kept(self, w: Params, cohort: Cohort) -> Kept:
+    def _recall(self, w: Params, cohort: Cohort) -> Kept:
         return cohort.recall(default=Kept(cohort.stacked(w), cohort.each(self.alpha)))
 
     def _step(self, rule: Training, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
-        """One step of one client; both gradients are taken before anything moves."""
+        """Take one step of one client; both gradients are taken before anything moves."""
         w, v, alpha = carry.w, carry.v, carry.alpha
         g_w, w_k, main = batch.gradient(w)
         w_k, velocity_w = descend(rule, w_k, g_w, carry.velocity_w, lr)

@@ -22,7 +22,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
-from atoll.toolbox.client import at_rest, best_share, descend
+from atoll.toolbox.client import best_share, descend, zero_velocity
 from atoll.toolbox.client.descent import MeanLoss
 
 
@@ -61,7 +61,7 @@ class APFLSurvey(Algorithm):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models together, step by step on the same batches."""
-        v, rest = cohort.recall(default=w), at_rest(cohort.training, w)
+        v, rest = cohort.recall(default=w), zero_velocity(cohort.training, w)
         alpha = cohort.each(self.alpha)
         if self.adaptive:
             alpha = 1 - best_share(cohort, w, v, otherwise=1 - self.alpha)
@@ -72,12 +72,12 @@ class APFLSurvey(Algorithm):
         return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=end.v)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The client's own model; a client that never took part uses w."""
+        """Return the client's own model; a client that never took part uses w."""
         return cohort.recall(default=w)
 
 
 def _step(rule: Training, carry: Carry, batch: Batch, given: Given) -> Carry:
-    """One step of one client; both gradients are taken before anything moves."""
+    """Take one step of one client; both gradients are taken before anything moves."""
     g_w, w_k, main = batch.gradient(carry.w)
     g_v, v_k, personal = batch.gradient(carry.v)
     w_k, velocity_w = descend(rule, w_k, g_w, carry.velocity_w, given.lr)

@@ -25,7 +25,7 @@ from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
-from atoll.toolbox.server.clustering import apart, center, cut, distances, merges, undone, within
+from atoll.toolbox.server.clustering import center, cut, distance_to, distances, merges, mixing_within, tree_of_splits
 from atoll.toolbox.server.mixing import require_memory
 
 log = logging.getLogger("atoll.cfl")
@@ -70,17 +70,17 @@ class CFL(Algorithm):
     cites: ClassVar[str] = "sattler2021clustered"
 
     def start(self, task: Facts) -> State:
-        """One cluster of all clients."""
+        """Begin with one cluster of all clients."""
         require_memory(task, copies=2)  # the updates as they arrive and together
         nobody = torch.zeros(task.clients, device=task.sample.device)
         models = spread(task.network.initial, 1)
         return State(models, nobody.long(), nobody, round=0, splits=[])
 
     def broadcast(self, server: State) -> None:
-        """Nothing is the same for all."""
+        """Send nothing: nothing is the same for all."""
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
-        """The model of each client's cluster."""
+        """Send each client the model of its cluster."""
         return server.models.rows(server.cluster[torch.from_numpy(ids)])
 
     def local(self, _: None, cohort: Cohort) -> Update:
@@ -127,27 +127,27 @@ class CFL(Algorithm):
         return replace(server, models=models.rows(torch.tensor(parents)), cluster=cluster, splits=splits)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The model of the client's cluster."""
+        """Return the model of the client's cluster."""
         return self.unicast(server, cohort.clients)
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """The model of the cluster that a new client would join."""
+        """Return the model of the cluster that a new client would join."""
         return server.models.rows(self.joined(server, cohort))
 
     def joined(self, server: State, cohort: Cohort) -> Tensor:
-        """A new client goes down the tree: at each split to the half whose updates its own is more like."""
+        """Send a new client down the tree: at each split to the half whose updates its own is more like."""
         cluster = torch.zeros_like(cohort.ids)
         for into, split in enumerate(server.splits, start=1):
             update = sgd(cohort, start=split.w, epochs=self.epochs) - split.w
-            stay, leave = (apart(update, half, "cosine") for half in (split.stay, split.leave))
+            stay, leave = (distance_to(update, half, "cosine") for half in (split.stay, split.leave))
             cluster = torch.where((cluster == split.of) & (leave < stay), into, cluster)
         return cluster
 
     def mixing(self, server: State) -> Tensor:
-        """Clients of a cluster learn from each other."""
-        return within(server.cluster, server.weight)
+        """Return who learns from whom: clients of a cluster from each other."""
+        return mixing_within(server.cluster, server.weight)
 
     def found_clusters(self, server: State) -> Clusters:
-        """The leaves of the tree, and its splits."""
+        """Return the leaves of the tree, and its splits."""
         cluster, splits = server.cluster.cpu().numpy(), [split.of for split in server.splits]
-        return Clusters(cluster, undone(cluster, splits) if splits else None, "splits: the first on top")
+        return Clusters(cluster, tree_of_splits(cluster, splits) if splits else None, "splits: the first on top")

@@ -31,7 +31,7 @@ class Ditto(Algorithm):
     cites: ClassVar[str] = "li2021ditto"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """v_k is pulled to w in every step."""
+        """Return how far a step pulls v_k to w."""
         return {"lr * lam": lr * self.lam}
 
     def local(self, w: Params, cohort: Cohort) -> Update:
@@ -42,5 +42,5 @@ class Ditto(Algorithm):
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting), keep=v)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The client's own model; a client that never took part uses w."""
+        """Return the client's own model; a client that never took part uses w."""
         return cohort.recall(default=w)

@@ -82,27 +82,27 @@ class FedALA(Algorithm):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Aggregate, train, and remember both the model and the weights."""
-        kept = self._kept(w, cohort)
-        weight = self._learned(w, kept, cohort)
+        kept = self._recall(w, cohort)
+        weight = self._learn(w, kept, cohort)
         start = cohort.stacked(w) | cohort.map(blend, kept.v.only(weight), w.only(weight), weight)
         v = sgd(cohort, start=start, epochs=self.epochs)
         keep = Kept(v, weight, kept.visits + 1)
         return Update(send={"delta": v - w}, weight=cohort.weights(self.weighting), keep=keep)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The client's own model; a client that never took part uses w."""
-        return self._kept(w, cohort).v
+        """Return the client's own model; a client that never took part uses w."""
+        return self._recall(w, cohort).v
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """A new client trains from w, as on its first visit."""
+        """Train a new client from w, as on its first visit."""
         return sgd(cohort, start=w, epochs=self.epochs)
 
-    def _kept(self, w: Params, cohort: Cohort) -> Kept:
+    def _recall(self, w: Params, cohort: Cohort) -> Kept:
         weight = cohort.initial.part(self.layers).trained.map(lambda leaf: torch.full_like(leaf, self.initial_weight))
         return cohort.recall(default=Kept(cohort.stacked(w), cohort.stacked(weight), cohort.each(0.0)))
 
-    def _learned(self, w: Params, kept: Kept, cohort: Cohort) -> Stack:
-        """W_k; nothing is to be learned by those who come for the first time, with w as their own model."""
+    def _learn(self, w: Params, kept: Kept, cohort: Cohort) -> Stack:
+        """Learn W_k; who comes for the first time, with w as its own model, has nothing to learn."""
         weight, visits = kept.weight, kept.visits
         going = (visits > 0) if len(weight) and self.weights_lr else torch.zeros_like(visits, dtype=torch.bool)
         losses = visits.new_full((len(cohort), RECENT), torch.inf)
@@ -120,7 +120,7 @@ class FedALA(Algorithm):
 
 
 def learn(carry: Learning, batch: Batch, given: Given) -> Learning:
-    """One step on one client's W_k: by the chain rule, its gradient is that of the model times w - v_k."""
+    """Take one step on one client's W_k: by the chain rule, its gradient is that of the model times w - v_k."""
     weight, v, w = carry.weight, given.v, given.w
     assert isinstance(v, Params)  # one client's
     # The order of samples is random, and the same in every epoch of a round: the first of them are the share.
@@ -136,5 +136,5 @@ def learn(carry: Learning, batch: Batch, given: Given) -> Learning:
 
 
 def blend(v: Params, w: Params, weight: Params) -> Params:
-    """The aggregated model, v + (w - v) * W: exact at both ends."""
+    """Return the aggregated model, v + (w - v) * W: exact at both ends."""
     return Params({name: v[name] * (1 - share) + w[name] * share for name, share in weight.items()}, v.layout)

@@ -36,7 +36,7 @@ from atoll.toolbox.server.mixing import (
     initial_models,
     mark_seen,
     mean_for_unseen,
-    mixed,
+    mix_models,
     none_seen,
     squared_distances,
     with_replies,
@@ -80,20 +80,20 @@ class FedAMP(Algorithm):
         super().__post_init__()
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """w_i is pulled to u_i in every step."""
+        """Return how far a step pulls w_i to u_i."""
         return {"lr * lam / alpha": lr * self.lam / self.alpha}
 
     def start(self, task: Facts) -> State:
-        """Nobody has been heard of yet, so everybody attends to itself alone."""
+        """Begin with nobody heard of, so everybody attends to itself alone."""
         w = initial_models(task, copies=3)  # the state before and after a round, and what is sent
         return State(w, identity_mixing(w), none_seen(w))
 
     def broadcast(self, server: State) -> None:
-        """Nothing is the same for all."""
+        """Send nothing: nothing is the same for all."""
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
-        """u_i: every client gets a mixture of its own."""
-        return mixed(server.xi[torch.from_numpy(ids)], server.w)
+        """Send every client a mixture of its own, u_i."""
+        return mix_models(server.xi[torch.from_numpy(ids)], server.w)
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Train the own model, drawn to the received mixture; who has none yet begins there."""
@@ -105,7 +105,7 @@ class FedAMP(Algorithm):
         return Update(send={"delta": w_i.trained - w.trained}, keep=w_i)
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """Attention between the last models of all clients that were ever heard of."""
+        """Find the attention between the last models of all clients that ever replied."""
         w = with_replies(server.w, replies.clients, replies.stack("delta"))
         seen = mark_seen(server.seen, replies.clients)
         pairs = (seen & seen[:, None]).fill_diagonal_(False)
@@ -118,21 +118,21 @@ class FedAMP(Algorithm):
         return self.lam == 0 and self.begin == "own"
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The client's own model; one that never trained has u_i, or the initial model if it takes nothing."""
+        """Return the client's own model; one that never trained has u_i, or the initial model if it takes nothing."""
         if self.takes_nothing:
             return cohort.recall(default=cohort.initial)
         return own_or_sent(cohort, lambda: self.unicast(server, cohort.clients))
 
     def mixing(self, server: State) -> Tensor:
-        """The attention xi."""
+        """Return the attention xi."""
         return server.xi
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """A new client trains alone once: attention needs a model to compare."""
+        """Train a new client alone once: attention needs a model to compare."""
         return sgd(cohort, start=cohort.initial, epochs=self.epochs)
 
     def _amp(self, w: Stack, pairs: Tensor) -> Tensor:
-        """xi_ij = alpha A'(||w_i - w_j||^2), for the largest alpha up to the given one with which no row exceeds 1."""
+        """Return xi_ij = alpha A'(||w_i - w_j||^2), for the largest alpha up to the given one with no row above 1."""
         apart = squared_distances(w)
         tiny = torch.finfo(apart.dtype).tiny
         # A median of nothing, where there are no two clients yet, is nan.
@@ -145,6 +145,6 @@ class FedAMP(Algorithm):
         return near * torch.minimum(asked, most)
 
     def _heur(self, w: Stack, pairs: Tensor) -> Tensor:
-        """xi_ij = (1 - xi_ii) exp(sharpness cos(w_i, w_j)), divided by the sum over all others."""
+        """Return xi_ij = (1 - xi_ii) exp(sharpness cos(w_i, w_j)), divided by the sum over all others."""
         scores = (self.sharpness * cosines(w)).masked_fill(~pairs, -torch.inf)
         return (1 - self.self_weight) * torch.softmax(scores, 1).nan_to_num(0)  # nan: nobody else was heard of

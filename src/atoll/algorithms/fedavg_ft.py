@@ -31,10 +31,10 @@ class FedAvgFT(Algorithm):
     cites: ClassVar[str] = "wang2019federated"
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        """As FedAvg."""
+        """Train and send as FedAvg."""
         w_k = sgd(cohort, start=w, epochs=self.epochs)
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """Fine-tune on the client's training data, never on its test data."""
+        """Tune the model on the client's training data, never on its test data."""
         return sgd(cohort, start=w, epochs=self.tune_epochs, only=self.tune, stream="tune")

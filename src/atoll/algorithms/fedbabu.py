@@ -34,12 +34,12 @@ class FedBABU(Algorithm):
     cites: ClassVar[str] = "oh2022fedbabu"
 
     def start(self, task: Facts) -> Params:
-        """The whole model, of which only the body will change."""
+        """Return the whole model, of which only the body will change."""
         say_what_is_shared(self, task.network.initial, self.frozen)
         return task.network.initial
 
     def broadcast(self, w: Params) -> Params:
-        """The body; everybody makes the head from the seed."""
+        """Send the body; everybody makes the head from the seed."""
         return w.without_part(self.frozen)
 
     def local(self, body: Params, cohort: Cohort) -> Update:
@@ -48,5 +48,5 @@ class FedBABU(Algorithm):
         return Update(send={"delta": w_k.only(body) - body}, weight=cohort.weights(self.weighting))
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """Fine-tune on the client's training data, never on its test data."""
+        """Tune the model on the client's training data, never on its test data."""
         return sgd(cohort, start=w, epochs=self.tune_epochs, only=self.tune, stream="tune")

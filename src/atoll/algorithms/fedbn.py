@@ -17,7 +17,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.sharing import say_what_is_shared, train_with_own, with_own
-from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.client.statistics import refresh_statistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class FedBN(Algorithm):
     cites: ClassVar[str] = "li2021fedbn"
 
     def start(self, task: Facts) -> Params:
-        """The server knows the shared leaves only."""
+        """Return the shared leaves, which are all that the server knows."""
         say_what_is_shared(self, task.network.initial, self.private)
         return task.network.initial.without_part(self.private)
 
@@ -40,11 +40,11 @@ class FedBN(Algorithm):
         return train_with_own(w, cohort, self.private, epochs=self.epochs, weighting=self.weighting)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The shared leaves with the client's own; a client that never took part has the initial ones."""
+        """Return the shared leaves with the client's own; a client that never took part has the initial ones."""
         return with_own(w, cohort, self.private)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """A new client has the initial scales and shifts, with statistics of its own samples: it needs no labels."""
+        """Give a new client the initial scales and shifts, with statistics of its own samples: it needs no labels."""
         own = cohort.initial.part(self.private)
         start = cohort.stacked(w) | own
-        return start | settled(cohort, start).only(own)
+        return start | refresh_statistics(cohort, start).only(own)

@@ -60,7 +60,7 @@ class FedCR(Algorithm):
     cites: ClassVar[str] = "zhang2023fedcr"
 
     def start(self, task: Facts) -> State:
-        """The encoder; of every class a standard normal distribution is known."""
+        """Return the encoder, and a standard normal distribution for every class."""
         size, initial = feature_size(self, task), task.network.initial
         say_what_is_shared(self, initial, "head")
         assert task.classes is not None
@@ -72,7 +72,7 @@ class FedCR(Algorithm):
     def local(self, server: State, cohort: Cohort) -> Update:
         """Train encoder and head, then make the own experts of every class."""
         w, weight = server.w, cohort.weights(self.weighting)
-        w_k = self._trained(server, cohort, epochs=self.epochs)
+        w_k = self._train(server, cohort, epochs=self.epochs)
         nothing = torch.zeros_like(server.prior["mean"])
         start = Params.of(precision=nothing, moment=nothing)
         experts = cohort.scan(partial(multiply, self), start, given=w_k, shuffle=False, train=False, exact=True)
@@ -90,62 +90,60 @@ class FedCR(Algorithm):
         return State(server.w + replies.mean("delta"), prior)
 
     def finish(self, server: State, cohort: Cohort) -> Stack:
-        """Every client fits its head to the final encoder, also one that never took part."""
+        """Fit every client's head to the final encoder, also of one that never took part."""
         return self.welcome(server, cohort).part("head")
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The network at the mean features; a client that never took part has the initial head."""
-        return _network(self._whole(server, cohort), cohort)
+        """Return the network at the mean features; a client that never took part has the initial head."""
+        return _network(self._assemble(server, cohort), cohort)
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """A new client fits its head, from the initial one, to the newest encoder."""
-        return _network(self._trained(server, cohort, epochs=self.final_epochs, part="head", stream="final"), cohort)
+        """Fit the head of a new client, from the initial one, to the newest encoder."""
+        return _network(self._train(server, cohort, epochs=self.final_epochs, part="head", stream="final"), cohort)
 
-    def _whole(self, server: State, cohort: Cohort) -> Stack:
-        """The encoder, with the layer of sigma, and the client's head."""
+    def _assemble(self, server: State, cohort: Cohort) -> Stack:
+        """Join the encoder, with the layer of sigma, and the client's head."""
         whole = cohort.stacked(server.w) | cohort.recall(default=cohort.initial.part("head"))
         return Stack(whole, with_spread(cohort.task.network.layout))
 
-    def _trained(
-        self, server: State, cohort: Cohort, *, epochs: int, part: Part = "all", stream: str = "main"
-    ) -> Stack:
-        start = self._whole(server, cohort)
+    def _train(self, server: State, cohort: Cohort, *, epochs: int, part: Part = "all", stream: str = "main") -> Stack:
+        start = self._assemble(server, cohort)
         return sgd(
             cohort,
             start,
             epochs=epochs,
             only=start.part(part),
             stream=stream,
-            gradient=partial(informed, self, part),
+            gradient=partial(informed_gradient, self, part),
             given=server.prior,
             draws=True,
         )
 
 
 def with_spread(layout: Layout) -> Layout:
-    """The layout of a network that has the layer of sigma in its body."""
+    """Return the layout of a network that has the layer of sigma in its body."""
     return replace(layout, kinds={**layout.kinds, WEIGHT: "trained", BIAS: "trained"})
 
 
 def _network(w: Stack, cohort: Cohort) -> Stack:
-    """The network's own leaves, without the layer of sigma."""
+    """Return the network's own leaves, without the layer of sigma."""
     return cohort.stacked(cohort.initial) | w.only(cohort.initial)
 
 
-def encoded(method: FedCR, batch: Batch, w: Params) -> tuple[Tensor, Tensor, Params]:
-    """The mean and sigma of every sample, and the network with the buffers of the pass."""
+def encode(method: FedCR, batch: Batch, w: Params) -> tuple[Tensor, Tensor, Params]:
+    """Return the mean and sigma of every sample, and the network with the buffers of the pass."""
     body = replace(batch, variant=replace(batch.variant, features=True))
     mean, after = body.forward(w.only(batch.network.initial))
     sigma = F.softplus(F.linear(mean, w[WEIGHT], w[BIAS]) - method.offset)
     return mean, sigma, after
 
 
-def informed(method: FedCR, part: Part, w: Params, batch: Batch, prior: Params) -> Found:
-    """The gradient of the loss at noisy features plus their divergence from what is known of the class."""
+def informed_gradient(method: FedCR, part: Part, w: Params, batch: Batch, prior: Params) -> Found:
+    """Return the gradient of the loss at noisy features plus their divergence from what is known of the class."""
     names, known = frozenset(w.part(part)), {name: leaf[batch.y] for name, leaf in prior.items()}
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
-        mean, sigma, after = encoded(method, batch, w | trained)
+        mean, sigma, after = encode(method, batch, w | trained)
         z = mean + sigma * batch.normal("features", method.draws, *mean.shape)
         outputs = batch.head(after, z.flatten(0, 1))
         each = batch.network.loss(outputs, batch.y.repeat(method.draws)).reshape(method.draws, -1)
@@ -158,7 +156,7 @@ def informed(method: FedCR, part: Part, w: Params, batch: Batch, prior: Params) 
 
 
 def divergence(mean: Tensor, sigma: Tensor, other_mean: Tensor, other_sigma: Tensor) -> Tensor:
-    """KL(N(mean, sigma^2) || N(other_mean, other_sigma^2)) of every row; no sigma counts as less than SMALLEST."""
+    """Return every row's KL(N(mean, sigma^2) || N(other_mean, other_sigma^2)); no sigma counts below SMALLEST."""
     sigma, other = sigma.clamp(min=SMALLEST), other_sigma.clamp(min=SMALLEST)
     ratio, apart = sigma / other, (mean - other_mean) / other
     return (0.5 * (ratio.square() + apart.square() - 1) - ratio.log()).sum(1)
@@ -166,7 +164,7 @@ def divergence(mean: Tensor, sigma: Tensor, other_mean: Tensor, other_sigma: Ten
 
 def multiply(method: FedCR, experts: Params, batch: Batch, w: Params) -> Params:
     """Multiply the experts of a client's classes by those of the samples of a batch: precisions add."""
-    mean, sigma, _ = encoded(method, batch, w)
+    mean, sigma, _ = encode(method, batch, w)
     precision, same = sigma.clamp(min=SMALLEST) ** -2, membership(batch, len(experts["precision"]))
     return Params.of(
         precision=experts["precision"] + same.T @ precision, moment=experts["moment"] + same.T @ (precision * mean)

@@ -57,7 +57,7 @@ class FedDF(Algorithm):
     cites: ClassVar[str] = "lin2020ensemble"
 
     def start(self, task: Facts) -> Params:
-        """The initial model, of a task with classes."""
+        """Return the initial model, of a task with classes."""
         if task.classes is None:
             raise TaskError(f"FedDF distils probabilities of classes. {task.name} has no classes.")
         return task.network.initial
@@ -72,23 +72,23 @@ class FedDF(Algorithm):
         return self.fuse([w], replies)[0]
 
     def fuse(self, models: Sequence[Params], replies: Replies) -> list[Params]:
-        """The same with a model per architecture: what all clients answer is distilled into the average of each."""
-        x, labelled = self.divided(replies.workbench)
+        """Fuse a model per architecture: distil what all clients answer into the average of each."""
+        x, labelled = self.divide(replies.workbench)
         averages, logits = list(models), []
         for number, some in replies.by_architecture():
             averages[number] = models[number] + some.mean("delta")
             trained = some.models(lambda w, _: w)
             logits.append(some.workbench.answers(trained, x))
-        wanted = self.wanted(torch.cat(logits))
+        wanted = self.targets(torch.cat(logits))
         return [
-            self.taught(replies.workbench.of_architecture(number), average, x, wanted, labelled)
+            self.teach(replies.workbench.of_architecture(number), average, x, wanted, labelled)
             for number, average in enumerate(averages)
         ]
 
-    def taught(
+    def teach(
         self, bench: Workbench, average: Params, x: Tensor, wanted: Tensor, labelled: tuple[Tensor, Tensor] | None
     ) -> Params:
-        """An average after it was taught the wanted answers to samples x."""
+        """Teach an average the wanted answers to samples x."""
         found = students(
             bench, average, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
         )
@@ -96,14 +96,14 @@ class FedDF(Algorithm):
             return deque(found, maxlen=1).pop() if self.server_epochs else average
         return best_of(found, lambda student: bench.score(student, *labelled), self.patience) or average
 
-    def wanted(self, logits: Tensor) -> Tensor:
-        """What the student is taught to answer, from the logits of all teachers, [teacher, sample, class]."""
+    def targets(self, logits: Tensor) -> Tensor:
+        """Return what the student is taught to answer, from the logits of all teachers, [teacher, sample, class]."""
         if self.target == "avg_logits":
             return logits.mean(0).softmax(1)
         return logits.softmax(2).mean(0) if self.target == "avg_probs" else logits.softmax(2).sum(0)
 
-    def divided(self, bench: Workbench) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """The samples to distil on, and those whose labels are read: none, or the same in every round."""
+    def divide(self, bench: Workbench) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Return the samples to distil on, and those whose labels are read: none, or the same in every round."""
         x, y = bench.public
         size = math.ceil(self.validation * len(x))
         if size == 0:

@@ -33,15 +33,15 @@ class FedDyn(Algorithm):
     cites: ClassVar[str] = "acar2021federated"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """The local model is pulled to w in every step."""
+        """Return how far a step pulls the local model to w."""
         return {"lr * alpha": lr * self.alpha}
 
     def start(self, task: Facts) -> Dynamic:
-        """The model, the state h, and how many clients there are."""
+        """Return the model, the state h, and how many clients there are."""
         return dynamic.begin(task)
 
     def broadcast(self, server: Dynamic) -> Params:
-        """The model only; h stays with the server, q_k with the client."""
+        """Send the model only; h stays with the server, q_k with the client."""
         return server.w
 
     def local(self, w: Params, cohort: Cohort) -> Update:
@@ -56,9 +56,9 @@ class FedDyn(Algorithm):
         return dynamic.move(server, replies, self.alpha)
 
     def personalize(self, server: Dynamic, cohort: Cohort) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.w
 
     def shared(self, server: Dynamic) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.w

@@ -74,17 +74,17 @@ class FedFomo(Algorithm):
     cites: ClassVar[str] = "zhang2021personalized"
 
     def start(self, task: Facts) -> State:
-        """Nobody has been heard of, so there is nothing to send."""
+        """Begin with nobody heard of, so there is nothing to send."""
         w = initial_models(task, copies=3 + self.models)  # the state before and after a round, and what travels
         itself, none = identity_mixing(w), torch.zeros(task.clients, 0, dtype=torch.int64, device=task.sample.device)
         worth = torch.zeros_like(itself)
         return State(w, none_seen(w), rounds=0, chosen=none, mixing=itself, affinity=worth)
 
     def broadcast(self, server: State) -> None:
-        """Nothing is the same for all."""
+        """Send nothing: nothing is the same for all."""
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Sent | None:
-        """Up to M models of others, and whose they are."""
+        """Send up to M models of others, and whose they are."""
         chosen = server.chosen[torch.from_numpy(ids).to(server.chosen.device)]
         if not chosen.shape[1]:
             return None
@@ -114,7 +114,7 @@ class FedFomo(Algorithm):
         omega = torch.where(apart > 0, (loss[:, :1] - loss[:, 1:]) / apart.where(apart > 0, 1), 0)
         blind = ~cohort.has_kept & (omega == 0).all(1)
         share = torch.where(blind[:, None], 1 / len(others), shares(omega))
-        return cohort.map(moved, v, others, Shares(share)), omega
+        return cohort.map(move_towards, v, others, Shares(share)), omega
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """Store the models and what others' were worth to them, and choose whom to send next."""
@@ -134,7 +134,7 @@ class FedFomo(Algorithm):
         return State(w, seen, rounds, chosen, mixing, affinity)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The client's own model; one that never trained makes its first of those that it would be sent."""
+        """Return the client's own model; one that never trained makes its first of those that it would be sent."""
         if not server.chosen.shape[1]:
             return cohort.recall(default=cohort.initial)
 
@@ -146,11 +146,11 @@ class FedFomo(Algorithm):
         return own_or_sent(cohort, first)
 
     def mixing(self, server: State) -> Tensor:
-        """What each client made its model of, the last time it took part."""
+        """Return what each client made its model of, the last time it took part."""
         return server.mixing
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """A new client trains alone once: models of others are compared with its own."""
+        """Train a new client alone once: models of others are compared with its own."""
         return sgd(cohort, start=cohort.initial, epochs=self.epochs)
 
     def _distance(self, v: Stack, other: Stack) -> Tensor:
@@ -161,13 +161,13 @@ class FedFomo(Algorithm):
 
 
 def shares(omega: Tensor) -> Tensor:
-    """The positive ones, divided by their sum; nothing where there are none."""
+    """Divide the positive weights by their sum; give nothing where there are none."""
     positive = omega.clamp(min=0)
     return positive / positive.sum(1, keepdim=True).clamp(min=torch.finfo(omega.dtype).tiny)
 
 
-def moved(v: Params, others: list[Params], shares: Shares) -> Params:
-    """One client's model, moved towards others; its statistics stay."""
+def move_towards(v: Params, others: list[Params], shares: Shares) -> Params:
+    """Move one client's model towards others; its statistics stay."""
     start = v.trained
     for other, part in zip(others, shares.share.unbind(), strict=True):
         v = v.moved(other - start, part)
@@ -175,7 +175,7 @@ def moved(v: Params, others: list[Params], shares: Shares) -> Params:
 
 
 def choose(affinity: Tensor, seen: Tensor, models: int, explore: float, draw: np.random.Generator) -> Tensor:
-    """For every client the others to be sent: of most affinity, or each with probability `explore` anybody."""
+    """Choose whose models every client is sent: of most affinity, or each with probability `explore` anybody's."""
     there = np.flatnonzero(seen.cpu().numpy())
     count = max(0, min(models, len(there) - 1))
     rows = []

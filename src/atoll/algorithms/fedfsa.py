@@ -61,7 +61,7 @@ class FedFSA(Algorithm):
         return MoFedSAM(rho=self.rho, alpha=self.alpha, epochs=self.epochs, weighting=self.weighting)
 
     def start(self, task: Facts) -> State:
-        """As MoFedSAM, for a model with enough layers."""
+        """Begin as MoFedSAM, with a model of enough layers."""
         require_layers(self, task.network.initial, self.top_c)
         return begin(self, task, max(self.rho, self.rho_larger if self.top_c else 0))
 
@@ -76,13 +76,13 @@ class FedFSA(Algorithm):
         return replace(self.mofedsam.update(received, w_k, cohort), keep=kept)
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """As MoFedSAM."""
+        """Aggregate as MoFedSAM."""
         return move(server, replies)
 
     def shared(self, server: State) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.w
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The shared model with a head tuned by plain SGD on the client's training data."""
+        """Return the shared model with a head tuned by plain SGD on the client's training data."""
         return sgd(cohort, start=server.w, epochs=self.head_epochs, only="head", stream="tune")

@@ -45,7 +45,7 @@ from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.models.generator import conditional_perceptron, generate
-from atoll.toolbox.client import adam, sgd, unmoved
+from atoll.toolbox.client import adam, no_past, sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.client.labels import label_counts
@@ -115,7 +115,7 @@ class FedGen(Algorithm):
     cites: ClassVar[str] = "zhu2021data"
 
     def start(self, task: Facts) -> State:
-        """The shared leaves; there is no generator before the server has seen heads."""
+        """Return the shared leaves; there is no generator before the server has seen heads."""
         feature_size(self, task)
         if task.network.layout.head & task.network.layout.part(self.private):
             raise HyperparameterError(
@@ -131,7 +131,7 @@ class FedGen(Algorithm):
         else:
             left = cohort.lr.new_tensor(self.decay**cohort.round)
             given = Given(server.generator, server.labels.value, self.alpha * left, self.beta * left)
-            w_k = sgd(cohort, start=start, epochs=self.epochs, gradient=reminded, given=given, draws=True)
+            w_k = sgd(cohort, start=start, epochs=self.epochs, gradient=reminded_gradient, given=given, draws=True)
         shared, private = w_k.without_part(self.private), w_k.part(self.private)
         send = {"delta": shared - server.w, "labels": label_counts(cohort)}
         return Update(send=send, weight=cohort.weights(self.weighting), keep=private)
@@ -142,20 +142,20 @@ class FedGen(Algorithm):
         heads = replies.models(lambda sent, _: sent.w.part("head"))
         return State(
             server.w + replies.mean("delta"),
-            self.taught(server.generator, heads, counts, replies.workbench),
+            self.teach(server.generator, heads, counts, replies.workbench),
             Params.of(known=(counts.sum(0) > 0).to(counts.dtype)),
         )
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The shared leaves, with the client's own where some are private."""
+        """Return the shared leaves, with the client's own where some are private."""
         return cohort.recall(default=cohort.initial.part(self.private)) | cohort.stacked(server.w)
 
     def shared(self, server: State) -> Params | Predictor | None:
-        """The averaged model, if nothing is private."""
+        """Return the averaged model, if nothing is private."""
         return super().shared(server.w)
 
-    def taught(self, generator: Params | None, heads: Stack, counts: Tensor, bench: Workbench) -> Params:
-        """The generator after a round's steps; `counts` holds the clients' samples, [client, class]."""
+    def teach(self, generator: Params | None, heads: Stack, counts: Tensor, bench: Workbench) -> Params:
+        """Train the generator for a round's steps; `counts` holds the clients' samples, [client, class]."""
         classes, features = counts.shape[1], feature_size(self, bench.task)
         if generator is None:
             first = bench.generator("first generator")
@@ -167,13 +167,13 @@ class FedGen(Algorithm):
         server = bench.cohort(noise, y, network=NO_NETWORK, batch_size=self.server_batch)
         given = Heads(Params(heads, heads.layout), counts / counts.sum(0).clamp(min=1))
         step = functools.partial(teach, method=self, network=bench.network)
-        end = server.scan(step, Teaching(generator, unmoved(generator)), given=given, train=False)
+        end = server.scan(step, Teaching(generator, no_past(generator)), given=given, train=False)
         taught: Params = end.generator.client(0)
         return taught
 
 
-def reminded(w: Params, batch: Batch, given: Given) -> Found:
-    """The gradient of a client's loss, with as many generated features of any class as there are samples."""
+def reminded_gradient(w: Params, batch: Batch, given: Given) -> Found:
+    """Return the gradient of a client's loss, with as many generated features of any class as there are samples."""
     generator, known, size = given.generator, given.known, len(batch.x)
     y = any_of(known, batch.uniform("labels", size))
     noise = batch.normal("noise", 2, size, generator["hidden.weight"].shape[1] - len(known))
@@ -192,13 +192,13 @@ def reminded(w: Params, batch: Batch, given: Given) -> Found:
 
 
 def any_of(known: Tensor, drawn: Tensor) -> Tensor:
-    """One of the classes marked by 1 in `known`, all equally likely, for every number drawn from [0, 1)."""
+    """Choose one of the classes marked by 1 in `known`, all equally likely, for every number drawn from [0, 1)."""
     place = torch.floor(drawn * known.sum())
     return (known.cumsum(0) <= place[:, None]).sum(1)
 
 
 def teach(state: Teaching, batch: Batch, given: Heads, *, method: FedGen, network: Network) -> Teaching:
-    """One step of the generator: every client's head should see the class in what is generated, if it knows it."""
+    """Take one step of the generator: each client's head should see the class in what is made, if it knows it."""
     heads, ask = given.heads, replace(batch, network=network)
 
     def objective(generator: Params) -> tuple[Tensor, None]:
@@ -209,13 +209,13 @@ def teach(state: Teaching, batch: Batch, given: Heads, *, method: FedGen, networ
             return cross_entropy(ask.head(head, z), batch.y)
 
         each = given.shares[:, batch.y] * vmap(errors)(*heads.values())  # [client, sample]
-        return each.sum(0).mean() + method.diversity * alike(batch.x, z), None
+        return each.sum(0).mean() + method.diversity * collapse(batch.x, z), None
 
     g, _ = batch.differentiate(objective, state.generator)
     return Teaching(*adam(state.generator, g, state.past, method.server_lr, method.weight_decay))
 
 
-def alike(noise: Tensor, z: Tensor) -> Tensor:
-    """Near 1 if different noise makes the same features, near 0 if it makes others."""
+def collapse(noise: Tensor, z: Tensor) -> Tensor:
+    """Return about 1 if different noise makes the same features, about 0 if it makes others."""
     apart = (noise[:, None] - noise).square().mean(2) * (z[:, None] - z).abs().mean(2)
     return torch.exp(-apart.mean())

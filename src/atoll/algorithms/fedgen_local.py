@@ -32,7 +32,7 @@ from atoll.kernel.randomness import generator
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.models.vae import autoencoder, decoder_of, negative_bound, sample
-from atoll.toolbox.client import adam, sgd, unmoved
+from atoll.toolbox.client import adam, no_past, sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.server.adam import Past
@@ -87,66 +87,66 @@ class FedGenLocal(Algorithm):
         return self.use == "augment"
 
     def start(self, task: Facts) -> State:
-        """Nothing, or the model that is to become a classifier."""
+        """Return nothing, or the model that is to become a classifier."""
         if not task.one_class_each or not task.sample.is_floating_point():
             raise TaskError(f"FedGenLocal needs samples of numbers, of one class each. {task.name} has others.")
         return State() if self.use == "augment" else State(w=task.network.initial)
 
     def broadcast(self, server: State) -> State | None:
-        """What the last round generated, where clients learn from it."""
+        """Send what the last round generated, where clients learn from it."""
         return None if server.made is None else server
 
     def local(self, received: State | None, cohort: Cohort) -> Update:
         """Improve the generator and send what changed; to augment, train the own model as well."""
-        kept = self.kept(cohort)
-        start = Improving(kept.vae, unmoved(kept.vae))
+        kept = self.recall(cohort)
+        start = Improving(kept.vae, no_past(kept.vae))
         step = functools.partial(improve, lr=self.generator_lr, latent=self.latent)
         vae = cohort.scan(step, start, epochs=self.generator_epochs, stream="generator", draws=True).vae
-        v = None if kept.v is None else self.trained(kept.v, received, cohort)
+        v = None if kept.v is None else self.train(kept.v, received, cohort)
         moved = decoder_of(vae) - decoder_of(self.autoencoder(cohort.task))
         return Update(send={"decoder": moved, "labels": label_counts(cohort)}, keep=Kept(vae, v))
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """Draw from the mixture; for the classifier, train it on what was drawn."""
-        made = self.drawn(replies)
+        made = self.draw_samples(replies)
         if server.w is None:
             return State(made=made)
         cohort = replies.workbench.cohort(made["x"], made["y"])
         return State(w=sgd(cohort, start=server.w, epochs=self.server_epochs).client(0))
 
     def personalize(self, server: State, cohort: Cohort) -> Params | Stack:
-        """The own model, which is the initial one for a client that never took part; or the classifier."""
-        own = self.kept(cohort).v
+        """Return the own model, the initial one if the client never took part; or the classifier."""
+        own = self.recall(cohort).v
         deployed = server.w if own is None else own
         assert deployed is not None
         return deployed
 
     def shared(self, server: State) -> Params | None:
-        """The classifier, if that is what is made."""
+        """Return the classifier, if that is what is made."""
         return server.w
 
     def welcome(self, server: State, cohort: Cohort) -> Params | Stack:
-        """A new client trains on its samples and generated ones; or uses the classifier."""
-        return self.trained(cohort.initial, self.broadcast(server), cohort) if server.w is None else server.w
+        """Train a new client on its samples and generated ones; or give it the classifier."""
+        return self.train(cohort.initial, self.broadcast(server), cohort) if server.w is None else server.w
 
     def autoencoder(self, task: Facts) -> Params:
-        """The initial generator, which everybody can make from the seed."""
+        """Return the initial generator, which everybody can make from the seed."""
         return first_autoencoder(task, self.hidden, self.latent)
 
-    def kept(self, cohort: Cohort) -> Kept:
+    def recall(self, cohort: Cohort) -> Kept:
         """Return what these clients keep."""
         v = cohort.stacked(cohort.initial) if self.use == "augment" else None
         return cohort.recall(default=Kept(cohort.stacked(self.autoencoder(cohort.task)), v))
 
-    def trained(self, v: Params | Stack, received: State | None, cohort: Cohort) -> Stack:
-        """The clients' models after local epochs, with generated samples if there are any."""
+    def train(self, v: Params | Stack, received: State | None, cohort: Cohort) -> Stack:
+        """Train the clients' models for local epochs, with generated samples if there are any."""
         if received is None:
             return sgd(cohort, start=v, epochs=self.epochs)
-        gradient = functools.partial(augmented, share=self.share)
+        gradient = functools.partial(augmented_gradient, share=self.share)
         return sgd(cohort, start=v, epochs=self.epochs, gradient=gradient, given=received.made, draws=True)
 
-    def drawn(self, replies: Replies) -> Params:
-        """Samples of the mixture of generators: a client and a class are as likely as they are in the data."""
+    def draw_samples(self, replies: Replies) -> Params:
+        """Draw samples of all generators together: a client and a class are as likely as they are in the data."""
         bench, order = replies.workbench, np.argsort(replies.clients)  # whoever came first
         decoders = decoder_of(self.autoencoder(bench.task)) + replies.stack("decoder")
         counts = replies.stack("labels").value.double().cpu().numpy()[order]
@@ -180,7 +180,7 @@ def improve(
     latent: int,
     center: float = 0.0,
 ) -> Improving:
-    """One step of Adam on a client's autoencoder, whose prior is around the center."""
+    """Take one step of Adam on a client's autoencoder, whose prior is around the center."""
     noise = batch.normal("latent", len(batch.x), latent)
 
     def objective(vae: Params) -> tuple[Tensor, None]:
@@ -190,8 +190,8 @@ def improve(
     return Improving(*adam(state.vae, g, state.past, lr))
 
 
-def augmented(w: Params, batch: Batch, made: Params, *, share: float) -> Found:
-    """The gradient on a batch and on as many generated samples; statistics of BatchNorm are those of the batch."""
+def augmented_gradient(w: Params, batch: Batch, made: Params, *, share: float) -> Found:
+    """Return the gradient on a batch and as many generated samples; BatchNorm's statistics are the batch's."""
     place = (batch.uniform("places", len(batch.x)) * len(made["y"])).long()
     other = replace(batch, x=made["x"][place], y=made["y"][place], mask=None, keys=batch.keys and batch.keys.fold(1))
 

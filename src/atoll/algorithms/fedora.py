@@ -36,8 +36,8 @@ from atoll.toolbox.client.losses import losses_of
 from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.client.samples import rows_of
 from atoll.toolbox.client.sgd import Pull
-from atoll.toolbox.client.statistics import settled
-from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, mixed, none_seen, with_replies
+from atoll.toolbox.client.statistics import refresh_statistics
+from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, mix_models, none_seen, with_replies
 from atoll.toolbox.server.similarity import alignment, among_known, bases, links, propagation
 
 log = logging.getLogger("atoll.algorithms")
@@ -91,7 +91,7 @@ class Fedora(Algorithm):
             )
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """v_k is pulled to G_k in every step; by default by no more than all the way."""
+        """Return how far a step pulls v_k to G_k; by default by no more than all the way."""
         return {} if self.lam_max is None else {"lr * lam_max": lr * self.lam_max}
 
     @property
@@ -101,7 +101,7 @@ class Fedora(Algorithm):
 
     # -- the server --------------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> State:
-        """Nobody is known to be like anybody yet."""
+        """Begin with nobody known to be like anybody."""
         self._require(task)
         copies = 4 if self.similarity == "loss" else 3  # before and after a round, and what is sent
         v = initial_models(task, copies)
@@ -110,11 +110,11 @@ class Fedora(Algorithm):
         return State(v, P, nobody, nobody, bases=None, probes=None, scores=scores, comparing=False)
 
     def broadcast(self, server: State) -> Stack | None:
-        """Everybody's briefly trained models, to clients that are new; otherwise nothing is the same for all."""
+        """Send everybody's briefly trained models to clients that are new; otherwise nothing is the same for all."""
         return server.probes if server.comparing else None
 
     def absorb(self, server: State, replies: Replies) -> State:
-        """P from what clients say of their data, or of each other's models: at first, and when others arrive."""
+        """Find P from clients' data, or from losses of each other's models: at first, and when others arrive."""
         new = torch.from_numpy(replies.clients).to(server.known.device)
         if server.comparing:
             scores = server.scores.index_copy(0, new, torch.exp(-replies.stack("loss").value.double()))
@@ -123,26 +123,26 @@ class Fedora(Algorithm):
             scores = torch.where(server.known[:, None] & tried, scores.T, scores)
             server = replace(server, scores=scores, comparing=False)
         else:
-            bases = _written(server.bases, replies.stack("bases"), new, len(server.known))
+            bases = _write_rows(server.bases, replies.stack("bases"), new, len(server.known))
             server = replace(server, bases=bases)
             if self.similarity == "loss":
-                probes = _written(server.probes, replies.stack("probe"), new, len(server.known))
+                probes = _write_rows(server.probes, replies.stack("probe"), new, len(server.known))
                 return replace(server, probes=probes, comparing=True)
             server = replace(server, scores=alignment(bases["basis"], bases["basis"]).double())
         known = mark_seen(server.known, replies.clients)
         return replace(server, known=known, P=self._propagation(server.scores, known, server.P))
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
-        """G_k = sum_j P_kj v_j."""
-        return mixed(self.mixing(server)[torch.from_numpy(ids)], server.v)
+        """Send G_k = sum_j P_kj v_j."""
+        return mix_models(self.mixing(server)[torch.from_numpy(ids)], server.v)
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """The last models of all clients, moved by those who replied."""
+        """Hold the last models of all clients, moved by those who replied."""
         v = with_replies(server.v, replies.clients, replies.stack("delta"))
         return replace(server, v=v, seen=mark_seen(server.seen, replies.clients))
 
     def mixing(self, server: State) -> Tensor:
-        """P over the clients that were heard of, each row divided by its sum."""
+        """Return P over the clients that sent something, each row divided by its sum."""
         return among_known(server.P, server.seen)
 
     # -- the clients -------------------------------------------------------------------------------------------------
@@ -151,11 +151,11 @@ class Fedora(Algorithm):
         if probes is not None:
             models = [cohort.initial + probes.client(row) for row in range(probes.clients)]
             return Update(send={"loss": Stack.of(loss=_losses(models, cohort))})
-        told = self._bases(cohort)
+        bases = self._bases(cohort)
         if self.similarity != "loss":
-            return Update(send={"bases": told})
+            return Update(send={"bases": bases})
         probe = sgd(cohort, start=cohort.initial, epochs=self.probe_epochs, stream="probe") - cohort.initial
-        return Update(send={"bases": told.only(["plain"]), "probe": probe})
+        return Update(send={"bases": bases.only(["plain"]), "probe": probe})
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Train the own model, drawn to G_k as much as the gate allows; who has none yet begins at G_k."""
@@ -171,26 +171,26 @@ class Fedora(Algorithm):
         return sgd(cohort, start=v, epochs=epochs, stream=stream, pull=Pull(lam, G)), lam
 
     def strength(self, v: Stack, G: Stack, cohort: Cohort) -> Tensor:
-        """lam_k: 0 where G_k does not lower the validation loss."""
+        """Return lam_k: 0 where G_k does not lower the validation loss."""
         own, received = losses_of([v, v | G], cohort, "val").unbind(1)
         opens = received < own if self.gate == "strict" else received <= own
         most = 1 / cohort.lr if self.lam_max is None else cohort.lr.new_tensor(self.lam_max)
         return torch.where(opens, torch.minimum(torch.exp((own - received) / 2), most), 0)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The client's own model; one that never trained has G_k, or the initial model if it takes nothing."""
+        """Return the client's own model; one that never trained has G_k, or the initial model if it takes nothing."""
         if self.lam_max == 0:
             return cohort.recall(default=cohort.initial)
 
-        def sent() -> Stack:
+        def receive() -> Stack:
             known, G = server.known[cohort.ids], self.unicast(server, cohort.clients)
             return G if known.all() else G.where(known, self.reach(server, cohort))
 
-        return own_or_sent(cohort, sent)
+        return own_or_sent(cohort, receive)
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """What would reach a new client, with statistics of its samples."""
-        return settled(cohort, cohort.stacked(cohort.initial) | self.reach(server, cohort))
+        """Return what would reach a new client, with statistics of its samples."""
+        return refresh_statistics(cohort, cohort.stacked(cohort.initial) | self.reach(server, cohort))
 
     def reach(self, server: State, cohort: Cohort) -> Stack:
         """Return what would reach clients that have told nothing: G = r P V, with r their links to those who have.
@@ -209,28 +209,28 @@ class Fedora(Algorithm):
         r = links(scores, self.topk, self.temperature, among=server.known.expand(len(cohort), -1))
         matrix = self.mixing(server)
         reaching = torch.stack([row @ matrix for row in r.to(matrix.dtype)])  # in the same bits for any cohort
-        return mixed(reaching, server.v)
+        return mix_models(reaching, server.v)
 
     def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack:
-        """As in a round, with what reached the new client as its G."""
+        """Train as in a round, with what reached the new client as its G."""
         return self.train(model, given.trained, cohort, epochs=epochs, stream=stream)[0]
 
     # -- parts -------------------------------------------------------------------------------------------------------
     def _bases(self, cohort: Cohort) -> Stack:
-        """What each client says of its samples: `basis`, and `plain` without labels."""
-        seed, each = cohort.task.seed, rows_of(cohort, encoded=self.features == "encoder")
+        """Describe each client's samples: `basis`, and `plain` without labels."""
+        seed, rows = cohort.task.seed, rows_of(cohort, encoded=self.features == "encoder")
         by_class = self.similarity == "labels" and cohort.labelled
-        told = [
+        each = [
             bases(
                 x, y, self.q, by_class=by_class, center=self.center, noise=self.noise, rng=generator(seed, "basis", k)
             )
-            for k, (x, y) in zip(cohort.clients.tolist(), each, strict=True)
+            for k, (x, y) in zip(cohort.clients.tolist(), rows, strict=True)
         ]
-        basis, plain = (torch.stack(parts).to(cohort.initial_dtype) for parts in zip(*told, strict=True))
+        basis, plain = (torch.stack(parts).to(cohort.initial_dtype) for parts in zip(*each, strict=True))
         return Stack.of(basis=basis, plain=plain)
 
     def _propagation(self, scores: Tensor, there: Tensor, like: Tensor) -> Tensor:
-        """P from similarities; a client that did not answer has itself, and nobody links to it."""
+        """Return P from similarities; a client that did not answer has itself, and nobody links to it."""
         others = (there & there[:, None]).fill_diagonal_(False)
         if self.topk > int(others.sum(1).max()):
             log.warning("topk=%d: there are %d clients, who all link to each other", self.topk, int(there.sum()))
@@ -252,13 +252,13 @@ class Fedora(Algorithm):
             log.warning("no client has validation samples: the gate of Fedora stays shut, and all clients train alone")
 
 
-def _written(table: Stack | None, rows: Stack, clients: Tensor, size: int) -> Stack:
-    """The table of all `size` clients with the rows of some; zeros for those who have not said anything."""
+def _write_rows(table: Stack | None, rows: Stack, clients: Tensor, size: int) -> Stack:
+    """Write the rows of some into the table of all `size` clients; zeros stand for those who sent nothing."""
     before = rows.map(lambda leaf: leaf.new_zeros(size, *leaf.shape[1:])) if table is None else table
     return Stack({name: leaf.index_copy(0, clients, rows[name]) for name, leaf in before.items()}, before.layout)
 
 
 def _losses(models: list[Params], cohort: Cohort) -> Tensor:
-    """Of every model on validation data, or on training data for clients that have no other, [clients, models]."""
+    """Return the losses of every model on validation data, on training data without any, [clients, models]."""
     held = cohort.has_samples("val")
     return torch.where(held[:, None], losses_of(models, cohort, "val"), losses_of(models, cohort))

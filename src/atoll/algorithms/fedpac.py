@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithms.fedproto import Goal, aligned
+from atoll.algorithms.fedproto import Goal, aligned_gradient
 from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Positive, Replies, Update, Weighting
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
@@ -30,7 +30,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import class_sums, feature_size, membership
-from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mixed, none_seen
+from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mix_models, none_seen
 from atoll.toolbox.server.simplex import minimise
 
 SMALLEST = 1e-3  # a head of less weight is left out
@@ -73,7 +73,7 @@ class FedPAC(Algorithm):
     cites: ClassVar[str] = "xu2023personalized"
 
     def start(self, task: Facts) -> State:
-        """The body, everybody's head, and no centroids yet."""
+        """Return the body, everybody's head, and no centroids yet."""
         size, heads = feature_size(self, task), spread(task.network.initial.part("head").trained, task.clients)
         assert task.classes is not None
         zeros = next(iter(heads.values())).new_zeros(task.classes, size)
@@ -82,11 +82,11 @@ class FedPAC(Algorithm):
         return State(body, centroids, heads, identity_mixing(heads), none_seen(heads))
 
     def broadcast(self, server: State) -> Sent:
-        """The body and the centroids."""
+        """Send the body and the centroids."""
         return Sent(server.w, server.prototypes)
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
-        """Every client's own mixture of heads; one that was never heard of gets the mean head of those who were."""
+        """Send every client its own mixture of heads; one that never replied gets the mean head of those who did."""
         rows = torch.from_numpy(ids).to(server.mixing.device)
         return server.heads.rows(rows).where(server.seen[rows], self._mean(server))
 
@@ -94,9 +94,9 @@ class FedPAC(Algorithm):
         """Describe the data by the received body; train the head, then the body under it; describe them again."""
         start, size = cohort.stacked(sent.w) | cohort.received, sent.prototypes["mean"].shape[1]
         moments = class_moments(cohort, start, sent.prototypes["mean"])
-        w_k = self._tuned(start, cohort)
+        w_k = self._tune(start, cohort)
         goal = Goal(sent.prototypes, self.lam)
-        w_k = sgd(cohort, start=w_k, epochs=self.epochs, only="body", gradient=aligned_body, given=goal)
+        w_k = sgd(cohort, start=w_k, epochs=self.epochs, only="body", gradient=aligned_body_gradient, given=goal)
         body, head = w_k.without(cohort.received), w_k.only(cohort.received)
         send = {"delta": body - sent.w, "head": head, "moments": moments, "classes": class_sums(cohort, w_k, size)}
         return Update(send=send, weight=cohort.weights(self.weighting))
@@ -107,7 +107,7 @@ class FedPAC(Algorithm):
         place, rows = (torch.from_numpy(some).to(server.mixing.device) for some in (order, replies.clients[order]))
         trained = replies.stack("head").rows(place)
         weights = self._weights(replies.stack("moments").rows(place)).to(server.mixing)
-        heads = mixed(weights, trained)
+        heads = mix_models(weights, trained)
         new = {name: leaf.index_copy(0, rows, heads[name]) for name, leaf in server.heads.items()}
         matrix = weights.new_zeros(len(rows), len(server.mixing)).index_copy(1, rows, weights)
         return State(
@@ -119,28 +119,28 @@ class FedPAC(Algorithm):
         )
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The newest body under the client's own mixture; for one that was never heard of, under the mean head."""
+        """Return the newest body under the client's own mixture; one that never replied has the mean head."""
         return cohort.stacked(server.w) | self.unicast(server, cohort.clients)
 
     def mixing(self, server: State) -> Tensor:
-        """Whose heads a client's own was mixed of, when it last took part."""
+        """Return whose heads a client's own was mixed of, when it last took part."""
         return server.mixing
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """A new client fits the mean head to the newest body."""
-        return self._tuned(cohort.stacked(server.w | self._mean(server)), cohort)
+        """Fit the mean head of a new client to the newest body."""
+        return self._tune(cohort.stacked(server.w | self._mean(server)), cohort)
 
     def _mean(self, server: State) -> Params:
-        """The mean head of those who were heard of; of all, while that is nobody: they are the initial one."""
+        """Return the mean head of those who replied; of all, while that is nobody: they are the initial one."""
         seen = server.seen if server.seen.any() else ~server.seen
         return Params({name: leaf[seen].mean(0) for name, leaf in server.heads.items()}, server.heads.layout)
 
-    def _tuned(self, start: Stack, cohort: Cohort) -> Stack:
+    def _tune(self, start: Stack, cohort: Cohort) -> Stack:
         lr = None if self.head_lr is None else torch.full_like(cohort.lr, self.head_lr)
         return sgd(cohort, start=start, epochs=self.head_epochs, only="head", lr=lr)
 
     def _weights(self, moments: Stack) -> Tensor:
-        """Row i: a_i, over those who replied."""
+        """Return rows a_i, over those who replied."""
         variance, m = moments["variance"].double(), moments["mean"].double().flatten(1)
         if self.heads == "own":
             return torch.eye(len(m), dtype=m.dtype, device=m.device)
@@ -151,15 +151,15 @@ class FedPAC(Algorithm):
         return weights / weights.sum(1, keepdim=True)
 
 
-def aligned_body(w: Params, batch: Batch, goal: Goal) -> Found:
-    """The gradient with which features are aligned, for the body alone."""
-    g, after, loss = aligned(w, batch, goal)
+def aligned_body_gradient(w: Params, batch: Batch, goal: Goal) -> Found:
+    """Return the gradient with which features are aligned, for the body alone."""
+    g, after, loss = aligned_gradient(w, batch, goal)
     head = w.layout.head if w.layout else ()
     return g.without(head), w | after.without(head), loss
 
 
 def class_moments(cohort: Cohort, w: Stack, like: Tensor) -> Stack:
-    """m_k: mean features of each class times its share, [classes, size]; and V_k, the variance of such a mean."""
+    """Return m_k, mean features by class times its share, [classes, size]; and V_k, the variance of such a mean."""
     start = Params.of(sum=torch.zeros_like(like), square=torch.zeros_like(like[0, 0]))
     seen = cohort.scan(_add, start, given=w, shuffle=False, train=False, exact=True)
     mean, square = seen["sum"] / cohort.samples[:, None, None], seen["square"] / cohort.samples
@@ -175,7 +175,7 @@ def _add(seen: Params, batch: Batch, w: Params) -> Params:
 
 
 def centroids(before: Params, sums: Stack) -> Params:
-    """The mean over all samples of each class; a class that nobody had this time keeps its centroid."""
+    """Return the mean over all samples of each class; a class that nobody had this time keeps its centroid."""
     total, count = sums["sum"].sum(0), sums["count"].sum(0)
     mean = torch.where(count[:, None] > 0, total / count.clamp(min=1)[:, None], before["mean"])
     return Params.of(mean=mean, known=torch.maximum(before["known"], (count > 0).to(mean.dtype)))

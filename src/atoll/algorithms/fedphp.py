@@ -52,25 +52,25 @@ class FedPHP(Algorithm):
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train w under h_k, then let h_k inherit from it."""
-        kept = self._kept(w, cohort)
+        kept = self._recall(w, cohort)
         h, visits = kept.h, kept.visits
-        lesson = partial(taught, method=self) if self.lam else None
+        lesson = partial(taught_gradient, method=self) if self.lam else None
         w_k = sgd(cohort, start=w, epochs=self.epochs, gradient=lesson, given=h)
         inherited = w_k.lerp(h, self.mu * (visits / self.ramp).clamp(max=1))
         keep = Kept(inherited, visits + 1)
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting), keep=keep)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The client's inherited model; a client that never took part uses w."""
-        return self._kept(w, cohort).h
+        """Return the client's inherited model; a client that never took part uses w."""
+        return self._recall(w, cohort).h
 
-    def _kept(self, w: Params, cohort: Cohort) -> Kept:
-        """Whoever comes for the first time has w for a teacher: it knows more than the initial model."""
+    def _recall(self, w: Params, cohort: Cohort) -> Kept:
+        """Recall what a client kept; on a first visit w is the teacher: it knows more than the initial model."""
         return cohort.recall(default=Kept(cohort.stacked(w), cohort.each(0.0)))
 
 
-def taught(w: Params, batch: Batch, h: Params, *, method: FedPHP) -> Found:
-    """The gradient of a client's loss with what it learns from its teacher, who does not learn."""
+def taught_gradient(w: Params, batch: Batch, h: Params, *, method: FedPHP) -> Found:
+    """Return the gradient of a client's loss with what it learns from its teacher, who does not learn."""
     teacher = batch.deployed
     answers = method.way == "kd"
     wanted = (teacher.outputs(h) / method.temperature).softmax(1) if answers else teacher.features(h)

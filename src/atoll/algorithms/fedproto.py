@@ -73,7 +73,7 @@ class FedProto(Algorithm):
         return self.answer == "head"
 
     def start(self, task: Facts) -> State:
-        """No class has a prototype yet."""
+        """Begin without a prototype for any class."""
         size, like = feature_size(self, task), next(iter(task.network.initial.floating.values()))
         assert task.classes is not None
         zeros = like.new_zeros(task.classes, size)
@@ -81,7 +81,7 @@ class FedProto(Algorithm):
 
     def local(self, server: State, cohort: Cohort) -> Update:
         """Train the own model on, and send the prototypes that it makes."""
-        v = self._trained(server, cohort.recall(default=cohort.initial), cohort)
+        v = self._train(server, cohort.recall(default=cohort.initial), cohort)
         own = class_sums(cohort, v, server.prototypes["mean"].shape[1])
         if self.weighting == "uniform":
             count = own["count"]
@@ -89,7 +89,7 @@ class FedProto(Algorithm):
         return Update(send={"prototypes": own}, keep=v)
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """The mean over the samples of each class; a class that nobody had this time keeps its prototype."""
+        """Return the mean over the samples of each class; a class that nobody had this time keeps its prototype."""
         before, sent = server.prototypes, replies.mean("prototypes")
         here = sent["count"] > 0
         mean = sent["sum"] / torch.where(here, sent["count"], 1)[:, None]
@@ -97,18 +97,18 @@ class FedProto(Algorithm):
         return State(Params.of(mean=torch.where(here[:, None], mean, before["mean"]), known=known))
 
     def personalize(self, server: State, cohort: Cohort) -> Deployed:
-        """The client's own model with the newest prototypes; one that never took part has the initial model."""
-        return self._deployed(server, cohort.recall(default=cohort.initial), cohort)
+        """Return the client's own model with the newest prototypes; one that never took part has the initial model."""
+        return self._predictor(server, cohort.recall(default=cohort.initial), cohort)
 
     def welcome(self, server: State, cohort: Cohort) -> Deployed:
-        """A new client first trains a model to the prototypes, as if in one round."""
-        return self._deployed(server, self._trained(server, cohort.stacked(cohort.initial), cohort), cohort)
+        """Train a new client's model to the prototypes first, as if in one round."""
+        return self._predictor(server, self._train(server, cohort.stacked(cohort.initial), cohort), cohort)
 
-    def _trained(self, server: State, v: Stack, cohort: Cohort) -> Stack:
+    def _train(self, server: State, v: Stack, cohort: Cohort) -> Stack:
         goal = Goal(server.prototypes, self.lam)
-        return sgd(cohort, start=v, epochs=self.epochs, gradient=aligned, given=goal)
+        return sgd(cohort, start=v, epochs=self.epochs, gradient=aligned_gradient, given=goal)
 
-    def _deployed(self, server: State, v: Stack, cohort: Cohort) -> Deployed:
+    def _predictor(self, server: State, v: Stack, cohort: Cohort) -> Deployed:
         if self.answer == "head":
             return v
         prototypes = cohort.stacked(server.prototypes)
@@ -118,8 +118,8 @@ class FedProto(Algorithm):
         return Predictor(v, Stack.of(mean=prototypes["mean"], possible=possible), nearest)
 
 
-def aligned(v: Params, batch: Batch, goal: Goal) -> Found:
-    """The gradient of the loss plus the distance of features to the prototypes of their classes, if these exist."""
+def aligned_gradient(v: Params, batch: Batch, goal: Goal) -> Found:
+    """Return the gradient of the loss plus the distance of features to their classes' prototypes, if these exist."""
     wanted, known = goal.prototypes["mean"][batch.y], goal.prototypes["known"][batch.y]
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
@@ -133,7 +133,7 @@ def aligned(v: Params, batch: Batch, goal: Goal) -> Found:
 
 
 def nearest(v: Params, prototypes: Params, batch: Batch) -> Tensor:
-    """Minus the mean squared distance to each prototype; the head's answer where there are none to choose from."""
+    """Return minus the mean squared distance to each prototype; the head's answer where there are none."""
     features, outputs, _ = features_and_outputs(batch, v)
     closeness = -squared_distances(features, prototypes["mean"]) / features.shape[1]
     possible = prototypes["possible"] > 0

@@ -29,7 +29,7 @@ class FedProx(Algorithm):
     cites: ClassVar[str] = "li2020federated"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """The local model is pulled to w in every step."""
+        """Return how far a step pulls the local model to w."""
         return {"lr * mu": lr * self.mu}
 
     def local(self, w: Params, cohort: Cohort) -> Update:

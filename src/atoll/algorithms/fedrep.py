@@ -37,7 +37,7 @@ class FedRep(Algorithm):
     cites: ClassVar[str] = "collins2021exploiting"
 
     def start(self, task: Facts) -> Params:
-        """The server knows the shared leaves only."""
+        """Return the shared leaves, which are all that the server knows."""
         say_what_is_shared(self, task.network.initial, self.private)
         return task.network.initial.without_part(self.private)
 
@@ -49,13 +49,13 @@ class FedRep(Algorithm):
         return Update(send={"delta": shared - w}, weight=cohort.weights(self.weighting), keep=private)
 
     def finish(self, w: Params, cohort: Cohort) -> Stack:
-        """Every client fits its head to the final body, also one that never took part."""
+        """Fit every client's head to the final body, also of one that never took part."""
         return self.welcome(w, cohort).part(self.private)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The shared leaves with the client's own; a client that never took part has the initial ones."""
+        """Return the shared leaves with the client's own; a client that never took part has the initial ones."""
         return cohort.recall(default=cohort.initial.part(self.private)) | cohort.stacked(w)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """A new client fits its head, from the initial one, to the newest body."""
+        """Fit the head of a new client, from the initial one, to the newest body."""
         return sgd(cohort, self.personalize(w, cohort), epochs=self.final_epochs, only=self.private, stream="final")

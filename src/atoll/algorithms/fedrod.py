@@ -23,7 +23,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
-from atoll.toolbox.client import at_rest, descend, sgd
+from atoll.toolbox.client import descend, sgd, zero_velocity
 from atoll.toolbox.client.descent import Found, MeanLoss
 from atoll.toolbox.client.features import feature_size, features_and_outputs, outputs_of
 from atoll.toolbox.client.labels import label_counts
@@ -64,7 +64,7 @@ class FedRoD(Algorithm):
     cites: ClassVar[str] = "chen2022bridging"
 
     def start(self, task: Facts) -> Params:
-        """The generic model."""
+        """Return the generic model."""
         feature_size(self, task)
         return task.network.initial
 
@@ -72,24 +72,24 @@ class FedRoD(Algorithm):
         """Train the generic model and, on what it answers, the personal head, step by step on the same batches."""
         rule, head = cohort.training, cohort.recall(default=cohort.initial.part("head"))
         prior = self.gamma * label_counts(cohort).value.clamp(min=FEWEST).log()
-        carry = Carry(w, head, at_rest(rule, w), at_rest(rule, head), MeanLoss(), MeanLoss())
+        carry = Carry(w, head, zero_velocity(rule, w), zero_velocity(rule, head), MeanLoss(), MeanLoss())
         end = cohort.scan(partial(step, rule), carry, given=Given(cohort.lr, prior), epochs=self.epochs)
         cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})
         return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=end.head)
 
     def personalize(self, w: Params, cohort: Cohort) -> Predictor:
-        """Both heads; the personal one of a client that never took part says nothing yet."""
+        """Return both heads; the personal one of a client that never took part says nothing yet."""
         silent = cohort.initial.part("head").map(torch.zeros_like)
         return Predictor(w, cohort.recall(default=silent), both_heads)
 
     def welcome(self, w: Params, cohort: Cohort) -> Predictor:
-        """A new client fits a personal head to the generic model."""
-        head = sgd(cohort, cohort.initial.part("head"), epochs=self.epochs, gradient=beside, given=w)
+        """Fit a personal head of a new client to the generic model."""
+        head = sgd(cohort, cohort.initial.part("head"), epochs=self.epochs, gradient=personal_gradient, given=w)
         return Predictor(w, head, both_heads)
 
 
 def step(rule: Training, carry: Carry, batch: Batch, given: Given) -> Carry:
-    """One step of one client."""
+    """Take one step of one client."""
     w, head = carry.w, carry.head
 
     def balanced(trained: Params) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Params]]:
@@ -98,14 +98,14 @@ def step(rule: Training, carry: Carry, batch: Batch, given: Given) -> Carry:
         return loss, (loss, features, outputs, after.buffers)
 
     g, (main, features, generic, buffers) = batch.differentiate(balanced, w.trained)
-    g_head, head, personal = residual(w, head, batch, features, generic)
+    g_head, head, personal = residual_gradient(w, head, batch, features, generic)
     w, velocity_w = descend(rule, w | buffers, g, carry.velocity_w, given.lr)
     head, velocity_head = descend(rule, head, g_head, carry.velocity_head, given.lr)
     return Carry(w, head, velocity_w, velocity_head, carry.main.add(main), carry.personal.add(personal))
 
 
-def residual(w: Params, head: Params, batch: Batch, features: Tensor, generic: Tensor) -> Found:
-    """The gradient of the personal head, added to generic answers that are held fixed."""
+def residual_gradient(w: Params, head: Params, batch: Batch, features: Tensor, generic: Tensor) -> Found:
+    """Return the gradient of the personal head, added to generic answers that are held fixed."""
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
         more, after = outputs_of(batch, w | head | trained, features)
@@ -116,13 +116,13 @@ def residual(w: Params, head: Params, batch: Batch, features: Tensor, generic: T
     return g, head | buffers, loss
 
 
-def beside(head: Params, batch: Batch, w: Params) -> Found:
-    """The gradient of the personal head beside a generic model that is not trained."""
+def personal_gradient(head: Params, batch: Batch, w: Params) -> Found:
+    """Return the gradient of the personal head beside a generic model that is not trained."""
     features, generic, _ = features_and_outputs(batch, w)
-    return residual(w, head, batch, features, generic)
+    return residual_gradient(w, head, batch, features, generic)
 
 
 def both_heads(w: Params, head: Params, batch: Batch) -> Tensor:
-    """What both heads answer together."""
+    """Return what both heads answer together."""
     features, generic, _ = features_and_outputs(batch, w)
     return generic + outputs_of(batch, w | head, features)[0]

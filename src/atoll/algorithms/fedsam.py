@@ -31,6 +31,6 @@ class FedSAM(Algorithm):
     cites: ClassVar[str] = "qu2022generalized"
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        """As FedAvg, along sharpness-aware gradients."""
+        """Train and send as FedAvg, along sharpness-aware gradients."""
         w_k = sgd(cohort, start=w, epochs=self.epochs, radius=self.rho, adaptive=self.adaptive)
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))

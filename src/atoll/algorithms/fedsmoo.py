@@ -24,7 +24,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
-from atoll.toolbox.client import at_rest, descend, linear, proximal
+from atoll.toolbox.client import descend, linear, proximal, zero_velocity
 from atoll.toolbox.client.descent import MeanLoss
 from atoll.toolbox.client.penalties import Onto
 from atoll.toolbox.client.sharpness import ascent, gradient_beside
@@ -89,16 +89,16 @@ class FedSMOO(Algorithm):
     cites: ClassVar[str] = "sun2023dynamic"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """The local model is pulled to w in every step."""
+        """Return how far a step pulls the local model to w."""
         return {"lr * alpha": lr * self.alpha}
 
     def start(self, task: Facts) -> State:
-        """As FedDyn, and no common perturbation yet."""
+        """Begin as FedDyn, without a common perturbation."""
         begun = dynamic.begin(task)
         return State(begun, begun.h)
 
     def broadcast(self, server: State) -> Sent:
-        """The model and the common perturbation."""
+        """Send the model and the common perturbation."""
         return Sent(server.feddyn.w, server.s)
 
     def local(self, received: Sent, cohort: Cohort) -> Update:
@@ -108,7 +108,7 @@ class FedSMOO(Algorithm):
         pull = linear(-mine.q) + proximal(self.alpha, center=w)
         end = cohort.scan(
             partial(self._step, rule, pull.onto),
-            Carry(w, mine.against, at_rest(rule, w), MeanLoss()),
+            Carry(w, mine.against, zero_velocity(rule, w), MeanLoss()),
             given=Given(received.s, pull.given, cohort.lr),
             epochs=self.epochs,
         )
@@ -118,21 +118,21 @@ class FedSMOO(Algorithm):
         return Update(send={"delta": delta, "dual": -end.against}, keep=keep)
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """As FedDyn; the common perturbation is where the dual variables point on average."""
+        """Aggregate as FedDyn; the common perturbation is where the dual variables point on average."""
         dual = replies.mean("dual")
         s = ascent(server.feddyn.w, dual, self.rho)
         return State(dynamic.move(server.feddyn, replies, self.alpha), s)
 
     def personalize(self, server: State, cohort: Cohort) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.feddyn.w
 
     def shared(self, server: State) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.feddyn.w
 
     def _step(self, rule: Training, onto: Onto, carry: Carry, batch: Batch, given: Given) -> Carry:
-        """One batch of one client; `against` is what is added to its gradient before it climbs."""
+        """Take one step of one client; `against` is what is added to its gradient before it climbs."""
         theta, against = carry.theta, carry.against
         g, after, loss = batch.gradient(theta)
         eps = ascent(theta, g + against - given.s, self.rho)

@@ -33,32 +33,32 @@ class FedSpeed(Algorithm):
     cites: ClassVar[str] = "sun2023fedspeed"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """The local model is pulled to w in every step."""
+        """Return how far a step pulls the local model to w."""
         return {"lr * alpha": lr * self.alpha}
 
     def start(self, task: Facts) -> Dynamic:
-        """As FedDyn."""
+        """Begin as FedDyn."""
         return dynamic.begin(task)
 
     def broadcast(self, server: Dynamic) -> Params:
-        """The model only; h stays with the server, q_k with the client."""
+        """Send the model only; h stays with the server, q_k with the client."""
         return server.w
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        """As FedDyn, with the loss's gradient taken uphill."""
+        """Train as FedDyn, with the loss's gradient taken uphill."""
         q = cohort.recall(default=w.zeros())
         penalty = linear(-q) + proximal(self.alpha, center=w)
         delta = sgd(cohort, start=w, epochs=self.epochs, penalty=penalty, radius=self.rho) - w
         return Update(send={"delta": delta}, keep=q - delta.trained * self.alpha)
 
     def aggregate(self, server: Dynamic, replies: Replies) -> Dynamic:
-        """As FedDyn."""
+        """Aggregate as FedDyn."""
         return dynamic.move(server, replies, self.alpha)
 
     def personalize(self, server: Dynamic, cohort: Cohort) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.w
 
     def shared(self, server: Dynamic) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.w

@@ -29,7 +29,17 @@ from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.features import moments
-from atoll.toolbox.server.clustering import Linkage, Metric, among, center, cut, distances, merges, nearest, within
+from atoll.toolbox.server.clustering import (
+    Linkage,
+    Metric,
+    center,
+    cut,
+    distances,
+    merges,
+    mixing_within,
+    nearest,
+    tree_of_some,
+)
 from atoll.toolbox.server.mixing import require_memory
 
 
@@ -84,7 +94,7 @@ class FLHC(Algorithm):
             raise HyperparameterError("`threshold` of FLHC must be None if there are `clusters`. Got both.")
 
     def start(self, task: Facts) -> State:
-        """One cluster of all clients."""
+        """Begin with one cluster of all clients."""
         if self.clusters is not None and self.clusters > task.clients:
             raise HyperparameterError(
                 f"`clusters` of FLHC must be at most the number of clients, {task.clients}. Got {self.clusters}."
@@ -94,10 +104,10 @@ class FLHC(Algorithm):
         return State(spread(w, 1), nobody.long(), nobody, round=0, level=0, w=w, centers=None, tree=None)
 
     def broadcast(self, server: State) -> None:
-        """Nothing is the same for all."""
+        """Send nothing: nothing is the same for all."""
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
-        """The model of each client's cluster; a client that is in none (-1) gets the one that was common last."""
+        """Send each client the model of its cluster; one that is in none (-1) gets the one that was common last."""
         models = server.models
         choices = stack([*(models.client(c) for c in range(models.clients)), server.w])
         return choices.rows(server.cluster[torch.from_numpy(ids)])
@@ -111,11 +121,11 @@ class FLHC(Algorithm):
         return Update(send=send, weight=cohort.weights(self.weighting))
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """The mean within each cluster, after a step down the tree if one is due."""
+        """Average within each cluster, after a step down the tree if one is due."""
         signatures = replies.stack("delta" if self.signature == "update" else "embedding")
         clients = torch.from_numpy(replies.clients).to(server.cluster.device)
         if server.level < self.levels and server.round >= self.rounds_before * (server.level + 1):
-            server = self.descended(server, clients, signatures)
+            server = self.descend(server, clients, signatures)
         models, cluster = server.models, server.cluster
         number, joining = models.clients, cluster[clients] < 0
         # What newcomers send is an update of w, not of a cluster's model: they are left out of the means.
@@ -128,8 +138,8 @@ class FLHC(Algorithm):
         weight = server.weight.index_put((clients,), replies.weights.to(server.weight.dtype))
         return replace(server, models=models + mean, cluster=cluster, weight=weight, round=server.round + 1)
 
-    def descended(self, server: State, clients: Tensor, signatures: Stack) -> State:
-        """The clusters one level down the tree, which is grown first; their models begin at their parents'."""
+    def descend(self, server: State, clients: Tensor, signatures: Stack) -> State:
+        """Go one level down the tree, which is grown first; models of clusters begin at their parents'."""
         tree, w = server.tree, server.w
         if tree is None:
             order = clients.argsort()  # the order of arrival must not matter
@@ -156,18 +166,18 @@ class FLHC(Algorithm):
         )
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The model of the client's cluster; a client that is in none would join the nearest."""
+        """Return the model of the client's cluster; a client that is in none would join the nearest."""
         cluster = server.cluster[cohort.ids]
         if bool((cluster < 0).any()):
             cluster = torch.where(cluster < 0, self.joined(server, cohort), cluster)
         return server.models.rows(cluster)
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """The model of the cluster that a new client would join."""
+        """Return the model of the cluster that a new client would join."""
         return server.models.rows(self.joined(server, cohort))
 
     def joined(self, server: State, cohort: Cohort) -> Tensor:
-        """The nearest cluster by the signature of w on each client's data; the first before there are others."""
+        """Find the nearest cluster by the signature of w on each client's data; the first before there are others."""
         if server.centers is None:
             return torch.zeros_like(cohort.ids)
         w = server.w
@@ -176,13 +186,15 @@ class FLHC(Algorithm):
         return nearest(signature, server.centers, self.metric)
 
     def mixing(self, server: State) -> Tensor:
-        """Clients of a cluster learn from each other."""
-        return within(server.cluster, server.weight)
+        """Return who learns from whom: clients of a cluster from each other."""
+        return mixing_within(server.cluster, server.weight)
 
     def found_clusters(self, server: State) -> Clusters:
-        """Who is in which, and the tree."""
+        """Return who is in which cluster, and the tree."""
         cluster, tree = server.cluster.cpu().numpy(), server.tree
         if tree is None:
             return Clusters(cluster)
         height = f"{self.metric} distance of {self.signature}s, {self.linkage} linkage"
-        return Clusters(cluster, among(tree.merges.cpu().numpy(), tree.clients.cpu().numpy(), len(cluster)), height)
+        return Clusters(
+            cluster, tree_of_some(tree.merges.cpu().numpy(), tree.clients.cpu().numpy(), len(cluster)), height
+        )

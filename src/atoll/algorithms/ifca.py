@@ -25,7 +25,7 @@ from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import entropies, losses
-from atoll.toolbox.server.clustering import distances, far_apart, reshuffled, within
+from atoll.toolbox.server.clustering import choose_far_apart, distances, mixing_within, reshuffle
 
 
 @record
@@ -53,23 +53,23 @@ class IFCA(Algorithm):
     cites: ClassVar[str] = "ghosh2020efficient"
 
     def start(self, task: Facts) -> State:
-        """As many sets of models as there are restarts, or the one model from which clients train to be compared."""
+        """Draw a set of models per restart, or the one model from which clients train to be compared."""
         if self.clusters > task.clients:
             raise HyperparameterError(
                 f"`clusters` of IFCA must be at most the number of clients, {task.clients}. Got {self.clusters}."
             )
         models = [task.network.initial]
         if self.starts == "random":
-            models += [reshuffled(models[0], number) for number in range(1, self.clusters * self.restarts)]
+            models += [reshuffle(models[0], number) for number in range(1, self.clusters * self.restarts)]
         nobody = torch.zeros(task.clients, device=task.sample.device)
         return State(stack(models), nobody.long() - 1, nobody)
 
     def broadcast(self, server: State) -> Stack:
-        """All models."""
+        """Send all models."""
         return server.models
 
     def prepare(self, models: Stack, cohort: Cohort) -> Update | None:
-        """Which model of each set would be joined; for k-means++, an update of the common model.
+        """Tell which model of each set would be joined; for k-means++, send an update of the common model.
 
         Whoever comes after the starts were chosen has nothing to say.
         """
@@ -84,7 +84,7 @@ class IFCA(Algorithm):
         return Update(send={"choices": Stack.of(choices=choices)}, weight=weight)
 
     def absorb(self, server: State, replies: Replies) -> State:
-        """The set whose models would be joined most evenly, or the models of clients whose updates are far apart.
+        """Choose the set whose models would be joined most evenly, or models of clients whose updates are far apart.
 
         If there are fewer such clients than clusters, the other models are drawn.
         """
@@ -92,9 +92,9 @@ class IFCA(Algorithm):
         if self.starts == "kmeans++":
             delta, w = replies.stack("delta").rows(torch.from_numpy(replies.clients.argsort())), models.client(0)
             number = min(self.clusters, delta.clients)
-            chosen = far_apart(distances(delta, "l2"), number, self.restarts, generator(0, "ifca"))
+            chosen = choose_far_apart(distances(delta, "l2"), number, self.restarts, generator(0, "ifca"))
             trained = w + delta.rows(torch.from_numpy(chosen))
-            drawn = [reshuffled(w, one) for one in range(number, self.clusters)]
+            drawn = [reshuffle(w, one) for one in range(number, self.clusters)]
             return replace(server, models=stack([*(trained.client(one) for one in range(number)), *drawn]))
         shares = replies.mean("choices").value
         first = int(torch.special.entr(shares).sum(1).argmax()) * self.clusters
@@ -109,7 +109,7 @@ class IFCA(Algorithm):
         return Update(send=send, weight=cohort.weights(self.weighting))
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """The mean within each cluster, and who was in it."""
+        """Average within each cluster, and note who was in it."""
         zeros = server.models.map(torch.zeros_like)
         models = server.models + replies.segment_mean("delta", by="cluster", default=zeros)
         clients, cluster, weight = replies.members
@@ -120,18 +120,18 @@ class IFCA(Algorithm):
         )
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The model that fits best on the training data; new clients choose the same way."""
+        """Return the model that fits best on the training data; new clients choose the same way."""
         return server.models.rows(self.joined(server, cohort))
 
     def joined(self, server: State, cohort: Cohort) -> Tensor:
-        """Where the loss is lowest; without labels, where the model is surest of its answers, which is a heuristic."""
+        """Find where the loss is lowest; without labels, where the model is surest, which is a heuristic."""
         measure = losses if cohort.labelled else entropies
         return measure(server.models, cohort).argmin(1)
 
     def mixing(self, server: State) -> Tensor:
-        """Clients of a cluster learn from each other."""
-        return within(server.cluster, server.weight)
+        """Return who learns from whom: clients of a cluster from each other."""
+        return mixing_within(server.cluster, server.weight)
 
     def found_clusters(self, server: State) -> Clusters:
-        """Which model each client has chosen last."""
+        """Return which model each client has chosen last."""
         return Clusters(server.cluster.cpu().numpy())

@@ -38,7 +38,7 @@ class Interp(Algorithm):
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting), keep=v)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The mixture; a client without validation samples uses w, as does one that never took part."""
+        """Return the mixture; a client without validation samples uses w, as does one that never took part."""
         v = cohort.recall(default=w)
         share = best_share(cohort, w, v, otherwise=0.0) if self.share is None else self.share
         return cohort.stacked(w).lerp(v, share)

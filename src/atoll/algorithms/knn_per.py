@@ -72,12 +72,12 @@ class KNNPer(Algorithm):
         return self.lam == 0
 
     def start(self, task: Facts) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         feature_size(self, task)
         return task.network.initial
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        """As FedAvg."""
+        """Train and send as FedAvg."""
         w_k = sgd(cohort, start=w, epochs=self.epochs)
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting))
 
@@ -92,18 +92,18 @@ class KNNPer(Algorithm):
         return Predictor(w, store | Stack.of(share=share), self.answer)
 
     def answer(self, w: Params, store: Params, batch: Batch) -> Tensor:
-        """The logarithms of the mixed probabilities."""
+        """Return the logarithms of the mixed probabilities."""
         own, near = self._both(w, store, batch)
         return _log((1 - store["share"]) * own + store["share"] * near)
 
     def _both(self, w: Params, store: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The probabilities of the classes by the model and by the neighbours."""
+        """Return the probabilities of the classes by the model and by the neighbours."""
         features, outputs, _ = features_and_outputs(batch, w)
         near = say_neighbours(store, features, count=self.neighbours, scale=self.scale, classes=outputs.shape[1])
         return outputs.softmax(1), near
 
     def _best_share(self, w: Params, store: Stack, cohort: Cohort) -> Tensor:
-        """The share with the smallest validation loss; the smallest of several equally good ones."""
+        """Return the share with the smallest validation loss; the smallest of several equally good ones."""
         shares = cohort.lr.new_tensor(SHARES)
         start = Params.of(loss=torch.zeros_like(shares), samples=0.0)
         seen = cohort.scan(

@@ -35,7 +35,7 @@ class LGFedAvg(Algorithm):
     cites: ClassVar[str] = "liang2020think"
 
     def start(self, task: Facts) -> Params:
-        """The server knows the shared leaves only."""
+        """Return the shared leaves, which are all that the server knows."""
         say_what_is_shared(self, task.network.initial, self.private)
         return task.network.initial.without_part(self.private)
 
@@ -44,5 +44,5 @@ class LGFedAvg(Algorithm):
         return train_with_own(w, cohort, self.private, epochs=self.epochs, weighting=self.weighting)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The shared leaves with the client's own; a client that never took part has the initial ones."""
+        """Return the shared leaves with the client's own; a client that never took part has the initial ones."""
         return with_own(w, cohort, self.private)

@@ -30,7 +30,7 @@ class Local(Algorithm):
     sends: ClassVar[Mapping[str, str]] = {}
 
     def start(self, task: Facts) -> None:
-        """The server has nothing to do."""
+        """Return nothing: the server has nothing to do."""
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Train on from where the client stopped."""
@@ -38,8 +38,8 @@ class Local(Algorithm):
         return Update(keep=v)
 
     def aggregate(self, nothing: None, replies: Replies) -> None:
-        """Nobody replied."""
+        """Return nothing: nobody replied."""
 
     def personalize(self, nothing: None, cohort: Cohort) -> Stack:
-        """The client's own model."""
+        """Return the client's own model."""
         return cohort.recall(default=cohort.initial)

@@ -38,13 +38,13 @@ class MAML(Algorithm):
     cites: ClassVar[str] = "finn2017model"
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        """The meta-gradient at w over all of a client's data, and with it BatchNorm's statistics."""
+        """Find the meta-gradient at w over all of a client's data, and with it BatchNorm's statistics."""
         gradient = meta_gradient(self.order, self.alpha, steps=self.adapt_steps)
         g, after = full_gradient(cohort, w, gradient=gradient, stream=STREAMS[self.order])
         return Update(send={"gradient": g | after.buffers}, weight=cohort.weights(self.weighting))
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
-        """One step along the mean; statistics are averaged."""
+        """Take one step along the mean; average the statistics."""
         mean = replies.mean("gradient")
         return w.moved(mean.trained, -self.beta) | mean.buffers
 

@@ -35,7 +35,7 @@ from atoll.toolbox.server.mixing import (
     initial_models,
     mark_seen,
     mean_for_unseen,
-    mixed,
+    mix_models,
     none_seen,
     products,
     with_replies,
@@ -82,33 +82,33 @@ class Mocha(Algorithm):
     cites: ClassVar[str] = "smith2017federated"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """No entry of Omega exceeds 1 / floor."""
+        """Return how far a step may pull: no entry of Omega exceeds 1 / floor."""
         return {"lr * lam / floor": lr * self.lam / self.floor}
 
     def start(self, task: Facts) -> State:
-        """Nobody has moved, and all are unrelated."""
+        """Begin with nobody moved, and all unrelated."""
         w = initial_models(task, copies=3).zeros()  # the state before and after a round, and what is sent
         return State(w, identity_mixing(w) / (1 + self.floor), none_seen(w))
 
     def broadcast(self, server: State) -> None:
-        """Nothing is the same for all."""
+        """Send nothing: nothing is the same for all."""
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Sent:
-        """u_k and Omega_kk."""
+        """Send u_k and Omega_kk."""
         rows, own = server.omega[torch.from_numpy(ids)], server.omega.diagonal()[torch.from_numpy(ids)]
         others = rows.scatter(1, torch.from_numpy(ids).to(rows.device)[:, None], 0)
-        return Sent(mixed(others, server.w), Stack.of(kk=own))
+        return Sent(mix_models(others, server.w), Stack.of(kk=own))
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Train the own model under its relationship to the others; who has none yet begins where that leads."""
         w, sent = cohort.recall(default=cohort.initial), cohort.received
-        start = w if self.lam == 0 else w.where(cohort.has_kept, w | drawn_to(sent, cohort))
+        start = w if self.lam == 0 else w.where(cohort.has_kept, w | resting_point(sent, cohort))
         relation = Relation(self.lam, cohort.initial.trained, sent.u, sent.omega)
         w_k = sgd(cohort, start=start, epochs=self.epochs, penalty=Penalty(_relation, relation))
         return Update(send={"delta": w_k.trained - w.trained}, keep=w_k)
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """The relationship between all clients that were ever heard of; the others draw nobody and go to the mean."""
+        """Relate all clients that ever replied; the others draw nobody and go to the mean."""
         w = with_replies(server.w, replies.clients, replies.stack("delta"))
         seen = mark_seen(server.seen, replies.clients)
         values, vectors = torch.linalg.eigh(products(w))
@@ -122,27 +122,27 @@ class Mocha(Algorithm):
         return State(w, torch.where(seen[:, None], omega, to_mean), seen)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """The client's own model; one that never trained has what it is drawn to, or the initial one if lam = 0."""
+        """Return the client's own model; if it never trained, its resting point, or the initial model if lam = 0."""
         if self.lam == 0:
             return cohort.recall(default=cohort.initial)
-        return own_or_sent(cohort, lambda: drawn_to(self.unicast(server, cohort.clients), cohort))
+        return own_or_sent(cohort, lambda: resting_point(self.unicast(server, cohort.clients), cohort))
 
     def mixing(self, server: State) -> Tensor:
-        """Where clients are drawn: w_k to the sum of -Omega_kj / Omega_kk w_j."""
+        """Return where clients are drawn: w_k to the sum of -Omega_kj / Omega_kk w_j."""
         omega = server.omega
         return -(omega - torch.diag(omega.diagonal())) / omega.diagonal()[:, None]
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """A new client trains alone once: relationships need a model to compare."""
+        """Train a new client alone once: relationships need a model to compare."""
         return sgd(cohort, start=cohort.initial, epochs=self.epochs)
 
 
-def drawn_to(sent: Sent, cohort: Cohort) -> Stack:
-    """The trained leaves at which a client's relationship leaves it in peace: w_k = -u_k / Omega_kk."""
+def resting_point(sent: Sent, cohort: Cohort) -> Stack:
+    """Return the trained leaves at which a client's relationship leaves it in peace: w_k = -u_k / Omega_kk."""
     return cohort.initial.trained - sent.u / sent.omega.value
 
 
 def _relation(g: Params, w: Params, given: Relation) -> Params:
-    """The sum of g and the gradient of (lam / 2) tr(W Omega W^T) in one client's column."""
+    """Add the gradient of (lam / 2) tr(W Omega W^T) in one client's column to g."""
     moved = w.only(g) - given.start.only(g)
     return g.moved(moved, given.lam * given.omega.value).moved(given.u.only(g), given.lam)

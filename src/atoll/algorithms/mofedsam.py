@@ -60,7 +60,7 @@ class MoFedSAM(Algorithm):
     cites: ClassVar[str] = "qu2022generalized"
 
     def start(self, task: Facts) -> State:
-        """The model, and no momentum yet."""
+        """Return the model, and no momentum yet."""
         return begin(self, task, self.rho)
 
     def local(self, received: State, cohort: Cohort) -> Update:
@@ -70,7 +70,9 @@ class MoFedSAM(Algorithm):
     def train(self, received: State, cohort: Cohort, radius: Radius) -> Stack:
         """Return each client's model after its epochs."""
         given = Given(received.momentum, radius)
-        return sgd(cohort, start=received.w, epochs=self.epochs, gradient=partial(_mixed, self.alpha), given=given)
+        return sgd(
+            cohort, start=received.w, epochs=self.epochs, gradient=partial(_mix_momentum, self.alpha), given=given
+        )
 
     def update(self, received: State, w_k: Stack, cohort: Cohort) -> Update:
         """Return what changed and `way`, the sum of all step sizes: the server divides one by the other."""
@@ -82,11 +84,11 @@ class MoFedSAM(Algorithm):
         return move(server, replies)
 
     def personalize(self, server: State, cohort: Cohort) -> Params | Stack:
-        """The shared model."""
+        """Return the shared model."""
         return server.w
 
     def shared(self, server: State) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.w
 
 
@@ -103,7 +105,7 @@ def move(server: State, replies: Replies) -> State:
     return State(server.w + delta, -delta.trained / way.clamp(min=1e-12))  # 0 if nobody moved
 
 
-def _mixed(alpha: float, w: Params, batch: Batch, given: Given) -> Found:
+def _mix_momentum(alpha: float, w: Params, batch: Batch, given: Given) -> Found:
     """Return the sharpness-aware gradient, mixed with the momentum."""
     g, after, loss = sharp_gradient(w, batch, given.radius)
     return (g * alpha).moved(given.momentum, 1 - alpha), after, loss

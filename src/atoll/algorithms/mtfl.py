@@ -18,7 +18,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.sharing import say_what_is_shared
-from atoll.toolbox.client.statistics import PASSES, settled
+from atoll.toolbox.client.statistics import PASSES, refresh_statistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class MTFL(Algorithm):
     cites: ClassVar[str] = "mills2022multi"
 
     def start(self, task: Facts) -> Params:
-        """The server knows everything but patches."""
+        """Return everything but patches, which is all that the server knows."""
         initial = task.network.initial
         say_what_is_shared(self, initial, "batchnorm")
         return initial.without(self._patch(initial))
@@ -44,15 +44,15 @@ class MTFL(Algorithm):
         return Update(send={"delta": w_k.only(w) - w}, weight=cohort.weights(self.weighting), keep=w_k.without(w))
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The shared leaves with the client's patch; a client that never took part has the initial one."""
+        """Return the shared leaves with the client's patch; a client that never took part has the initial one."""
         return cohort.recall(default=cohort.initial.without(w)) | cohort.stacked(w)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """A new client fits a patch of its own, from the initial one, and nothing else; statistics need no labels."""
+        """Fit a new client's patch, from the initial one, and nothing else; statistics need no labels."""
         patch = self._patch(cohort.initial)
         start = cohort.stacked(w) | patch
         if not patch.trained:
-            return start | settled(cohort, start).only(patch)
+            return start | refresh_statistics(cohort, start).only(patch)
         return sgd(cohort, start=start, epochs=PASSES, only=patch, stream="welcome")
 
     def _patch(self, model: Params) -> Params:

@@ -37,7 +37,7 @@ class MTLReg(Algorithm):
     cites: ClassVar[str] = "evgeniou2004regularized"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """q_k is pulled to q in every step; without a factor 1/2, twice as hard."""
+        """Return how far a step pulls q_k to q; without a factor 1/2, twice as hard."""
         return {"2 * lr * lam": 2 * lr * self.lam}
 
     def local(self, w: Params, cohort: Cohort) -> Update:
@@ -49,5 +49,5 @@ class MTLReg(Algorithm):
         return Update(send={"delta": w_k - w}, weight=cohort.weights(self.weighting), keep=own.only(q))
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The shared leaves with the own copies; a client that never took part uses the shared copies."""
+        """Return the shared leaves with the own copies; a client that never took part uses the shared copies."""
         return cohort.stacked(w) | cohort.recall(default=w.part(self.private))

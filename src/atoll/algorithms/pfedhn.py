@@ -44,7 +44,7 @@ from atoll.models.hypernetwork import Spectral, generate_leaves, hypernetwork, n
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.sharing import say_what_is_shared
-from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.client.statistics import refresh_statistics
 from atoll.toolbox.server.mixing import require_bytes
 
 ALL, ONE = "embeddings", "embedding"  # e of all clients, a leaf of phi; e of a new one, a leaf beside its own
@@ -80,7 +80,7 @@ class PFedHN(Algorithm):
     cites: ClassVar[str] = "shamsian2021personalized"
 
     def start(self, task: Facts) -> State:
-        """A drawn hypernetwork, with an embedding for each client."""
+        """Draw a hypernetwork, with an embedding for each client."""
         say_what_is_shared(self, task.network.initial, self.private)
         target, inputs = self._target(task.network.initial), self.embedding or 1 + task.clients // 4
         numbers = size_of(target, inputs, self.hidden, self.layers) + task.clients * inputs
@@ -97,32 +97,32 @@ class PFedHN(Algorithm):
         return State(phi, phi.zeros())
 
     def broadcast(self, server: State) -> None:
-        """Nothing is the same for all."""
+        """Send nothing: nothing is the same for all."""
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
-        """What the hypernetwork makes for each client."""
-        phi = self._normalised(server)
-        return made(phi, phi[ALL][torch.from_numpy(ids)])
+        """Send what the hypernetwork makes for each client."""
+        phi = self._normalise(server)
+        return make_models(phi, phi[ALL][torch.from_numpy(ids)])
 
     def local(self, _: None, cohort: Cohort) -> Update:
         """Train what was generated, with the leaves of one's own."""
         theta: Stack = cohort.received
-        end = sgd(cohort, start=self._whole(theta, cohort), epochs=self.epochs)
+        end = sgd(cohort, start=self._assemble(theta, cohort), epochs=self.epochs)
         return Update(send={"delta": end.only(theta) - theta}, keep=end.without(theta))
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """A step for each reply, in the order of the clients' numbers; or one step for all."""
+        """Take a step for each reply, in the order of the clients' numbers; or one step for all."""
         delta, order = replies.stack("delta"), torch.from_numpy(replies.clients.argsort())
         if not delta:
             return server
         weights = replies.weights.to(next(iter(delta.values())))  # 1, or less for a reply that was late
         for some in torch.split(order, 1 if self.server_batch == "sequential" else len(order)):
             shares = weights[some] / len(some)
-            server = self.stepped(server, torch.from_numpy(replies.clients)[some], delta.rows(some) * shares)
+            server = self.step(server, torch.from_numpy(replies.clients)[some], delta.rows(some) * shares)
         return server
 
-    def stepped(self, server: State, clients: Tensor, delta: Stack) -> State:
-        """The hypernetwork and all e after one step that moves the models of some clients this way."""
+    def step(self, server: State, clients: Tensor, delta: Stack) -> State:
+        """Take one step that moves the models of some clients this way; return the hypernetwork and all e."""
         g = gradient(server.phi, clients, delta, self.spectral)
         if self.clip is not None:
             g = g * (self.clip / g.norm().clamp(min=self.clip))
@@ -130,41 +130,49 @@ class PFedHN(Algorithm):
         return State(server.phi.moved(velocity, -self.server_lr), velocity)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
-        """What is generated for the client, with what it keeps."""
-        return self._whole(self.unicast(server, cohort.clients), cohort)
+        """Return what is generated for the client, with what it keeps."""
+        return self._assemble(self.unicast(server, cohort.clients), cohort)
 
     def welcome(self, server: State, cohort: Cohort) -> Stack:
-        """A new client fits an embedding of its own, from the mean of all, to the hypernetwork as it is.
+        """Fit a new client's embedding, from the mean of all, to the hypernetwork as it is.
 
         Without labels it has the mean: a heuristic. That does not help where it would need a head of its own.
         """
-        phi = self._normalised(server)
+        phi = self._normalise(server)
         own, e = cohort.initial.without(self._target(cohort.initial)), phi[ALL].mean(0)
         if not cohort.labelled and not own.trained:
-            return settled(cohort, self._whole(cohort.stacked(Params(generate_leaves(phi, e))), cohort))
+            return refresh_statistics(cohort, self._assemble(cohort.stacked(Params(generate_leaves(phi, e))), cohort))
         layout = cohort.task.network.layout
         layout = replace(layout, kinds={**layout.kinds, ONE: "trained"})
         start = Params({**own, ONE: e}, layout)
-        given = cohort.stacked(phi) if e.dtype == torch.float64 else phi  # as in `made`
-        fit = sgd(cohort, start, epochs=self.fit_epochs, only=start, gradient=through, given=given, stream="welcome")
-        return cohort.stacked(cohort.initial) | fit.without([ONE]) | made(phi, fit[ONE])
+        given = cohort.stacked(phi) if e.dtype == torch.float64 else phi  # as in `make_models`
+        fit = sgd(
+            cohort,
+            start,
+            epochs=self.fit_epochs,
+            only=start,
+            gradient=embedding_gradient,
+            given=given,
+            stream="welcome",
+        )
+        return cohort.stacked(cohort.initial) | fit.without([ONE]) | make_models(phi, fit[ONE])
 
     # -- parts -------------------------------------------------------------------------------------------------------
     def _target(self, model: Params) -> Params:
-        """The leaves that are generated."""
+        """Return the leaves that are generated."""
         return model.trained.without_part(self.private)
 
-    def _normalised(self, server: State) -> Params:
+    def _normalise(self, server: State) -> Params:
         return normalise_spectrum(server.phi, self.spectral)
 
-    def _whole(self, theta: Stack, cohort: Cohort) -> Stack:
-        """Whole models: those who never took part have the initial values of what is not generated."""
+    def _assemble(self, theta: Stack, cohort: Cohort) -> Stack:
+        """Return whole models: those who never took part have the initial values of what is not generated."""
         own = cohort.recall(default=cohort.initial.without(theta))
         return cohort.stacked(cohort.initial) | own | theta
 
 
-def made(phi: Params, e: Tensor) -> Stack:
-    """The models of several clients."""
+def make_models(phi: Params, e: Tensor) -> Stack:
+    """Generate the models of several clients."""
     if e.dtype == torch.float64:  # one by one: the same bits however the cohort is cut into chunks
         each = [generate_leaves(phi, one) for one in e]
         return Stack({name: torch.stack([one[name] for one in each]) for name in (each[0] if each else ())})
@@ -172,7 +180,7 @@ def made(phi: Params, e: Tensor) -> Stack:
 
 
 def gradient(phi: Params, clients: Tensor, delta: Stack, spectral: Spectral) -> Params:
-    """- sum_k J_k^T delta_k: what moves the models of these clients, against their own steps."""
+    """Return - sum_k J_k^T delta_k: what moves the models of these clients, against their own steps."""
 
     def models(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
         now = Params(leaves)
@@ -182,6 +190,6 @@ def gradient(phi: Params, clients: Tensor, delta: Stack, spectral: Spectral) -> 
     return Params(*pulled(dict(-delta)))
 
 
-def through(w: Params, batch: Batch, phi: Params) -> Found:
-    """The gradient of a new client's loss for its embedding, and for the leaves of its own."""
+def embedding_gradient(w: Params, batch: Batch, phi: Params) -> Found:
+    """Return the gradient of a new client's loss for its embedding, and for the leaves of its own."""
     return batch.gradient(w, through=lambda own: own.without([ONE]) | Params(generate_leaves(phi, own[ONE])))

@@ -23,7 +23,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
-from atoll.toolbox.client import at_rest, descend, proximal
+from atoll.toolbox.client import descend, proximal, zero_velocity
 from atoll.toolbox.client.descent import MeanLoss
 
 
@@ -52,7 +52,7 @@ class PFedMe(Algorithm):
     cites: ClassVar[str] = "dinh2020personalized"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """Each of theta and w_k is pulled to the other."""
+        """Return how far a step pulls theta and w_k to each other."""
         return {"lr * lam": lr * self.lam, "eta * lam": self.eta * self.lam}
 
     def local(self, w: Params, cohort: Cohort) -> Update:
@@ -65,23 +65,23 @@ class PFedMe(Algorithm):
         return w.step(replies.mean("delta"), self.beta)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The client's theta; a client that never took part uses w."""
+        """Return the client's theta; a client that never took part uses w."""
         return cohort.recall(default=w)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """The proximal point of a new client around w: a round of its own, of which nothing is sent."""
+        """Find the proximal point of a new client around w: a round of its own, of which nothing is sent."""
         theta: Stack = self._envelope(w, cohort).theta
         return theta
 
     def _envelope(self, w: Params, cohort: Cohort) -> Carry:
         """Return w_k and theta after a round from w."""
-        carry = Carry(w, w, at_rest(cohort.training, w), MeanLoss())
+        carry = Carry(w, w, zero_velocity(cohort.training, w), MeanLoss())
         end: Carry = cohort.scan(partial(self._step, cohort.training), carry, given=cohort.lr, epochs=self.epochs)
         cohort.observe(**{"loss/main": end.loss.value})
         return end
 
     def _step(self, rule: Training, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
-        """One batch of one client; theta goes on from where it was, w_k follows it."""
+        """Take one batch of one client; theta goes on from where it was, w_k follows it."""
         w, theta, velocity, mean = carry.w, carry.theta, carry.velocity, carry.loss
         for _ in range(self.inner_steps):
             g, after, loss = batch.gradient(theta)

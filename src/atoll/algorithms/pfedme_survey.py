@@ -29,7 +29,7 @@ class PFedMeSurvey(Algorithm):
     cites: ClassVar[str] = "dinh2020personalized"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """A client's model is pulled to w in every step."""
+        """Return how far a step pulls a client's model to w."""
         return {"lr * lam": lr * self.lam}
 
     def local(self, w: Params, cohort: Cohort) -> Update:
@@ -38,9 +38,9 @@ class PFedMeSurvey(Algorithm):
         return Update(send={"delta": theta - w}, weight=cohort.weights(self.weighting), keep=theta)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
-        """The client's theta; a client that never took part uses w."""
+        """Return the client's theta; a client that never took part uses w."""
         return cohort.recall(default=w)
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
-        """The proximal point of a new client around w: a round of its own, of which nothing is sent."""
+        """Find the proximal point of a new client around w: a round of its own, of which nothing is sent."""
         return sgd(cohort, start=w, epochs=self.epochs, penalty=proximal(self.lam, center=w))

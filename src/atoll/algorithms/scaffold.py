@@ -52,7 +52,7 @@ class Scaffold(Algorithm):
     cites: ClassVar[str] = "karimireddy2020scaffold"
 
     def start(self, task: Facts) -> State:
-        """No client has a control variate yet."""
+        """Begin without a control variate for any client."""
         rule = task.training
         if rule.momentum or not rule.lr:
             raise TaskError(
@@ -63,7 +63,7 @@ class Scaffold(Algorithm):
         return State(w, w.zeros(), task.clients)
 
     def broadcast(self, server: State) -> Sent:
-        """The model and the mean control variate."""
+        """Send the model and the mean control variate."""
         return Sent(server.w, server.c)
 
     def local(self, received: Sent, cohort: Cohort) -> Update:
@@ -75,14 +75,14 @@ class Scaffold(Algorithm):
         return Update(send={"delta": y - w, "change": change}, keep=c_k + change)
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """All replies count alike. A change of c_k counts whole, however late, so c stays the mean of all c_k."""
+        """Average; a change of c_k counts whole, however late, so c stays the mean of all c_k."""
         c = server.c + replies.sum("change") / server.clients
         return replace(server, w=server.w.step(replies.mean("delta"), self.server_lr), c=c)
 
     def personalize(self, server: State, cohort: Cohort) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.w
 
     def shared(self, server: State) -> Params:
-        """The shared model."""
+        """Return the shared model."""
         return server.w

@@ -41,7 +41,7 @@ def list_(
 
 
 def _list_algorithms(one_shot: bool) -> Table:
-    from atoll.algorithms import found
+    from atoll.algorithms import list_methods
     from atoll.kernel.algorithm import hyperparameters
 
     rows = [
@@ -50,7 +50,7 @@ def _list_algorithms(one_shot: bool) -> Table:
             (method.__doc__ or "").split("\n")[0],
             ", ".join(f"{one.name}={one.default}" for one in hyperparameters(method)),
         ]
-        for name, method in sorted(found().items())
+        for name, method in sorted(list_methods().items())
         if method.one_shot or not one_shot
     ]
     return plain_table(["algorithm", "what it is", "hyperparameters"], rows)

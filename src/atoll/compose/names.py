@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.algorithms import file_of, find_pair, found, load_file, name_of
+from atoll.algorithms import file_of, find_pair, list_methods, load_file, name_of
 from atoll.compose.hybrids import InClusters
 from atoll.compose.pieces import PIECES
 from atoll.kernel.algorithm import Algorithm
@@ -83,7 +83,7 @@ def read(name: str) -> Plan:
 def _find(name: str) -> type[Algorithm]:
     if "/" in name:
         return find_pair(name)
-    methods = found()
+    methods = list_methods()
     if name not in methods:
         raise unknown("algorithm", name, methods)
     return methods[name]

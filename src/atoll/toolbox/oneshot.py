@@ -23,7 +23,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.labels import label_counts, require_classes
-from atoll.toolbox.server.simplex import shared_out
+from atoll.toolbox.server.simplex import to_shares
 
 Server = dict[str, Any]
 Votes = Literal["samples", "sqrt", "uniform"]  # how much a client counts: by its samples, their square root, or alike
@@ -34,7 +34,7 @@ MEAN, VARIANCE = "running_mean", "running_var"  # what BatchNorm calls its stati
 
 @dataclass(frozen=True, kw_only=True)
 class OneShot(Algorithm):
-    """Base of one-shot methods: a subclass says what is `fused` of the uploads, or makes one model in `aggregate`."""
+    """Base of one-shot methods: a subclass says how uploads `combine`, or makes one model in `aggregate`."""
 
     epochs: Epochs = 10  # E: local epochs
 
@@ -43,35 +43,35 @@ class OneShot(Algorithm):
     sends: ClassVar[dict[str, str]] = {"model": "model", "labels": "statistic"}
 
     def start(self, task: Facts) -> Server:
-        """The initial model, of a task with classes."""
+        """Return the initial model, of a task with classes."""
         require_classes(self, task)
         return {"model": task.network.initial}
 
     def broadcast(self, server: Server) -> Params:
-        """The model that all clients begin with."""
+        """Return the model that all clients begin with."""
         model: Params = server["model"]
         return model
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train alone; send the model, and how many samples of each class it saw."""
-        return Update(send={"model": self.trained(w, cohort), "labels": label_counts(cohort)})
+        return Update(send={"model": self.train(w, cohort), "labels": label_counts(cohort)})
 
-    def trained(self, w: Params, cohort: Cohort) -> Stack:
-        """Each client's model after local training."""
+    def train(self, w: Params, cohort: Cohort) -> Stack:
+        """Train alone; return each client's model."""
         return sgd(cohort, start=w, epochs=self.epochs)
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Hold the uploads beside the model."""
         return {**server, "models": uploads(replies, "model"), "labels": uploads(replies, "labels")}
 
-    def fused(self, server: Server) -> Params | Predictor:
-        """What the uploads answer together."""
-        raise NotImplementedError(f"{type(self).__name__} must define fused(), or aggregate() to one model.")
+    def combine(self, server: Server) -> Params | Predictor:
+        """Return what the uploads answer together."""
+        raise NotImplementedError(f"{type(self).__name__} must define combine(), or aggregate() to one model.")
 
     def shared(self, server: Server) -> Params | Predictor:
-        """What everybody deploys, new clients as well: the initial model if nobody replied."""
+        """Return what everybody deploys, new clients as well: the initial model if nobody replied."""
         model: Params = server["model"]
-        return self.fused(server) if "models" in server else model
+        return self.combine(server) if "models" in server else model
 
 
 def require_public(method: object, task: Facts) -> None:
@@ -80,26 +80,26 @@ def require_public(method: object, task: Facts) -> None:
 
 
 def uploads(replies: Replies, name: str) -> Stack:
-    """A field of all replies, a row per client, in the order of their numbers: whoever was faster."""
+    """Return a field of all replies, a row per client, in the order of their numbers: whoever was faster."""
     order = torch.from_numpy(np.argsort(replies.clients, kind="stable"))
     sent = replies.stack(name)
     return sent.map(lambda leaf: leaf[order.to(leaf.device)])
 
 
 def shares(labels: Stack, votes: Votes) -> Tensor:
-    """How much each client counts in a mean, [client]; all together 1."""
+    """Return how much each client counts in a mean, [client]; all together 1."""
     samples = labels["counts"].sum(1)
-    return shared_out({"samples": samples, "sqrt": samples.sqrt(), "uniform": torch.ones_like(samples)}[votes])
+    return to_shares({"samples": samples, "sqrt": samples.sqrt(), "uniform": torch.ones_like(samples)}[votes])
 
 
 def class_shares(labels: Stack, votes: ClassVotes) -> Tensor:
-    """How much each client counts in each class, [client, class]; in each class all together 1."""
+    """Return how much each client counts in each class, [client, class]; in each class all together 1."""
     counts = labels["counts"]
-    return shared_out(counts) if votes == "classes" else shares(labels, votes)[:, None].expand_as(counts)
+    return to_shares(counts) if votes == "classes" else shares(labels, votes)[:, None].expand_as(counts)
 
 
-def averaged(models: Stack, share: Tensor, batchnorm: BatchNorm = "pooled") -> Params:
-    """sum_k p_k w_k; of integers, such as counters, the largest.
+def average_models(models: Stack, share: Tensor, batchnorm: BatchNorm = "pooled") -> Params:
+    """Return sum_k p_k w_k; of integers, such as counters, the largest.
 
     With `pooled` statistics of BatchNorm, a variance is that of all samples together: E[x^2] - E[x]^2.
     """

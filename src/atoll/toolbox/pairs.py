@@ -310,7 +310,7 @@ def make_pair(client_parts: tuple[type[Part], ...], server_parts: tuple[type[Par
 
 
 def _facts(*parts: type[Part]) -> dict[str, Any]:
-    """What a method declares, from what its parts do."""
+    """Return what a method declares, from what its parts do."""
     (answer,) = (part for part in parts if issubclass(part, ServerAnswer))
     pieces = [part for part in parts if issubclass(part, Piece)]
     return {

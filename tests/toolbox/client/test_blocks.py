@@ -14,7 +14,15 @@ from atoll.kernel.network import Network, Variant
 from atoll.kernel.randomness import default_generator
 from atoll.models import BodyAndHead, build
 from atoll.toolbox.client import sgd
-from atoll.toolbox.client.blocks import HeldBelow, Talkative, above, blocks_of, drift, scatter, talking
+from atoll.toolbox.client.blocks import (
+    BlockFeatures,
+    HeldBelow,
+    blocks_of,
+    drift,
+    scatter,
+    train_above,
+    with_block_features,
+)
 
 CLASSES = 3
 
@@ -69,9 +77,9 @@ def test_a_norm_belongs_to_the_layer_before_it(task: Task) -> None:
 def test_blocks_say_their_outputs_averaged_over_places() -> None:
     task = of_model("lenet", (3, 32, 32))
     module, x = task.network._original, task.x
-    network, variant = task.network.through(Talkative), Variant(train=False)
+    network, variant = task.network.through(BlockFeatures), Variant(train=False)
     batch = Batch(x, task.y, None, None, network, variant)
-    said = blocks_of(task.public_facts()).parted(batch.features(task.network.initial))
+    said = blocks_of(task.public_facts()).split_by_block(batch.features(task.network.initial))
     first = module.body[:3](x)
     torch.testing.assert_close(said[0], first.mean((2, 3)))
     torch.testing.assert_close(said[3], module.features(x))
@@ -107,7 +115,7 @@ def test_the_base_stays_bit_for_bit(task: Task, make_cohort: Callable[..., Cohor
     # Also under weight decay and momentum, and with the statistics of its BatchNorm.
     cohort, blocks = make_cohort(task), blocks_of(task.public_facts())
     start = cohort.stacked(cohort.initial)
-    w = above(cohort, blocks, start, torch.tensor(splits), trained)
+    w = train_above(cohort, blocks, start, torch.tensor(splits), trained)
     assert list(w) == list(start)
     for k, split in enumerate(splits):
         for name in blocks.below(split):
@@ -118,12 +126,12 @@ def test_the_base_stays_bit_for_bit(task: Task, make_cohort: Callable[..., Cohor
 
 def test_each_client_trains_as_it_would_alone(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     cohort, blocks, splits = make_cohort(task), blocks_of(task.public_facts()), torch.tensor([1, 0, 2, 1])
-    w = above(cohort, blocks, cohort.stacked(cohort.initial), splits, trained)
+    w = train_above(cohort, blocks, cohort.stacked(cohort.initial), splits, trained)
     assert set(cohort.notes) == {"loss/main"}
     assert bool((cohort.notes["loss/main"] > 0).all())
     for k in range(4):
         alone = make_cohort(task, clients=[k])
-        one = above(alone, blocks, alone.stacked(alone.initial), splits[k : k + 1], trained).client(0)
+        one = train_above(alone, blocks, alone.stacked(alone.initial), splits[k : k + 1], trained).client(0)
         for name, leaf in w.client(k).items():
             torch.testing.assert_close(leaf, one[name], rtol=0, atol=1e-14)
 
@@ -133,8 +141,8 @@ def test_who_shares_nothing_trains_as_usual_and_who_shares_all_not_at_all(
 ) -> None:
     cohort, blocks = make_cohort(task), blocks_of(task.public_facts())
     start, plain = cohort.stacked(cohort.initial), sgd(cohort, cohort.initial, epochs=2)
-    everything = above(cohort, blocks, start, torch.zeros(4).long(), trained)
-    nothing = above(cohort, blocks, start, torch.full((4,), 3), trained)
+    everything = train_above(cohort, blocks, start, torch.zeros(4).long(), trained)
+    nothing = train_above(cohort, blocks, start, torch.full((4,), 3), trained)
     assert all(torch.equal(everything[name], leaf) for name, leaf in plain.items())
     assert all(torch.equal(nothing[name], leaf) for name, leaf in start.items())
 
@@ -142,7 +150,9 @@ def test_who_shares_nothing_trains_as_usual_and_who_shares_all_not_at_all(
 def test_training_above_is_training_on_what_the_base_says(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     # Because the base works as when deployed, what it says can be computed once and trained on as samples.
     cohort, split = make_cohort(task), 1
-    w = above(cohort, blocks_of(task.public_facts()), cohort.stacked(cohort.initial), torch.full((4,), split), trained)
+    w = train_above(
+        cohort, blocks_of(task.public_facts()), cohort.stacked(cohort.initial), torch.full((4,), split), trained
+    )
     module = task.network._original
     with torch.no_grad():
         cached = module.eval().body[:3](task.x)
@@ -213,7 +223,9 @@ def test_talking_clients_say_the_same_as_their_blocks(task: Task, make_cohort: C
         return Params.of(sum=seen["sum"] + real.sum(0))
 
     start = Params.of(sum=torch.zeros(6 + 5 + CLASSES))
-    found = talking(make_cohort(task)).scan(step, start, given=task.network.initial, shuffle=False, train=False)
+    found = with_block_features(make_cohort(task)).scan(
+        step, start, given=task.network.initial, shuffle=False, train=False
+    )
     module = task.network._original.eval()
     with torch.no_grad():
         x = own(task, 2)[0]

@@ -10,7 +10,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.params import Stack
 from atoll.models import BodyAndHead
 from atoll.testing.conformance import play
-from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.client.statistics import refresh_statistics
 
 X = torch.tensor([[1.0, 4.0], [3.0, 4.0], [5.0, 10.0]], dtype=torch.float64)
 
@@ -23,7 +23,7 @@ def newcomers(model: nn.Module) -> tuple[Stack, Stack]:
 
     class Watching(FedAvg):
         def local(self, w, cohort):  # type: ignore[no-untyped-def]
-            found[:] = [(cohort.stacked(w), settled(replace(cohort, labelled=False), w))]
+            found[:] = [(cohort.stacked(w), refresh_statistics(replace(cohort, labelled=False), w))]
             return super().local(w, cohort)
 
     play(task, Watching())

@@ -12,15 +12,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from atoll.kernel.randomness import generator
 from atoll.toolbox.objectives.alignment import (
     Distance,
-    as_client,
     by_class,
     coral,
     direction_loss,
-    faded,
+    fading_share,
     mmd,
     moments,
     off_direction,
-    sliced,
+    sliced_distance,
+    weigh_as_client,
 )
 from atoll.toolbox.objectives.etf import simplex_etf
 
@@ -37,7 +37,7 @@ def by_moments(x: Tensor, r: Tensor, a: Tensor | None = None, b: Tensor | None =
 
 
 def by_slices(x: Tensor, r: Tensor, a: Tensor | None = None, b: Tensor | None = None) -> Tensor:
-    return sliced(x, r, DIRECTIONS, a, b)
+    return sliced_distance(x, r, DIRECTIONS, a, b)
 
 
 DISTANCES = pytest.mark.parametrize("distance", [mmd, by_moments, by_slices])
@@ -125,7 +125,7 @@ def test_slices_of_other_numbers_of_rows_are_as_if_all_were_repeated() -> None:
 def test_slices_of_a_shift_are_its_square_over_the_dimensions() -> None:
     x, shift, size = normal(10, 8), normal(8, purpose="shift"), 8
     directions = normal(20000, size, purpose="many")
-    assert sliced(x + shift, x, directions).item() == pytest.approx(float(shift @ shift) / size, rel=0.03)
+    assert sliced_distance(x + shift, x, directions).item() == pytest.approx(float(shift @ shift) / size, rel=0.03)
 
 
 # -- all of them -----------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_clients_at_once_and_traced_are_clients_one_by_one(distance: Distance) -
 
     def one(x: Tensor, a: Tensor, r: Tensor) -> Tensor:
         own, theirs = torch.stack([a, 1 - a], 1), torch.ones(5, 2).double()
-        return distance(x, r, a, as_client(torch.arange(5) % 2, a[:2])) + by_class(distance, x, r, own, theirs)
+        return distance(x, r, a, weigh_as_client(torch.arange(5) % 2, a[:2])) + by_class(distance, x, r, own, theirs)
 
     many = vmap(one, in_dims=(0, 0, None))
     found = many(x, a, r)
@@ -190,7 +190,9 @@ def test_a_client_of_few_classes_is_not_far_from_the_reference_that_is_weighted_
     y = torch.tensor([0] * 90 + [2] * 30)
     z = centres[y] + normal(120, 3, purpose="client")
     marginal = distance(z, reference, None, None)
-    assert distance(z, reference, None, as_client(labels, torch.bincount(y, minlength=4).double())) < marginal / 10
+    assert (
+        distance(z, reference, None, weigh_as_client(labels, torch.bincount(y, minlength=4).double())) < marginal / 10
+    )
     own, theirs = ((rows[:, None] == torch.arange(4)).double() for rows in (y, labels))
     assert by_class(distance, z, reference, own, theirs) < marginal / 10
     moved = by_class(distance, z + 2, reference, own, theirs)
@@ -199,7 +201,7 @@ def test_a_client_of_few_classes_is_not_far_from_the_reference_that_is_weighted_
 
 def test_weights_of_a_reference_add_up_to_the_shares_of_the_client() -> None:
     labels, counts = torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([6.0, 0.0, 2.0])
-    weights = as_client(labels, counts)
+    weights = weigh_as_client(labels, counts)
     torch.testing.assert_close(weights, torch.tensor([0.25, 0.25, 0.25, 0.0, 0.125, 0.125]))
 
 
@@ -245,7 +247,7 @@ def test_off_direction_is_half_the_squared_distance_of_unit_rows() -> None:
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_a_weight_fades_over_the_whole_of_training_however_it_is_cut(shape) -> None:
     epochs = 12
-    whole = faded(torch.arange(epochs + 1, dtype=torch.float64), epochs, shape)
+    whole = fading_share(torch.arange(epochs + 1, dtype=torch.float64), epochs, shape)
     assert whole[0] == 1
     assert whole[-1].abs() < 1e-15
     assert (whole.diff() < 0).all()
@@ -255,6 +257,6 @@ def test_a_weight_fades_over_the_whole_of_training_however_it_is_cut(shape) -> N
         seen = []
         for _ in range(rounds):
             for _ in range(epochs // rounds):
-                seen.append(faded(steps, torch.tensor(epochs), shape))
+                seen.append(fading_share(steps, torch.tensor(epochs), shape))
                 steps = steps + 1
         torch.testing.assert_close(torch.stack(seen), whole[:-1])

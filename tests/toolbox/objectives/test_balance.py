@@ -8,7 +8,7 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from atoll.kernel.randomness import generator
-from atoll.toolbox.objectives.balance import balanced_softmax, class_mean, class_weights, log_prior, resampled
+from atoll.toolbox.objectives.balance import balanced_softmax, class_mean, class_weights, log_prior, resample
 
 Y = torch.tensor([0, 1, 0, 2, 1, 0])
 COUNTS = torch.tensor([30.0, 5.0, 1.0, 0.0]).double()
@@ -68,7 +68,7 @@ def test_resampling_has_the_frequencies_of_the_sampler(q) -> None:
     y = torch.repeat_interleave(torch.arange(3), torch.tensor([30, 5, 1]))
     draws = 3000
     uniform = torch.from_numpy(generator(0, "rows").uniform(size=draws))
-    seen = torch.bincount(y[resampled(uniform, class_weights(COUNTS, q)[y])], minlength=3)
+    seen = torch.bincount(y[resample(uniform, class_weights(COUNTS, q)[y])], minlength=3)
     wanted = class_weights(COUNTS, q)[:3] * COUNTS[:3] / COUNTS.sum() * draws
     chi_square = ((seen - wanted).square() / wanted).sum()
     assert chi_square < 9.21  # of two degrees of freedom: exceeded once in a hundred draws
@@ -79,7 +79,7 @@ def test_resampling_has_the_frequencies_of_the_sampler(q) -> None:
 def test_padding_is_never_drawn() -> None:
     mask = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0])
     edges = torch.tensor([0.0, 0.25, 0.49, 0.5, 0.51, 1 - 2**-24])
-    rows = resampled(edges, torch.ones(5), mask)
+    rows = resample(edges, torch.ones(5), mask)
     assert set(rows.tolist()) == {1, 3}
     assert rows[0] != rows[-1]
 
@@ -92,7 +92,7 @@ def test_clients_at_once_and_traced_are_clients_one_by_one() -> None:
 
     def both(answers: Tensor, counts: Tensor, mask: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         losses = balanced_softmax(answers, Y, counts, restricted=True)
-        return class_mean(losses, Y, mask, 4), resampled(uniform, class_weights(counts, 0.5)[Y], mask)
+        return class_mean(losses, Y, mask, 4), resample(uniform, class_weights(counts, 0.5)[Y], mask)
 
     inputs = answers, counts, mask, uniform
     found = vmap(both)(*inputs)

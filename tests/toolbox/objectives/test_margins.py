@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
-from atoll.toolbox.objectives.margins import BETWEEN, NEVER, margins, said
+from atoll.toolbox.objectives.margins import BETWEEN, NEVER, margin_logits, margins
 from atoll.toolbox.server.fusion import discernment
 from atoll.toolbox.server.triangles import triangle
 
@@ -44,7 +44,7 @@ MIXED = [0] * 6 + [1] * 9 + [2] * 4
 @pytest.mark.parametrize("shrinkage", [0.01, 0.25, 1.0])
 def test_a_margin_is_1_on_average_within_a_class_and_0_elsewhere(shrinkage: float) -> None:
     z, y = one(MIXED)
-    found = said(z[None], margins(seen((z, y)), shrinkage))
+    found = margin_logits(z[None], margins(seen((z, y)), shrinkage))
     for label in range(3):
         assert float(found[y == label, label].mean()) == pytest.approx(1, abs=1e-9)
         assert float(found[y != label, label].mean()) == pytest.approx(0, abs=1e-9)
@@ -69,9 +69,9 @@ def test_clients_add_up_by_what_they_can_tell_apart() -> None:
     clients = [one(MIXED), one([0] * 3 + [3] * 20, 1), one([1] * 5 + [2] * 5, 2)]
     z = clients[0][0]
     votes = discernment(seen(*clients)["count"])
-    asked = [said(z[None], margins(seen(client), 0.25)) for client in clients]
+    asked = [margin_logits(z[None], margins(seen(client), 0.25)) for client in clients]
     expected = sum(vote * one for vote, one in zip(votes, asked, strict=True))
-    found = said(z.expand(3, -1, -1), margins(seen(*clients), 0.25))
+    found = margin_logits(z.expand(3, -1, -1), margins(seen(*clients), 0.25))
     torch.testing.assert_close(found, expected, **EXACT)
 
 
@@ -81,8 +81,10 @@ def test_features_need_no_common_coordinates() -> None:
     asked = torch.stack([one(MIXED, 7)[0]] * 3)
     turned = [torch.linalg.qr(torch.from_numpy(generator(k, "turn").normal(size=(SIZE, SIZE))))[0] for k in range(3)]
     others = [(z @ q, y) for (z, y), q in zip(clients, turned, strict=True)]
-    before = said(asked, margins(seen(*clients), 0.25))
-    after = said(torch.stack([z @ q for z, q in zip(asked, turned, strict=True)]), margins(seen(*others), 0.25))
+    before = margin_logits(asked, margins(seen(*clients), 0.25))
+    after = margin_logits(
+        torch.stack([z @ q for z, q in zip(asked, turned, strict=True)]), margins(seen(*others), 0.25)
+    )
     torch.testing.assert_close(after, before, **EXACT)
 
 
@@ -95,9 +97,9 @@ def test_who_has_one_class_has_no_say() -> None:
 
 def test_what_nobody_can_tell_apart_stands_between_and_what_nobody_has_is_never_said() -> None:
     several, single = one(MIXED), one([3] * 8, 1)
-    found = said(torch.stack([several[0]] * 2), margins(seen(several, single), 0.25))
+    found = margin_logits(torch.stack([several[0]] * 2), margins(seen(several, single), 0.25))
     torch.testing.assert_close(found[:, 3], torch.full((len(several[1]),), BETWEEN, dtype=torch.float64), **EXACT)
-    assert (said(several[0][None], margins(seen(several), 0.25))[:, 3] == NEVER).all()
+    assert (margin_logits(several[0][None], margins(seen(several), 0.25))[:, 3] == NEVER).all()
 
 
 def test_features_that_are_all_the_same_say_nothing() -> None:
@@ -105,11 +107,11 @@ def test_features_that_are_all_the_same_say_nothing() -> None:
     z = F.normalize(torch.ones(3, SIZE, dtype=torch.float64), dim=1)
     told = margins(seen((z, y)), 0.25)
     assert torch.isfinite(told["weight"]).all()
-    assert (said(z[None], told)[:, :2] == BETWEEN).all()
+    assert (margin_logits(z[None], told)[:, :2] == BETWEEN).all()
 
 
 def test_only_directions_of_features_count() -> None:
     z, y = one(MIXED)
     told = margins(seen((z, y)), 0.25)
-    torch.testing.assert_close(said(7 * z[None], told), said(z[None], told), **EXACT)
-    assert said(z[None].float(), told).dtype == torch.float32
+    torch.testing.assert_close(margin_logits(7 * z[None], told), margin_logits(z[None], told), **EXACT)
+    assert margin_logits(z[None].float(), told).dtype == torch.float32

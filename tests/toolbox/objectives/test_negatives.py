@@ -19,13 +19,13 @@ from atoll.toolbox.objectives.negatives import (
     MIXING,
     PAIRS,
     absent_classes,
-    drawn,
+    draw_rows,
     empty_queue,
     enqueue,
     filled_queue,
-    queued,
+    mix_negatives,
+    queue_set,
     queues,
-    synthetic,
 )
 
 Y = torch.tensor([0, 1, 0, 2, 1, 0])
@@ -70,14 +70,14 @@ def test_slots_that_hold_nothing_do_not_count() -> None:
     z = normal(6, 3)
     queue = enqueue(float64(empty_queue(10, 3)), normal(4, 3, purpose="old"), torch.arange(4))
     for mass in (None, 1.0):
-        idle = supervised_contrast(z, Y, extra=[queued(queue, mass=mass)])
+        idle = supervised_contrast(z, Y, extra=[queue_set(queue, mass=mass)])
         torch.testing.assert_close(idle, supervised_contrast(z, Y))
-        scaled = supervised_contrast(z, Y, extra=[queued(queue, filling="scaled", mass=mass)])
+        scaled = supervised_contrast(z, Y, extra=[queue_set(queue, filling="scaled", mass=mass)])
         four = ContrastSet(queue["features"][:4], torch.arange(4), weight=0.4, mass=mass)
         torch.testing.assert_close(scaled, supervised_contrast(z, Y, extra=[four]))
         full = enqueue(queue, normal(6, 3, purpose="new"), torch.arange(6))
         both = ContrastSet(full["features"], full["labels"], torch.tensor([0.99] * 4 + [1.0] * 6).double(), mass=mass)
-        found = supervised_contrast(z, Y, extra=[queued(full, mass=mass)])
+        found = supervised_contrast(z, Y, extra=[queue_set(full, mass=mass)])
         torch.testing.assert_close(found, supervised_contrast(z, Y, extra=[both]))
         assert (found > idle)[Y < 2].all()
 
@@ -86,10 +86,10 @@ def test_a_label_aware_queue_never_pushes_from_its_own_label() -> None:
     z, own = normal(6, 3), enqueue(float64(empty_queue(6, 3)), normal(6, 3, purpose="old"), torch.zeros(6).long())
     y = torch.zeros_like(Y)
     plain = supervised_contrast(z, y)
-    torch.testing.assert_close(supervised_contrast(z, y, extra=[queued(own)]), plain)
-    assert (supervised_contrast(z, y, extra=[queued(own, same="negatives")]) > plain).all()
+    torch.testing.assert_close(supervised_contrast(z, y, extra=[queue_set(own)]), plain)
+    assert (supervised_contrast(z, y, extra=[queue_set(own, same="negatives")]) > plain).all()
     # As positives they are pulled at: the loss is the mean over the batch and the queue together.
-    pulled = supervised_contrast(z, y, extra=[queued(own, decay=1.0, same="positives", mass=None)])
+    pulled = supervised_contrast(z, y, extra=[queue_set(own, decay=1.0, same="positives", mass=None)])
     union, label = torch.cat([z, own["features"]]), torch.zeros(12).long()
     torch.testing.assert_close(pulled, supervised_contrast(union, label)[:6])
 
@@ -98,7 +98,7 @@ def test_a_filled_queue_is_used_at_once_and_overwritten_from_the_first() -> None
     rows = unit(normal(5, 3, purpose="random"))
     queue = filled_queue(rows)
     z = normal(6, 3)
-    blind = supervised_contrast(z, Y, extra=[queued(queue, decay=1.0, same="negatives", mass=None)])
+    blind = supervised_contrast(z, Y, extra=[queue_set(queue, decay=1.0, same="negatives", mass=None)])
     torch.testing.assert_close(blind, supervised_contrast(z, Y, extra=[ContrastSet(rows)]))
     later = enqueue(queue, z[:2], Y[:2])
     torch.testing.assert_close(later["features"], torch.cat([unit(z[:2]), rows[2:]]))
@@ -113,9 +113,9 @@ def test_no_slope_flows_into_a_queue() -> None:
 def remember(carry: dict[str, Params], batch: Batch, w: Params) -> dict[str, Params]:
     """A step that uses everything in this file."""
     z, queue = batch.features(w), carry["queue"]
-    extra = [queued(queue, filling="scaled"), absent_classes(queue["features"][:3], carry["seen"]["counts"])]
-    mixed = synthetic(z, batch.y, batch.mask, batch.uniform("mix", len(z), MIXING), extra=extra[:1])
-    here = drawn(batch.uniform("pool", len(queue["features"])), 2)
+    extra = [queue_set(queue, filling="scaled"), absent_classes(queue["features"][:3], carry["seen"]["counts"])]
+    mixed = mix_negatives(z, batch.y, batch.mask, batch.uniform("mix", len(z), MIXING), extra=extra[:1])
+    here = draw_rows(batch.uniform("pool", len(queue["features"])), 2)
     losses = supervised_contrast(
         z, batch.y, batch.mask, temperature=0.5, extra=[*extra, mixed, ContrastSet(queue["features"][here])]
     )
@@ -148,7 +148,7 @@ def test_all_plans_remember_the_same(make_task: Callable[..., Task], make_cohort
 def test_mixtures_lie_between_the_hardest_negatives_and_the_anchor() -> None:
     z, queue = unit(normal(6, 4)), ContrastSet(normal(3, 4, purpose="more"), torch.tensor([0, 5, 1]))
     draws = uniform(6, MIXING)
-    found = synthetic(z, Y, None, draws, extra=[queue])
+    found = mix_negatives(z, Y, None, draws, extra=[queue])
     items, labels = torch.cat([z, unit(queue.features)]), torch.cat([Y, queue.labels])
     for i in range(6):
         negatives = sorted((n for n, c in zip(items, labels, strict=True) if c != Y[i]), key=lambda n: -float(n @ z[i]))
@@ -169,23 +169,23 @@ def test_mixtures_lie_between_the_hardest_negatives_and_the_anchor() -> None:
 def test_only_the_hardest_are_mixed(monkeypatch) -> None:
     monkeypatch.setattr("atoll.toolbox.objectives.negatives.HARDEST", 1)
     z = normal(6, 4)
-    found = unit(synthetic(z, Y, None, uniform(6, MIXING), share=0.5).features[:, :PAIRS])
+    found = unit(mix_negatives(z, Y, None, uniform(6, MIXING), share=0.5).features[:, :PAIRS])
     s = (unit(z) @ unit(z).T).masked_fill(Y[:, None] == Y, -torch.inf)
     torch.testing.assert_close(found, unit(z)[s.argmax(1)][:, None].expand_as(found))
 
 
 def test_anchors_without_negatives_and_padding_get_no_mixtures() -> None:
     z, draws = normal(6, 4).requires_grad_(), torch.full((6, MIXING), 0.999, dtype=torch.float64)
-    alone = synthetic(z, torch.zeros_like(Y), None, draws)
+    alone = mix_negatives(z, torch.zeros_like(Y), None, draws)
     assert not alone.weight.any()
     assert not alone.features.requires_grad
     mask = torch.tensor([1.0, 0, 1, 0, 0, 1]).double()  # those of label 0 stay
-    assert not synthetic(z, Y, mask, draws).weight[mask > 0].any()
+    assert not mix_negatives(z, Y, mask, draws).weight[mask > 0].any()
     mask = torch.tensor([1.0, 1, 1, 0, 0, 0]).double()
     torch.testing.assert_close(
-        synthetic(z, Y, mask, draws).features[:3], synthetic(z[:3], Y[:3], None, draws[:3]).features
+        mix_negatives(z, Y, mask, draws).features[:3], mix_negatives(z[:3], Y[:3], None, draws[:3]).features
     )
-    weight = synthetic(z, Y, None, draws, share=torch.tensor(0.25)).weight
+    weight = mix_negatives(z, Y, None, draws, share=torch.tensor(0.25)).weight
     assert torch.equal(weight, torch.full((6, 24), 0.25, dtype=torch.float64))
 
 
@@ -194,7 +194,7 @@ def test_rows_are_drawn_once_and_all_alike() -> None:
     rows = uniform(2000, 5)
     seen = torch.zeros(5)
     for row in rows:
-        here = drawn(row, 2)
+        here = draw_rows(row, 2)
         assert len(set(here.tolist())) == 2
         seen[here] += 1
     assert (seen - 800).abs().max() < 4 * (2000 * 0.4 * 0.6) ** 0.5

@@ -14,17 +14,17 @@ from atoll.models import MLP
 from atoll.toolbox.server.clustering import (
     Linkage,
     Metric,
-    among,
-    apart,
     center,
+    choose_far_apart,
     cut,
+    distance_to,
     distances,
-    far_apart,
     merges,
+    mixing_within,
     nearest,
-    reshuffled,
-    undone,
-    within,
+    reshuffle,
+    tree_of_some,
+    tree_of_splits,
 )
 
 POINTS = [[0.0, 3.0], [4.0, 0.0], [0.0, -3.0]]
@@ -40,7 +40,7 @@ def points(values: list[list[float]]) -> Stack:
 @pytest.mark.parametrize(("metric", "expected"), [("l1", [0, 7, 6]), ("l2", [0, 5, 6]), ("cosine", [0, 1, 2])])
 def test_distances_by_hand(metric: Metric, expected: list[float]) -> None:
     there = points(POINTS)
-    assert apart(there, there.client(0), metric).tolist() == pytest.approx(expected)
+    assert distance_to(there, there.client(0), metric).tolist() == pytest.approx(expected)
     table = distances(there, metric)
     assert table[0].tolist() == pytest.approx(expected)
     assert (table == table.T).all()
@@ -95,14 +95,16 @@ def test_single_linkage_follows_a_chain_that_complete_linkage_breaks() -> None:
 
 
 def test_a_tree_of_some_clients_has_their_numbers() -> None:
-    made = among(tree([0.0, 1.0, 10.0]), np.array([1, 4, 6]), clients=8)  # places 0 and 1 first, then place 2 with them
+    made = tree_of_some(
+        tree([0.0, 1.0, 10.0]), np.array([1, 4, 6]), clients=8
+    )  # places 0 and 1 first, then place 2 with them
     assert made.tolist() == [[1, 4, 1, 2], [6, 8, 10, 3]]
-    assert among(tree([0.0]), np.array([3]), clients=8).shape == (0, 4)
+    assert tree_of_some(tree([0.0]), np.array([3]), clients=8).shape == (0, 4)
 
 
 def test_splits_are_undone_from_the_last_to_the_first() -> None:
     # All clients, then 1, 3 and 4 were split from 0 and 2, then 4 from 1 and 3.
-    rows = undone(np.array([0, 1, 0, 1, 2]), splits=[0, 1]).tolist()
+    rows = tree_of_splits(np.array([0, 1, 0, 1, 2]), splits=[0, 1]).tolist()
     assert rows == [[0, 2, 0, 2], [1, 3, 0, 2], [6, 4, 1, 3], [5, 7, 2, 5]]
     assert cut(np.array(rows), clusters=3).tolist() == [0, 1, 0, 1, 2]  # scipy reads it, too
 
@@ -123,32 +125,32 @@ def test_starts_are_far_apart() -> None:
     table = np.abs(np.subtract.outer(*[np.array([0.0, 0.1, 0.2, 50.0, 50.1, 90.0])] * 2))
     groups = np.array([0, 0, 0, 1, 1, 2])
     for number in range(20):
-        chosen = far_apart(table, 3, 5, generator(number, "test"))
+        chosen = choose_far_apart(table, 3, 5, generator(number, "test"))
         assert sorted(groups[chosen]) == [0, 1, 2]
 
 
 def test_starts_among_clients_that_are_all_the_same_are_any_of_them() -> None:
-    assert len(far_apart(np.zeros((4, 4)), 3, 1, generator(0, "test"))) == 3
+    assert len(choose_far_apart(np.zeros((4, 4)), 3, 1, generator(0, "test"))) == 3
 
 
 def test_another_initial_model_has_the_same_values_in_another_order() -> None:
     with default_generator(0):
         initial = Network(MLP((4,), 3, hidden=(6,))).initial
-    one, two = reshuffled(initial, 1), reshuffled(initial, 2)
+    one, two = reshuffle(initial, 1), reshuffle(initial, 2)
     for name, leaf in initial.items():
         assert sorted(leaf.flatten().tolist()) == sorted(one[name].flatten().tolist())
     for other in (initial, two):
         assert not torch.equal(one["body.1.weight"], other["body.1.weight"])
-    assert all(torch.equal(leaf, reshuffled(initial, 1)[name]) for name, leaf in one.items())
+    assert all(torch.equal(leaf, reshuffle(initial, 1)[name]) for name, leaf in one.items())
 
 
 def test_buffers_are_not_shuffled() -> None:
     w = Params({"a": torch.arange(50.0), "mean": torch.arange(50.0)}, Layout({"a": "trained", "mean": "buffer"}))
-    assert torch.equal(reshuffled(w, 1)["mean"], w["mean"])
+    assert torch.equal(reshuffle(w, 1)["mean"], w["mean"])
 
 
 def test_members_of_a_cluster_learn_from_each_other_by_weight() -> None:
-    matrix = within(torch.tensor([0, 1, 0, -1, 1]), torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0]))
+    matrix = mixing_within(torch.tensor([0, 1, 0, -1, 1]), torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0]))
     expected = [
         [0.25, 0, 0.75, 0, 0],
         [0, 1, 0, 0, 0],
@@ -157,4 +159,4 @@ def test_members_of_a_cluster_learn_from_each_other_by_weight() -> None:
         [0, 1, 0, 0, 0],
     ]
     torch.testing.assert_close(matrix, torch.tensor(expected))
-    assert within(torch.tensor([-1, -1]), torch.zeros(2)).tolist() == [[0.5, 0.5]] * 2  # nobody has replied yet
+    assert mixing_within(torch.tensor([-1, -1]), torch.zeros(2)).tolist() == [[0.5, 0.5]] * 2  # nobody has replied yet

@@ -48,7 +48,7 @@ def test_a_model_of_zeros_has_no_direction() -> None:
 def test_rows_of_a_matrix_mix_models(dtype: torch.dtype) -> None:
     models = MODELS.trained.map(lambda leaf: leaf.to(dtype))
     matrix = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], dtype=dtype)
-    mixture = mixing.mixed(matrix, models)
+    mixture = mixing.mix_models(matrix, models)
     assert mixture["a"].tolist() == [[1.0, 1.0], [-2.0, -4.0]]
     assert mixture["b"].tolist() == [1.0, -4.0]
 
@@ -56,8 +56,8 @@ def test_rows_of_a_matrix_mix_models(dtype: torch.dtype) -> None:
 def test_one_row_at_a_time_gives_the_same_bits() -> None:
     with default_generator(0):
         models, matrix = Stack.of(w=torch.randn(7, 31).double()), torch.rand(7, 7).double()
-    together = mixing.mixed(matrix, models)["w"]
-    assert torch.equal(together, torch.cat([mixing.mixed(row[None], models)["w"] for row in matrix]))
+    together = mixing.mix_models(matrix, models)["w"]
+    assert torch.equal(together, torch.cat([mixing.mix_models(row[None], models)["w"] for row in matrix]))
 
 
 def test_replies_move_the_models_of_their_senders() -> None:

@@ -6,7 +6,7 @@ from torch.distributions import Independent, Normal
 
 from atoll import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.toolbox.server.mixtures import draw_from, fit, log_densities, maximised, spread_out, within
+from atoll.toolbox.server.mixtures import choose_spread, draw_from, fit, log_densities, maximise, variance_within
 
 
 def rows_of(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,7 +17,7 @@ def rows_of(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_components_start_at_different_rows_of_the_class() -> None:
     rows, same = rows_of()
-    start = spread_out(rows, same, torch.from_numpy(generator(0, "start").random((5, 2))))
+    start = choose_spread(rows, same, torch.from_numpy(generator(0, "start").random((5, 2))))
     for label in range(2):
         mine = rows[same[:, label] > 0]
         assert all((mine == center).all(1).any() for center in start[label])
@@ -28,7 +28,7 @@ def test_a_start_is_drawn_by_the_squared_distance() -> None:
     rows = torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64)  # from 0: chances 0, 1 and 9 of 10
     same = torch.ones(3, 1, dtype=torch.float64)
     for level, expected in ((0.05, 1.0), (0.15, 3.0), (0.95, 3.0)):
-        start = spread_out(rows, same, torch.tensor([[0.0], [level]], dtype=torch.float64))
+        start = choose_spread(rows, same, torch.tensor([[0.0], [level]], dtype=torch.float64))
         assert start[0, :, 0].tolist() == [0.0, expected]
 
 
@@ -47,7 +47,7 @@ def test_densities_are_those_of_normal_distributions() -> None:
 def test_maximised_by_hand() -> None:
     rows = torch.tensor([[0.0], [2.0], [6.0]], dtype=torch.float64)
     share = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]], dtype=torch.float64)[:, None]
-    found = maximised(rows, share, torch.tensor([3.0], dtype=torch.float64), nu=0.5)
+    found = maximise(rows, share, torch.tensor([3.0], dtype=torch.float64), nu=0.5)
     assert found["weight"].tolist() == [[0.5, 0.5]]
     first, second = 2 / 3, 14 / 3
     assert found["mean"][0, :, 0].tolist() == pytest.approx([first, second])
@@ -61,7 +61,7 @@ def test_classes_and_features_without_variety_stay_finite() -> None:
     found = fit(rows, same, torch.from_numpy(generator(0, "start").random((3, 3))), iterations=5, nu=1.0)
     assert all(torch.isfinite(leaf).all() for leaf in found.values())
     assert float(found["weight"][0].sum()) == pytest.approx(1)
-    assert within(rows, same).tolist() == [0, 0]
+    assert variance_within(rows, same).tolist() == [0, 0]
 
 
 def test_as_many_rows_are_drawn_as_were_there() -> None:

@@ -95,13 +95,13 @@ def test_a_class_without_an_owner_has_no_weights() -> None:
 def test_equal_weights_are_the_mean(points: Tensor) -> None:
     omega = torch.full((CLIENTS, CLASSES), 1 / CLIENTS, dtype=torch.float64)
     expected = prototypes.unit(prototypes.unit(points).mean(0))
-    torch.testing.assert_close(prototypes.fused(points, omega), expected)
+    torch.testing.assert_close(prototypes.fuse(points, omega), expected)
 
 
 @pytest.mark.parametrize("robust", [False, True])
 def test_the_length_of_prototypes_does_not_matter(points: Tensor, counts: Tensor, robust: bool) -> None:
     omega, lengths = prototypes.weights(counts), drawn(CLIENTS, CLASSES, 1, seed=1).abs() * 9 + 0.1
-    one, other = (prototypes.fused(some, omega, robust=robust) for some in (points, points * lengths))
+    one, other = (prototypes.fuse(some, omega, robust=robust) for some in (points, points * lengths))
     torch.testing.assert_close(one, other)
 
 
@@ -109,35 +109,35 @@ def test_the_length_of_prototypes_does_not_matter(points: Tensor, counts: Tensor
 def test_the_order_of_clients_does_not_matter(points: Tensor, counts: Tensor, robust: bool) -> None:
     omega = prototypes.weights(counts)
     one, other = (
-        prototypes.fused(points[order], omega[order], robust=robust) for order in (slice(None), [3, 1, 4, 0, 2])
+        prototypes.fuse(points[order], omega[order], robust=robust) for order in (slice(None), [3, 1, 4, 0, 2])
     )
     torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("robust", [False, True])
 def test_a_class_with_one_owner_has_its_direction(points: Tensor, counts: Tensor, robust: bool) -> None:
-    fused = prototypes.fused(points, prototypes.weights(counts), robust=robust)
+    fused = prototypes.fuse(points, prototypes.weights(counts), robust=robust)
     anchors = prototypes.unit(drawn(CLASSES, SIZE, seed=1))
-    found = prototypes.shrunk(fused, anchors, counts.sum(0), strength=0.0)
+    found = prototypes.shrink(fused, anchors, counts.sum(0), strength=0.0)
     torch.testing.assert_close(found[2], prototypes.unit(points[3, 2]))
 
 
 def test_a_class_without_an_owner_has_its_anchor(points: Tensor) -> None:
     counts, anchors = torch.zeros(CLIENTS, CLASSES).double(), prototypes.unit(drawn(CLASSES, SIZE, seed=1))
-    fused = prototypes.fused(points, prototypes.weights(counts))
+    fused = prototypes.fuse(points, prototypes.weights(counts))
     for strength in (0.0, 20.0):
-        torch.testing.assert_close(prototypes.shrunk(fused, anchors, counts.sum(0), strength=strength), anchors)
+        torch.testing.assert_close(prototypes.shrink(fused, anchors, counts.sum(0), strength=strength), anchors)
 
 
 def test_shrinkage_by_hand() -> None:
     shared, anchors = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 3.0]])
-    found = prototypes.shrunk(shared, anchors, torch.tensor([60.0]), strength=20.0)  # rho = 1/4
+    found = prototypes.shrink(shared, anchors, torch.tensor([60.0]), strength=20.0)  # rho = 1/4
     torch.testing.assert_close(found, torch.tensor([[3.0, 1.0]]) / 10**0.5)
 
 
 def test_anchors_of_another_size_are_refused(points: Tensor) -> None:
     with pytest.raises(CohortError, match=r"\(3, 7\). Got \(3, 4\)"):
-        prototypes.shrunk(points[0], torch.zeros(CLASSES, 4), torch.ones(CLASSES))
+        prototypes.shrink(points[0], torch.zeros(CLASSES, 4), torch.ones(CLASSES))
 
 
 def test_the_median_is_where_most_of_the_weight_is() -> None:
@@ -145,7 +145,7 @@ def test_the_median_is_where_most_of_the_weight_is() -> None:
     near = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64) + 1e-3 * drawn(3, 3)
     far = torch.tensor([[-0.9, 0.5, 0.0], [-0.2, 1.0, 0.3]], dtype=torch.float64)
     points, omega = torch.cat([near, far])[:, None], torch.full((5, 1), 0.2, dtype=torch.float64)
-    mean, median = (prototypes.fused(points, omega, robust=robust)[0] for robust in (False, True))
+    mean, median = (prototypes.fuse(points, omega, robust=robust)[0] for robust in (False, True))
     good = prototypes.unit(near.mean(0))
     assert mean @ good < 0.9
     assert median @ good > 0.99999
@@ -153,7 +153,7 @@ def test_the_median_is_where_most_of_the_weight_is() -> None:
 
 def test_the_median_minimises_the_sum_of_distances(points: Tensor, counts: Tensor) -> None:
     omega, rows = prototypes.weights(counts, least=1), prototypes.unit(points)
-    median = prototypes.fused(points, omega, robust=True)
+    median = prototypes.fuse(points, omega, robust=True)
 
     def total(p: Tensor) -> Tensor:
         return (omega * (p - rows).norm(dim=-1)).sum(0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atoll.kernel.randomness import default_generator
-from atoll.toolbox.server.simplex import minimise, nearest, shared_out
+from atoll.toolbox.server.simplex import minimise, nearest, to_shares
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -78,4 +78,4 @@ def test_an_ill_conditioned_form_is_solved() -> None:
 
 def test_votes_are_shared_out_and_where_nobody_votes_all_count_alike() -> None:
     votes = torch.tensor([[3.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
-    assert shared_out(votes).tolist() == [[0.75, 0.5], [0.25, 0.5]]
+    assert to_shares(votes).tolist() == [[0.75, 0.5], [0.25, 0.5]]

@@ -24,8 +24,8 @@ from atoll.toolbox.server.synthesis import (
     State,
     answers,
     answers_and_distance,
-    diversified,
-    imagined,
+    diversify,
+    imagine,
     learn,
 )
 
@@ -49,7 +49,7 @@ def asks_the_model(batch: Batch, given: State) -> Tensor:
 
 def made(bench: Workbench, cost=far_from_three, given: State | None = None, **more) -> tuple[Tensor, Tensor]:
     asked = {"turn": 0, "samples": 12, "steps": 40, "lr": 0.02, "noise": 5, "width": 8} | more
-    return imagined(bench, cost, given or {}, **asked)
+    return imagine(bench, cost, given or {}, **asked)
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_moved_samples_go_one_step_along_the_sign() -> None:
     x = torch.tensor([[0.3, 0.1, 5.0], [-0.2, 0.4, 1.0]], dtype=torch.float64)
     keys = Keys(torch.tensor(3), torch.tensor(4))
     batch = Batch(x, torch.zeros(2), None, keys, Network(nn.Linear(3, 2).double()), Variant())
-    moved = diversified(batch, lambda shown: shown.x @ weight.T, 0.25, 4.0).x
+    moved = diversify(batch, lambda shown: shown.x @ weight.T, 0.25, 4.0).x
     u = 2 * batch.uniform("direction", 2, 2) - 1
     expected = x + 0.25 * ((u[:, :1] - u[:, 1:]) * (weight[0] - weight[1])).sign()
     assert torch.equal(moved, expected)

@@ -53,7 +53,7 @@ class Ridge(ServerAnswer):
 
 
 def regression(sums: Params, gamma: float) -> tuple[Tensor, Tensor]:
-    """Weight [class, feature] and bias [class] of the ridge regression of one-hot classes on features and a 1."""
+    """Return weight [class, feature] and bias [class] of the ridge regression of one-hot classes on features."""
     count, total, square = sums["count"], sums["sum"], symmetric(sums["square"])
     first = total.sum(0)
     gram = torch.cat([torch.cat([square, first[:, None]], 1), torch.cat([first, count.sum()[None]])[None]])

@@ -17,8 +17,8 @@ from typing import ClassVar, Literal
 
 from atoll.kernel.algorithm import Replies
 from atoll.kernel.task import Facts
-from atoll.toolbox.client.statistics import settled
-from atoll.toolbox.oneshot import Server, Votes, averaged, require_public, shares, uploads
+from atoll.toolbox.client.statistics import refresh_statistics
+from atoll.toolbox.oneshot import Server, Votes, average_models, require_public, shares, uploads
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer
 
 
@@ -41,7 +41,7 @@ class Average(ServerAnswer):
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Average everything that was sent."""
         share = shares(uploads(replies, "labels"), self.weighting)
-        w = averaged(uploads(replies, "model"), share, "mean" if self.batchnorm == "mean" else "pooled")
+        w = average_models(uploads(replies, "model"), share, "mean" if self.batchnorm == "mean" else "pooled")
         if self.batchnorm == "public":
-            w = settled(replies.workbench.cohort(*replies.workbench.public), w).client(0)
+            w = refresh_statistics(replies.workbench.cohort(*replies.workbench.public), w).client(0)
         return training.hold(server, w)

@@ -35,8 +35,8 @@ from atoll.toolbox.server.synthesis import (
     State,
     answers,
     answers_and_distance,
-    diversified,
-    together,
+    combine_logits,
+    diversify,
 )
 
 
@@ -53,10 +53,10 @@ class BoostedStudent(FromMadeUp):
 
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Teach a student, who begins as all clients did, what they know together."""
-        return training.hold(server, self.learned(replies.workbench, server["model"], uploads(replies, "model")))
+        return training.hold(server, self.learn(replies.workbench, server["model"], uploads(replies, "model")))
 
     def votes(self, pool: Pool, given: State, epoch: int) -> Params:
-        """The votes after a pass over what was made up before."""
+        """Return the votes after a pass over what was made up before."""
         if not pool.size:
             votes: Params = given["votes"]
             return votes
@@ -77,31 +77,31 @@ class BoostedStudent(FromMadeUp):
 
 
 def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -> Tensor:
-    """Samples should be of their class where they are not yet, like the clients' own, and hard for the student."""
+    """Return a cost: of samples not surely of their class, unlike the clients' own, or easy for the student."""
     logits, distance = answers_and_distance(given["models"], batch)
-    wanted = together(logits, given)
+    wanted = combine_logits(logits, given)
     unsure = 1 - wanted.softmax(1).gather(1, batch.y[:, None])[:, 0].detach()
     apart = disagreement(batch.outputs(given["learner"]), wanted, ADVERSARIAL)
     return (unsure * cross_entropy(wanted, batch.y)).mean() + statistics * distance - adversarial * apart.mean()
 
 
 def revise(votes: Params, batch: Batch, given: State) -> Params:
-    """One step of the votes, by the sign of the gradient of the ensemble's loss."""
+    """Take one step of the votes, by the sign of the gradient of the ensemble's loss."""
     logits = answers(given["models"], batch)
 
     def objective(at: Params) -> tuple[Tensor, None]:
-        return batch.mean(cross_entropy(together(logits, {"votes": at}), batch.y)), None
+        return batch.mean(cross_entropy(combine_logits(logits, {"votes": at}), batch.y)), None
 
     g, _ = batch.differentiate(objective, votes)
     return votes.moved(g.map(torch.sign), -given["step"]).map(lambda leaf: leaf.clamp(0, 1))
 
 
 def lesson(w: Params, batch: Batch, given: State, *, temperature: float, diversity: float) -> tuple[Tensor, Params]:
-    """The student should answer as the ensemble where the ensemble's answers change."""
+    """Return how far the student answers from the ensemble, where the ensemble's answers change."""
 
     def ask(shown: Batch) -> Tensor:
-        return together(answers(given["models"], shown.deployed), given)
+        return combine_logits(answers(given["models"], shown.deployed), given)
 
-    shown = diversified(batch, ask, diversity, temperature)
-    said, after = shown.forward(w)
-    return batch.mean(disagreement(said, ask(shown), temperature)), after
+    shown = diversify(batch, ask, diversity, temperature)
+    outputs, after = shown.forward(w)
+    return batch.mean(disagreement(outputs, ask(shown), temperature)), after

@@ -30,8 +30,8 @@ from atoll.toolbox.server.synthesis import (
     State,
     answers,
     answers_and_distance,
+    combine_logits,
     objections,
-    together,
 )
 
 
@@ -44,7 +44,7 @@ class Student(FromMadeUp):
 
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Teach a student, who begins as all clients did, what they know together."""
-        return training.hold(server, self.learned(replies.workbench, server["model"], uploads(replies, "model")))
+        return training.hold(server, self.learn(replies.workbench, server["model"], uploads(replies, "model")))
 
     @property
     def cost(self) -> Cost:
@@ -58,14 +58,14 @@ class Student(FromMadeUp):
 
 
 def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -> Tensor:
-    """Samples should be of their class, like the clients' own, and hard for the student."""
+    """Return a cost, low for samples of their class, like the clients' own, and hard for the student."""
     logits, distance = answers_and_distance(given["models"], batch)
-    label, apart = objections(together(logits, given), batch.outputs(given["learner"]), batch.y)
+    label, apart = objections(combine_logits(logits, given), batch.outputs(given["learner"]), batch.y)
     return label + statistics * distance - adversarial * apart
 
 
 def lesson(w: Params, batch: Batch, given: State, *, temperature: float) -> tuple[Tensor, Params]:
-    """The student should answer as the ensemble."""
-    wanted = together(answers(given["models"], batch.deployed), given)
-    said, after = batch.forward(w)
-    return batch.mean(disagreement(said, wanted, temperature)), after
+    """Return how far the student answers from the ensemble."""
+    wanted = combine_logits(answers(given["models"], batch.deployed), given)
+    outputs, after = batch.forward(w)
+    return batch.mean(disagreement(outputs, wanted, temperature)), after

@@ -22,7 +22,7 @@ from atoll.kernel.params import Params
 from atoll.kernel.predictor import Answer, ensemble, members_of
 from atoll.toolbox.oneshot import ClassVotes, Server, class_shares
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer
-from atoll.toolbox.server.voting import Of, together
+from atoll.toolbox.server.voting import Of, combine_votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,4 +48,4 @@ class Together(ServerAnswer):
 def answer(model: Params, beside: Params, batch: Batch, *, read: Answer, of: Of) -> Tensor:  # noqa: ARG001
     """Return the mean of the members' logits, or the logarithm of that of their probabilities."""
     each = torch.stack([read(member, beside, batch) for member in members_of(beside)])
-    return together(each, beside["shares"], of)
+    return combine_votes(each, beside["shares"], of)

@@ -29,7 +29,7 @@ from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
 from atoll.toolbox.oneshot import Server, shares
 from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, ServerAnswer
 from atoll.toolbox.server import prototypes
-from atoll.toolbox.server.fusion import Fusion, fused, together
+from atoll.toolbox.server.fusion import Fusion, fuse, stack_features
 
 PROFILES: dict[str, dict[str, Any]] = {
     "clean": {"scale": 16.0, "batch_statistics": False, "averaging": "owners", "fusion": "iffi", "normalise": True},
@@ -56,7 +56,7 @@ class FusedFeatures(ServerAnswer):
     needs: ClassVar[frozenset[str]] = frozenset({PROTOTYPES})
     cites: ClassVar[str] = "zeng2025does"
 
-    def says(self, option: str) -> Any:
+    def value_of(self, option: str) -> Any:
         """Return the value of an option, the profile's where it is None."""
         value = getattr(self, option)
         return PROFILES[self.profile][option] if value is None else value
@@ -67,7 +67,7 @@ class FusedFeatures(ServerAnswer):
 
     def require(self, training: LocalTraining, task: Facts) -> None:
         """Raise where samples are to be compared with noise and are no numbers."""
-        if self.says("fusion").startswith("iffi") and not task.sample.is_floating_point():
+        if self.value_of("fusion").startswith("iffi") and not task.sample.is_floating_point():
             raise TaskError(f"Informativeness compares samples with noise. Those of {task.name} are no numbers.")
 
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
@@ -76,10 +76,10 @@ class FusedFeatures(ServerAnswer):
         bench, models, counts = replies.workbench, after["models"], after["labels"]["counts"]
         rows = self.average(models[prototype_leaf(models.layout)], counts)
         after["prototypes"] = Params.of(rows=rows)
-        if self.says("fusion").startswith("iffi"):
+        if self.value_of("fusion").startswith("iffi"):
             sample = bench.task.sample
             images = torch.from_numpy(bench.generator("noise").normal(size=(self.noise, *sample.shape))).to(sample)
-            if self.says("batch_statistics"):  # what noise looks like depends on what it is seen with
+            if self.value_of("batch_statistics"):  # what noise looks like depends on what it is seen with
                 after["noise"] = Params.of(images=images)
             else:
                 after["noise"] = Stack.of(features=bench.answers(models, images, features=True).mean(1))
@@ -87,11 +87,11 @@ class FusedFeatures(ServerAnswer):
 
     def average(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the prototypes for all, [C, d], of everybody's, [K, C, d]; one that nobody owns is the mean of all."""
-        if self.says("scale"):
+        if self.value_of("scale"):
             rows = F.normalize(rows, dim=-1)
         weights = torch.full_like(counts, 1 / len(counts))
-        if self.says("averaging") != "all":
-            by_volume = 1.0 if self.says("averaging") == "volume" else 0.0
+        if self.value_of("averaging") != "all":
+            by_volume = 1.0 if self.value_of("averaging") == "volume" else 0.0
             owned = prototypes.weights(counts, powers=(by_volume, 0.0, 0.0), least=self.least)
             weights = torch.where(owned.sum(0) > 0, owned, weights)
         return torch.einsum("kc,kcd->cd", weights, rows)
@@ -109,7 +109,7 @@ class FusedFeatures(ServerAnswer):
     @property
     def how(self) -> "How":
         """How the encoders answer together."""
-        return How(*(self.says(option) for option in ("fusion", "normalise", "scale", "batch_statistics")))
+        return How(*(self.value_of(option) for option in ("fusion", "normalise", "scale", "batch_statistics")))
 
 
 @dataclass(frozen=True)
@@ -122,32 +122,32 @@ class How:
     batch_statistics: bool
 
     def features(self, beside: Params, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Of all clients, [client, sample, d], and those of noise, where it is compared with."""
+        """Return the features of all clients, [client, sample, d], and those of noise, where it is compared with."""
         if not self.batch_statistics:
-            return together([batch.features(w) for w in members_of(beside)]), beside.get("noise.features")
+            return stack_features([batch.features(w) for w in members_of(beside)]), beside.get("noise.features")
         images, shown = beside.get("noise.images"), list(in_training(batch))
         if images is None:
-            return together([torch.cat([one.features(w) for one in shown]) for w in members_of(beside)]), None
-        each = [beside_noise(one, images, w) for w in members_of(beside) for one in shown]
+            return stack_features([torch.cat([one.features(w) for one in shown]) for w in members_of(beside)]), None
+        each = [features_beside_noise(one, images, w) for w in members_of(beside) for one in shown]
         parts = [torch.cat(part).reshape(-1, len(batch.x), part[0].shape[1]) for part in zip(*each, strict=True)]
         return parts[0], parts[1]
 
     def fuse(self, features: Tensor, noise: Tensor | None, shares: Tensor) -> Tensor:
-        """One row per sample, of unit length."""
-        return F.normalize(fused(features, self.fusion, shares=shares, noise=noise, normalise=self.normalise), dim=1)
+        """Fuse the features to one row per sample, of unit length."""
+        return F.normalize(fuse(features, self.fusion, shares=shares, noise=noise, normalise=self.normalise), dim=1)
 
     def logits(self, features: Tensor, noise: Tensor | None, beside: Params) -> Tensor:
-        """Of fused features."""
+        """Return the logits of fused features."""
         return Objective(scale=self.scale).logits(self.fuse(features, noise, beside["shares"]), beside["prototypes"])
 
 
 def answer(model: Params, beside: Params, batch: Batch, *, how: How) -> Tensor:  # noqa: ARG001
-    """The logits of fused features."""
+    """Return the logits of fused features."""
     return how.logits(*how.features(beside, batch), beside)
 
 
-def beside_noise(batch: Batch, images: Tensor, w: Params) -> tuple[Tensor, Tensor]:
-    """The features of samples, and the mean one of noise, repeated for each of them.
+def features_beside_noise(batch: Batch, images: Tensor, w: Params) -> tuple[Tensor, Tensor]:
+    """Return the features of samples, and the mean one of noise, repeated for each of them.
 
     Both by the statistics of the samples: noise passes the network with them, and is padding to its BatchNorm.
     """
@@ -159,7 +159,7 @@ def beside_noise(batch: Batch, images: Tensor, w: Params) -> tuple[Tensor, Tenso
 
 
 def in_training(batch: Batch) -> Iterator[Batch]:
-    """Pieces of a batch for a network that is, wrongly, still in training when it is tested."""
+    """Yield pieces of a batch for a network that is, wrongly, still in training when it is tested."""
     pieces = torch.split(batch.x, TEST_BATCH)
     masks = [None] * len(pieces) if batch.mask is None else torch.split(batch.mask, TEST_BATCH)
     variant = replace(batch.variant, train=True)

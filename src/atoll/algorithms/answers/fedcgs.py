@@ -24,7 +24,7 @@ from atoll.kernel.params import Params
 from atoll.toolbox.oneshot import Server
 from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer
 from atoll.toolbox.server.frozen import Phi, moments
-from atoll.toolbox.server.triangles import shrunk, symmetric
+from atoll.toolbox.server.triangles import shrink, symmetric
 
 Covariance = Literal["within", "total"]
 
@@ -56,7 +56,7 @@ class Gaussian(ServerAnswer):
 
 
 def gaussian(sums: Params, covariance: Covariance, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """Weight [class, feature] and bias [class] by Bayes' rule.
+    """Return weight [class, feature] and bias [class] by Bayes' rule.
 
     A class that nobody has stands at the mean of all samples, with a share so small that it is never the answer.
     """
@@ -64,7 +64,7 @@ def gaussian(sums: Params, covariance: Covariance, shrinkage: float) -> tuple[Te
     n, center = count.sum(), total.sum(0) / count.sum()
     mean = torch.where(count[:, None] > 0, total / count.clamp(min=1)[:, None], center)
     between = mean.T @ (count[:, None] * mean) if covariance == "within" else n * torch.outer(center, center)
-    s = shrunk((square - between) / n, shrinkage)
+    s = shrink((square - between) / n, shrinkage)
     weight = torch.linalg.solve(s, mean.T).T
     share = (count / n).clamp(min=torch.finfo(torch.float32).tiny)
     return weight, share.log() - (weight * mean).sum(1) / 2

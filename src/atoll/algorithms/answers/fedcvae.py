@@ -28,7 +28,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.network import NO_NETWORK
 from atoll.kernel.params import Params, Stack
 from atoll.models.vae import decode, decoder_of
-from atoll.toolbox.client import adam, unmoved
+from atoll.toolbox.client import adam, no_past
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.oneshot import Server, uploads
 from atoll.toolbox.pairs import DECODERS, LocalTraining, ServerAnswer
@@ -64,20 +64,20 @@ class Generated(ServerAnswer):
         assert isinstance(training, Autoencoder)
         bench, decoders = replies.workbench, uploads(replies, "decoder")
         counts = uploads(replies, "labels")["counts"]
-        made = self.made(bench, decoders, counts)
+        made = self.make_samples(bench, decoders, counts)
         if self.variant == "kd":
             first = decoder_of(training.first(bench.task))
-            made = self.made_by_one(bench, self.distilled(bench, first, made), counts.sum(0))
-        return training.hold(server, self.classifier(bench, server["model"], made))
+            made = self.make_samples_by_one(bench, self.distil(bench, first, made), counts.sum(0))
+        return training.hold(server, self.train_classifier(bench, server["model"], made))
 
     # -- what is generated -----------------------------------------------------------------------------------------
-    def made(self, bench: Workbench, decoders: Stack, counts: Tensor) -> Params:
-        """Samples of all decoders: a client and a class are as likely as they are in the data."""
+    def make_samples(self, bench: Workbench, decoders: Stack, counts: Tensor) -> Params:
+        """Make samples by all decoders: a client and a class are as likely as they are in the data."""
         shares = counts.double().cpu().numpy()
         draw = bench.generator("decoders")
         chosen = np.sort(draw.choice(shares.size, self.samples, p=(shares / shares.sum()).ravel()))
         who, classes = np.divmod(chosen, shares.shape[1])
-        y, e = torch.from_numpy(classes).to(counts.device), self.prior(bench, draw)
+        y, e = torch.from_numpy(classes).to(counts.device), self.draw_prior(bench, draw)
         parts = [
             decode(decoders.client(int(k)), y[mine], e[mine])
             for k in np.unique(who)
@@ -85,44 +85,44 @@ class Generated(ServerAnswer):
         ]
         return Params.of(x=torch.cat(parts), y=y, e=e)
 
-    def made_by_one(self, bench: Workbench, decoder: Params, counts: Tensor) -> Params:
-        """Samples of one decoder, of every class that somebody has."""
+    def make_samples_by_one(self, bench: Workbench, decoder: Params, counts: Tensor) -> Params:
+        """Make samples by one decoder, of every class that somebody has."""
         draw = bench.generator("one decoder")
         y = torch.from_numpy(draw.choice(np.flatnonzero(counts.cpu().numpy()), self.samples)).to(counts.device)
-        e = self.prior(bench, draw)
+        e = self.draw_prior(bench, draw)
         return Params.of(x=decode(decoder, y, e), y=y, e=e)
 
-    def prior(self, bench: Workbench, draw: np.random.Generator) -> Tensor:
-        """Draws of e, normal around the center and cut off at the reach, by the inverse of the distribution."""
+    def draw_prior(self, bench: Workbench, draw: np.random.Generator) -> Tensor:
+        """Draw e, normal around the center and cut off at the reach, by the inverse of the distribution."""
         low, high = torch.special.ndtr(torch.tensor([-self.reach, self.reach], dtype=torch.float64))
         drawn = torch.from_numpy(draw.uniform(low.item(), high.item(), (self.samples, self.latent)))
         e: Tensor = self.center + torch.special.ndtri(drawn)
         return e.to(bench.task.sample)
 
     # -- what is learned from it -----------------------------------------------------------------------------------
-    def distilled(self, bench: Workbench, start: Params, made: Params) -> Params:
+    def distil(self, bench: Workbench, start: Params, made: Params) -> Params:
         """Return a decoder that learned what all of them made, of the same numbers."""
         cohort = bench.cohort(
             torch.cat([made["e"], made["x"]], 1), made["y"], network=NO_NETWORK, batch_size=self.server_batch
         )
         step = functools.partial(imitate, lr=self.lr, latent=self.latent)
-        state = {"decoder": start, "past": unmoved(start)}
+        state = {"decoder": start, "past": no_past(start)}
         end = cohort.scan(step, state, epochs=self.decoder_epochs, stream="decoder", train=False)
         one: Params = end["decoder"].client(0)
         return one
 
-    def classifier(self, bench: Workbench, start: Params, made: Params) -> Params:
-        """A model after passes over what was generated."""
+    def train_classifier(self, bench: Workbench, start: Params, made: Params) -> Params:
+        """Train a model by passes over what was generated."""
         shape = bench.task.sample.shape
         cohort = bench.cohort(made["x"].reshape(-1, *shape), made["y"], batch_size=self.server_batch)
         step = functools.partial(classify, lr=self.lr)
-        end = cohort.scan(step, {"w": start, "past": unmoved(start)}, epochs=self.server_epochs, stream="classifier")
+        end = cohort.scan(step, {"w": start, "past": no_past(start)}, epochs=self.server_epochs, stream="classifier")
         model: Params = end["w"].client(0)
         return model
 
 
 def imitate(state: State, batch: Batch, given: None, *, lr: float, latent: int) -> State:  # noqa: ARG001
-    """One step of Adam on the decoder that learns from the others; a sample is e, and what they made of it."""
+    """Take one step of Adam on the decoder that learns from the others; a sample is e, and what they made of it."""
     e, wanted = batch.x[:, :latent], batch.x[:, latent:]
 
     def objective(decoder: Params) -> tuple[Tensor, None]:
@@ -134,7 +134,7 @@ def imitate(state: State, batch: Batch, given: None, *, lr: float, latent: int) 
 
 
 def classify(state: State, batch: Batch, given: None, *, lr: float) -> State:  # noqa: ARG001
-    """One step of Adam on the classifier."""
+    """Take one step of Adam on the classifier."""
     g, w, _ = batch.gradient(state["w"])
     w, past = adam(w, g, state["past"], lr)
     return {"w": w, "past": past}

@@ -20,11 +20,11 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
-from atoll.toolbox.objectives.margins import SCALE, margins, own_moments, said
-from atoll.toolbox.oneshot import ClassVotes, Server, averaged, class_shares, shares, uploads
+from atoll.toolbox.objectives.margins import SCALE, margin_logits, margins, own_moments
+from atoll.toolbox.oneshot import ClassVotes, Server, average_models, class_shares, shares, uploads
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer
 from atoll.toolbox.server.distillation import divergence, last_of, students
-from atoll.toolbox.server.voting import together
+from atoll.toolbox.server.voting import combine_votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,12 @@ class Distilled(ServerAnswer):
         x, _ = bench.public
         if self.of == "margins":
             discriminants = margins(uploads(replies, "moments")) * SCALE
-            wanted = said(bench.answers(models, x, features=True), discriminants).softmax(1)
+            wanted = margin_logits(bench.answers(models, x, features=True), discriminants).softmax(1)
         else:
             each = training.outputs(bench, server, models, x)
-            wanted = together(each, class_shares(labels, self.weighting), self.of).softmax(1)
+            wanted = combine_votes(each, class_shares(labels, self.weighting), self.of).softmax(1)
         if self.student == "average":
-            start = averaged(models, shares(labels, "samples"))
+            start = average_models(models, shares(labels, "samples"))
         else:
             start = server["model"] if self.student == "fresh" else nearest(models, bench.answers(models, x), wanted)
         taught = students(
@@ -85,6 +85,6 @@ class Distilled(ServerAnswer):
 
 
 def nearest(models: Stack, outputs: Tensor, wanted: Tensor) -> Params:
-    """The model whose outputs, [model, sample, class], are nearest to the wanted probabilities."""
+    """Return the model whose outputs, [model, sample, class], are nearest to the wanted probabilities."""
     apart = [float(divergence(one, wanted).mean()) for one in outputs]
     return models.client(apart.index(min(apart)))

@@ -30,9 +30,9 @@ from atoll.kernel.errors import TaskError
 from atoll.kernel.network import NO_NETWORK
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.randomness import generator
-from atoll.toolbox.oneshot import Server, averaged, shares, uploads
+from atoll.toolbox.oneshot import Server, average_models, shares, uploads
 from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
-from atoll.toolbox.server.adam import adam, annealed, unmoved
+from atoll.toolbox.server.adam import adam, annealed_share, no_past
 from atoll.toolbox.server.distillation import divergence, lessons
 
 Samples = tuple[Tensor, Tensor]
@@ -59,28 +59,28 @@ class Calibrated(ServerAnswer):
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Tune, calibrate, distil."""
         bench, models = replies.workbench, uploads(replies, "model")
-        average = averaged(models, shares(uploads(replies, "labels"), "samples"))
-        others, known = divided(bench, self.labelled)
-        tuned = self.tuned(bench, average, known)
-        calibration = self.fitted(bench, heard(bench, models, tuned, known[0]), known[1])
-        wanted = (teacher(calibration, heard(bench, models, tuned, others)) / self.temperature).softmax(1)
+        average = average_models(models, shares(uploads(replies, "labels"), "samples"))
+        others, known = divide(bench, self.labelled)
+        tuned = self.tune(bench, average, known)
+        calibration = self.fit_calibration(bench, teacher_inputs(bench, models, tuned, known[0]), known[1])
+        wanted = (teacher(calibration, teacher_inputs(bench, models, tuned, others)) / self.temperature).softmax(1)
         start = average if self.student == "average" else server["model"]
-        return training.hold(server, self.taught(bench, start, (others, wanted), known))
+        return training.hold(server, self.teach(bench, start, (others, wanted), known))
 
-    def tuned(self, bench: Workbench, w: Params, known: Samples) -> Params:
-        """A model after it was trained on the labelled samples."""
-        return self.descended(bench.cohort(*known, batch_size=self.fit_batch), fit, w, epochs=self.fit_epochs)
+    def tune(self, bench: Workbench, w: Params, known: Samples) -> Params:
+        """Train a model on the labelled samples."""
+        return self.descend(bench.cohort(*known, batch_size=self.fit_batch), fit, w, epochs=self.fit_epochs)
 
-    def fitted(self, bench: Workbench, said: Params, y: Tensor) -> Params:
-        """The calibration with which the teacher fits the labels of these samples best."""
-        clients, _, classes = said["logits"].shape
-        rows = torch.cat([said["logits"].transpose(0, 1).flatten(1), said["tuned"], said["features"]], 1)
+    def fit_calibration(self, bench: Workbench, inputs: Params, y: Tensor) -> Params:
+        """Find the calibration with which the teacher fits the labels of these samples best."""
+        clients, _, classes = inputs["logits"].shape
+        rows = torch.cat([inputs["logits"].transpose(0, 1).flatten(1), inputs["tuned"], inputs["features"]], 1)
         cohort = bench.cohort(rows, y, network=NO_NETWORK, batch_size=self.fit_batch)
         given = {"sizes": (clients, classes)}
-        return self.descended(cohort, calibrate, uncalibrated(said), given, epochs=self.fit_epochs)
+        return self.descend(cohort, calibrate, initial_calibration(inputs), given, epochs=self.fit_epochs)
 
-    def taught(self, bench: Workbench, w: Params, unlabelled: Samples, known: Samples) -> Params:
-        """The student of the wanted answers to some samples, and of the labels of others."""
+    def teach(self, bench: Workbench, w: Params, unlabelled: Samples, known: Samples) -> Params:
+        """Teach the student the wanted answers to some samples, and the labels of others."""
         given = {
             "steps": self.server_epochs * -(-len(unlabelled[0]) // self.server_batch),
             "known": Params.of(x=known[0], y=known[1]),
@@ -88,19 +88,19 @@ class Calibrated(ServerAnswer):
             "temperature": self.temperature,
         }
         cohort = lessons(bench, *unlabelled, batch_size=self.server_batch)
-        return self.descended(cohort, learn, w, given, epochs=self.server_epochs)
+        return self.descend(cohort, learn, w, given, epochs=self.server_epochs)
 
-    def descended(self, cohort: Cohort, step: Step, w: Params, given: Tree = None, *, epochs: int) -> Params:
-        """What a step of Adam makes of w, again and again."""
+    def descend(self, cohort: Cohort, step: Step, w: Params, given: Tree = None, *, epochs: int) -> Params:
+        """Take a step of Adam on w, again and again."""
         given = {"lr": torch.full_like(cohort.lr, self.server_lr), **(given or {})}
         stream = f"server, {step.__name__}"
-        end = cohort.scan(step, {"w": w, "past": unmoved(w)}, given=given, epochs=epochs, stream=stream, draws=True)
+        end = cohort.scan(step, {"w": w, "past": no_past(w)}, given=given, epochs=epochs, stream=stream, draws=True)
         found: Params = end["w"].client(0)
         return found
 
 
-def divided(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
-    """The public samples without labels, and a share with labels: as many of every class as there are, drawn."""
+def divide(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
+    """Divide the public samples: some without labels, and a share with labels, as many of every class as there are."""
     x, y = bench.public
     size = math.ceil(share * len(x))
     if size == len(x):
@@ -108,53 +108,53 @@ def divided(bench: Workbench, share: float) -> tuple[Tensor, Samples]:
             f"FEDIC must have samples to distil on without labels. `labelled` takes all {size} public ones."
         )
     order = torch.from_numpy(generator(bench.task.seed, "server labels").permutation(len(x))).to(x.device)
-    order = order[turns(y[order]).argsort(stable=True)]
+    order = order[turns_within_class(y[order]).argsort(stable=True)]
     return x[order[size:]], (x[order[:size]], y[order[:size]])
 
 
-def turns(y: Tensor) -> Tensor:
-    """How many samples of its class come before each: 0 for the first of every class, then 1 for the second of each."""
+def turns_within_class(y: Tensor) -> Tensor:
+    """Count the samples of its class before each: 0 for the first of every class, then 1 for the second of each."""
     by_class, size = y.argsort(stable=True), y.bincount()
     place = torch.arange(len(y), device=y.device)
     return torch.empty_like(y).scatter(0, by_class, place - (size.cumsum(0) - size)[y[by_class]])
 
 
-def heard(bench: Workbench, models: Stack, tuned: Params, x: Tensor) -> Params:
-    """What the teacher is made of: the `logits` of all models, those of the `tuned` one, and their mean `features`."""
+def teacher_inputs(bench: Workbench, models: Stack, tuned: Params, x: Tensor) -> Params:
+    """Return what the teacher reads: the `logits` of all models, the `tuned` one's, and their mean `features`."""
     features = bench.answers(models, x, features=True).mean(0).flatten(1)
     return Params.of(logits=bench.answers(models, x), tuned=bench.answers(tuned, x), features=features)
 
 
-def uncalibrated(said: Params) -> Params:
-    """The calibration before it is fitted: all clients count the same, and as much as the tuned model."""
-    one, features = torch.ones_like(said["tuned"][0]), torch.zeros_like(said["features"][0])
+def initial_calibration(inputs: Params) -> Params:
+    """Return the calibration before it is fitted: all clients count the same, and as much as the tuned model."""
+    one, features = torch.ones_like(inputs["tuned"][0]), torch.zeros_like(inputs["features"][0])
     zero = one.new_zeros(())
     return Params.of(u=0 * one, b=zero, s=one, t=0 * one, v=features, gate=zero)
 
 
-def teacher(c: Params, said: Params) -> Tensor:
-    """The logits l* of a calibrated ensemble, [sample, class]."""
-    trust = (said["logits"] @ c["u"] + c["b"]).sigmoid()
-    together = torch.einsum("kn,knc->nc", trust / trust.sum(0), said["logits"])
-    gate = (said["features"] @ c["v"] + c["gate"]).sigmoid()[:, None]
-    return gate * (c["s"] * together + c["t"]) + (1 - gate) * said["tuned"]
+def teacher(c: Params, inputs: Params) -> Tensor:
+    """Return the logits l* of a calibrated ensemble, [sample, class]."""
+    trust = (inputs["logits"] @ c["u"] + c["b"]).sigmoid()
+    together = torch.einsum("kn,knc->nc", trust / trust.sum(0), inputs["logits"])
+    gate = (inputs["features"] @ c["v"] + c["gate"]).sigmoid()[:, None]
+    return gate * (c["s"] * together + c["t"]) + (1 - gate) * inputs["tuned"]
 
 
 def fit(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
-    """One step of the averaged model on labelled samples."""
+    """Take one step of the averaged model on labelled samples."""
     g, w, _ = batch.gradient(state["w"])
     w, past = adam(w, g, state["past"], given["lr"], weight_decay=2e-4)
     return {"w": w, "past": past}
 
 
 def calibrate(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
-    """One step of the calibration, on what was heard of labelled samples."""
+    """Take one step of the calibration, on the teacher's inputs of labelled samples."""
     clients, classes = given["sizes"]
-    heard = batch.x[:, : (clients + 1) * classes].reshape(-1, clients + 1, classes).transpose(0, 1)
-    said = Params.of(logits=heard[:-1], tuned=heard[-1], features=batch.x[:, (clients + 1) * classes :])
+    logits = batch.x[:, : (clients + 1) * classes].reshape(-1, clients + 1, classes).transpose(0, 1)
+    inputs = Params.of(logits=logits[:-1], tuned=logits[-1], features=batch.x[:, (clients + 1) * classes :])
 
     def objective(c: Params) -> tuple[Tensor, None]:
-        return batch.mean(F.cross_entropy(teacher(c, said), batch.y, reduction="none")), None
+        return batch.mean(F.cross_entropy(teacher(c, inputs), batch.y, reduction="none")), None
 
     g, _ = batch.differentiate(objective, state["w"])
     c, past = adam(state["w"], g, state["past"], given["lr"])
@@ -162,7 +162,7 @@ def calibrate(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dic
 
 
 def learn(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
-    """One step of the student, on samples with wanted answers and some with labels, in one pass."""
+    """Take one step of the student, on samples with wanted answers and some with labels, in one pass."""
     known, size = given["known"], given["size"]
     rows = (batch.uniform("labelled", size) * len(known["y"])).long()
     x, y = known["x"][rows], known["y"][rows]
@@ -175,6 +175,6 @@ def learn(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[st
         return 0.5 * apart + 0.5 * F.cross_entropy(outputs[-size:], y), after.buffers
 
     g, buffers = batch.differentiate(objective, state["w"].trained)
-    lr = given["lr"] * annealed(state["past"].steps, given["steps"])
+    lr = given["lr"] * annealed_share(state["past"].steps, given["steps"])
     w, past = adam(state["w"] | buffers, g, state["past"], lr)
     return {"w": w, "past": past}

@@ -74,41 +74,41 @@ class MostLikely(ServerAnswer):
         weights = replies.weights[torch.from_numpy(np.argsort(replies.clients, kind="stable"))].double()
         model = replies.mean("model")
         for layer in inputs:
-            a, b = (self.damped(factor[layer]) for factor in (inputs, gradients))
+            a, b = (self.damp(factor[layer]) for factor in (inputs, gradients))
             found = most_likely(matrix(models, layer).double(), a, b, weights / weights.sum(), self.iterations)
             model = with_matrix(model, layer, found)
         return training.hold(server, model)
 
-    def damped(self, factor: Tensor) -> Tensor:
-        """Factors of all clients as matrices [client, size, size], with what is added to their diagonals."""
+    def damp(self, factor: Tensor) -> Tensor:
+        """Return the factors of all clients as matrices [client, size, size], with damping on their diagonals."""
         whole = symmetric(factor.double())
         return whole + self.damping * torch.eye(whole.shape[-1]).to(whole)
 
 
 def most_likely(models: Tensor, a: Tensor, b: Tensor, p: Tensor, iterations: int) -> Tensor:
-    """M with sum_k p_k B_k M A_k = sum_k p_k B_k M_k A_k, from matrices of all clients, [client, outputs, inputs].
+    """Find M with sum_k p_k B_k M A_k = sum_k p_k B_k M_k A_k; matrices are [client, outputs, inputs].
 
     By conjugate gradients from the weighted mean, preconditioned by the means of A_k and of B_k.
     """
     share = p[:, None, None]
     left, right = (torch.linalg.cholesky((share * factor).sum(0)) for factor in (b, a))
 
-    def applied(m: Tensor) -> Tensor:
+    def apply(m: Tensor) -> Tensor:
         return (share * (b @ m @ a)).sum(0)
 
-    def preconditioned(m: Tensor) -> Tensor:
+    def precondition(m: Tensor) -> Tensor:
         return torch.cholesky_solve(torch.cholesky_solve(m, left).T, right).T
 
-    m, wanted = (share * models).sum(0), applied(models)
-    residual = wanted - applied(m)
-    step = direction = preconditioned(residual)
+    m, wanted = (share * models).sum(0), apply(models)
+    residual = wanted - apply(m)
+    step = direction = precondition(residual)
     for _ in range(iterations):
         if residual.norm() <= CLOSE * wanted.norm():
             break
-        curved, length = applied(direction), (residual * step).sum()
+        curved, length = apply(direction), (residual * step).sum()
         size = length / (direction * curved).sum()
         m, residual = m + size * direction, residual - size * curved
-        step = preconditioned(residual)
+        step = precondition(residual)
         direction = step + (residual * step).sum() / length * direction
     return m
 

@@ -32,12 +32,12 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import default_generator, generator
 from atoll.kernel.task import Training
 from atoll.models.linear import Linear
-from atoll.toolbox.client import at_rest, descend
+from atoll.toolbox.client import descend, zero_velocity
 from atoll.toolbox.client.datastore import datastore
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.oneshot import Server, uploads
 from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer
-from atoll.toolbox.server.frozen import Phi, expanded
+from atoll.toolbox.server.frozen import Phi, expand
 from atoll.toolbox.server.mixtures import draw_from, fit
 
 
@@ -67,7 +67,7 @@ class Mixtures(ServerAnswer):
         shape = (self.components, task.classes)
         start = [generator(task.seed, "mixtures", int(client)).random(shape) for client in cohort.clients]
         draws = Stack.of(draws=torch.from_numpy(np.stack(start)).to(cohort.device))
-        summary = partial(summarised, classes=task.classes, iterations=self.iterations, nu=self.shrinkage)
+        summary = partial(summarise, classes=task.classes, iterations=self.iterations, nu=self.shrinkage)
         return Update(send={"mixtures": cohort.map(summary, store, phi, draws)})
 
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
@@ -75,11 +75,11 @@ class Mixtures(ServerAnswer):
         assert isinstance(training, Frozen)
         bench = replies.workbench
         features, classes = draw_from(uploads(replies, "mixtures").map(Tensor.double), bench.generator("features"))
-        weight, bias = self.trained(features, classes, bench)
+        weight, bias = self.train_head(features, classes, bench)
         return training.hold_head(server, weight, bias, bench)
 
-    def trained(self, features: Tensor, classes: Tensor, bench: Workbench) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a linear head after training; features are standardised before, whatever their scale."""
+    def train_head(self, features: Tensor, classes: Tensor, bench: Workbench) -> tuple[Tensor, Tensor]:
+        """Train a linear head; return weight and bias. Features are standardised before, whatever their scale."""
         center, scale = features.mean(0), features.std(0, correction=0)
         scale = torch.where(scale > 0, scale, 1)
         task = bench.task
@@ -89,16 +89,16 @@ class Mixtures(ServerAnswer):
         x = ((features - center) / scale).to(bench.network.dtype)
         cohort = bench.cohort(x, classes, network=network, batch_size=self.server_batch)
         rule, start = Training(lr=self.server_lr, momentum=self.momentum), network.initial.zeros()
-        state = {"w": start, "velocity": at_rest(rule, start)}
+        state = {"w": start, "velocity": zero_velocity(rule, start)}
         end = cohort.scan(partial(_step, rule=rule), state, epochs=self.server_epochs, stream="head")["w"].client(0)
         weight, bias = end["head.weight"].double() / scale, end["head.bias"].double()
         return weight, bias - weight @ center
 
 
-def summarised(store: Params, phi: Phi, draws: Params, *, classes: int, iterations: int, nu: float) -> Params:
-    """One client's mixtures in half precision, and its samples of each class."""
+def summarise(store: Params, phi: Phi, draws: Params, *, classes: int, iterations: int, nu: float) -> Params:
+    """Return one client's mixtures in half precision, and its samples of each class."""
     same = F.one_hot(store["labels"], classes).double() * store["taken"][:, None]
-    rows = expanded(store["features"].double(), phi)
+    rows = expand(store["features"].double(), phi)
     found = fit(rows, same, draws["draws"], iterations=iterations, nu=nu)
     largest = torch.finfo(torch.float16).max
     return Params.of(count=same.sum(0).float()) | found.map(lambda leaf: leaf.clamp(-largest, largest).half())

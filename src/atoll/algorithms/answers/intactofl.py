@@ -24,7 +24,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
-from atoll.toolbox.client import at_rest
+from atoll.toolbox.client import zero_velocity
 from atoll.toolbox.oneshot import Server
 from atoll.toolbox.pairs import LocalTraining
 from atoll.toolbox.server.distillation import disagreement
@@ -36,7 +36,7 @@ from atoll.toolbox.server.synthesis import (
     State,
     answers,
     answers_and_distance,
-    diversified,
+    diversify,
     objections,
 )
 
@@ -62,16 +62,16 @@ class Gated(FromMadeUp):
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Hold the experts, and train the gate."""
         held, bench = super().conclude(training, server, replies), replies.workbench
-        train = self.learned if self.data == "generated" else self.learned_in_public
+        train = self.learn if self.data == "generated" else self.learn_in_public
         return {**held, "gate": train(bench, self.uniform_gate(bench, held["models"].clients), held["models"])}
 
-    def learned_in_public(self, bench: Workbench, gate: Params, models: Stack) -> Params:
-        """The gate after passes over public samples."""
-        state: State = {"w": gate, "velocity": at_rest(RULE, gate)}
+    def learn_in_public(self, bench: Workbench, gate: Params, models: Stack) -> Params:
+        """Train the gate by passes over public samples."""
+        state: State = {"w": gate, "velocity": zero_velocity(RULE, gate)}
         given: State = {"models": Params(models, models.layout)}
         cohort = bench.cohort(*bench.public, batch_size=self.server_batch)
         for epoch in range(self.server_epochs):
-            state = self.passed(state, given, cohort, epoch)
+            state = self.pass_over(state, given, cohort, epoch)
             gate = state["w"].client(0)
         return gate
 
@@ -99,27 +99,27 @@ class Gated(FromMadeUp):
         return ensemble(server["models"], server["gate"], functools.partial(answer, rule=self.gate))
 
 
-def opened(gate: Params, x: Tensor, rule: Gate) -> Tensor:
-    """How much each expert counts for each sample, [sample, expert]; on average over experts 1, if by softmax."""
-    said = F.linear(x.flatten(1), gate["weight"], gate["bias"])
-    return said.softmax(1) * said.shape[1] if rule == "softmax" else said
+def open_gate(gate: Params, x: Tensor, rule: Gate) -> Tensor:
+    """Return how much each expert counts for each sample, [sample, expert]; by softmax, 1 on average."""
+    logits = F.linear(x.flatten(1), gate["weight"], gate["bias"])
+    return logits.softmax(1) * logits.shape[1] if rule == "softmax" else logits
 
 
-def gated(logits: Tensor, use: Tensor) -> Tensor:
-    """What the experts answer together, from the logits of each, [expert, sample, class]."""
+def gate_logits(logits: Tensor, use: Tensor) -> Tensor:
+    """Return what the experts answer together, from the logits of each, [expert, sample, class]."""
     return torch.einsum("sk,ksc->sc", use, logits) / len(logits)
 
 
 def answer(model: Params, beside: Params, batch: Batch, *, rule: Gate) -> Tensor:  # noqa: ARG001
-    """What the experts answer to samples behind their gate."""
+    """Return what the experts answer to samples behind their gate."""
     logits = torch.stack([batch.outputs(member) for member in members_of(beside)])
-    return gated(logits, opened(beside, batch.x, rule))
+    return gate_logits(logits, open_gate(beside, batch.x, rule))
 
 
 def cost(batch: Batch, given: State, *, rule: Gate, statistics: float, adversarial: float) -> Tensor:
-    """Samples should be of their class behind the gate, like the clients' own, and hard for the plain ensemble."""
+    """Return a cost, low for samples of their class behind the gate, like the clients' own, hard for the ensemble."""
     logits, distance = answers_and_distance(given["models"], batch)
-    wanted = gated(logits, opened(given["learner"], batch.x, rule))
+    wanted = gate_logits(logits, open_gate(given["learner"], batch.x, rule))
     label, apart = objections(wanted, logits.mean(0), batch.y)
     return label + statistics * distance - adversarial * apart
 
@@ -127,19 +127,19 @@ def cost(batch: Batch, given: State, *, rule: Gate, statistics: float, adversari
 def lesson(
     gate: Params, batch: Batch, given: State, *, rule: Gate, temperature: float, balance: float, diversity: float
 ) -> tuple[Tensor, Params]:
-    """The gated experts should know the class, all be used, and not be far from the plain ensemble."""
+    """Return how far the gated experts are from the class, from the plain ensemble, and from being used alike."""
 
     def plain(shown: Batch) -> Tensor:
         return answers(given["models"], shown.deployed).mean(0)
 
-    shown = diversified(batch, plain, diversity, temperature) if diversity else batch
-    logits, use = answers(given["models"], shown.deployed), opened(gate, shown.x, rule)
-    said = gated(logits, use)
-    apart = disagreement(said, logits.mean(0), temperature)
-    return batch.mean(cross_entropy(said, batch.y) + apart) + balance * spread(use, batch), gate
+    shown = diversify(batch, plain, diversity, temperature) if diversity else batch
+    logits, use = answers(given["models"], shown.deployed), open_gate(gate, shown.x, rule)
+    together = gate_logits(logits, use)
+    apart = disagreement(together, logits.mean(0), temperature)
+    return batch.mean(cross_entropy(together, batch.y) + apart) + balance * spread(use, batch), gate
 
 
 def spread(use: Tensor, batch: Batch) -> Tensor:
-    """The standard deviation over samples and experts; where all are used alike, it has no direction to leave in."""
+    """Return the standard deviation over samples and experts; it has no gradient where all are used alike."""
     variance = batch.mean((use - batch.mean(use.mean(1))).square().mean(1))
     return variance.clamp(min=1e-24).sqrt()

@@ -22,10 +22,10 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
-from atoll.toolbox.objectives.margins import SCALE, SHRINKAGE, margins, own_moments, said
+from atoll.toolbox.objectives.margins import SCALE, SHRINKAGE, margin_logits, margins, own_moments
 from atoll.toolbox.oneshot import Server, uploads
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer
-from atoll.toolbox.server.fusion import together
+from atoll.toolbox.server.fusion import stack_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,4 +64,4 @@ class Margins(ServerAnswer):
 
 def answer(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
     """Return the sum of all margins."""
-    return said(together([batch.features(w) for w in members_of(beside)]), beside)
+    return margin_logits(stack_features([batch.features(w) for w in members_of(beside)]), beside)

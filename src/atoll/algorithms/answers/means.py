@@ -24,7 +24,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import class_sums, feature_size, squared_distances
-from atoll.toolbox.oneshot import Server, Votes, averaged, class_shares, shares, uploads
+from atoll.toolbox.oneshot import Server, Votes, average_models, class_shares, shares, uploads
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer
 
 
@@ -67,12 +67,12 @@ class ClassMeans(ServerAnswer):
         mean = torch.einsum("kc,kcd->cd", parts, server["prototypes"]["mean"])
         beside = Params.of(mean=mean, possible=owned.amax(0))
         if self.encoder == "average":
-            return Predictor(averaged(server["models"], share), beside, nearest)
+            return Predictor(average_models(server["models"], share), beside, nearest)
         return ensemble(server["models"], beside | Params.of(shares=share), nearest_together)
 
 
 def nearest_together(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """Minus the mean squared distance of the fused features to each prototype; none for classes that nobody has."""
+    """Return minus the mean squared distance of fused features to each prototype; far lower if nobody has the class."""
     features = torch.stack([batch.features(member) for member in members_of(beside)])
     fused = torch.tensordot(beside["shares"], features, dims=1)
     closeness = -squared_distances(fused, beside["mean"]) / fused.shape[1]

@@ -25,7 +25,7 @@ from atoll.kernel.params import Params, stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import one_sample, squared_distances
-from atoll.toolbox.oneshot import Server, Votes, averaged, shares, uploads
+from atoll.toolbox.oneshot import Server, Votes, average_models, shares, uploads
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer
 
 Order = Callable[[str, Tensor], Tensor]  # which neuron of a layer comes where, given its name and incoming weights
@@ -49,22 +49,22 @@ class Matched(ServerAnswer):
         models, labels = uploads(replies, "model"), uploads(replies, "labels")
         reference = models.client(int(labels["counts"].sum(1).argmax()))
         matched = [matching(models.client(k), reference) for k in range(models.clients)]
-        return training.hold(server, averaged(stack(matched), shares(labels, self.weighting)))
+        return training.hold(server, average_models(stack(matched), shares(labels, self.weighting)))
 
 
 def matching(model: Params, reference: Params) -> Params:
-    """The same function as `model`, with its hidden neurons in the order of those of the reference."""
+    """Return the function of `model` with its hidden neurons in the order of those of the reference."""
     from scipy.optimize import linear_sum_assignment
 
     def nearest(layer: str, incoming: Tensor) -> Tensor:
         cost = squared_distances(_incoming(reference, layer), incoming)
         return torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(cost.device)
 
-    return reordered(model, nearest)
+    return reorder(model, nearest)
 
 
-def reordered(model: Params, order: Order) -> Params:
-    """The same function with the neurons of every layer but the last in another order."""
+def reorder(model: Params, order: Order) -> Params:
+    """Return the same function with the neurons of every layer but the last in another order."""
     layers = model.layout.layers if model.layout else ()
     matrices = [layer for layer in layers if f"{layer}.weight" in model and model[f"{layer}.weight"].ndim > 1]
     new, places = dict(model), None
@@ -80,13 +80,13 @@ def reordered(model: Params, order: Order) -> Params:
 
 
 def _incoming(model: Mapping[str, Tensor], layer: str) -> Tensor:
-    """One row per neuron: its weights and, if it has one, its bias."""
+    """Return one row per neuron: its weights and, if it has one, its bias."""
     rows = model[f"{layer}.weight"].flatten(1)
     return torch.cat([rows, model[f"{layer}.bias"][:, None]], 1) if f"{layer}.bias" in model else rows
 
 
 def _with_inputs(weight: Tensor, places: Tensor) -> Tensor:
-    """Weights whose inputs are in another order; each channel may be several inputs, if images were laid flat."""
+    """Reorder the inputs of weights; each channel may be several inputs, if images were laid flat."""
     if weight.shape[1] % len(places):
         raise ModelError(f"A layer of {len(places)} neurons must come before one with as many inputs or channels.")
     return weight.reshape(len(weight), len(places), -1)[:, places].reshape(weight.shape)
@@ -96,12 +96,12 @@ def require_chain(method: object, task: Facts) -> None:
     """Raise unless another order of the hidden neurons leaves the initial model's answer as it is."""
     draw, one = generator(0, "order of neurons"), one_sample(task)
 
-    def shuffled(_: str, incoming: Tensor) -> Tensor:
+    def shuffle(_: str, incoming: Tensor) -> Tensor:
         return torch.from_numpy(draw.permutation(len(incoming))).to(incoming.device)
 
     try:
         before = one.outputs(task.network.initial)
-        after = one.outputs(reordered(task.network.initial, shuffled))
+        after = one.outputs(reorder(task.network.initial, shuffle))
         torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-5)
     except (ModelError, AssertionError) as error:
         raise ModelError(

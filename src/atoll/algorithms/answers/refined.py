@@ -25,12 +25,12 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.evidence import evidence
-from atoll.toolbox.objectives.margins import SCALE, margins, own_moments, said
+from atoll.toolbox.objectives.margins import SCALE, margin_logits, margins, own_moments
 from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
 from atoll.toolbox.oneshot import Server, uploads
 from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, Piece, ServerAnswer
 from atoll.toolbox.server import prototypes
-from atoll.toolbox.server.adam import adam, unmoved
+from atoll.toolbox.server.adam import adam, no_past
 from atoll.toolbox.server.fusion import discernment
 
 REFINE_LR, REFINE_PULL = 0.01, 0.1  # step size and gamma of refined prototypes
@@ -101,9 +101,9 @@ class Refined(ServerAnswer):
         if self.more.dynamic:
             after["prototypes"] = Params.of(rows=self.by_evidence(after, uploads(replies, "evidence")))
         if self.more.refine:
-            after["prototypes"] = Params.of(rows=self.refined(training, after, replies.workbench))
+            after["prototypes"] = Params.of(rows=self.refine(training, after, replies.workbench))
         if self.more.by_margins:
-            after["margins"] = margins(uploads(replies, "moments")) * (self.plain.says("scale") or SCALE)
+            after["margins"] = margins(uploads(replies, "moments")) * (self.plain.value_of("scale") or SCALE)
         return after
 
     def deploy(self, training: LocalTraining, server: Server) -> Predictor:
@@ -127,9 +127,9 @@ class Refined(ServerAnswer):
             least=least,
         )
         nobody = weights.sum(0) == 0
-        return prototypes.fused(rows, torch.where(nobody, 1 / len(rows), weights))
+        return prototypes.fuse(rows, torch.where(nobody, 1 / len(rows), weights))
 
-    def refined(self, training: LocalTraining, server: Server, bench: Workbench) -> Tensor:
+    def refine(self, training: LocalTraining, server: Server, bench: Workbench) -> Tensor:
         """Return prototypes after steps on the fused features of public samples, which stay as they are."""
         deployed, how = self.plain.deploy(training, server).beside, self.plain.how
         assert isinstance(deployed, Params)
@@ -140,11 +140,11 @@ class Refined(ServerAnswer):
                 for some in torch.split(x, TEST_BATCH)
             ]
         labels = y if self.more.refine_labels else None
-        return refined(torch.cat(each), labels, server["prototypes"]["rows"], self.more.refine)
+        return refine(torch.cat(each), labels, server["prototypes"]["rows"], self.more.refine)
 
 
 def answer_with_own(model: Params, beside: Params, batch: Batch, *, how: How, own: float) -> Tensor:  # noqa: ARG001
-    """The logits of fused features, mixed with those that each client has by itself, by class."""
+    """Return the logits of fused features, mixed with those that each client has by itself, by class."""
     (features, noise), members = how.features(beside, batch), members_of(beside)
     objective = Objective(scale=how.scale)
     each = [
@@ -156,15 +156,15 @@ def answer_with_own(model: Params, beside: Params, batch: Batch, *, how: How, ow
 
 
 def answer_with_margins(model: Params, beside: Params, batch: Batch, *, how: How, own: float) -> Tensor:  # noqa: ARG001
-    """The logits of fused features, mixed with the margins of all clients."""
+    """Return the logits of fused features, mixed with the margins of all clients."""
     features, noise = how.features(beside, batch)
-    return torch.lerp(how.logits(features, noise, beside), said(features, beside), own)
+    return torch.lerp(how.logits(features, noise, beside), margin_logits(features, beside), own)
 
 
-def refined(z: Tensor, y: Tensor | None, first: Tensor, steps: int, scale: float = 16.0) -> Tensor:
-    """Directions that classify unit features z, near the first ones; without labels, surely and evenly."""
+def refine(z: Tensor, y: Tensor | None, first: Tensor, steps: int, scale: float = 16.0) -> Tensor:
+    """Find directions that classify unit features z, near the first ones; without labels, surely and evenly."""
     start = F.normalize(first, dim=1)
-    w, past = Params.of(p=start), unmoved(Params.of(p=start))
+    w, past = Params.of(p=start), no_past(Params.of(p=start))
     for _ in range(steps):
         with torch.enable_grad():
             p = w["p"].detach().requires_grad_()

@@ -47,7 +47,7 @@ class Regression(ServerAnswer):
         maps = linear_maps(cohort.task)
         start = Params({layer: torch.zeros(inputs, inputs) for layer, (_, inputs) in maps.items()})
         seen = cohort.scan(partial(_look, layers=tuple(maps)), start, given=w, shuffle=False, train=False, exact=True)
-        grams = (seen / cohort.samples).map(partial(damped, damping=self.damping))
+        grams = (seen / cohort.samples).map(partial(damp, damping=self.damping))
         products = Stack({layer: matrix(w, layer) @ gram for layer, gram in grams.items()})
         rest = w.without(f"{layer}.{leaf}" for layer in maps for leaf in ("weight", "bias"))
         send = {"rest": rest, "products": products, "grams": grams.map(triangle)}
@@ -62,8 +62,8 @@ class Regression(ServerAnswer):
         return training.hold(server, model)
 
 
-def damped(gram: Tensor, damping: float) -> Tensor:
-    """Gram matrices [..., inputs, inputs] with smaller off-diagonal entries, and a ridge."""
+def damp(gram: Tensor, damping: float) -> Tensor:
+    """Shrink the off-diagonal entries of Gram matrices [..., inputs, inputs], and add a ridge."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     ridge = RIDGE * diagonal.mean(-1, keepdim=True)
     return damping * gram + torch.diag_embed((1 - damping) * diagonal + ridge)

@@ -76,7 +76,8 @@ class Standardised(ServerAnswer):
     def sizes(self, training: LocalTraining, task: Facts) -> tuple[int, int]:
         """Return how many classes there are, and how many features: of the frame as many as classes."""
         assert task.classes is not None, "the task has classes"
-        return task.classes, task.classes if has_frame(training) else feature_size(self, task)
+        features = task.classes if has_frame(training) else feature_size(self, task)
+        return task.classes, features
 
     def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
         """Hold the models with the moments of their features."""
@@ -95,7 +96,7 @@ class Standardised(ServerAnswer):
             prototypes, possible = server["frame"]["directions"], torch.ones_like(counts[0])
         else:
             owned = (counts > 0).to(counts.dtype)
-            own = standardised(features["classes"], features["mean"], features["deviation"])
+            own = standardise(features["classes"], features["mean"], features["deviation"])
             prototypes, possible = torch.einsum("kc,kcd->cd", owned * share[:, None], own), owned.amax(0)
         moments = Params.of(mean=features["mean"], deviation=features["deviation"], shares=share)
         beside = moments | Params.of(prototypes=prototypes, possible=possible)
@@ -112,8 +113,8 @@ def features_of(training: LocalTraining) -> Features:
     return Batch.outputs if has_frame(training) else Batch.features
 
 
-def standardised(features: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """(f - m) / s of features [client, sample, d]; 0 for a client whose features do not vary at all."""
+def standardise(features: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return (f - m) / s of features [client, sample, d]; 0 for a client whose features do not vary at all."""
     apart, deviation = features - mean[:, None], deviation[:, None]
     by = torch.maximum(deviation, LEAST * deviation.mean(2, keepdim=True))
     return torch.where(by > 0, apart / torch.where(by > 0, by, 1), 0)
@@ -129,8 +130,8 @@ def _add(features: Features, seen: Params, batch: Batch, w: Params) -> Params:
 
 
 def _nearest(features: Features, model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """The cosine of the fused features with each prototype; far lower for classes that nobody has."""
+    """Return the cosine of the fused features with each prototype; far lower for classes that nobody has."""
     each = torch.stack([features(batch, member) for member in members_of(beside)])
-    fused = torch.tensordot(beside["shares"], standardised(each, beside["mean"], beside["deviation"]), dims=1)
+    fused = torch.tensordot(beside["shares"], standardise(each, beside["mean"], beside["deviation"]), dims=1)
     cosines = F.normalize(fused, dim=1) @ F.normalize(beside["prototypes"], dim=1).T
     return SHARPNESS * torch.where(beside["possible"] > 0, cosines, -FAR)

@@ -19,7 +19,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params
 from atoll.toolbox.oneshot import Server
-from atoll.toolbox.server.pools import CONTROLS, Pool, Source, pool, redrawn, teacher
+from atoll.toolbox.server.pools import CONTROLS, Pool, Source, pool, redraw, teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +62,13 @@ class Bank(ContrastPiece):
 
     def equip(self, server: Server, bench: Workbench, first: Params) -> Server:
         """Make the pool; prototypes stay the clients' business."""
-        other = self.another(bench, first) if self.pool == "features" and self.pool_from != "random" else None
+        other = self.another_network(bench, first) if self.pool == "features" and self.pool_from != "random" else None
         made = pool(bench, self.pool, self.pool_from, size=self.pool_size, start=server["model"], other=other)
         return {**server, "pool": made}
 
-    def another(self, bench: Workbench, w: Params) -> Params:
+    def another_network(self, bench: Workbench, w: Params) -> Params:
         """Return a network that is not the clients': untrained, or trained on the public samples as they are."""
-        other = redrawn(bench, w)
+        other = redraw(bench, w)
         if self.pool_from == "untrained":
             return other
         return teacher(bench, other, self.teacher_epochs, augmented=False)

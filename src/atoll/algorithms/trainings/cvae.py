@@ -20,7 +20,7 @@ from atoll.kernel.errors import TaskError, name_in_messages
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.models.vae import decoder_of
-from atoll.toolbox.client import unmoved
+from atoll.toolbox.client import no_past
 from atoll.toolbox.oneshot import Server
 from atoll.toolbox.pairs import DECODERS, LocalTraining
 
@@ -58,7 +58,7 @@ class Autoencoder(LocalTraining):
         """Return each client's decoder."""
         vae = self.first(cohort.task)
         step = functools.partial(improve, lr=self.lr, latent=self.latent, center=self.center)
-        end = cohort.scan(step, Improving(vae, unmoved(vae)), epochs=self.epochs, stream="vae", draws=True)
+        end = cohort.scan(step, Improving(vae, no_past(vae)), epochs=self.epochs, stream="vae", draws=True)
         decoder: Stack = decoder_of(end.vae)
         return decoder
 

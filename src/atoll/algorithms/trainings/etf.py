@@ -57,7 +57,7 @@ class ToFrame(LocalTraining):
             "frame": self.frame(cohort.lr, cohort.task.classes),
             "counts": label_counts(cohort) if self.balanced else None,
         }
-        return sgd(cohort, start=w, epochs=self.epochs, gradient=to_frame, given=given)
+        return sgd(cohort, start=w, epochs=self.epochs, gradient=frame_gradient, given=given)
 
     def frame(self, like: Tensor, classes: int | None) -> Params:
         """Return the frame times s; it is no secret, and the same in every run."""
@@ -77,16 +77,16 @@ class ToFrame(LocalTraining):
 
     def outputs(self, bench: Workbench, server: Server, models: Stack, x: Tensor) -> Tensor:
         """Return what each model answers in the frame."""
-        return _in(server["frame"], bench.answers(models, x))
+        return _frame_logits(server["frame"], bench.answers(models, x))
 
 
-def to_frame(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
-    """The gradient of the cross-entropy of the answers in the frame."""
+def frame_gradient(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
+    """Return the gradient of the cross-entropy of the answers in the frame."""
     counts = given["counts"]
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
         outputs, after = batch.forward(w | trained)
-        z = _in(given["frame"], outputs)
+        z = _frame_logits(given["frame"], outputs)
         each = (
             F.cross_entropy(z, batch.y, reduction="none")
             if counts is None
@@ -101,8 +101,8 @@ def to_frame(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
 
 def in_frame(model: Params, beside: Params, batch: Batch) -> Tensor:
     """Return what one model answers."""
-    return _in(beside, batch.outputs(model))
+    return _frame_logits(beside, batch.outputs(model))
 
 
-def _in(frame: Params, outputs: Tensor) -> Tensor:
+def _frame_logits(frame: Params, outputs: Tensor) -> Tensor:
     return F.normalize(outputs, dim=-1) @ frame["directions"].T

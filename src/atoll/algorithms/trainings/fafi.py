@@ -65,7 +65,7 @@ class PrototypeContrast(LocalTraining):
     trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "zeng2025does"
 
-    def says(self, option: str) -> Any:
+    def value_of(self, option: str) -> Any:
         """Return the value of an option, the profile's where it is None."""
         value = getattr(self, option)
         return PROFILES[self.profile][option] if value is None else value
@@ -80,7 +80,7 @@ class PrototypeContrast(LocalTraining):
         w: Params = server["model"]
         name = prototype_leaf(w.layout)
         head = w.part("head").map(torch.zeros_like) | w.only([name])
-        if self.says("normal_start"):
+        if self.value_of("normal_start"):
             drawn = bench.generator("prototypes").normal(size=w[name].shape)
             head = head | Params({name: torch.from_numpy(drawn).to(w[name])})
         return {**server, "model": w | head}
@@ -91,7 +91,7 @@ class PrototypeContrast(LocalTraining):
 
     def step(self, cohort: Cohort, objective: Objective | None = None) -> Step:
         """Return what clients do with a batch."""
-        afresh, drop_last = self.says("momentum_reset"), self.says("drop_last")
+        afresh, drop_last = self.value_of("momentum_reset"), self.value_of("drop_last")
         return Step(objective or self.objective, cohort.training, afresh=afresh, drop_last=drop_last)
 
     @property
@@ -103,23 +103,23 @@ class PrototypeContrast(LocalTraining):
     def settings(self) -> dict[str, Any]:
         """The values of the objective."""
         return {
-            "classification": 2.0 if self.says("double_ce") else 1.0,
+            "classification": 2.0 if self.value_of("double_ce") else 1.0,
             "contrast": self.contrast,
             "separation": self.separation,
-            "temperature": self.says("temperature"),
-            "scale": self.says("scale"),
+            "temperature": self.value_of("temperature"),
+            "scale": self.value_of("scale"),
         }
 
     # -- how its models answer -----------------------------------------------------------------------------------
     @property
     def read(self) -> Answer:
         """What one model answers by its own prototypes."""
-        return functools.partial(by_prototypes, scale=self.says("scale"))
+        return functools.partial(by_prototypes, scale=self.value_of("scale"))
 
     def outputs(self, bench: Workbench, server: Server, models: Stack, x: Tensor) -> Tensor:
         """Return what each model answers by its own prototypes."""
         z = F.normalize(bench.answers(models, x, features=True), dim=-1)
-        objective, rows = Objective(scale=self.says("scale")), models[prototype_leaf(models.layout)]
+        objective, rows = Objective(scale=self.value_of("scale")), models[prototype_leaf(models.layout)]
         return torch.stack([objective.logits(one, p) for one, p in zip(z, rows, strict=True)])
 
 

@@ -60,7 +60,7 @@ class Frame(ContrastPiece):
             "anchor_moves": self.anchor_moves,
         }
 
-    def given(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+    def provide(self, w: Params, cohort: Cohort) -> dict[str, Any]:
         """Return the anchors, and where prototypes begin."""
         p = w[prototype_leaf(w.layout)]
         make = simplex_etf if self.anchors == "etf" else random_directions

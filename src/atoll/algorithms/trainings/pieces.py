@@ -53,7 +53,7 @@ class ContrastPiece(Piece):
         """Return the state with what is sent once, before training; `first` is the model before it was taught."""
         return server
 
-    def given(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+    def provide(self, w: Params, cohort: Cohort) -> dict[str, Any]:
         """Return what the objective reads beside the batch, and everybody can make."""
         return {}
 
@@ -111,7 +111,7 @@ class Supplemented(LocalTraining):
         given: dict[str, Any] = {"counts": label_counts(cohort)} if objective.counts else {}
         given |= {name: value for name, value in sent.items() if name != "model"}
         for piece in self.pieces:
-            given |= piece.given(w, cohort)
+            given |= piece.provide(w, cohort)
         return train(cohort, w, step, epochs=self.plain.epochs, given=given or None)
 
     def step(self, cohort: Cohort) -> Step:

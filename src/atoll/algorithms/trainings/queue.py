@@ -44,7 +44,7 @@ class Queue(ContrastPiece):
         """Return what the queue is, and how it counts."""
         return {"queue": self.queue, "queue_same": self.queue_same, "decay": self.decay, "queue_mass": self.mass}
 
-    def given(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+    def provide(self, w: Params, cohort: Cohort) -> dict[str, Any]:
         """Return random rows for a queue that begins full."""
         if self.queue_same != "blind":
             return {}

@@ -46,11 +46,11 @@ class SupCon(LocalTraining):
     def train(self, w: Params, cohort: Cohort) -> Stack:
         """Return each client's model after training with the contrast."""
         given = {"lam": self.lam, "temperature": self.temperature}
-        return sgd(cohort, start=w, epochs=self.epochs, gradient=contrasted, given=given)
+        return sgd(cohort, start=w, epochs=self.epochs, gradient=contrast_gradient, given=given)
 
 
-def contrasted(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
-    """The gradient of the loss on the samples as they are, and of the contrast of their views."""
+def contrast_gradient(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
+    """Return the gradient of the loss on the samples as they are, and of the contrast of their views."""
     plain = batch if batch.raw is None else replace(batch, x=batch.raw)
     views = batch.views(2)
 

@@ -186,7 +186,7 @@ def _more_personal(case: Case) -> tuple[str, ...]:
         "fedavg-ft": "fedavg-ft tunes the shared model on each client's data",
         "ditto": "ditto gives each client a second model",
     }
-    there = [words for way, words in ways.items() if way in algorithms.found() and way != name]
+    there = [words for way, words in ways.items() if way in algorithms.list_methods() and way != name]
     return (f"It may need more of its own: {', '.join(there[:2])}.",) if there else ()
 
 

@@ -23,7 +23,7 @@ TOGETHER = (
 
 def everything() -> dict[str, Algorithm]:
     """Return every method by name, and some that are put together: with a piece, of two halves, or inside clusters."""
-    return {name: compose.create(name) for name in (*algorithms.found(), *TOGETHER)}
+    return {name: compose.create(name) for name in (*algorithms.list_methods(), *TOGETHER)}
 
 
 def remember(size: int | None) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -37,19 +37,19 @@ class Blocks:
         return len(self.leaves)
 
     def below(self, split: int) -> frozenset[str]:
-        """The leaves of the base."""
+        """Return the leaves of the base."""
         return frozenset[str]().union(*self.leaves[:split])
 
     def above(self, split: int) -> frozenset[str]:
-        """All other leaves."""
+        """Return all other leaves."""
         return frozenset[str]().union(*self.leaves[split:])
 
-    def parted(self, said: Tensor) -> tuple[Tensor, ...]:
-        """What all blocks say, or anything with as many numbers on its last axis, block by block."""
+    def split_by_block(self, said: Tensor) -> tuple[Tensor, ...]:
+        """Split the outputs of all blocks, or anything with as many numbers on its last axis, by block."""
         return torch.split(said, list(self.widths), dim=-1)
 
 
-class Talkative(BodyAndHead):
+class BlockFeatures(BodyAndHead):
     """The same network, whose `features` are what every block says, averaged over places, the head last."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -66,7 +66,7 @@ class Talkative(BodyAndHead):
         self.groups = list(zip(starts, ends, strict=False))
 
     def each(self, x: Tensor) -> list[Tensor]:
-        """What every block says, one row per sample."""
+        """Return the output of every block, one row per sample."""
         said = []
         for start, end in self.groups:
             for part in [*self.body.children()][start:end]:
@@ -75,24 +75,24 @@ class Talkative(BodyAndHead):
         return [*said, self.head(x if self.groups else self.body(x))]
 
     def features(self, x: Tensor) -> Tensor:
-        """All of that in one row per sample."""
+        """Return the outputs of all blocks in one row per sample."""
         return torch.cat(self.each(x), 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the network answers."""
+        """Return what the network answers."""
         return self.each(x)[-1]
 
 
 def _layers(body: nn.Module) -> tuple[int, ...]:
-    """The parts of a body at which its layers begin; a norm belongs to the layer before it, a Flatten to the next."""
+    """Return where the layers of a body begin; a norm belongs to the layer before it, a Flatten to the next."""
     parts = [*body.children()]
     layers = [n for n, part in enumerate(parts) if any(True for _ in part.parameters()) and not isinstance(part, NORMS)]
     return (0, *(n - isinstance(parts[n - 1], nn.Flatten) for n in layers[1:])) if layers else ()
 
 
 def blocks_of(task: Facts) -> Blocks:
-    """The blocks of a task's network; what they say about a sample of zeros shows how much that is."""
-    network = Talkative(deepcopy(next(iter(task.network.submodules())))).eval()
+    """Find the blocks of a task's network, and how wide each is, by a sample of zeros."""
+    network = BlockFeatures(deepcopy(next(iter(task.network.submodules())))).eval()
     names = [name for name, _ in network.body.named_children()]
     places = [*(tuple(f"body.{name}." for name in names[start:end]) for start, end in network.groups), ("head.",)]
     leaves = tuple(frozenset(leaf for leaf in task.network.initial if leaf.startswith(place)) for place in places)
@@ -105,9 +105,9 @@ class HeldBelow(BodyAndHead):
     """The same network, whose first blocks always work as when deployed: BatchNorm there follows no batch."""
 
     def __init__(self, network: nn.Module, split: int) -> None:
-        talkative = Talkative(network)
-        super().__init__(talkative.body, talkative.head)
-        self.split, ends = split, [end for _, end in talkative.groups]
+        blocks = BlockFeatures(network)
+        super().__init__(blocks.body, blocks.head)
+        self.split, ends = split, [end for _, end in blocks.groups]
         self.parts = ([0, *ends, len([*self.body.children()])])[split]
         self.all = split > len(ends)
 
@@ -119,28 +119,28 @@ class HeldBelow(BodyAndHead):
         return self
 
     def extra_repr(self) -> str:
-        """By which it is told from the same network with another split."""
+        """Name the split, which tells it from the same network with another one."""
         return f"split={self.split}"
 
 
-def talking(cohort: Cohort) -> Cohort:
-    """The same clients, with a network whose features are what all its blocks say."""
-    return cohort.with_network(cohort.task.network.through(Talkative))
+def with_block_features(cohort: Cohort) -> Cohort:
+    """Return the same clients with a network whose features are the outputs of all its blocks."""
+    return cohort.with_network(cohort.task.network.through(BlockFeatures))
 
 
-def talking_bench(bench: Workbench) -> Workbench:
-    """The same place, with such a network."""
-    return bench.with_network(bench.network.through(Talkative))
+def bench_with_block_features(bench: Workbench) -> Workbench:
+    """Return the same workbench with such a network."""
+    return bench.with_network(bench.network.through(BlockFeatures))
 
 
-def above(
+def train_above(
     cohort: Cohort,
     blocks: Blocks,
     start: Stack,
     splits: Tensor,
     train: Callable[[Cohort, Stack, frozenset[str]], Stack],
 ) -> Stack:
-    """`train(cohort, start, leaves)` of the leaves above each client's own split; the base stays bit for bit.
+    """Call `train(cohort, start, leaves)` for the leaves above each client's own split; keep the base bit for bit.
 
     Clients with the same split train together. The base works as when deployed.
     """
@@ -161,7 +161,7 @@ def above(
 
 # -- what training did to blocks ---------------------------------------------------------------------------------------
 def drift(blocks: Blocks, w: Stack, start: Params) -> Tensor:
-    """|w_l - start_l| / |start_l| over the trained leaves of every block, [clients, blocks]."""
+    """Return |w_l - start_l| / |start_l| over the trained leaves of every block, [clients, blocks]."""
     found = []
     for leaves in blocks.leaves:
         before, apart = start.only(leaves).trained, (w - start).only(leaves).trained
@@ -170,9 +170,9 @@ def drift(blocks: Blocks, w: Stack, start: Params) -> Tensor:
 
 
 def scatter(cohort: Cohort, blocks: Blocks, w: Stack) -> Tensor:
-    """tr(S_W) / tr(S_B) of what every block says about held-out samples, [clients, blocks]: within and between classes.
+    """Return tr(S_W) / tr(S_B), within over between classes, of every block on held-out samples, [clients, blocks].
 
-    Of training samples for a client that holds out none. Infinite where there is only one class.
+    A client that holds out none uses its training samples. Infinite where there is only one class.
     """
     held = cohort.has_samples("val")
     ratios = [_ratios(cohort, blocks, w, split) for split in ("train", "val")]
@@ -184,7 +184,9 @@ def _ratios(cohort: Cohort, blocks: Blocks, w: Stack, split: str) -> Tensor:
     assert classes is not None, "the task has no classes"
     size = sum(blocks.widths)
     start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes), square=torch.zeros(size))
-    seen = talking(cohort).scan(_add_scatter, start, given=w, split=split, shuffle=False, train=False, exact=True)
+    seen = with_block_features(cohort).scan(
+        _add_scatter, start, given=w, split=split, shuffle=False, train=False, exact=True
+    )
     count = seen["count"][..., None]
     samples = count.sum(1).clamp(min=1)
     mean, center = seen["sum"] / count.clamp(min=1), seen["sum"].sum(1) / samples
@@ -193,7 +195,7 @@ def _ratios(cohort: Cohort, blocks: Blocks, w: Stack, split: str) -> Tensor:
     several = (seen["count"] > 0).sum(1) > 1
     each = [
         torch.where(several, part.sum(1) / other.sum(1).clamp(min=torch.finfo(other.dtype).tiny), torch.inf)
-        for part, other in zip(blocks.parted(within), blocks.parted(between), strict=True)
+        for part, other in zip(blocks.split_by_block(within), blocks.split_by_block(between), strict=True)
     ]
     return torch.stack(each, 1)
 

@@ -11,7 +11,7 @@ from atoll.toolbox.client.penalties import Penalty
 from atoll.toolbox.client.sharpness import Radius
 
 
-def _nothing(start: Params | Stack, end: Stack) -> None:
+def _measure_nothing(start: Params | Stack, end: Stack) -> None:
     """Measure nothing."""
 
 
@@ -23,5 +23,5 @@ class Change:
     radius: Callable[[Params | Stack], Radius] | None = None  # of a sharpness-aware gradient, in place of the method's
     # own, made from the call's start
     adaptive: bool = False  # the same for that radius
-    measure: Callable[[Params | Stack, Stack], Any] = _nothing  # of a call's start and end
+    measure: Callable[[Params | Stack, Stack], Any] = _measure_nothing  # of a call's start and end
     measured: list[Any] = field(default_factory=list)  # by every call so far

@@ -17,9 +17,9 @@ AT_ONCE = 256  # samples
 
 
 def datastore(cohort: Cohort, w: Params | Stack, size: int, capacity: int | None) -> Stack:
-    """Each client's `features`, [places, size], their `labels`, and which places are `taken`.
+    """Store each client's `features`, [places, size], their `labels`, and which places are `taken`.
 
-    Of more samples than `capacity` a client stores as many, drawn at random.
+    A client with more samples than `capacity` stores as many, drawn at random.
     """
     task = cohort.task
     largest = task.largest["train"]
@@ -48,7 +48,7 @@ def _store(store: Params, batch: Batch, w: Params) -> Params:
 
 
 def say_neighbours(store: Params | Any, features: Tensor, *, count: int, scale: float, classes: int) -> Tensor:
-    """The shares of the classes among the nearest stored samples, each by exp(-distance^2 / (scale * size)).
+    """Return the shares of the classes among the nearest stored samples, each by exp(-distance^2 / (scale * size)).
 
     A store without samples says that all classes are as likely.
     """

@@ -31,14 +31,14 @@ class MeanLoss:
         return mean
 
 
-def at_rest(rule: Training, w: Params | Stack, only: Iterable[str] | None = None) -> Params | Stack:
-    """The velocity before the first step, for the trained leaves of w or those named; empty without momentum."""
+def zero_velocity(rule: Training, w: Params | Stack, only: Iterable[str] | None = None) -> Params | Stack:
+    """Return the velocity before the first step, for the trained leaves of w or those named; empty without momentum."""
     zeros = w.zeros()
     return zeros.only((zeros if only is None else only) if rule.momentum else ())
 
 
 def descend(rule: Training, w: Params, g: Params, velocity: Params, lr: Scalar) -> tuple[Params, Params]:
-    """The model and its velocity after one step along g."""
+    """Take one step along g; return the model and its velocity."""
     if rule.weight_decay:
         g = g.moved(w.only(g), rule.weight_decay)
     if rule.clip is not None:

@@ -11,15 +11,15 @@ from atoll.toolbox.client.features import class_sums, membership
 
 
 def evidence(cohort: Cohort, w: Params | Stack, size: int) -> Stack:
-    """By class: the `sum` of unit features of training samples, [classes, size], and their `count`.
+    """Return, by class, the `sum` of unit features of training samples, [classes, size], and their `count`.
 
-    And of how many held-out samples, `tested`, the model gets the class right, `correct`. C (size + 3) numbers.
+    With them go the held-out samples, `tested`, and those that the model gets right, `correct`. C (size + 3) numbers.
     """
-    return class_sums(cohort, w, size, unit=True) | right(cohort, w)
+    return class_sums(cohort, w, size, unit=True) | count_correct(cohort, w)
 
 
-def right(cohort: Cohort, w: Params | Stack) -> Stack:
-    """Of how many held-out samples of each class, `tested`, each model gets the class right, `correct`."""
+def count_correct(cohort: Cohort, w: Params | Stack) -> Stack:
+    """Count the held-out samples of each class, `tested`, and those that each model gets right, `correct`."""
     classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(correct=torch.zeros(classes), tested=torch.zeros(classes))

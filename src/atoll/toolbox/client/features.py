@@ -19,13 +19,13 @@ from atoll.toolbox.client.labels import require_classes
 
 
 def one_sample(task: Facts) -> Batch:
-    """A made-up sample as a batch, to find out what shape a network makes of it: nobody's own is read."""
+    """Make up a sample as a batch, to find out what shape a network makes of it: nobody's own is read."""
     x, y = task.sample[None], task.target[None]
     return Batch(x + 1 if x.is_floating_point() else x, y, None, None, task.network, Variant(train=False))
 
 
 def feature_size(method: object, task: Facts) -> int:
-    """How many numbers enter the head of the task's network; raises unless samples have a class and a row each."""
+    """Return how many numbers enter the head of a task's network; raise unless samples have a class and a row."""
     name = name_in_messages(method)
     require_classes(method, task)
     with torch.no_grad():
@@ -38,27 +38,27 @@ def feature_size(method: object, task: Facts) -> int:
 
 
 def features_and_outputs(batch: Batch, w: Params) -> tuple[Tensor, Tensor, Params]:
-    """What enters the head, what the model answers, and w with the buffers of the pass: one pass for both."""
+    """Return what enters the head, what the model answers, and w with the buffers of the pass: one pass for both."""
     features, after = replace(batch, variant=replace(batch.variant, features=True)).forward(w)
     outputs, after = outputs_of(batch, after, features)
     return features, outputs, after
 
 
 def outputs_of(batch: Batch, w: Params, features: Tensor) -> tuple[Tensor, Params]:
-    """What the head of w answers to features of the batch's own samples, and w with the buffers of the pass."""
+    """Return what the head of w answers to features of the batch's own samples, and w with the buffers of the pass."""
     return replace(batch, x=features, variant=replace(batch.variant, head=True)).forward(w)
 
 
 def membership(batch: Batch, classes: int) -> Tensor:
-    """1 where a sample is of a class, [samples, classes]; padding is of none."""
+    """Return 1 where a sample is of a class, [samples, classes]; padding is of none."""
     same = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)).to(batch.network.dtype)
     return same if batch.mask is None else same * batch.mask[:, None]
 
 
 def class_sums(cohort: Cohort, w: Params | Stack, size: int, *, unit: bool = False) -> Stack:
-    """Each client's training samples by class: the `sum` of their features, [classes, size], and their `count`.
+    """Sum up each client's training samples by class: the `sum` of features, [classes, size], and their `count`.
 
-    Of `unit` features, each counts by its direction alone.
+    With `unit`, each feature vector counts by its direction alone.
     """
     classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
@@ -74,7 +74,7 @@ def _add(unit: bool, seen: Params, batch: Batch, w: Params) -> Params:
 
 
 def moments(cohort: Cohort, w: Params | Stack) -> Stack:
-    """Mean and standard deviation of every feature over each client's training samples: two leaves."""
+    """Return the mean and standard deviation of every feature over each client's training samples: two leaves."""
     task = cohort.task
     zeros = torch.zeros(one_sample(task).features(task.network.initial).numel())
     seen = cohort.scan(
@@ -97,5 +97,5 @@ def _add_moments(seen: Params, batch: Batch, w: Params) -> Params:
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Between every row of a and every row of b, [rows of a, rows of b]."""
+    """Return the squared distances between rows of a and rows of b, [rows of a, rows of b]."""
     return (a.square().sum(1)[:, None] - 2 * a @ b.T + b.square().sum(1)).clamp(min=0)

@@ -22,15 +22,15 @@ class Sums:
     samples: Each = 0.0
 
 
-def plain(w: Params, batch: Batch) -> Found:
-    """The gradient of the loss."""
+def loss_gradient(w: Params, batch: Batch) -> Found:
+    """Return the gradient of the loss."""
     return batch.gradient(w)
 
 
 def full_gradient(
-    cohort: Cohort, w: Params | Stack, *, gradient: Gradient = plain, stream: str | tuple[str, ...] = "main"
+    cohort: Cohort, w: Params | Stack, *, gradient: Gradient = loss_gradient, stream: str | tuple[str, ...] = "main"
 ) -> tuple[Stack, Stack]:
-    """Every client's mean gradient at w, each of its samples counted once; and w with the buffers of the passes."""
+    """Return every client's mean gradient at w over all its samples, and w with the buffers of the passes."""
 
     def step(carry: Sums, batch: Any, given: None) -> Sums:  # noqa: ARG001
         count = (batch if isinstance(batch, Batch) else batch[0]).count

@@ -22,7 +22,7 @@ class Both:
 
 
 def best_share(cohort: Cohort, w: Params, v: Stack, *, otherwise: float) -> Tensor:
-    """Each client's share a of v, of 0, 0.1, ..., 1, with the smallest validation loss of (1 - a) w + a v.
+    """Find each client's share a of v, of 0, 0.1, ..., 1, with the smallest validation loss of (1 - a) w + a v.
 
     The smallest of several equally good ones; `otherwise` for clients without validation samples.
     """

@@ -20,7 +20,7 @@ def require_classes(method: object, task: Facts) -> None:
 
 
 def label_counts(cohort: Cohort) -> Stack:
-    """One row of counts per client, under the name `counts`."""
+    """Count each client's training samples by class, one row per client, under the name `counts`."""
     classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(counts=torch.zeros(classes))

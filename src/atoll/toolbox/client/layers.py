@@ -24,7 +24,7 @@ Look = Callable[[str, nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]  # 
 
 
 def linear_maps(task: Facts, *, convolutions: bool = False) -> dict[str, tuple[int, int]]:
-    """The layers that are linear maps and enter a forward pass, with the shape of their matrix."""
+    """Return the layers that are linear maps and enter a forward pass, with the shape of their matrix."""
     kinds = (nn.Linear, nn.Conv2d) if convolutions else (nn.Linear,)
     network = task.network
     names = [
@@ -38,14 +38,14 @@ def linear_maps(task: Facts, *, convolutions: bool = False) -> dict[str, tuple[i
 
 
 def matrix(w: Params | Stack, layer: str) -> Tensor:
-    """The matrix of a layer, [..., outputs, inputs], its bias as the last column; one per client for a Stack."""
+    """Return the matrix of a layer, [..., outputs, inputs], its bias as the last column; one per client for a Stack."""
     weight = w[f"{layer}.weight"].flatten(2 if isinstance(w, Stack) else 1)
     bias = w.get(f"{layer}.bias")
     return weight if bias is None else torch.cat([weight, bias[..., None]], -1)
 
 
 def with_matrix(w: Params, layer: str, found: Tensor) -> Params:
-    """The same model with another matrix in a layer."""
+    """Return the same model with another matrix in a layer."""
     weight, bias = f"{layer}.weight", f"{layer}.bias"
     new = {weight: found[:, : w[weight][0].numel()].reshape(w[weight].shape).to(w[weight])}
     if bias in w:
@@ -54,32 +54,32 @@ def with_matrix(w: Params, layer: str, found: Tensor) -> Params:
 
 
 def inputs_of(batch: Batch, w: Params, layers: Iterable[str]) -> Rows:
-    """What enters each layer, with a 1 where there is a bias."""
+    """Return what enters each layer, with a 1 where there is a bias."""
     entered: Rows = {}
 
     def look(name: str, part: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG001
         entered[name] = _rows(part, arguments[0])
 
-    with _watched(batch, layers, look):
+    with _watch(batch, layers, look):
         batch.outputs(w)
     return entered
 
 
 def output_gradients(batch: Batch, w: Params, layers: Iterable[str]) -> Rows:
-    """The gradient of each sample's loss at the output of each layer; 0 for padding."""
+    """Return the gradient of each sample's loss at the output of each layer; 0 for padding."""
     places: dict[str, Tensor] = {}
 
     def look(name: str, part: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG001
         places[name] = torch.zeros_like(output)
 
-    with _watched(batch, layers, look):
+    with _watch(batch, layers, look):
         batch.outputs(w)
 
     def loss(probes: Params) -> tuple[Tensor, None]:
         def add(name: str, part: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:  # noqa: ARG001
             return output + probes[name]
 
-        with _watched(batch, layers, add):
+        with _watch(batch, layers, add):
             outputs = batch.outputs(w)
         return batch.total(batch.network.loss(outputs, batch.y)), None
 
@@ -89,14 +89,14 @@ def output_gradients(batch: Batch, w: Params, layers: Iterable[str]) -> Rows:
 
 
 def squares(batch: Batch, rows: Tensor) -> Tensor:
-    """The sum of row row^T over all places of the samples that are not padding."""
+    """Return the sum of row row^T over all places of the samples that are not padding."""
     rows = rows.to(batch.network.dtype)  # also those of a pass in lower precision
     real = rows if batch.mask is None else rows * batch.mask[:, None, None]
     return real.flatten(0, 1).T @ rows.flatten(0, 1)
 
 
 @contextmanager
-def _watched(batch: Batch, layers: Iterable[str], look: Look) -> Iterator[None]:
+def _watch(batch: Batch, layers: Iterable[str], look: Look) -> Iterator[None]:
     """Look at layers when they have run; what `look` returns is their output from there on."""
     module = batch.network.module(batch.variant).module  # this thread's own
     hooks = [module.get_submodule(name).register_forward_hook(partial(look, name)) for name in layers]
@@ -112,7 +112,7 @@ def _parts(network: Network) -> Mapping[str, nn.Module]:
 
 
 def _is_plain(part: nn.Module) -> bool:
-    """Whether a convolution sees patches of all channels, with zeros around the image."""
+    """Return whether a convolution sees patches of all channels, with zeros around the image."""
     return not isinstance(part, nn.Conv2d) or (
         part.groups == 1 and part.padding_mode == "zeros" and not isinstance(part.padding, str)
     )
@@ -128,7 +128,7 @@ def _rows(part: nn.Module, x: Tensor) -> Tensor:
 
 
 def _by_place(part: nn.Module, values: Tensor) -> Tensor:
-    """Inputs or outputs of a layer as [sample, place, number]."""
+    """Return inputs or outputs of a layer as [sample, place, number]."""
     if isinstance(part, nn.Conv2d):
         return values.flatten(2).mT
     return values.reshape(len(values), -1, values.shape[-1])

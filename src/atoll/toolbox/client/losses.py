@@ -14,12 +14,12 @@ from atoll.kernel.params import Params, Stack
 
 
 def losses(models: Stack, cohort: Cohort) -> Tensor:
-    """The mean loss of every model on each client's training data, [clients, models]."""
+    """Return the mean loss of every model on each client's training data, [clients, models]."""
     return losses_of([models.client(row) for row in range(models.clients)], cohort)
 
 
 def losses_of(models: Sequence[Params | Stack], cohort: Cohort, split: str = "train") -> Tensor:
-    """The same on any split, for models of which each client may have its own; 0 for a client without samples."""
+    """Return the mean losses on any split, of models that clients may have each; 0 for a client without samples."""
     start = Params.of(loss=torch.zeros(len(models)), samples=0.0)
     seen = cohort.scan(_measure, start, given=list(models), split=split, shuffle=False, train=False)
     loss: Tensor = seen["loss"]
@@ -28,7 +28,7 @@ def losses_of(models: Sequence[Params | Stack], cohort: Cohort, split: str = "tr
 
 
 def entropies(models: Stack, cohort: Cohort) -> Tensor:
-    """The mean entropy of every model's answers to each client's training samples, [clients, models]: no labels."""
+    """Return the mean entropy of every model's answers to each client's samples, [clients, models]: no labels."""
     if cohort.task.classes is None:
         raise LabelsNeeded("Models are compared by the entropy of their answers. These do not answer with classes.")
     start = Params.of(entropy=torch.zeros(models.clients))

@@ -26,7 +26,7 @@ STREAMS: dict[Order, tuple[str, ...]] = {
 
 
 def meta_gradient(order: Order, alpha: float, *, delta: float = 0.001, steps: int = 1) -> Gradient:
-    """The meta-gradient of an order, for the streams `STREAMS[order]`."""
+    """Return the meta-gradient of an order, for the streams `STREAMS[order]`."""
     match order:
         case "fo":
             return functools.partial(first_order, alpha=alpha, steps=steps)
@@ -37,35 +37,35 @@ def meta_gradient(order: Order, alpha: float, *, delta: float = 0.001, steps: in
 
 
 def first_order(w: Params, batches: Batches, *, alpha: float, steps: int = 1) -> Found:
-    """g(w - alpha g(w; D); D'): the curvature is left out."""
+    """Return g(w - alpha g(w; D); D'): the curvature is left out."""
     main, step = batches
-    g, after, loss = main.gradient(_stepped(w, step, alpha, steps))
+    g, after, loss = main.gradient(_step(w, step, alpha, steps))
     return g, w | after.buffers, loss
 
 
 def hessian_free(w: Params, batches: Batches, *, alpha: float, delta: float) -> Found:
-    """(I - alpha H(w; D'')) g, with the product H g from the difference of two gradients; four gradients in all."""
+    """Return (I - alpha H(w; D'')) g, with H g from the difference of two gradients; four gradients in all."""
     main, step, curvature = batches
-    g, after, loss = main.gradient(_stepped(w, step, alpha))
+    g, after, loss = main.gradient(_step(w, step, alpha))
     ahead, behind = (curvature.gradient(w.moved(g, size))[0] for size in (delta, -delta))
     return g.moved(ahead - behind, -alpha / (2 * delta)), w | after.buffers, loss
 
 
 def second_order(w: Params, batches: Batches, *, alpha: float, steps: int = 1) -> Found:
-    """The exact gradient: the steps are differentiated, too."""
+    """Return the exact gradient: the steps are differentiated, too."""
     main, step = batches
-    return main.gradient(w, through=lambda v: _stepped(v, step, alpha, steps))
+    return main.gradient(w, through=lambda v: _step(v, step, alpha, steps))
 
 
-def _stepped(w: Params, batch: Batch, alpha: float, steps: int = 1) -> Params:
-    """The model after steps of size alpha; its statistics stay, because this model is never used to predict."""
+def _step(w: Params, batch: Batch, alpha: float, steps: int = 1) -> Params:
+    """Take steps of size alpha; statistics stay, because this model is never used to predict."""
     for _ in range(steps):
         w = w.moved(batch.gradient(w)[0], -alpha)
     return w
 
 
 def adapt(cohort: Cohort, w: Params | Stack, *, alpha: float, steps: int) -> Stack:
-    """Every client's model after `steps` full-gradient steps of size alpha on its own training data, from w."""
+    """Take `steps` full-gradient steps of size alpha from w, every client on its own training data."""
     v = cohort.stacked(w)
     for _ in range(steps):
         g, v = full_gradient(cohort, v, stream="adapt")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Stack
-from atoll.toolbox.client.statistics import settled
+from atoll.toolbox.client.statistics import refresh_statistics
 
 
 def own_or_sent(cohort: Cohort, sent: Callable[[], Stack]) -> Stack:
@@ -18,4 +18,4 @@ def own_or_sent(cohort: Cohort, sent: Callable[[], Stack]) -> Stack:
     own = cohort.recall(default=cohort.initial)
     if cohort.has_kept.all():
         return own
-    return own.where(cohort.has_kept, settled(cohort, cohort.stacked(cohort.initial) | sent()))
+    return own.where(cohort.has_kept, refresh_statistics(cohort, cohort.stacked(cohort.initial) | sent()))

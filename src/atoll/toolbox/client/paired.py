@@ -17,7 +17,7 @@ AT_ONCE = 256  # samples
 
 
 def lead(cohort: Cohort, one: Deployed, other: Deployed, judge: Judge) -> Tensor:
-    """By how many standard errors `one` is better than `other` on each client's validation samples.
+    """Return by how many standard errors `one` is better than `other` on each client's validation samples.
 
         sum_i d_i / sqrt(sum_i d_i^2),        d_i: how much better it does on sample i
 

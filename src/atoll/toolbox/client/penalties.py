@@ -30,7 +30,7 @@ class Penalty:
         return Penalty(lambda g, w, given: theirs(mine(g, w, given[0]), w, given[1]), (self.given, other.given))
 
     def __call__(self, g: Params, w: Params) -> Params:
-        """The sum, inside a step that made this penalty from one client's Params."""
+        """Return the sum, inside a step that made this penalty from one client's Params."""
         return self.onto(g, w, self.given)
 
 
@@ -43,12 +43,12 @@ class Near:
 
 
 def proximal(lam: Scalar, center: Params | Stack) -> Penalty:
-    """(lam / 2) ||w - center||^2 over the trained leaves that the center has; buffers are never pulled."""
+    """Return the penalty (lam / 2) ||w - center||^2 over the trained leaves of the center; buffers are never pulled."""
     return Penalty(_proximal, Near(lam, center.trained))
 
 
 def linear(direction: Params | Stack) -> Penalty:
-    """<direction, w> over the trained leaves: every gradient gets `direction` added."""
+    """Return the penalty <direction, w> over the trained leaves: every gradient gets `direction` added."""
     return Penalty(_linear, direction.trained)
 
 

@@ -14,7 +14,7 @@ from atoll.toolbox.client.features import one_sample
 
 
 def rows_of(cohort: Cohort, *, encoded: bool = False) -> list[tuple[Tensor, Tensor]]:
-    """Each client's samples [n, p] and targets [n, t], classes as one-hot rows; t is 0 for clients without labels.
+    """Return each client's samples [n, p] and targets [n, t], classes as one-hot rows; without labels t is 0.
 
     Samples are flattened; with `encoded`, they are what enters the head of the initial model.
     """

@@ -25,7 +25,7 @@ Sensitivity = Literal["minmax", "raw", "relative", "loss"]
 
 
 def layers(w: Params | Stack) -> list[str]:
-    """The weight tensors of a model, in its order."""
+    """Return the weight tensors of a model, in its order."""
     norm = frozenset[str]() if w.layout is None else w.layout.norm
     return [name for name in w.trained if name not in norm and not name.endswith("bias")]
 
@@ -42,7 +42,7 @@ def require_layers(method: Algorithm, w: Params, count: int) -> None:
 
 
 def sensitivities(kind: Sensitivity, cohort: Cohort, w: Params | Stack, w_k: Stack) -> Stack:
-    """Those of all layers, after training has led from w to w_k; they are written to the log, too.
+    """Return the sensitivities of all layers, after training led from w to w_k; log them, too.
 
     `minmax`, `raw` and `relative` take the training for a perturbation and compare the two ends, which costs nothing.
     `loss` is the change of a layer's loss under a perturbation of radius 1 at w_k, to first order: |<g_l, eps_l>|,
@@ -59,7 +59,7 @@ def sensitivities(kind: Sensitivity, cohort: Cohort, w: Params | Stack, w_k: Sta
 
 
 def most_sensitive(found: Stack, count: int) -> Stack:
-    """1 for the `count` layers of each client with the largest sensitivities, of those above 0; 0 for all others."""
+    """Return 1 for each client's `count` most sensitive layers, of those above 0; 0 for all others."""
     table = torch.stack(list(found.values()), 1)
     ranks = table.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     chosen = ((ranks < count) & (table > 0)).to(table.dtype)
@@ -67,25 +67,25 @@ def most_sensitive(found: Stack, count: int) -> Stack:
 
 
 def radii(w: Params | Stack, chosen: Stack, radius: float, larger: float) -> Stack:
-    """A radius for every trained leaf: `larger` where a layer is chosen, `radius` for all others."""
+    """Return a radius for every trained leaf: `larger` where a layer is chosen, `radius` for all others."""
     base = {name: next(iter(chosen.values())).new_full((chosen.clients,), radius) for name in w.trained}
     flexible = {name: torch.where(one > 0, larger, base[name]) for name, one in chosen.items() if name in base}
     return Stack(base | flexible, w.layout)
 
 
 def minmax(before: Tensor, after: Tensor) -> Tensor:
-    """Mean square change of the tensor brought to [0, 1]: blind to a common shift or factor. 0 where it is constant."""
+    """Return the mean square change of the tensor brought to [0, 1]: blind to shift and factor. 0 if constant."""
     ends = [(tensor - tensor.amin()) / (tensor.amax() - tensor.amin()) for tensor in (before, after)]
     return (ends[1] - ends[0]).square().mean().nan_to_num(nan=0.0, posinf=0.0)
 
 
 def raw(before: Tensor, after: Tensor) -> Tensor:
-    """Mean square change."""
+    """Return the mean square change."""
     return (after - before).square().mean()
 
 
 def relative(before: Tensor, after: Tensor) -> Tensor:
-    """Square of the change over the square of the tensor; 0 where it was 0."""
+    """Return the square of the change over the square of the tensor; 0 where it was 0."""
     return ((after - before).square().sum() / before.square().sum()).nan_to_num(nan=0.0, posinf=0.0)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.record import Each, record
-from atoll.toolbox.client.descent import Found, MeanLoss, at_rest, descend
+from atoll.toolbox.client.descent import Found, MeanLoss, descend, zero_velocity
 from atoll.toolbox.client.penalties import Penalty
 from atoll.toolbox.client.sharpness import Radius, sharp_gradient, sharpen
 
@@ -61,7 +61,7 @@ def sgd(
     adaptive: bool = False,
     pull: Pull | None = None,
 ) -> Stack:
-    """Every client's model after `epochs` passes over its training data, from `start`.
+    """Train every client's model from `start`, for `epochs` passes over its training data.
 
     Step size, batch size, momentum, weight decay and clipping are the task's (`cohort.training`); momentum starts
     at zero. `only` restricts training to a part of the model, or to the leaves it names. Two calls with the same
@@ -98,7 +98,7 @@ def sgd(
 
     end = cohort.scan(
         step,
-        Carry(start, at_rest(rule, start, names), MeanLoss()),
+        Carry(start, zero_velocity(rule, start, names), MeanLoss()),
         given=Given(
             lr=cohort.lr if lr is None else lr,
             penalty=penalty and penalty.given,

@@ -27,7 +27,7 @@ def sharp_gradient(
     adaptive: bool = False,
     only: Iterable[str] | None = None,
 ) -> Found:
-    """As `batch.gradient`, with the loss's gradient taken uphill; at radius 0 it is that gradient, and one pass."""
+    """Return what `batch.gradient` does, with the gradient taken uphill; at radius 0 it is one plain pass."""
     if _is_zero(radius):
         return batch.gradient(w, only)
     g, after, loss = batch.gradient(w, only)
@@ -45,33 +45,33 @@ def sharpen(gradient: Callable[[Params], Found], w: Params, radius: Radius, *, a
 
 
 def gradient_beside(w: Params, batch: Batch, eps: Params, *, only: Iterable[str] | None = None) -> Params:
-    """The gradient of the loss at w + eps."""
+    """Return the gradient of the loss at w + eps."""
     g, _, _ = batch.gradient(w, only, through=lambda v: v.moved(eps, 1.0))
     return g
 
 
 def ascent(w: Params, g: Params, radius: Radius, *, adaptive: bool = False) -> Params:
-    """The perturbation of SAM: radius g / ||g||; or of ASAM, whose neighbourhood scales with w: each weight by |w|.
+    """Return SAM's perturbation radius g / ||g||; or ASAM's, whose neighbourhood scales with w: weights by |w|.
 
     The norm is that of all leaves of g together. With a radius per leaf, each leaf's share of g / ||g|| is scaled by
     its own, so the whole is as long as none of them.
     """
     if adaptive:
         size = w.only(g).map(lambda leaf: leaf.abs())
-        g = _scaled(g, size)
-        return _scaled(_stretched(g, radius), size)
-    return _stretched(g, radius)
+        g = _scale(g, size)
+        return _scale(_stretch(g, radius), size)
+    return _stretch(g, radius)
 
 
 def _is_zero(radius: Radius) -> bool:
     return isinstance(radius, int | float) and radius == 0
 
 
-def _stretched(g: Params, radius: Radius) -> Params:
+def _stretch(g: Params, radius: Radius) -> Params:
     unit = g / (g.norm() + FLAT)
-    return unit * radius if isinstance(radius, int | float) else _scaled(unit, radius)
+    return unit * radius if isinstance(radius, int | float) else _scale(unit, radius)
 
 
-def _scaled(g: Params, scale: Params | Stack) -> Params:
-    """Every leaf times the one of that name."""
+def _scale(g: Params, scale: Params | Stack) -> Params:
+    """Multiply every leaf by the one of that name."""
     return Params({name: leaf * scale[name] for name, leaf in g.items()}, g.layout)

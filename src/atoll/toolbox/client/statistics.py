@@ -9,8 +9,8 @@ from atoll.kernel.params import Params, Stack
 PASSES = 25  # with BatchNorm's usual momentum, at most 0.9^25 = 7 % of the first statistics is left
 
 
-def settled(cohort: Cohort, w: Params | Stack) -> Stack:
-    """The same models with BatchNorm's statistics of each client's own samples: no gradient is taken."""
+def refresh_statistics(cohort: Cohort, w: Params | Stack) -> Stack:
+    """Return the models with BatchNorm's statistics of each client's own samples: no gradient is taken."""
     start = cohort.stacked(w)
     if not start.buffers:
         return start

@@ -2,13 +2,13 @@
 
     log_prior, balanced_softmax     cross-entropy of outputs + log(n_c + 1): what is frequent has to be earned
     class_mean                      a mean over classes of the means over their samples
-    class_weights, resampled        as if sample i were drawn with probability in proportion to n_{y_i}^-q
+    class_weights, resample         as if sample i were drawn with probability in proportion to n_{y_i}^-q
 
 Which samples are in a batch is the engine's: each once per epoch. A sampler that prefers rare classes is therefore
 given to the step in one of two ways. Weighted, `batch.mean(class_weights(counts, q)[batch.y] * losses)` has on average
 the gradient that the sampler would have. Resampled, where what counts is which samples meet in a batch::
 
-    batch = batch.rows(resampled(batch.uniform("rows", len(batch.y)), class_weights(counts, q)[batch.y], batch.mask))
+    batch = batch.rows(resample(batch.uniform("rows", len(batch.y)), class_weights(counts, q)[batch.y], batch.mask))
 
 draws from the samples that the batch has, so a class of few samples is often repeated and sometimes missing; the
 whole training set would have to lie in one batch for the sampler's frequencies to hold exactly.
@@ -29,19 +29,19 @@ RESTRICTED = 0.5  # what is left of the outputs for classes that a client has no
 
 
 def log_prior(counts: Tensor) -> Tensor:
-    """log(n_c + 1) of every class; 0 for those that are absent."""
+    """Return log(n_c + 1) of every class; 0 for those that are absent."""
     return counts.log1p()
 
 
 def balanced_softmax(outputs: Tensor, y: Tensor, counts: Tensor, *, restricted: bool = False) -> Tensor:
-    """The cross-entropy of outputs + log prior, for every sample; `restricted` halves outputs for absent classes."""
+    """Return every sample's cross-entropy of outputs + log prior; `restricted` halves outputs for absent classes."""
     if restricted:
         outputs = outputs * torch.where(counts > 0, 1, RESTRICTED)
     return F.cross_entropy(outputs + log_prior(counts), y, reduction="none")
 
 
 def class_mean(per_sample: Tensor, y: Tensor, mask: Tensor | None, classes: int) -> Tensor:
-    """The mean over the classes that are present of the mean over their samples; 0 if there are no samples."""
+    """Return the mean over the classes that are present of the mean over their samples; 0 if there are no samples."""
     member = (y[:, None] == torch.arange(classes, device=y.device)).to(per_sample.dtype)
     if mask is not None:
         member = member * mask[:, None]
@@ -51,12 +51,12 @@ def class_mean(per_sample: Tensor, y: Tensor, mask: Tensor | None, classes: int)
 
 
 def class_weights(counts: Tensor, q: float) -> Tensor:
-    """n_c^-q for every class, scaled so that their mean over the client's samples is 1; 0 for absent classes."""
+    """Return n_c^-q for every class, scaled to a mean of 1 over the client's samples; 0 for absent classes."""
     rarity = torch.where(counts > 0, counts.clamp(min=1) ** -q, 0)
     return rarity * counts.sum() / (rarity * counts).sum().clamp(min=torch.finfo(counts.dtype).tiny)
 
 
-def resampled(uniform: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """For every draw a place in the batch, with probability in proportion to the weights; padding is never drawn."""
+def resample(uniform: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Choose for every draw a place in the batch, in proportion to the weights; padding is never drawn."""
     likely = (weights if mask is None else weights * mask).cumsum(0)
     return torch.searchsorted(likely, (1 - uniform) * likely[-1])  # of (0, all]: never a place of weight 0

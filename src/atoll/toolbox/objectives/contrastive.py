@@ -12,7 +12,7 @@ Pos(i) are all others of the anchor's label: views of the same sample, other sam
     losses = supervised_contrast(both.features(w), both.y, both.mask, temperature=0.07)       # FAFI's: one per anchor
     loss = both.mean(losses)                       # an anchor without positives has loss 0, and counts, as published
 
-    extra = [queued(queue), ContrastSet(bank, same="negatives")]       # see `negatives` for what there is
+    extra = [queue_set(queue), ContrastSet(bank, same="negatives")]    # see `negatives` for what there is
     losses = supervised_contrast(z, y, mask, extra=extra, hardness=1.0)
     losses = supervised_contrast(z, y, mask, extra=[prototypes_of(p)], classes=10)    # balanced, completed by class
     loss = class_mean(losses, y, mask, 10)                                            # `balance`
@@ -55,19 +55,19 @@ class ContrastSet:
     mass: float | None = None  # if given, the set weighs as much as so many batches, however many items it has
 
     def labels_like(self, y: Tensor) -> Tensor:
-        """The labels, -1 where they are not known, in the type of y."""
+        """Return the labels, -1 where they are not known, in the type of y."""
         unknown = torch.full_like(y[:1], UNLABELLED).expand(self.features.shape[-2])
         return unknown if self.labels is None else self.labels
 
     def weight_like(self, s: Tensor) -> Tensor:
-        """The weights, in the type and shape of the cosines s, [anchors, items]."""
+        """Return the weights, in the type and shape of the cosines s, [anchors, items]."""
         if isinstance(self.weight, Tensor):
             return self.weight.to(s.dtype).expand(s.shape)
         return torch.full_like(s, self.weight)  # made where s is: a copy from the host would break a CUDA graph
 
 
 def prototypes_of(prototypes: Tensor) -> ContrastSet:
-    """One item per class, positive for the anchors of that class: no class of a balanced contrast is missing."""
+    """Return one item per class, positive for the anchors of that class: no class of a balanced contrast is missing."""
     return ContrastSet(prototypes, torch.arange(len(prototypes), device=prototypes.device), same="positives")
 
 
@@ -82,7 +82,7 @@ def supervised_contrast(
     classes: int | None = None,
     count_anchor: bool = False,
 ) -> Tensor:
-    """The loss of every anchor, [samples]; it is 0 for padding and for anchors without positives.
+    """Return the loss of every anchor, [samples]; it is 0 for padding and for anchors without positives.
 
     A set with a `mass` has scale_i = mass * (number of the batch's items in D_i) / (number of its own): of all items,
     not of negatives alone, because batches of a client with one class have none, and it needs the set most.
@@ -102,12 +102,12 @@ def supervised_contrast(
         labels = torch.cat([one.labels for one in columns])
         weight = weight / _class_mass(weight, labels, classes, y if count_anchor else None)
     if hardness:
-        weight = torch.where(positive > 0, weight, harder(weight * (positive == 0), s, hardness))
+        weight = torch.where(positive > 0, weight, weigh_by_hardness(weight * (positive == 0), s, hardness))
     return real * weighted_contrast(s / temperature, weight, positive)
 
 
 def weighted_contrast(logits: Tensor, weight: Tensor, positive: Tensor) -> Tensor:
-    """-sum_p positive_p [logits_p - log sum_a weight_a exp(logits_a)] / sum_p positive_p, row by row.
+    """Return -sum_p positive_p [logits_p - log sum_a weight_a exp(logits_a)] / sum_p positive_p, row by row.
 
     An item may be positive only where its weight is not 0; a row without positives gives 0.
     """
@@ -120,15 +120,15 @@ def weighted_contrast(logits: Tensor, weight: Tensor, positive: Tensor) -> Tenso
     return (positive * apart).sum(1) / torch.where(count > 0, count, 1)
 
 
-def harder(weight: Tensor, s: Tensor, hardness: float) -> Tensor:
-    """The weights times exp(hardness * s), each row with the sum it had; no gradient flows through them."""
+def weigh_by_hardness(weight: Tensor, s: Tensor, hardness: float) -> Tensor:
+    """Multiply the weights by exp(hardness * s), each row with the sum it had; no gradient flows through them."""
     tilted = weight * (hardness * s.detach()).exp()
     total = tilted.sum(1, keepdim=True)
     return tilted * weight.sum(1, keepdim=True) / torch.where(total > 0, total, 1)
 
 
 def between_prototypes(prototypes: Tensor, temperature: Scalar = 1.0) -> Tensor:
-    """-log softmax_c'(<p_c, p_c'> / t) at c, for every class: small where prototypes are long or far apart."""
+    """Return -log softmax_c'(<p_c, p_c'> / t) at c, for every class: small where prototypes are long or far apart."""
     return -(prototypes @ prototypes.T / temperature).log_softmax(1).diagonal()
 
 
@@ -157,7 +157,7 @@ def _columns(z: Tensor, y: Tensor, items: ContrastSet, in_batch: Tensor) -> _Col
 
 
 def _class_mass(weight: Tensor, labels: Tensor, classes: int, anchors: Tensor | None) -> Tensor:
-    """What all items of an item's class weigh together, [anchors, items]; those without label are one class more."""
+    """Return what all items of an item's class weigh, [anchors, items]; those without label are one class more."""
     every = torch.arange(classes + 1, device=labels.device)
     member = (torch.where(labels == UNLABELLED, classes, labels)[:, None] == every).to(weight.dtype)
     mass = weight @ member

@@ -9,7 +9,7 @@ WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of Gaussian kernels, as multiples of the 
 
 
 def mean_discrepancy(x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The squared maximum mean discrepancy between the rows of x and of y; `mask` is 0 for rows that do not count.
+    """Return the squared maximum mean discrepancy between rows of x and of y; `mask` is 0 for rows not to count.
 
     The kernel is a sum of Gaussians around the mean squared distance, through which no gradient flows.
     """

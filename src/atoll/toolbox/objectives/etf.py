@@ -11,7 +11,7 @@ from atoll.kernel.errors import ModelError
 
 
 def simplex_etf(classes: int, size: int, rng: np.random.Generator) -> Tensor:
-    """A simplex equiangular tight frame: unit rows [classes, size], all cosines -1 / (C - 1), summing to 0; float64.
+    """Return a simplex equiangular tight frame: unit rows [classes, size], all cosines -1 / (C - 1); float64.
 
     A = sqrt(C / (C - 1)) V Q^T, with V V^T = I - J / C and Q a random matrix of C - 1 orthonormal columns.
     """
@@ -28,12 +28,12 @@ def simplex_etf(classes: int, size: int, rng: np.random.Generator) -> Tensor:
 
 
 def random_directions(classes: int, size: int, rng: np.random.Generator) -> Tensor:
-    """Unit rows [classes, size], uniform on the sphere; float64."""
+    """Return unit rows [classes, size], uniform on the sphere; float64."""
     rows = rng.normal(size=(classes, size))
     return torch.from_numpy(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 def _orthonormal(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """An orthonormal basis of the space of the columns, with signs that are the same on any machine."""
+    """Return an orthonormal basis of the space of the columns, with signs that are the same on any machine."""
     basis, upper = np.linalg.qr(columns)
     return basis * np.sign(np.diag(upper))

@@ -27,7 +27,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client.features import one_sample
 from atoll.toolbox.server.frozen import moments
 from atoll.toolbox.server.fusion import discernment
-from atoll.toolbox.server.triangles import shrunk, symmetric
+from atoll.toolbox.server.triangles import shrink, symmetric
 
 SHRINKAGE = 0.25  # share of S that is its mean variance times I
 SCALE = 16.0  # a margin of 1 as logits
@@ -37,25 +37,25 @@ NEAREST = 1e-6  # squared distance in standard deviations at which a class is so
 
 
 def unit_features(batch: Batch, w: Params) -> Tensor:
-    """Directions of features, in float64: sums of many squares are to be exact."""
+    """Return the directions of features, in float64: sums of many squares are to be exact."""
     return F.normalize(batch.features(w).double(), dim=1)
 
 
 def own_moments(cohort: Cohort, w: Stack) -> Stack:
-    """Of each client's training samples under its own model: `count`, `sum` and `square` as of `frozen.moments`."""
+    """Return each client's `count`, `sum` and `square` under its own model, as `frozen.moments` does."""
     task = cohort.task
     return moments(cohort, w, unit_features, one_sample(task).features(task.network.initial).shape[1])
 
 
 def margins(seen: Stack, shrinkage: float = SHRINKAGE) -> Params:
-    """`weight` [client, class, feature] and `bias` [class], so l_c = sum_k weight_kc . z_k + bias_c."""
+    """Return `weight` [client, class, feature] and `bias` [class], so l_c = sum_k weight_kc . z_k + bias_c."""
     count, total = seen["count"], seen["sum"]
     samples = count.sum(1, keepdim=True)
     others = samples - count
     mean = total / count.clamp(min=1)[..., None]
     rest = (total.sum(1, keepdim=True) - total) / others.clamp(min=1)[..., None]
     between = torch.einsum("kc,kcd,kce->kde", count, mean, mean)
-    s = shrunk((symmetric(seen["square"]) - between) / samples.clamp(min=1)[..., None], shrinkage)
+    s = shrink((symmetric(seen["square"]) - between) / samples.clamp(min=1)[..., None], shrinkage)
     apart = mean - rest
     w = torch.linalg.solve(s, apart.mT).mT
     length = (w * apart).sum(-1)
@@ -68,7 +68,7 @@ def margins(seen: Stack, shrinkage: float = SHRINKAGE) -> Params:
     return Params.of(weight=weight, bias=bias)
 
 
-def said(features: Tensor, told: Params) -> Tensor:
-    """l_c of every sample, [sample, class], from the features of all clients, [client, sample, d]."""
-    z = F.normalize(features, dim=-1).to(told["weight"])
-    return (torch.einsum("ksd,kcd->sc", z, told["weight"]) + told["bias"]).to(features)
+def margin_logits(features: Tensor, margins: Params) -> Tensor:
+    """Return l_c of every sample, [sample, class], from the features of all clients, [client, sample, d]."""
+    z = F.normalize(features, dim=-1).to(margins["weight"])
+    return (torch.einsum("ksd,kcd->sc", z, margins["weight"]) + margins["bias"]).to(features)

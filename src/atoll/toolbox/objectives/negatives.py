@@ -3,7 +3,7 @@
 **A queue** of the client's own earlier features, first in, first out. It is a `Params` that a step carries on::
 
     carry = {"w": start, "queue": queues(cohort, d), ...}
-    losses = supervised_contrast(z, y, mask, extra=[queued(carry["queue"])])    # in the step's objective
+    losses = supervised_contrast(z, y, mask, extra=[queue_set(carry["queue"])])    # in the step's objective
     queue = enqueue(carry["queue"], z, y, mask)       # after it, with the features of the first view, as they were
 
 As specified it is label-aware: items of the anchor's label are ignored (or `same="positives"`), the others fade by
@@ -11,9 +11,9 @@ As specified it is label-aware: items of the anchor's label are ignored (or `sam
 random rows (anew every epoch) and pushes away from everything in it::
 
     carry = {"w": start, "queue": filled_queue(random_directions(4096, d, rng)), ...}
-    extra = [queued(carry["queue"], decay=1.0, same="negatives", mass=None)]
+    extra = [queue_set(carry["queue"], decay=1.0, same="negatives", mass=None)]
 
-**Synthetic negatives**: mixtures of the hardest negatives of each anchor, `synthetic`, from draws of the step
+**Synthetic negatives**: mixtures of the hardest negatives of each anchor, `mix_negatives`, from draws of the step
 (`batch.uniform("mix", anchors, MIXING)`).
 
 **A fixed public pool**, sent once, in `given`::
@@ -52,7 +52,7 @@ MIXING = 3 * PAIRS + 2 * WITH_ANCHOR  # draws per anchor
 
 # -- queue ---------------------------------------------------------------------------------------------------------
 def empty_queue(capacity: int, size: int) -> Params:
-    """Room for `capacity` rows of features."""
+    """Return a queue with room for `capacity` rows of features."""
     return Params.of(
         features=torch.zeros(capacity, size),
         labels=torch.full((capacity,), UNLABELLED),
@@ -63,21 +63,21 @@ def empty_queue(capacity: int, size: int) -> Params:
 
 
 def queues(cohort: Cohort, size: int, *, capacity: int = 4096, share: float = 0.25) -> Stack:
-    """An empty queue for every client, with room for at most `capacity` rows and this share of its training samples."""
+    """Return an empty queue for every client, of at most `capacity` rows and this share of its training samples."""
     room = (share * cohort.samples).long().clamp(1, capacity)
     return cohort.stacked(empty_queue(capacity, size)) | Stack.of(room=room)
 
 
 def filled_queue(features: Tensor) -> Params:
-    """A queue that is full of unlabelled rows, to be overwritten from the first on."""
+    """Return a queue that is full of unlabelled rows, to be overwritten from the first on."""
     full = Params.of(features=features, age=torch.zeros_like(features[:, 0]))
     return empty_queue(*features.shape) | full
 
 
 def enqueue(queue: Params, z: Tensor, y: Tensor, mask: Tensor | None = None) -> Params:
-    """The queue one step later, with the rows of z that are not padding in place of the oldest; no gradient flows in.
+    """Return the queue with the rows of z that are not padding in place of the oldest; no gradient flows in.
 
-    Of more rows than there is room, the last stay.
+    If there are more rows than room, the last stay.
     """
     rows, room = len(z), queue["room"]
     there = torch.ones_like(y, dtype=torch.bool) if mask is None else mask > 0
@@ -98,7 +98,7 @@ def enqueue(queue: Params, z: Tensor, y: Tensor, mask: Tensor | None = None) -> 
     )
 
 
-def queued(
+def queue_set(
     queue: Params,
     *,
     decay: float = 0.99,
@@ -106,7 +106,7 @@ def queued(
     same: SameLabel = "ignored",
     mass: float | None = 1.0,
 ) -> ContrastSet:
-    """The rows in the queue, each with weight decay^age; until it is full, none, or scaled by the share that is."""
+    """Return the rows in a queue, each with weight decay^age; until it is full, none, or scaled by its filling."""
     used = queue["age"] >= 0
     count, room = used.to(queue["age"].dtype).sum(), queue["room"]
     full = count / room if filling == "scaled" else (count >= room).to(count.dtype)
@@ -115,7 +115,7 @@ def queued(
 
 
 # -- synthetic negatives -------------------------------------------------------------------------------------------
-def synthetic(
+def mix_negatives(
     z: Tensor,
     y: Tensor,
     mask: Tensor | None,
@@ -124,7 +124,7 @@ def synthetic(
     extra: Sequence[ContrastSet] = (),
     share: float | Tensor = 1.0,
 ) -> ContrastSet:
-    """Mixtures of each anchor's hardest negatives, with weight `share`; `draws` are uniform, [anchors, MIXING].
+    """Mix each anchor's hardest negatives, with weight `share`; `draws` are uniform, [anchors, MIXING].
 
     With negatives n_a, n_b among the hardest: the directions of u n_a + (1 - u) n_b, u ~ U(0, 1), and of
     v z_i + (1 - v) n_a, v ~ U(0, 1/2). No gradient flows through them; an anchor without negatives gets weight 0.
@@ -135,7 +135,7 @@ def synthetic(
     count = (s > -torch.inf).sum(1, keepdim=True).clamp(max=hardest.shape[1])
 
     def among(draw: Tensor) -> Tensor:
-        """Each draw's negative, [anchors, draws, d]."""
+        """Return each draw's negative, [anchors, draws, d]."""
         place = (draw * count).long().clamp(max=hardest.shape[1] - 1)
         return features[hardest.gather(1, place)]
 
@@ -147,7 +147,7 @@ def synthetic(
 
 
 def _negatives(z: Tensor, y: Tensor, mask: Tensor | None, extra: Sequence[ContrastSet]) -> tuple[Tensor, Tensor]:
-    """All rows, of the batch and the sets, and cosines with the anchors: -inf for what is no negative of theirs."""
+    """Return all rows, of the batch and the sets, and their cosines with the anchors: -inf if no negative."""
     features, cosines = [], []
     for one in (ContrastSet(z, y, 1.0 if mask is None else mask), *extra):
         rows = F.normalize(one.features.detach(), dim=1)
@@ -159,11 +159,11 @@ def _negatives(z: Tensor, y: Tensor, mask: Tensor | None, extra: Sequence[Contra
 
 
 # -- fixed pools ---------------------------------------------------------------------------------------------------
-def drawn(uniform: Tensor, count: int) -> Tensor:
-    """The places of `count` rows of a pool, none twice; `uniform` has one draw for every row of it."""
+def draw_rows(uniform: Tensor, count: int) -> Tensor:
+    """Draw the places of `count` rows of a pool, none twice; `uniform` has one draw for every row of it."""
     return uniform.argsort()[:count]
 
 
 def absent_classes(means: Tensor, counts: Tensor, *, mass: float | None = None) -> ContrastSet:
-    """One row per class, [classes, d], of which those count that the client has no samples of."""
+    """Return one row per class, [classes, d], of which those count that the client has no samples of."""
     return ContrastSet(means, torch.arange(len(means), device=means.device), (counts == 0).to(means.dtype), mass=mass)

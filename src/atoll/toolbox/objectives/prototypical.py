@@ -26,7 +26,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Layout, Params, Stack, Tree, flatten, unflatten
 from atoll.kernel.task import Facts, Training
-from atoll.toolbox.client.descent import at_rest, descend
+from atoll.toolbox.client.descent import descend, zero_velocity
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.contrastive import supervised_contrast
 
@@ -38,7 +38,7 @@ LEAST = 2  # samples of an incomplete batch: one alone has nobody to be told apa
 
 
 def prototype_leaf(layout: Layout | None) -> str:
-    """The name of the head's weight, whose rows are the prototypes."""
+    """Return the name of the head's weight, whose rows are the prototypes."""
     assert layout is not None, "this is no model"
     return min(name for name in layout.head if name.endswith("weight"))
 
@@ -111,40 +111,40 @@ class Objective:
         """Whether a step must know how many samples of each class the client has."""
         return False
 
-    def carried(self, cohort: Cohort) -> Tree:
-        """What is carried from step to step, before the first one."""
+    def initial_carry(self, cohort: Cohort) -> Tree:
+        """Return what is carried from step to step, before the first one."""
         return None
 
     def next(self, seen: Seen, terms: Params) -> Tree:
-        """What is carried on from a step with these terms."""
+        """Return what is carried on from a step with these terms."""
         return seen.carry
 
     def samples(self, batch: Batch, given: Tree) -> Batch:
-        """What a step sees of a batch."""
+        """Return what a step sees of a batch."""
         return batch
 
     def terms(self, seen: Seen) -> Terms:
-        """All terms, weighted."""
+        """Return all terms, weighted."""
         return {
             "classification": self.classification * seen.batch.mean(self.misfit(seen)),
-            "contrast": self.contrast * seen.batch.mean(self.contrasted(seen)),
+            "contrast": self.contrast * seen.batch.mean(self.contrast_losses(seen)),
             "separation": self.separation * self.crowding(seen.prototypes),
         }
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
-        """One row per feature vector, a column per prototype."""
+        """Return one row per feature vector, a column per prototype."""
         return self.scale * z @ F.normalize(prototypes, dim=1).T if self.scale else z @ prototypes.T
 
     def misfit(self, seen: Seen) -> Tensor:
-        """The cross-entropy of every view."""
+        """Return the cross-entropy of every view."""
         return F.cross_entropy(self.logits(seen.z, seen.prototypes), seen.batch.y, reduction="none")
 
-    def contrasted(self, seen: Seen) -> Tensor:
-        """The contrast of every view with all others."""
+    def contrast_losses(self, seen: Seen) -> Tensor:
+        """Return the contrast of every view with all others."""
         return supervised_contrast(seen.z, seen.batch.y, seen.batch.mask, temperature=self.temperature)
 
     def crowding(self, prototypes: Tensor) -> Tensor:
-        """How far prototypes are from being nearest to themselves only."""
+        """Return how far prototypes are from being nearest to themselves only."""
         rows = F.normalize(prototypes, dim=1) if self.scale else prototypes
         return F.cross_entropy(self.logits(rows, rows), torch.arange(len(rows), device=rows.device))
 
@@ -165,18 +165,18 @@ class Step:
         return self.rule.batch_size if self.drop_last else min(LEAST, self.rule.batch_size)
 
     def start(self, cohort: Cohort, w: Params | Stack) -> dict[str, Any]:
-        """What is carried before the first step."""
+        """Return what is carried before the first step."""
         sums = dict.fromkeys((*self.objective.names, *(["cosine"] if self.conflict != "ignored" else [])), 0.0)
         return {
             "w": w,
-            "velocity": at_rest(self.rule, w),
-            "own": self.objective.carried(cohort),
+            "velocity": zero_velocity(self.rule, w),
+            "own": self.objective.initial_carry(cohort),
             "seen": Params.of(steps=0.0, **sums),
             "time": Params.of(steps=0.0),
         }
 
     def __call__(self, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
-        """The carry after a batch; of a batch that is too small, only time passes."""
+        """Return the carry after a batch; of a batch that is too small, only time passes."""
         w, velocity, time = carry["w"], carry["velocity"], carry["time"]["steps"]
         epoch = begins = progress = None
         if given["epoch"] is not None:
@@ -192,7 +192,7 @@ class Step:
         cosine = {}
         if self.conflict != "ignored":
             contrast, _ = self.gradient(seen, only=("contrast",))
-            g, cosine["cosine"] = resolved(g, contrast, project=self.conflict == "projected")
+            g, cosine["cosine"] = resolve_conflict(g, contrast, project=self.conflict == "projected")
         moved, velocity = descend(self.rule, w | passed["buffers"], g, velocity, given["lr"])
         after = {
             "w": moved,
@@ -201,11 +201,11 @@ class Step:
             "seen": carry["seen"] + (passed["terms"] | Params.of(steps=torch.ones_like(time), **cosine)),
         }
         if batch.mask is not None:
-            after = chosen(batch.count >= self.least, after, {name: carry[name] for name in after})
+            after = choose(batch.count >= self.least, after, {name: carry[name] for name in after})
         return {**after, "time": Params.of(steps=time + 1)}
 
     def gradient(self, seen: Seen, only: Iterable[str] | None = None) -> tuple[Params, dict[str, Any]]:
-        """Of the sum of all terms, or of those named; and what the pass left."""
+        """Return the gradient of the sum of all terms, or of those named; and what the pass left."""
         batch, w = seen.batch, seen.w
 
         def total(trained: Params) -> tuple[Tensor, dict[str, Any]]:
@@ -220,7 +220,7 @@ class Step:
 
 
 def train(cohort: Cohort, start: Params | Stack, step: Step, *, epochs: int, given: Tree = None) -> Stack:
-    """Every client's model after so many epochs from `start`; terms are recorded as losses, each by its name."""
+    """Train every client's model for so many epochs from `start`; record terms as losses, each by its name."""
     objective, per_epoch = step.objective, cohort.steps(1)
     _say_who_takes_no_step(cohort, step)
     everything = {
@@ -240,8 +240,8 @@ def train(cohort: Cohort, start: Params | Stack, step: Step, *, epochs: int, giv
     return trained
 
 
-def resolved(g: Params, contrast: Params, *, project: bool) -> tuple[Params, Tensor]:
-    """The gradient g = contrast + rest, and the cosine of the two in the body, which they share.
+def resolve_conflict(g: Params, contrast: Params, *, project: bool) -> tuple[Params, Tensor]:
+    """Return the gradient g = contrast + rest, and the cosine of the two in the body, which they share.
 
     With `project`, each loses what of it points against the other, as in PCGrad (Yu et al., NeurIPS 2020): nothing
     where the cosine is positive.
@@ -262,8 +262,8 @@ def resolved(g: Params, contrast: Params, *, project: bool) -> tuple[Params, Ten
     return g, cosine
 
 
-def chosen(condition: Tensor, yes: Tree, no: Tree) -> Tree:
-    """One of two trees that are made alike."""
+def choose(condition: Tensor, yes: Tree, no: Tree) -> Tree:
+    """Choose one of two trees that are made alike."""
     (mine, structure), (others, _) = flatten(yes), flatten(no)
     return unflatten(structure, [torch.where(condition, a, b) for a, b in zip(mine, others, strict=True)])
 

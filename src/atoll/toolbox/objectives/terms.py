@@ -27,20 +27,20 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.toolbox.client.features import membership
 from atoll.toolbox.objectives import alignment
-from atoll.toolbox.objectives.balance import balanced_softmax, class_mean, class_weights, resampled
+from atoll.toolbox.objectives.balance import balanced_softmax, class_mean, class_weights, resample
 from atoll.toolbox.objectives.contrastive import ContrastSet, prototypes_of, supervised_contrast
 from atoll.toolbox.objectives.negatives import (
     MIXING,
     absent_classes,
-    drawn,
+    draw_rows,
     empty_queue,
     enqueue,
     filled_queue,
-    queued,
-    synthetic,
+    mix_negatives,
+    queue_set,
 )
 from atoll.toolbox.objectives.prototypical import Objective, Seen, Terms, prototype_leaf
-from atoll.toolbox.server.adam import annealed
+from atoll.toolbox.server.adam import annealed_share
 from atoll.toolbox.server.pools import Pool
 
 QueueSame = Literal["ignored", "positives", "blind"]
@@ -130,8 +130,8 @@ class Composed(Objective):
         return self.rarity > 0 and self.rarity_by == "draws"
 
     # -- what is carried -----------------------------------------------------------------------------------------
-    def carried(self, cohort: Cohort) -> Tree:
-        """An empty queue, and running means."""
+    def initial_carry(self, cohort: Cohort) -> Tree:
+        """Return an empty queue, and running means."""
         carry: dict[str, Params | Stack] = {}
         if self.queue:
             size = cohort.initial[prototype_leaf(cohort.initial.layout)].shape[1]
@@ -145,7 +145,7 @@ class Composed(Objective):
         return carry
 
     def next(self, seen: Seen, terms: Params) -> Tree:
-        """The queue with the first view of the batch, and running means with this step's terms."""
+        """Return the queue with the first view of the batch, and running means with this step's terms."""
         carry = dict(seen.carry)
         if self.queue:
             half = len(seen.z) // 2
@@ -166,71 +166,75 @@ class Composed(Objective):
         return Params({name: torch.where(seen.begins, leaf, queue[name]) for name, leaf in fresh.items()})
 
     def samples(self, batch: Batch, given: Tree) -> Batch:
-        """Those of the batch, or as many drawn from it, rare classes first."""
+        """Return the samples of the batch, or as many drawn from it, rare classes first."""
         if not self._redraws:
             return batch
         likely = class_weights(given["counts"]["counts"], self.rarity)[batch.y]
-        return batch.rows(resampled(batch.uniform("rows", len(batch.y)), likely, batch.mask))
+        return batch.rows(resample(batch.uniform("rows", len(batch.y)), likely, batch.mask))
 
     # -- terms -----------------------------------------------------------------------------------------------------
     def terms(self, seen: Seen) -> Terms:
-        """All that are on."""
+        """Return all terms that are on."""
         contrast_only = self._contrast_only(seen)
         whole = 1.0 if contrast_only is None else 1 - contrast_only
-        pooled = self._encoded(seen) if self.pool in ("images", "anchored", "labelled") else None
+        pooled = self._encode_pool(seen) if self.pool in ("images", "anchored", "labelled") else None
         fit = {
-            "classification": self.classification * seen.batch.mean(self._weighted(seen, self.misfit(seen))),
+            "classification": self.classification * seen.batch.mean(self._weigh(seen, self.misfit(seen))),
             "separation": self.separation * self.crowding(seen.prototypes),
         }
         found: Terms = {name: whole * term for name, term in fit.items()}
-        found["contrast"] = self.contrast * self._contrast_mean(seen, self._contrasted(seen, pooled, contrast_only))
+        found["contrast"] = self.contrast * self._contrast_mean(
+            seen, self._contrast_losses(seen, pooled, contrast_only)
+        )
         if self.anchor:
             found["anchor"] = self._anchor_weight(seen) * self._off_anchor(seen)
         if pooled is not None and self.pool == "anchored":
-            found["anchored"] = self._left(seen) * 2 * alignment.off_direction(pooled["z"], pooled["features"]).mean()
+            found["anchored"] = (
+                self._fading_share(seen) * 2 * alignment.off_direction(pooled["z"], pooled["features"]).mean()
+            )
         if pooled is not None and self.pool == "labelled":
             logits = self.logits(pooled["z"], seen.prototypes)
             found["labelled"] = whole * F.cross_entropy(logits, pooled["y"])
         if self.reference != "none":
-            found["reference"] = self._left(seen) * self.reference_weight * self._off_reference(seen)
+            found["reference"] = self._fading_share(seen) * self.reference_weight * self._off_reference(seen)
         return {name: found[name] for name in self.names}
 
     def misfit(self, seen: Seen) -> Tensor:
-        """The cross-entropy of every view, with the client's prior if asked."""
+        """Return the cross-entropy of every view, with the client's prior if asked."""
         if self.prior == "none":
             return super().misfit(seen)
         logits, counts = self.logits(seen.z, seen.prototypes), seen.given["counts"]["counts"]
         return balanced_softmax(logits, seen.batch.y, counts, restricted=self.prior == "restricted")
 
-    def _weighted(self, seen: Seen, losses: Tensor) -> Tensor:
-        """Losses of samples, those of rare classes weighing more if asked."""
+    def _weigh(self, seen: Seen, losses: Tensor) -> Tensor:
+        """Weigh losses of samples, those of rare classes more if asked."""
         if not self.rarity or self._redraws:
             return losses
         return losses * class_weights(seen.given["counts"]["counts"], self.rarity)[seen.batch.y]
 
     def _contrast_mean(self, seen: Seen, losses: Tensor) -> Tensor:
-        """The mean over samples or, if it is balanced, over classes."""
-        losses = self._weighted(seen, losses)
+        """Return the mean over samples or, if it is balanced, over classes."""
+        losses = self._weigh(seen, losses)
         if self.balanced:
             return class_mean(losses, seen.batch.y, seen.batch.mask, len(seen.prototypes))
         return seen.batch.mean(losses)
 
     def _contrast_only(self, seen: Seen) -> Tensor | None:
-        """1 in a stage of contrast alone."""
+        """Return 1 in a stage of contrast alone."""
         if self.stages == "never":
             return None
         assert seen.epoch is not None
         inside = seen.epoch < self.stage_epochs if self.stages == "once" else seen.epoch % PERIOD < 1
         return inside.to(seen.z.dtype)
 
-    def _contrasted(self, seen: Seen, pooled: Params | None, contrast_only: Tensor | None) -> Tensor:
-        """The contrast of every view with all others and with the sets that are on."""
+    def _contrast_losses(self, seen: Seen, pooled: Params | None, contrast_only: Tensor | None) -> Tensor:
+        """Return the contrast of every view with all others and with the sets that are on."""
         batch, sets = seen.batch, list[ContrastSet]()
         if self._blind:
-            sets.append(queued(self._queue(seen), decay=1.0, same="negatives", mass=None))
+            sets.append(queue_set(self._queue(seen), decay=1.0, same="negatives", mass=None))
         elif self.queue:
             same: Any = self.queue_same
-            sets.append(queued(self._queue(seen), decay=self.decay, same=same, mass=self.queue_mass or None))
+            sets.append(queue_set(self._queue(seen), decay=self.decay, same=same, mass=self.queue_mass or None))
         if self.pool not in ("none", "labelled"):
             on = contrast_only if self.stages == "once" and contrast_only is not None else 1.0
             sets.append(self._pool_set(seen, pooled, on))
@@ -238,7 +242,7 @@ class Composed(Objective):
             assert seen.progress is not None
             share = (seen.progress >= SYNTHETIC_FROM).to(seen.z.dtype)
             uniform = batch.uniform("mixtures", len(seen.z), MIXING)
-            sets.append(synthetic(seen.z, batch.y, batch.mask, uniform, extra=sets, share=share))
+            sets.append(mix_negatives(seen.z, batch.y, batch.mask, uniform, extra=sets, share=share))
         classes = None
         if self.balanced:
             classes, sets = len(seen.prototypes), [*sets, prototypes_of(seen.prototypes)]
@@ -253,10 +257,10 @@ class Composed(Objective):
         )
 
     # -- the pool ----------------------------------------------------------------------------------------------------
-    def _encoded(self, seen: Seen) -> Params:
-        """Some samples of the pool as the client's network sees them now, in the mode in which it trains."""
+    def _encode_pool(self, seen: Seen) -> Params:
+        """Encode some samples of the pool by the client's network as it is now, in the mode in which it trains."""
         pool, batch = seen.given["pool"], seen.batch
-        here = drawn(batch.uniform("pool", len(pool["y"])), self.pool_draw)
+        here = draw_rows(batch.uniform("pool", len(pool["y"])), self.pool_draw)
         some = pool.map(lambda leaf: leaf[here])
         features = replace(batch, x=some["x"], y=some["y"], mask=None).features(seen.w)
         encoded: Params = some | Params.of(z=F.normalize(features, dim=1))
@@ -277,8 +281,8 @@ class Composed(Objective):
         return ContrastSet(features, labels if self.masked else None, weight, same, self.mass or None)
 
     # -- fixed references ----------------------------------------------------------------------------------------------
-    def _left(self, seen: Seen) -> Tensor:
-        """What is left of a weight that fades over all steps."""
+    def _fading_share(self, seen: Seen) -> Tensor:
+        """Return what is left of a weight that fades over all steps."""
         assert seen.progress is not None
         return 1 - seen.progress
 
@@ -293,7 +297,7 @@ class Composed(Objective):
         return alignment.direction_loss(seen.z, seen.batch.y, seen.batch.mask, p, anchors, counts)
 
     def _anchor_weight(self, seen: Seen) -> Tensor | float:
-        """lambda: constant, fading, or so that the term is worth as much as all others, fading.
+        """Return lambda: constant, fading, or such that the term is worth as much as all others, fading.
 
         min(50, s L / (L_a + 0.01)) with running means of the other terms, L, and of the anchor term, L_a: what learning
         lambda by homoscedastic uncertainty comes to at its optimum, without its parameters and its explosion.
@@ -303,7 +307,7 @@ class Composed(Objective):
         assert seen.progress is not None
         if self.anchor_schedule == "linear":
             return self.anchor * (1 - seen.progress)
-        fading = annealed(seen.progress, 1)
+        fading = annealed_share(seen.progress, 1)
         if self.anchor_schedule == "cosine":
             return self.anchor * fading
         pace, tiny = seen.carry["pace"], torch.finfo(seen.z.dtype).tiny
@@ -313,7 +317,7 @@ class Composed(Objective):
 
     def _off_reference(self, seen: Seen) -> Tensor:
         batch, reference = seen.batch, seen.given["reference"]
-        here = drawn(batch.uniform("reference", len(reference["y"])), self.pool_draw)
+        here = draw_rows(batch.uniform("reference", len(reference["y"])), self.pool_draw)
         rows, labels = reference["features"][here], reference["y"][here]
         slices = batch.normal("slices", SLICES, rows.shape[1]) if self.reference == "sliced" else None
 
@@ -322,11 +326,11 @@ class Composed(Objective):
                 return alignment.mmd(x, r, a, b)
             if slices is None:
                 return alignment.coral(alignment.moments(x, a), alignment.moments(r, b))
-            return alignment.sliced(x, r, slices, a, b)
+            return alignment.sliced_distance(x, r, slices, a, b)
 
         if self.reference_by == "class":
             classes = len(seen.prototypes)
             theirs = (labels[:, None] == torch.arange(classes, device=labels.device)).to(rows.dtype)
             return alignment.by_class(distance, seen.z, rows, membership(batch, classes), theirs)
-        share = alignment.as_client(labels, seen.given["counts"]["counts"])
+        share = alignment.weigh_as_client(labels, seen.given["counts"]["counts"])
         return distance(seen.z, rows, batch.mask, share)

@@ -22,7 +22,7 @@ class Past:
     steps: Each
 
 
-def unmoved(w: Params | Stack) -> Past:
+def no_past(w: Params | Stack) -> Past:
     """Return what Adam remembers before its first step."""
     return Past(w.zeros(), w.zeros(), torch.zeros(()))
 
@@ -40,6 +40,6 @@ def adam(
     return w.moved(Params(along, g.layout), -lr), Past(mean, square, steps)
 
 
-def annealed(steps: Tensor, total: int) -> Tensor:
-    """The share of the step size that is left after so many steps of `total`: half a cosine, from 1 to 0."""
+def annealed_share(steps: Tensor, total: int) -> Tensor:
+    """Return the share of the step size that is left after so many steps of `total`: half a cosine, from 1 to 0."""
     return 0.5 * (1 + torch.cos(steps * (math.pi / total)))

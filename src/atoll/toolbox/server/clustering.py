@@ -21,8 +21,8 @@ Metric = Literal["l1", "l2", "cosine"]
 Linkage = Literal["ward", "average", "complete", "single"]
 
 
-def apart(updates: Stack, center: Params, metric: Metric) -> Tensor:
-    """How far each client's update is from a center, over the trained leaves."""
+def distance_to(updates: Stack, center: Params, metric: Metric) -> Tensor:
+    """Return how far each client's update is from a center, over the trained leaves."""
     if metric == "cosine":
         lengths = updates.norm() * center.norm()
         return 1 - updates.dot(center) / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
@@ -33,25 +33,25 @@ def apart(updates: Stack, center: Params, metric: Metric) -> Tensor:
 
 
 def center(updates: Stack) -> Params:
-    """The mean update of some clients, over the trained leaves."""
+    """Return the mean update of some clients, over the trained leaves."""
     return Params({name: leaf.mean(0) for name, leaf in updates.trained.floating.items()}, updates.layout)
 
 
 def nearest(updates: Stack, centers: Stack, metric: Metric) -> Tensor:
-    """The number of the center that is nearest to each client's update; the lowest of several."""
-    return torch.stack([apart(updates, centers.client(row), metric) for row in range(centers.clients)]).argmin(0)
+    """Return the number of the center that is nearest to each client's update; the lowest of several."""
+    return torch.stack([distance_to(updates, centers.client(row), metric) for row in range(centers.clients)]).argmin(0)
 
 
 def distances(updates: Stack, metric: Metric) -> Table:
-    """How far every two clients' updates are apart."""
-    rows = torch.stack([apart(updates, updates.client(row), metric) for row in range(updates.clients)])
+    """Return how far every two clients' updates are apart."""
+    rows = torch.stack([distance_to(updates, updates.client(row), metric) for row in range(updates.clients)])
     table: Table = rows.double().cpu().numpy().clip(min=0)
     np.fill_diagonal(table, 0)
     return (table + table.T) / 2
 
 
 def merges(table: Table, linkage: Linkage) -> Table:
-    """The tree that joins the nearest clusters again and again, as scipy writes it: one row per merge."""
+    """Grow the tree that joins the nearest clusters again and again, as scipy writes it: one row per merge."""
     from scipy.cluster.hierarchy import linkage as link
     from scipy.spatial.distance import squareform
 
@@ -59,14 +59,14 @@ def merges(table: Table, linkage: Linkage) -> Table:
     return tree
 
 
-def among(tree: Table, leaves: Numbers, clients: int) -> Table:
-    """A tree of some of so many clients, with their numbers instead of their places."""
+def tree_of_some(tree: Table, leaves: Numbers, clients: int) -> Table:
+    """Return a tree of some of so many clients, with their numbers instead of their places."""
     nodes = np.concatenate([leaves, clients + np.arange(len(tree))])
     return np.column_stack([nodes[tree[:, :2].astype(np.int64)], tree[:, 2:]])
 
 
-def undone(cluster: Numbers, splits: Sequence[int]) -> Table:
-    """The tree of clusters that came from splits: cluster i + 1 was split from cluster splits[i].
+def tree_of_splits(cluster: Numbers, splits: Sequence[int]) -> Table:
+    """Return the tree of clusters that came from splits: cluster i + 1 was split from cluster splits[i].
 
     Clients of a cluster merge at height 0; then the last split is undone at height 1, the one before at height 2.
     """
@@ -85,7 +85,7 @@ def undone(cluster: Numbers, splits: Sequence[int]) -> Table:
 
 
 def cut(tree: Table, *, clusters: int | None = None, threshold: float | None = None) -> Numbers:
-    """The cluster of each client: so many of them, or those that merge below a height, or below the largest jump.
+    """Return the cluster of each client: so many clusters, or those below a height, or below the largest jump.
 
     So many clusters are what is left when the last merges are undone; of equal heights the later row is the later one.
     """
@@ -107,8 +107,8 @@ def cut(tree: Table, *, clusters: int | None = None, threshold: float | None = N
     return ranks[number]
 
 
-def far_apart(table: Table, number: int, tries: int, draw: np.random.Generator) -> Numbers:
-    """So many clients that are far apart (k-means++); the best of several tries by the squared distances left over."""
+def choose_far_apart(table: Table, number: int, tries: int, draw: np.random.Generator) -> Numbers:
+    """Choose so many clients that are far apart (k-means++): the best of several tries by squared distances left."""
     squared, sets = table**2, []
     for _ in range(tries):
         chosen = [int(draw.integers(len(table)))]
@@ -120,19 +120,19 @@ def far_apart(table: Table, number: int, tries: int, draw: np.random.Generator) 
     return min(sets, key=lambda chosen: float(squared[chosen].min(0).sum()))
 
 
-def reshuffled(initial: Params, number: int) -> Params:
-    """Another initial model: the values of each leaf in another order, which is as likely to be drawn."""
+def reshuffle(initial: Params, number: int) -> Params:
+    """Make another initial model: the values of each leaf in another order, which is as likely to be drawn."""
 
-    def shuffled(leaf: Tensor) -> Tensor:
+    def shuffle(leaf: Tensor) -> Tensor:
         order = torch.from_numpy(draw.permutation(leaf.numel())).to(leaf.device)
         return leaf.flatten()[order].reshape(leaf.shape)
 
     draw = generator(0, "start", number)
-    return initial | initial.trained.map(shuffled)
+    return initial | initial.trained.map(shuffle)
 
 
-def within(cluster: Tensor, weight: Tensor) -> Tensor:
-    """Who learns from whom: the members of a cluster from each other by weight, clients that are in none from all."""
+def mixing_within(cluster: Tensor, weight: Tensor) -> Tensor:
+    """Return who learns from whom: members of a cluster from each other by weight, clients in none from all."""
     same = (cluster[:, None] == cluster) & (cluster[:, None] >= 0)
     rows = torch.where(same.any(1, keepdim=True), same * weight, weight)
     total = rows.sum(1, keepdim=True)

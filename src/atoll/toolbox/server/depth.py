@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 def divergence(counts: Tensor) -> Tensor:
-    """The Jensen-Shannon divergence between the class shares of any two clients, [K, K]: from 0 to ln 2."""
+    """Return the Jensen-Shannon divergence between the class shares of any two clients, [K, K]: from 0 to ln 2."""
     shares = counts / counts.sum(1, keepdim=True)
     middle = (shares[:, None] + shares) / 2
     doubt = torch.special.entr(shares).sum(1)
@@ -30,12 +30,12 @@ def divergence(counts: Tensor) -> Tensor:
 
 
 def label_similarity(counts: Tensor) -> Tensor:
-    """1 for clients whose classes are as frequent, 0 for those that have none in common, [K, K]."""
+    """Return 1 for clients whose classes are as frequent, 0 for those that have none in common, [K, K]."""
     return 1 - divergence(counts) / math.log(2)
 
 
 def feature_similarity(mean: Tensor, deviation: Tensor) -> Tensor:
-    """exp(-d^2 / width), d^2 = sum_c [(m_k - m_j)^2 + (sd_k - sd_j)^2] / v_c, with v the mean variance, [K, K]."""
+    """Return exp(-d^2 / width), d^2 = sum_c [(m_k - m_j)^2 + (sd_k - sd_j)^2] / v_c, v the mean variance, [K, K]."""
     limits = torch.finfo(mean.dtype)
     # What does not vary has no scale: then rounding errors of the mean must not look like distances.
     variance = deviation.square().mean(0) + limits.eps * mean.square().mean(0)
@@ -46,7 +46,7 @@ def feature_similarity(mean: Tensor, deviation: Tensor) -> Tensor:
 
 
 def affinity(features: Sequence[Tensor], labels: Tensor, weight: float) -> Tensor:
-    """u_l(k), [K, L]: the mean of (1 - v_l) S^l_kj + v_l S^y_kj over all others, at most that of the block below.
+    """Return u_l(k), [K, L]: the mean of (1 - v_l) S^l_kj + v_l S^y_kj over all others, made to fall with l.
 
     v_l = (1 - weight) l / L: the first blocks see shapes that all classes have, the head sees classes. A client that is
     alone has nobody to share with: 0.
@@ -59,7 +59,7 @@ def affinity(features: Sequence[Tensor], labels: Tensor, weight: float) -> Tenso
 
 
 def pays(mean: Tensor, deviation: Tensor, samples: Tensor) -> Tensor:
-    """Whether the variance between clients is at most that of a mean over one's own n_k samples: V (1 / n_k - 1 / n).
+    """Return whether the variance between clients is at most that of one's own mean: V (1 / n_k - 1 / n).
 
     `samples` are n_k, [K]; the answers are flags, [K]. Then the mean over all clients errs less than the own one.
     """
@@ -70,7 +70,7 @@ def pays(mean: Tensor, deviation: Tensor, samples: Tensor) -> Tensor:
 
 
 def cka(said: Tensor) -> Tensor:
-    """Linear centred kernel alignment between any two of K networks, [K, K], of what they say, [K, samples, width].
+    """Return the linear centred kernel alignment of K networks' outputs, [K, samples, width], pair by pair, [K, K].
 
     1 for what is equal up to a rotation and a factor; 0 for a network that says the same about all samples.
     Kornblith, Norouzi, Lee, Hinton. "Similarity of Neural Network Representations Revisited." ICML 2019.
@@ -81,11 +81,11 @@ def cka(said: Tensor) -> Tensor:
 
 
 def mean_of_pairs(likeness: Tensor) -> Tensor:
-    """The mean over all pairs of different ones of a symmetric [K, K]; 1 where there is only one."""
+    """Return the mean over all pairs of different ones of a symmetric [K, K]; 1 where there is only one."""
     count = len(likeness)
     return (likeness.sum() - likeness.diagonal().sum()) / (count * (count - 1)) if count > 1 else likeness.new_ones(())
 
 
 def depth(good: Tensor) -> Tensor:
-    """How many of the first blocks are good, in each row of flags [..., L]."""
+    """Return how many of the first blocks are good, in each row of flags [..., L]."""
     return good.long().cumprod(-1).sum(-1)

@@ -21,7 +21,7 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params
 from atoll.kernel.record import Each, record
-from atoll.toolbox.server.adam import Past, adam, annealed, unmoved
+from atoll.toolbox.server.adam import Past, adam, annealed_share, no_past
 
 
 @record
@@ -50,25 +50,25 @@ def lessons(
 def students(
     bench: Workbench, start: Params, x: Tensor, wanted: Tensor, *, epochs: int, batch_size: int, lr: float
 ) -> Iterator[Params]:
-    """The student after every pass over samples x with the `wanted` probabilities, by Adam, annealed over all of them.
+    """Yield the student after every pass over x with the `wanted` probabilities, by Adam, annealed over all passes.
 
     The next pass is made when it is asked for.
     """
     server = lessons(bench, x, wanted, network=bench.network.with_loss(divergence), batch_size=batch_size)
     given = Schedule(torch.full_like(server.lr, lr), epochs * -(-len(x) // batch_size))
-    state = Student(start, unmoved(start))
+    state = Student(start, no_past(start))
     for epoch in range(epochs):
         state = server.scan(_step, state, given=given, stream=f"distil {epoch}")
         yield state.w.client(0)
 
 
 def last_of(models: Iterable[Params], start: Params) -> Params:
-    """The last of the models, or the start if there are none."""
+    """Return the last of the models, or the start if there are none."""
     return deque(chain([start], models), maxlen=1).pop()
 
 
 def best_of(models: Iterable[Params], score: Callable[[Params], float], patience: int) -> Params | None:
-    """The best of the models, if there are any; no more are asked for once `patience` in a row were not better."""
+    """Return the best of the models, if there are any; stop asking once `patience` in a row were not better."""
     best, best_score, since = None, -math.inf, 0
     for model in models:
         found = score(model)
@@ -79,16 +79,16 @@ def best_of(models: Iterable[Params], score: Callable[[Params], float], patience
 
 
 def divergence(outputs: Tensor, wanted: Tensor) -> Tensor:
-    """KL(wanted || softmax of the outputs) of every sample; axes beyond the class axis (tokens) are averaged."""
+    """Return KL(wanted || softmax of the outputs) of every sample; axes beyond the class axis (tokens) are averaged."""
     apart = F.kl_div(outputs.log_softmax(1), wanted, reduction="none").sum(1)
     return apart if apart.ndim == 1 else apart.flatten(1).mean(1)
 
 
 def disagreement(outputs: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(softmax(wanted / T) || softmax(outputs / T)) of every sample, both being logits."""
+    """Return T^2 KL(softmax(wanted / T) || softmax(outputs / T)) of every sample, both being logits."""
     return divergence(outputs / temperature, (wanted / temperature).softmax(1)) * temperature**2
 
 
 def _step(state: Student, batch: Batch, given: Schedule) -> Student:
     g, w, _ = batch.gradient(state.w)
-    return Student(*adam(w, g, state.past, given.lr * annealed(state.past.steps, given.steps)))
+    return Student(*adam(w, g, state.past, given.lr * annealed_share(state.past.steps, given.steps)))

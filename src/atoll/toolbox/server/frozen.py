@@ -27,7 +27,7 @@ Phi = dict[str, Params]  # what makes features: `w` and, with a `width`, `random
 
 
 def head_leaves(method: object, w: Params, shape: tuple[int, ...]) -> tuple[str, str]:
-    """The names of weight and bias of a linear head of this shape, [class, feature]; raises if the head is another."""
+    """Return the names of weight and bias of a linear head of this shape, [class, feature]; raise if it is another."""
     head = w.part("head")
     weights = [name for name, leaf in head.items() if leaf.shape == shape]
     biases = [name for name, leaf in head.items() if leaf.shape == shape[:1]]
@@ -40,26 +40,26 @@ def head_leaves(method: object, w: Params, shape: tuple[int, ...]) -> tuple[str,
     return weights[0], biases[0]
 
 
-def frozen(batch: Batch, phi: Phi) -> Tensor:
-    """The features of a batch, in float64: sums of many squares are to be exact."""
-    return expanded(batch.features(phi["w"]).double(), phi)
+def frozen_features(batch: Batch, phi: Phi) -> Tensor:
+    """Return the features of a batch, in float64: sums of many squares are to be exact."""
+    return expand(batch.features(phi["w"]).double(), phi)
 
 
-def expanded(z: Tensor, phi: Phi) -> Tensor:
-    """Random features of z, if that is what is asked for."""
+def expand(z: Tensor, phi: Phi) -> Tensor:
+    """Return random features of z, if they are asked for."""
     return torch.relu(z @ phi["random"]["directions"]) if "random" in phi else z
 
 
 def answer(model: Params, beside: Params, batch: Batch) -> Tensor:
-    """What a head on random features answers."""
-    features = frozen(batch, {"w": model, "random": beside})
+    """Return what a head on random features answers."""
+    features = frozen_features(batch, {"w": model, "random": beside})
     return (features @ beside["weight"].T + beside["bias"]).to(batch.network.dtype)
 
 
 def moments(
-    cohort: Cohort, phi: Any, features: Callable[[Batch, Any], Tensor] = frozen, size: int | None = None
+    cohort: Cohort, phi: Any, features: Callable[[Batch, Any], Tensor] = frozen_features, size: int | None = None
 ) -> Stack:
-    """Each client's samples by class, `count` [class] and `sum` of features [class, feature], and `square`.
+    """Sum up each client's samples by class: `count` [class], `sum` of features [class, feature]; and `square`.
 
     The latter is sum phi phi^T over all samples; only its upper triangle, row after row. `features(batch, phi)` are
     taken of what is the same for all clients, or, if their `size` is told, of what is each client's own.

@@ -23,14 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.kernel.errors import ModelError
-from atoll.toolbox.server.simplex import shared_out
+from atoll.toolbox.server.simplex import to_shares
 
 Fusion = Literal["size", "uniform", "iffi", "iffi_code"]
 LEAST = 1e-6  # informativeness of what looks just like noise
 
 
-def together(features: Sequence[Tensor]) -> Tensor:
-    """The features of all clients in one tensor, [client, sample, d]."""
+def stack_features(features: Sequence[Tensor]) -> Tensor:
+    """Stack the features of all clients in one tensor, [client, sample, d]."""
     sizes = sorted({one.shape[-1] for one in features})
     if len(sizes) > 1:
         raise ModelError(
@@ -41,17 +41,17 @@ def together(features: Sequence[Tensor]) -> Tensor:
 
 
 def informativeness(features: Tensor, noise: Tensor) -> Tensor:
-    """s_k(x) of features [client, sample, d], where `noise` are each client's features of noise, [client, d].
+    """Return s_k(x) of features [client, sample, d], where `noise` are each client's features of noise, [client, d].
 
-    Or [client, sample, d], where noise looks different beside each sample.
+    Noise may look different beside each sample: then [client, sample, d].
     """
     return (1 - F.cosine_similarity(features, noise if noise.ndim == 3 else noise[:, None], dim=-1)).clamp(min=LEAST)
 
 
-def fused(
+def fuse(
     features: Tensor, rule: Fusion, *, shares: Tensor, noise: Tensor | None = None, normalise: bool = False
 ) -> Tensor:
-    """One row per sample, [sample, d], of features [client, sample, d]; `shares` are n_k / n, [client]."""
+    """Fuse features [client, sample, d] to one row per sample, [sample, d]; `shares` are n_k / n, [client]."""
     said = F.normalize(features, dim=-1) if normalise else features
     if rule == "size":
         return torch.einsum("k,ksd->sd", shares, said)
@@ -65,10 +65,10 @@ def fused(
 
 
 def discernment(counts: Tensor) -> Tensor:
-    """a_kc ~ sqrt(n_kc (n_k - n_kc) / n_k), of counts [client, class]; in each class all together 1.
+    """Return a_kc ~ sqrt(n_kc (n_k - n_kc) / n_k), of counts [client, class]; in each class all together 1.
 
     Who has samples of a class and of others can tell them apart; who has nothing else answers the same to everything.
     About a class that nobody can tell from others, all count alike.
     """
     samples = counts.sum(1, keepdim=True)
-    return shared_out((counts * (samples - counts) / samples.clamp(min=1)).sqrt())
+    return to_shares((counts * (samples - counts) / samples.clamp(min=1)).sqrt())

@@ -42,7 +42,7 @@ def require_bytes(needed: int, device: torch.device, what: str, *, hint: str) ->
 
 
 def _memory(device: torch.device) -> int | None:
-    """All bytes of a device; None if unknown."""
+    """Return all bytes of a device; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
@@ -69,7 +69,7 @@ def mark_seen(seen: Tensor, clients: NDArray[np.int64]) -> Tensor:
 
 
 def mean_for_unseen(matrix: Tensor, seen: Tensor) -> Tensor:
-    """The same matrix, in which a client that was never heard of has the mean of those who were.
+    """Return the matrix in which a client that has sent nothing yet has the mean of those who have.
 
     It has no model to compare with theirs, so all count alike.
     """
@@ -77,7 +77,7 @@ def mean_for_unseen(matrix: Tensor, seen: Tensor) -> Tensor:
 
 
 def with_replies(models: Stack, clients: NDArray[np.int64], delta: Stack) -> Stack:
-    """The models of all clients, those of `clients` moved by `delta`."""
+    """Return the models of all clients, those of `clients` moved by `delta`."""
     rows = torch.from_numpy(clients)
     return Stack(
         {name: leaf.index_add(0, rows.to(leaf.device), delta[name]) for name, leaf in models.items()}, models.layout
@@ -85,13 +85,13 @@ def with_replies(models: Stack, clients: NDArray[np.int64], delta: Stack) -> Sta
 
 
 def products(models: Stack) -> Tensor:
-    """<w_i, w_j> for every pair of clients."""
+    """Return <w_i, w_j> for every pair of clients."""
     flat = [leaf.reshape(len(leaf), -1) for leaf in models.trained.values()]
     return torch.stack([leaf @ leaf.T for leaf in flat]).sum(0)
 
 
 def squared_distances(models: Stack) -> Tensor:
-    """||w_i - w_j||^2 for every pair of clients."""
+    """Return ||w_i - w_j||^2 for every pair of clients."""
     inner = products(models.map(lambda leaf: leaf - leaf.mean(0)))  # near the origin little is lost to rounding
     lengths = inner.diagonal()
     apart = (lengths[:, None] + lengths - 2 * inner).clamp(min=0)
@@ -99,14 +99,14 @@ def squared_distances(models: Stack) -> Tensor:
 
 
 def cosines(models: Stack) -> Tensor:
-    """The cosine of the angle between the models of every pair of clients."""
+    """Return the cosine of the angle between the models of every pair of clients."""
     inner = products(models)
     lengths = inner.diagonal().sqrt()
     return inner / (lengths[:, None] * lengths).clamp(min=torch.finfo(inner.dtype).tiny)
 
 
-def mixed(matrix: Tensor, models: Stack) -> Stack:
-    """Row k of the result is the sum of all models with the weights in row k of the matrix."""
+def mix_models(matrix: Tensor, models: Stack) -> Stack:
+    """Mix the models: row k of the result is the sum of all models with the weights in row k of the matrix."""
 
     def mix(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)

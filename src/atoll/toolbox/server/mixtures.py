@@ -24,22 +24,22 @@ NO_SHARE = 1e-30
 
 
 def fit(rows: Tensor, same: Tensor, draws: Tensor, *, iterations: int, nu: float) -> Params:
-    """The mixtures of rows [n, feature], where same [n, class] is 1; `draws` [component, class] choose the start."""
+    """Fit the mixtures of rows [n, feature], where same [n, class] is 1; `draws` [component, class] give the start."""
     count = same.sum(0)
     components = torch.arange(len(draws), device=rows.device)
     live = components < (count / ROWS_PER_COMPONENT).floor().clamp(min=1)[:, None]
-    pooled = within(rows, same)
+    pooled = variance_within(rows, same)
     weight = live / live.sum(1, keepdim=True).to(rows.dtype)
-    mean = spread_out(rows, same, draws)
+    mean = choose_spread(rows, same, draws)
     mixture = Params.of(weight=weight, mean=mean, variance=pooled.clamp(min=SMALLEST).expand_as(mean))
     for _ in range(iterations):
         share = log_densities(mixture, live, rows).softmax(2) * same[..., None]
-        mixture = maximised(rows, share, pooled, nu)
+        mixture = maximise(rows, share, pooled, nu)
     return mixture
 
 
 def log_densities(mixture: Params, live: Tensor, rows: Tensor) -> Tensor:
-    """Log (weight_cj N(row_i; mean_cj, variance_cj)) as [row, class, component]; -inf for those that do not live."""
+    """Return log (weight_cj N(row_i; mean_cj, variance_cj)), [row, class, component]; -inf for those not live."""
     mean, precision = mixture["mean"].flatten(0, 1), 1 / mixture["variance"].flatten(0, 1)
     apart = rows.square() @ precision.T - 2 * rows @ (mean * precision).T + (mean.square() * precision).sum(1)
     sizes = (precision / (2 * math.pi)).log().sum(1)
@@ -47,8 +47,8 @@ def log_densities(mixture: Params, live: Tensor, rows: Tensor) -> Tensor:
     return (0.5 * (sizes - apart)).reshape(-1, *live.shape) + weight
 
 
-def maximised(rows: Tensor, share: Tensor, pooled: Tensor, nu: float) -> Params:
-    """The mixture that is most likely if rows belong to components by these shares, [row, class, component]."""
+def maximise(rows: Tensor, share: Tensor, pooled: Tensor, nu: float) -> Params:
+    """Return the mixture that is most likely if rows belong to components by these shares, [row, class, component]."""
     mass = share.sum(0)
     mine, there = share.flatten(1), mass[..., None].clamp(min=NO_SHARE)
     mean = (mine.T @ rows).reshape(*mass.shape, -1) / there
@@ -61,15 +61,15 @@ def maximised(rows: Tensor, share: Tensor, pooled: Tensor, nu: float) -> Params:
     )
 
 
-def within(rows: Tensor, same: Tensor) -> Tensor:
-    """The variance of every feature around the means of classes."""
+def variance_within(rows: Tensor, same: Tensor) -> Tensor:
+    """Return the variance of every feature around the means of classes."""
     count = same.sum(0)
     mean = same.T @ rows / count.clamp(min=1)[:, None]
     return (same.sum(1, keepdim=True) * (rows - same @ mean).square()).sum(0) / count.sum().clamp(min=1)
 
 
-def spread_out(rows: Tensor, same: Tensor, draws: Tensor) -> Tensor:
-    """Rows of each class to begin with, [class, component, feature]: far from those before (k-means++)."""
+def choose_spread(rows: Tensor, same: Tensor, draws: Tensor) -> Tensor:
+    """Choose rows of each class to begin with, [class, component, feature]: far from those before (k-means++)."""
     chosen, likely, nearest = list[Tensor](), same, None
     for draw in draws:
         chances = likely.cumsum(0)
@@ -82,7 +82,7 @@ def spread_out(rows: Tensor, same: Tensor, draws: Tensor) -> Tensor:
 
 
 def draw_from(mixtures: Stack, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """As many rows, with their classes, as the mixtures of all clients were made from: `count` [client, class]."""
+    """Draw as many rows, with their classes, as all clients' mixtures were made from: `count` [client, class]."""
     like = mixtures["mean"]
     counts = mixtures["count"].round().long()
     each = torch.arange(counts.numel(), device=like.device).repeat_interleave(counts.flatten())

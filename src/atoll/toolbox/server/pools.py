@@ -34,41 +34,41 @@ CONTROLS: dict[Pool, tuple[Source, ...]] = {"features": ("untrained", "random"),
 
 
 def teacher(bench: Workbench, start: Params, epochs: int, *, augmented: bool = True) -> Params:
-    """A model trained on the public samples, by the clients' rule of steps."""
+    """Train a model on the public samples, by the clients' rule of steps."""
     return sgd(bench.cohort(*bench.public, augmented=augmented), start=start, epochs=epochs).client(0)
 
 
-def redrawn(bench: Workbench, w: Params) -> Params:
-    """Another initial model: the numbers of every weight in another order, as likely a draw as the first."""
+def redraw(bench: Workbench, w: Params) -> Params:
+    """Make another initial model: the numbers of every weight in another order, as likely a draw as the first."""
     draw = bench.generator("another network")
 
-    def shuffled(leaf: Tensor) -> Tensor:
+    def shuffle(leaf: Tensor) -> Tensor:
         order = torch.from_numpy(draw.permutation(leaf.numel())).to(leaf.device)
         return leaf.flatten()[order].reshape(leaf.shape)
 
-    return w | w.trained.map(shuffled)
+    return w | w.trained.map(shuffle)
 
 
 def sample(bench: Workbench, size: int) -> tuple[Tensor, Tensor]:
-    """So many of the public samples, or all there are, drawn without order."""
+    """Draw so many of the public samples, or all there are, without order."""
     x, y = bench.public
     chosen = torch.from_numpy(bench.generator("pool").permutation(len(x))[:size]).to(x.device)
     return x[chosen], y[chosen]
 
 
 def directions(bench: Workbench, w: Params, x: Tensor) -> Tensor:
-    """Unit features."""
+    """Return the unit features of samples."""
     return F.normalize(bench.answers(w, x, features=True), dim=1)
 
 
 def class_means(z: Tensor, y: Tensor, classes: int) -> Tensor:
-    """The direction of the mean of each class; a row of zeros for one without samples."""
+    """Return the direction of the mean of each class; a row of zeros for one without samples."""
     member = (y == torch.arange(classes, device=y.device)[:, None]).to(z.dtype)
     return F.normalize(member @ z, dim=1)
 
 
 def pool(bench: Workbench, form: Pool, source: Source, *, size: int, start: Params, other: Params | None) -> Params:
-    """The pool of a form: what is sent. `start` is what clients begin with, `other` another network."""
+    """Make the pool of a form: what is sent. `start` is what clients begin with, `other` another network."""
     x, y = sample(bench, size)
     if source == "noise":
         x = torch.from_numpy(bench.generator("noise pool").normal(size=tuple(x.shape))).to(x)

@@ -1,8 +1,8 @@
 """Directions of classes that several clients found, and the one direction per class that a server makes of them.
 
     weights      how much client k counts for class c: by volume, reliability and confidence
-    fused        the direction of each class: the weighted mean, or the geometric median, which few clients cannot move
-    shrunk       the same, drawn to fixed anchors where there are few samples
+    fuse         the direction of each class: the weighted mean, or the geometric median, which few clients cannot move
+    shrink       the same, drawn to fixed anchors where there are few samples
     personal     a client's own directions, drawn to the shared ones where it has few samples
     agreement    how alike the clients' directions are: where they are not, features of clients must not be mixed
 
@@ -25,13 +25,13 @@ MEDIAN_STEPS = 100
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows of length 1; a row of zeros stays one."""
+    """Scale rows to length 1; a row of zeros stays one."""
     return torch.nn.functional.normalize(rows, dim=-1)
 
 
 # -- what a client is worth --------------------------------------------------------------------------------------------
 def reliability(correct: Tensor, tested: Tensor) -> Tensor:
-    """r_k: the mean of the accuracies within classes on held-out samples, drawn to 1/2 as by 20 more samples.
+    """Return r_k: the mean of the accuracies within classes on held-out samples, drawn to 1/2 as by 20 more samples.
 
     `correct` of the `tested` samples of each class, [K, C]. Where nothing was held out, r_k = 1/2.
     """
@@ -42,7 +42,7 @@ def reliability(correct: Tensor, tested: Tensor) -> Tensor:
 
 
 def concentration(length: Tensor, size: int) -> Tensor:
-    """Kappa of a von Mises-Fisher distribution whose samples' mean has this length R: R (d - R^2) / (1 - R^2).
+    """Return kappa of a von Mises-Fisher distribution whose samples' mean has this length R: R (d - R^2) / (1 - R^2).
 
     Banerjee, Dhillon, Ghosh, Sra. "Clustering on the Unit Hypersphere using von Mises-Fisher Distributions." JMLR 2005.
     """
@@ -51,7 +51,7 @@ def concentration(length: Tensor, size: int) -> Tensor:
 
 
 def confidence(sums: Tensor, counts: Tensor, *, least: int = 5) -> Tensor:
-    """q_kc = kappa R, of unit features whose mean has length R: n q on the unit mean is the maximum likelihood mean.
+    """Return q_kc = kappa R, of unit features whose mean has length R: n q times the unit mean is most likely.
 
     Kappa is cut at its 90th percentile over the (k, c) with at least `least` samples; without samples it is 0.
     """
@@ -64,7 +64,7 @@ def confidence(sums: Tensor, counts: Tensor, *, least: int = 5) -> Tensor:
 
 
 def owners(counts: Tensor, least: int = 5) -> Tensor:
-    """Who has enough samples of a class to speak for it, [K, C]."""
+    """Return who has enough samples of a class to speak for it, [K, C]."""
     return counts >= max(least, 1)
 
 
@@ -76,7 +76,7 @@ def weights(
     powers: tuple[float, float, float] = (1.0, 1.0, 1.0),
     least: int = 5,
 ) -> Tensor:
-    """omega_kc ~ n_kc^a r_k^b q_kc^g over the clients with at least `least` samples of c; columns sum to 1, or are 0.
+    """Return omega_kc ~ n_kc^a r_k^b q_kc^g over clients with at least `least` samples of c; columns sum to 1 or 0.
 
     `powers` are a, b, g; what is None counts the same for everybody. Owners that all weigh 0 count the same.
     """
@@ -93,8 +93,8 @@ def weights(
 
 
 # -- one direction per class -------------------------------------------------------------------------------------------
-def fused(directions: Tensor, weights: Tensor, *, robust: bool = False) -> Tensor:
-    """The direction of each class, [C, d]: unit(sum_k omega_kc unit(p_kc)), or the geometric median of the p_kc.
+def fuse(directions: Tensor, weights: Tensor, *, robust: bool = False) -> Tensor:
+    """Fuse directions by class, [C, d]: unit(sum_k omega_kc unit(p_kc)), or the geometric median of the p_kc.
 
     A class that nobody owns is a row of zeros.
     """
@@ -104,7 +104,7 @@ def fused(directions: Tensor, weights: Tensor, *, robust: bool = False) -> Tenso
 
 
 def median(points: Tensor, weights: Tensor, *, start: Tensor) -> Tensor:
-    """The unit p_c that minimise sum_k omega_kc |p_c - p_kc|, by Weiszfeld's steps from `start`, on the sphere.
+    """Find the unit p_c that minimise sum_k omega_kc |p_c - p_kc|, by Weiszfeld's steps from `start`, on the sphere.
 
     A direction that more than half of the weight shares is the median, wherever the others point.
     """
@@ -116,10 +116,10 @@ def median(points: Tensor, weights: Tensor, *, start: Tensor) -> Tensor:
     return p
 
 
-def shrunk(shared: Tensor, anchors: Tensor, samples: Tensor, *, strength: float = 20.0) -> Tensor:
-    """unit((1 - rho_c) p_c + rho_c a_c), rho_c = m / (m + n_c): anchors win where samples are few; m is the `strength`.
+def shrink(shared: Tensor, anchors: Tensor, samples: Tensor, *, strength: float = 20.0) -> Tensor:
+    """Return unit((1 - rho_c) p_c + rho_c a_c), rho_c = m / (m + n_c): anchors win where samples are few.
 
-    `samples` are n_c, [C]. A class without a direction (a row of zeros) gets its anchor.
+    `samples` are n_c, [C], and m is the `strength`. A class without a direction (a row of zeros) gets its anchor.
     """
     if anchors.shape != shared.shape:
         raise CohortError(
@@ -132,13 +132,13 @@ def shrunk(shared: Tensor, anchors: Tensor, samples: Tensor, *, strength: float 
 
 
 def personal(own: Tensor, shared: Tensor, counts: Tensor, *, strength: float = 50.0) -> Tensor:
-    """unit(eta p_kc + (1 - eta) p_c), eta = n_kc / (n_kc + m), of one client's [C, d] or of several, [K, C, d]."""
+    """Return unit(eta p_kc + (1 - eta) p_c), eta = n_kc / (n_kc + m), of one client, [C, d], or several, [K, C, d]."""
     eta = (counts / (counts + strength).clamp(min=torch.finfo(counts.dtype).tiny))[..., None]
     return unit(eta * unit(own) + (1 - eta) * unit(shared))
 
 
 def agreement(directions: Tensor, counts: Tensor, *, least: int = 5) -> Tensor:
-    """The mean cosine between the directions that two owners have for one class, over all such pairs; 1 without any.
+    """Return the mean cosine between two owners' directions of one class, over all such pairs; 1 without any.
 
     Below about 0.3 the clients' features have no common coordinates: then fuse what they answer, and not features.
     """

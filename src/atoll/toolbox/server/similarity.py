@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 
 
 def directions(rows: Tensor, q: int) -> Tensor:
-    """The q leading right singular vectors of rows [n, d], as [q, d]; those beyond the rank of the rows are 0.
+    """Return the q leading right singular vectors of rows [n, d], as [q, d]; those beyond the rank of the rows are 0.
 
     The largest entry of each is positive, so the same rows give the same directions on any machine.
     """
@@ -29,7 +29,7 @@ def directions(rows: Tensor, q: int) -> Tensor:
 
 
 def private_moment(rows: Tensor, noise: float, rng: np.random.Generator) -> Tensor:
-    """Rows^T rows of rows cut to length 1, plus symmetric Gaussian noise: one row more or less moves it by at most 1.
+    """Return rows^T rows of rows cut to length 1, plus symmetric Gaussian noise: one row moves it by at most 1.
 
     Dwork, Talwar, Thakurta, Zhang. "Analyze Gauss." STOC 2014, Algorithm 1.
     """
@@ -40,13 +40,13 @@ def private_moment(rows: Tensor, noise: float, rng: np.random.Generator) -> Tens
 
 
 def leading(moment: Tensor, q: int) -> Tensor:
-    """The q leading eigenvectors of a symmetric matrix, as [q, d]; those of eigenvalues that are not positive are 0."""
+    """Return the q leading eigenvectors of a symmetric matrix, as [q, d]; 0 where eigenvalues are not positive."""
     values, vectors = torch.linalg.eigh(moment)
     return _first(values.flip(0).clamp(min=0), vectors.T.flip(0), q)
 
 
 def _first(sizes: Tensor, vectors: Tensor, q: int) -> Tensor:
-    """The first q rows, with a definite sign, and zeros where there is none or its size is a rounding error."""
+    """Return the first q rows, with a definite sign, and zeros where there is none or its size is a rounding error."""
     found = vectors.new_zeros(q, vectors.shape[1])
     there = min(q, len(sizes))
     if there:
@@ -67,7 +67,7 @@ def bases(
     noise: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What one client says of its samples x [n, p] with targets y [n, t]: [parts, q, d], and without targets [1, q, p].
+    """Describe one client's samples x [n, p] with targets y [n, t]: [parts, q, d]; without targets, [1, q, p].
 
     One part: the directions of [x, y]. `by_class`: a part for every column of y, a class: the directions of its samples
     times the root of its share. With `noise`, all of it comes from `private_moment` and counts with the same noise.
@@ -91,7 +91,7 @@ def bases(
 
 
 def alignment(ours: Tensor, theirs: Tensor) -> Tensor:
-    """The mean cosine of the principal angles between bases [n, parts, q, d] and [m, parts, q, d], summed over parts.
+    """Return the mean cosine of principal angles between bases [n, parts, q, d] and [m, parts, q, d], summed by part.
 
     It is 1 for two equal clients with q directions each, and 0 for two whose samples have no direction in common.
     """
@@ -108,7 +108,7 @@ def alignment(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def links(scores: Tensor, topk: int, temperature: float, *, among: Tensor) -> Tensor:
-    """Row i: softmax(temperature * scores) over its `topk` highest scores, of those that `among` allows; else all zero.
+    """Return rows softmax(temperature * scores) over the `topk` highest scores that `among` allows; else all zero.
 
     Where fewer are allowed, all of them; of equal scores, the first.
     """
@@ -120,7 +120,7 @@ def links(scores: Tensor, topk: int, temperature: float, *, among: Tensor) -> Te
 
 
 def propagation(stochastic: Tensor, alpha: float) -> Tensor:
-    """P = (1 - alpha) (I - alpha S)^-1: its rows are distributions where those of S are."""
+    """Return P = (1 - alpha) (I - alpha S)^-1: its rows are distributions where those of S are."""
     if not 0 <= alpha < 1:
         raise HyperparameterError(f"`alpha` must be a float in [0, 1). Got {alpha!r}: at 1 nothing can be inverted.")
     off = (stochastic.sum(1) - 1).abs().max()
@@ -136,7 +136,7 @@ def propagation(stochastic: Tensor, alpha: float) -> Tensor:
 
 
 def among_known(mixing: Tensor, known: Tensor) -> Tensor:
-    """The same matrix over `known` clients only, its rows distributions again; who gets nothing has itself."""
+    """Return the same matrix over `known` clients only, its rows distributions again; who gets nothing has itself."""
     there = mixing * known
     mass = there.sum(1, keepdim=True)
     eye = torch.eye(len(mixing), dtype=mixing.dtype, device=mixing.device)

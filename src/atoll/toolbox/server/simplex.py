@@ -9,14 +9,14 @@ TOLERANCE = 1e-12  # how far from the minimum, as a share of the largest curvatu
 MOST_STEPS = 5_000
 
 
-def shared_out(votes: Tensor) -> Tensor:
-    """Votes, [voter, ...], as shares of all voters; where nobody has one, all count alike."""
+def to_shares(votes: Tensor) -> Tensor:
+    """Turn votes, [voter, ...], into shares of all voters; where nobody has one, all count alike."""
     votes = torch.where(votes.sum(0) > 0, votes, 1.0)
     return votes / votes.sum(0)
 
 
 def nearest(points: Tensor) -> Tensor:
-    """The weights nearest to each row: all of its numbers lowered alike, and cut at 0, so they sum to 1."""
+    """Find the weights nearest to each row: all of its numbers lowered alike, and cut at 0, so they sum to 1."""
     falling = points.sort(dim=-1, descending=True).values
     surplus = falling.cumsum(-1) - 1
     counts = torch.arange(1, points.shape[-1] + 1, dtype=points.dtype, device=points.device)
@@ -25,7 +25,7 @@ def nearest(points: Tensor) -> Tensor:
 
 
 def minimise(quadratic: Tensor, linear: Tensor) -> Tensor:
-    """For each row b of `linear`, the weights a that minimise a^T Q a - 2 b^T a; Q has no negative eigenvalue.
+    """Find, for each row b of `linear`, the weights a that minimise a^T Q a - 2 b^T a; Q has no negative eigenvalue.
 
     Accelerated projected gradient steps, whose momentum starts anew where it leads uphill. They end when the gap
     slope . (a - best vertex), which bounds the distance from the minimum, is closed.

@@ -32,17 +32,16 @@ from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
-from atoll.toolbox.client.blocks import Blocks, above, blocks_of, talking_bench
+from atoll.toolbox.client.blocks import Blocks, bench_with_block_features, blocks_of, train_above
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.evidence import evidence
 from atoll.toolbox.client.features import class_sums, feature_size, features_and_outputs
 from atoll.toolbox.objectives.etf import simplex_etf
-from atoll.toolbox.objectives.margins import margins, own_moments
-from atoll.toolbox.objectives.margins import said as margin_logits
+from atoll.toolbox.objectives.margins import margin_logits, margins, own_moments
 from atoll.toolbox.oneshot import OneShot, Server, require_public, uploads
 from atoll.toolbox.server import prototypes
 from atoll.toolbox.server.distillation import lessons
-from atoll.toolbox.server.fusion import fused, together
+from atoll.toolbox.server.fusion import fuse, stack_features
 from atoll.toolbox.server.voting import of_logits
 
 log = logging.getLogger("atoll.toolbox.server.splitting")
@@ -54,7 +53,7 @@ TEMPERATURE = 4.0  # T
 
 @dataclass(frozen=True, kw_only=True)
 class Splitting(OneShot):
-    """Base of such methods: a subclass says where the split is, and ends its `aggregate` with `concluded`."""
+    """Base of such methods: a subclass says where the split is, and ends its `aggregate` with `conclude`."""
 
     answer: Literal["auto", "prototypes", "outputs"] = "auto"  # how models answer together; auto: if they agree
     volume: NonNegative = 1.0  # a: of samples in the weight of a client's prototype
@@ -77,7 +76,7 @@ class Splitting(OneShot):
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def findings(self, cohort: Cohort, w: Stack) -> dict[str, Stack]:
-        """What clients send of their trained models beside these: about classes, and the moments that margins need."""
+        """Return what clients send beside trained models: evidence of classes, and the moments that margins need."""
         found = {"evidence": evidence(cohort, w, feature_size(self, cohort.task))}
         taught = self.student_epochs > 0 and self.student_of == "margins"
         return found | ({"moments": own_moments(cohort, w)} if taught else {})
@@ -89,7 +88,7 @@ class Splitting(OneShot):
 
     # -- the server --------------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> Server:
-        """The initial model and the corners of a simplex; nobody shares anything yet."""
+        """Return the initial model and the corners of a simplex; nobody shares anything yet."""
         size, model = feature_size(self, task), task.network.initial
         blocks_of(task)  # raises for a network without blocks
         if self.student_epochs:
@@ -99,59 +98,59 @@ class Splitting(OneShot):
         splits = torch.zeros(task.clients, dtype=torch.int64, device=task.sample.device)
         return {"model": model, "anchors": Params.of(anchors=anchors), "splits": splits}
 
-    def concluded(self, server: Server, replies: Replies, models: Stack, split: int) -> Server:
-        """The state with all models, whose first `split` blocks are the same, their prototypes, and one for all.
+    def conclude(self, server: Server, replies: Replies, models: Stack, split: int) -> Server:
+        """Return the state with all models, whose first `split` blocks are the same, their prototypes, and one for all.
 
         That is the student, or simply any of them if all their blocks are the same.
         """
-        told = uploads(replies, "evidence")
-        said = prototypes.agreement(told["sum"], told["count"])
-        log.info("directions of a class agree with cosine %.2f between clients", float(said))
+        sent = uploads(replies, "evidence")
+        agreement = prototypes.agreement(sent["sum"], sent["count"])
+        log.info("directions of a class agree with cosine %.2f between clients", float(agreement))
         clients = torch.from_numpy(replies.clients).to(server["splits"].device).sort().values
-        server = {**server, "clients": clients, "models": models, "evidence": told, "agreement": said}
+        server = {**server, "clients": clients, "models": models, "evidence": sent, "agreement": agreement}
         server["prototypes"] = Params.of(prototypes=self.directions(server))
         if split == len(blocks_of(replies.workbench.task)):
             server["one"] = models.client(0)
         elif self.student_epochs:
-            server["one"] = self.distilled(server, replies, split)
+            server["one"] = self.distil(server, replies, split)
         return server
 
     def directions(self, server: Server) -> Tensor:
-        """p_c, [classes, features]."""
-        told, anchors = server["evidence"], server["anchors"]["anchors"]
+        """Return the prototypes p_c, [classes, features]."""
+        sent, anchors = server["evidence"], server["anchors"]["anchors"]
         omega = prototypes.weights(
-            told["count"],
-            prototypes.reliability(told["correct"], told["tested"]),
-            prototypes.confidence(told["sum"], told["count"]),
+            sent["count"],
+            prototypes.reliability(sent["correct"], sent["tested"]),
+            prototypes.confidence(sent["sum"], sent["count"]),
             powers=(self.volume, self.reliability, self.confidence),
         )
-        mean = prototypes.fused(told["sum"], omega, robust=self.robust)
-        return prototypes.shrunk(mean, anchors, told["count"].sum(0), strength=self.shrinkage)
+        mean = prototypes.fuse(sent["sum"], omega, robust=self.robust)
+        return prototypes.shrink(mean, anchors, sent["count"].sum(0), strength=self.shrinkage)
 
-    def distilled(self, server: Server, replies: Replies, split: int) -> Params:
-        """One model that says below the split what all say, and answers what all answer."""
+    def distil(self, server: Server, replies: Replies, split: int) -> Params:
+        """Teach one model to say below the split what all say, and to answer what all answer."""
         bench, task = replies.workbench, replies.workbench.task
-        (x, y), blocks, talkative = bench.public, blocks_of(task), talking_bench(bench)
+        (x, y), blocks, talkative = bench.public, blocks_of(task), bench_with_block_features(bench)
         base = torch.einsum("k,ksd->sd", sizes(server), talkative.answers(server["models"], x, features=True))
-        likely = (self.taught_logits(server, replies, x) / TEMPERATURE).softmax(1)
+        likely = (self.teaching_logits(server, replies, x) / TEMPERATURE).softmax(1)
         classes = F.one_hot(y, task.classes or 0).to(base.dtype)
         cohort = lessons(bench, x, torch.cat([base, likely, classes], 1), network=talkative.network)
-        step = functools.partial(taught, blocks, split, self.align, self.labels)
+        step = functools.partial(student_gradient, blocks, split, self.align, self.labels)
         lr = torch.full_like(cohort.lr, self.student_lr)
         return sgd(cohort, server["model"], epochs=self.student_epochs, lr=lr, gradient=step).client(0)
 
-    def taught_logits(self, server: Server, replies: Replies, x: Tensor) -> Tensor:
-        """What all models together answer to samples, as the student is taught it."""
+    def teaching_logits(self, server: Server, replies: Replies, x: Tensor) -> Tensor:
+        """Return what all models together answer to samples, as the student is taught it."""
         bench, models = replies.workbench, server["models"]
         if self.student_of == "logits":
             return torch.einsum("kc,ksc->sc", votes(server), bench.answers(models, x))
         trained = spread(server["model"], models.clients) | uploads(replies, "model")  # whose moments were sent
-        told = margins(uploads(replies, "moments")) * SCALE
-        return margin_logits(bench.answers(trained, x, features=True), told)
+        scaled = margins(uploads(replies, "moments")) * SCALE
+        return margin_logits(bench.answers(trained, x, features=True), scaled)
 
     # -- what comes out ----------------------------------------------------------------------------------------------
-    def fused(self, server: Server) -> Params | Predictor:
-        """The one model that there is, or all together."""
+    def combine(self, server: Server) -> Params | Predictor:
+        """Return the one model that there is, or all together."""
         if "one" in server:
             one: Params = server["one"]
             return one
@@ -161,14 +160,14 @@ class Splitting(OneShot):
         return ensemble(server["models"], beside, by_directions)
 
     def last_broadcast(self, server: Server) -> Server | None:
-        """What all others found, on which clients train on: the one model or all, and prototypes to be near to."""
+        """Return what all others found: the one model or all, and prototypes to be near to."""
         if self.personal == "none" or "models" not in server:
             return None
         found = {"one": server["one"]} if "one" in server else {"models": server["models"], "shares": sizes(server)}
         return found | ({"prototypes": server["prototypes"]} if self.personal == "prototypes" else {})
 
     def finish(self, server: Server, cohort: Cohort) -> Stack | None:
-        """Every client trains what lies above the base of its own model, held to what all others found."""
+        """Train what lies above the base of every client's own model, held to what all others found."""
         received = self.last_broadcast(server)
         if received is None:
             return None
@@ -181,13 +180,13 @@ class Splitting(OneShot):
         given = {"many": many, "shares": shares, "beta": self.beta}
 
         def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:
-            step = functools.partial(held, names)
+            step = functools.partial(held_gradient, names)
             return sgd(some, start, epochs=self.personal_epochs, only=names, gradient=step, given=given)
 
-        return above(cohort, blocks_of(cohort.task), w, server["splits"][cohort.ids], train)
+        return train_above(cohort, blocks_of(cohort.task), w, server["splits"][cohort.ids], train)
 
     def own(self, server: Server, cohort: Cohort) -> Stack:
-        """What each client sent; the broadcast model for who sent nothing."""
+        """Return what each client sent; the broadcast model for who sent nothing."""
         start, models = cohort.stacked(server["model"]), server["models"]
         same = server["clients"] == cohort.ids[:, None]
         there, row = same.any(1), same.long().argmax(1)
@@ -200,7 +199,7 @@ class Splitting(OneShot):
         )
 
     def personalize(self, server: Server, cohort: Cohort) -> Deployed:
-        """The client's own model, with its head or with prototypes near its own; or what everybody has."""
+        """Return the client's own model, with its head or with prototypes near its own; or what everybody has."""
         if self.personal == "none" or "models" not in server:
             return self.shared(server)
         v = cohort.recall(default=self.own(server, cohort))
@@ -212,46 +211,46 @@ class Splitting(OneShot):
         return Predictor(v, Stack.of(prototypes=near), by_own_directions)
 
     def welcome(self, server: Server, cohort: Cohort) -> Deployed:
-        """A new client deploys what everybody has."""
+        """Give a new client what everybody deploys."""
         return self.shared(server)
 
 
 # -- how much clients count --------------------------------------------------------------------------------------------
 def sizes(server: Server) -> Tensor:
-    """n_k / n."""
+    """Return each client's share of samples, n_k / n."""
     samples: Tensor = server["evidence"]["count"].sum(1)
     return samples / samples.sum()
 
 
 def votes(server: Server) -> Tensor:
-    """a_kc ~ n_kc r_k: who has no sample of a class is not heard about it; where nobody has one, all are, alike."""
-    told = server["evidence"]
-    shares = prototypes.weights(told["count"], prototypes.reliability(told["correct"], told["tested"]), least=1)
+    """Return a_kc ~ n_kc r_k: who has no sample of a class has no vote on it; where nobody has one, all count alike."""
+    sent = server["evidence"]
+    shares = prototypes.weights(sent["count"], prototypes.reliability(sent["correct"], sent["tested"]), least=1)
     return torch.where(shares.sum(0) > 0, shares, 1 / len(shares))
 
 
 # -- rules of answering ------------------------------------------------------------------------------------------------
 def by_directions(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """Cosines of the mean of all members' unit features with the prototypes."""
-    features = together([batch.features(member) for member in members_of(beside)])
-    mean = fused(features, "size", shares=beside["shares"], normalise=True)
+    """Return the cosines of the mean of all members' unit features with the prototypes."""
+    features = stack_features([batch.features(member) for member in members_of(beside)])
+    mean = fuse(features, "size", shares=beside["shares"], normalise=True)
     return SCALE * prototypes.unit(mean) @ beside["prototypes"].T
 
 
 def by_own_directions(model: Params, beside: Params, batch: Batch) -> Tensor:
-    """Cosines of the model's features with the prototypes."""
+    """Return the cosines of the model's features with the prototypes."""
     return SCALE * prototypes.unit(batch.features(model)) @ beside["prototypes"].T
 
 
 # -- what is minimised -------------------------------------------------------------------------------------------------
-def taught(blocks: Blocks, split: int, align: float, labels: float, w: Params, batch: Batch) -> Found:
-    """The gradient of the student's loss; targets are what blocks should say, probabilities, and classes."""
+def student_gradient(blocks: Blocks, split: int, align: float, labels: float, w: Params, batch: Batch) -> Found:
+    """Return the gradient of the student's loss; targets are what blocks should say, probabilities, and classes."""
     widths = [*blocks.widths, blocks.widths[-1], blocks.widths[-1]]
     *wanted, _, likely, right = torch.split(batch.y, widths, dim=1)
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
         said, after = replace(batch, variant=replace(batch.variant, features=True)).forward(w | trained)
-        *base, logits = blocks.parted(said)
+        *base, logits = blocks.split_by_block(said)
         apart = F.kl_div((logits / TEMPERATURE).log_softmax(1), likely, reduction="none").sum(1) * TEMPERATURE**2
         for here, there in zip(base[:split], wanted[:split], strict=True):
             apart = apart + align * relative(here, there)
@@ -263,15 +262,15 @@ def taught(blocks: Blocks, split: int, align: float, labels: float, w: Params, b
 
 
 def relative(here: Tensor, there: Tensor) -> Tensor:
-    """|here - there|^2 / |there|^2 of every row; 0 where there is nothing to be like."""
+    """Return |here - there|^2 / |there|^2 of every row; 0 where there is nothing to be like."""
     length = there.square().sum(1)
     apart = (here - there).square().sum(1)
     return torch.where(length > 0, apart / torch.where(length > 0, length, 1), 0)
 
 
-def held(names: frozenset[str], v: Params, batch: Batch, given: dict[str, Any]) -> Found:
-    """The gradient, for some leaves, of the loss plus the distance of own features to those of the given models."""
-    each = together([batch.deployed.features(one) for one in given["many"]])
+def held_gradient(names: frozenset[str], v: Params, batch: Batch, given: dict[str, Any]) -> Found:
+    """Return the gradient, for some leaves, of the loss plus the distance of features to the given models'."""
+    each = stack_features([batch.deployed.features(one) for one in given["many"]])
     wanted = torch.einsum("k,ksd->sd", given["shares"], each)
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:

@@ -28,9 +28,9 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.portable import MaskedBatchNorm
 from atoll.kernel.task import Facts, Training
 from atoll.models.synthesis import draw_values, generator_of
-from atoll.toolbox.client.descent import at_rest, descend
+from atoll.toolbox.client.descent import descend, zero_velocity
 from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
-from atoll.toolbox.server.adam import adam, annealed, unmoved
+from atoll.toolbox.server.adam import adam, annealed_share, no_past
 from atoll.toolbox.server.distillation import disagreement
 
 State = dict[str, Any]
@@ -46,7 +46,7 @@ FIRST_DECAY = 0.5  # beta_1 of Adam on a generator
 # -- making samples ----------------------------------------------------------------------------------------------------
 
 
-def imagined(
+def imagine(
     bench: Workbench,
     cost: Cost,
     given: State,
@@ -58,7 +58,7 @@ def imagined(
     noise: int,
     width: int,
 ) -> tuple[Tensor, Tensor]:
-    """Samples with classes, as a fresh generator made them when their cost was least; its noise is trained with it."""
+    """Make samples with classes by a fresh generator, when their cost was least; its noise is trained with it."""
     task = bench.task
     assert task.classes is not None, "the task has no classes"
     generator, draw = generator_of(task.sample, noise, width), bench.generator(f"imagined {turn}")
@@ -66,15 +66,15 @@ def imagined(
     z = torch.from_numpy(draw.normal(size=(samples, noise))).to(task.sample)
     at = Params({**draw_values(generator, draw), "z": z})
     best = Params.of(cost=math.inf, x=task.sample.new_zeros(samples, *task.sample.shape))
-    step = functools.partial(_imagine, cost=cost, network=bench.network, lr=lr)
-    state = {"at": at, "past": unmoved(at), "best": best}
+    step = functools.partial(_imagine_step, cost=cost, network=bench.network, lr=lr)
+    state = {"at": at, "past": no_past(at), "best": best}
     server = bench.cohort(z, y, network=generator, batch_size=samples)
     end = server.scan(step, state, given=given, epochs=steps, shuffle=False)
     return end["best"].client(0)["x"], y
 
 
-def _imagine(state: State, batch: Batch, given: State, *, cost: Cost, network: Network, lr: float) -> State:
-    """One step of Adam on generator and noise."""
+def _imagine_step(state: State, batch: Batch, given: State, *, cost: Cost, network: Network, lr: float) -> State:
+    """Take one step of Adam on generator and noise."""
 
     def objective(at: Params) -> tuple[Tensor, Params]:
         x = replace(batch, x=at["z"]).outputs(at.without(["z"]))
@@ -99,13 +99,13 @@ class Pool:
         self.y = torch.zeros(batches * batch_size, dtype=torch.int64, device=like.device)
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """One more batch."""
+        """Add one more batch."""
         place = slice(self.size, self.size + len(x))
         self.x[place], self.y[place] = x, y
         self.size += len(x)
 
     def cohort(self) -> Cohort:
-        """The server as a client who holds what is there so far."""
+        """Return the server as a client who holds what is there so far."""
         return self.bench.cohort(self.x, self.y, batch_size=self.batch_size, first=self.size)
 
 
@@ -113,7 +113,7 @@ class Pool:
 
 
 def learn(state: State, batch: Batch, given: State, *, lesson: Lesson) -> State:
-    """One step of a learner w, given its step size `lr`."""
+    """Take one step of a learner w, given its step size `lr`."""
     w: Params = state["w"]
 
     def objective(trained: Params) -> tuple[Tensor, Params]:
@@ -126,13 +126,13 @@ def learn(state: State, batch: Batch, given: State, *, lesson: Lesson) -> State:
 
 
 def answers(models: Params, batch: Batch) -> Tensor:
-    """What each of the models in the rows of `models` answers, [model, sample, class]."""
+    """Return what each of the models in the rows of `models` answers, [model, sample, class]."""
     each = Stack(models, models.layout)
     return torch.stack([batch.outputs(each.client(k)) for k in range(each.clients)])
 
 
-def diversified(batch: Batch, ask: Callable[[Batch], Tensor], step: float, temperature: float) -> Batch:
-    """The samples, one step along the sign of the gradient of a random mixture of what is answered to them.
+def diversify(batch: Batch, ask: Callable[[Batch], Tensor], step: float, temperature: float) -> Batch:
+    """Move the samples one step along the sign of the gradient of a random mixture of what is answered to them.
 
     Output diversified sampling: Tashiro, Song, Ermon, NeurIPS 2020.
     """
@@ -149,7 +149,7 @@ def diversified(batch: Batch, ask: Callable[[Batch], Tensor], step: float, tempe
 
 
 def answers_and_distance(models: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-    """What each model answers, and how far the samples are from those that the models' BatchNorm layers saw.
+    """Return what each model answers, and how far the samples are from those that the models' BatchNorm layers saw.
 
     Per layer ||mean - running mean|| + ||variance - running variance||, summed over layers, averaged over models; 0 for
     models without such layers.
@@ -171,7 +171,8 @@ def answers_and_distance(models: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return outputs, torch.stack(seen).sum() / len(outputs) if seen else outputs.new_zeros(())
+    distance = torch.stack(seen).sum() / len(outputs) if seen else outputs.new_zeros(())
+    return outputs, distance
 
 
 # -- answers that are learned so ---------------------------------------------------------------------------------------
@@ -202,26 +203,26 @@ class FromMadeUp(ServerAnswer):
         if not task.sample.is_floating_point():
             raise TaskError(f"{name_in_messages(self)} makes up samples of numbers. {task.name} has others.")
 
-    def learned(self, bench: Workbench, learner: Params, models: Stack) -> Params:
+    def learn(self, bench: Workbench, learner: Params, models: Stack) -> Params:
         """Return the learner after the last epoch: there are no data to choose an earlier one by."""
         evenly = bench.task.sample.new_full((models.clients,), 1 / models.clients)
         given: State = {"models": Params(models, models.layout), "votes": Params.of(votes=evenly), "learner": learner}
-        state: State = {"w": learner, "velocity": at_rest(RULE, learner)}
+        state: State = {"w": learner, "velocity": zero_velocity(RULE, learner)}
         pool = Pool(bench, self.server_epochs, self.server_batch)
         for epoch in range(self.server_epochs):
-            x, y = imagined(
+            x, y = imagine(
                 bench, self.cost, given, turn=epoch, samples=self.server_batch, steps=self.generator_steps,
                 lr=self.generator_lr, noise=self.noise, width=self.width,
             )  # fmt: skip
             given["votes"] = self.votes(pool, given, epoch)
             pool.add(x, y)
-            state = self.passed(state, given, pool.cohort(), epoch)
+            state = self.pass_over(state, given, pool.cohort(), epoch)
             given["learner"] = learner = state["w"].client(0)
         return learner
 
-    def passed(self, state: State, given: State, cohort: Cohort, epoch: int) -> State:
+    def pass_over(self, state: State, given: State, cohort: Cohort, epoch: int) -> State:
         """Return a learner and its velocity after a pass over the server's samples."""
-        lr = cohort.lr.new_tensor(self.server_lr) * annealed(cohort.lr.new_tensor(epoch), self.server_epochs)
+        lr = cohort.lr.new_tensor(self.server_lr) * annealed_share(cohort.lr.new_tensor(epoch), self.server_epochs)
         step = functools.partial(learn, lesson=self.lesson)
         after: State = cohort.scan(step, state, given={**given, "lr": lr}, stream=f"epoch {epoch}", draws=True)
         return after
@@ -242,13 +243,13 @@ class FromMadeUp(ServerAnswer):
         raise NotImplementedError(f"{type(self).__name__} must define lesson.")
 
 
-def together(logits: Tensor, given: State) -> Tensor:
-    """What the ensemble answers, from the logits of every model, [model, sample, class]."""
+def combine_logits(logits: Tensor, given: State) -> Tensor:
+    """Return what the ensemble answers, from the logits of every model, [model, sample, class]."""
     votes = given["votes"]["votes"]
     return torch.einsum("k,ksc->sc", votes / votes.sum().clamp(min=1e-12), logits)
 
 
-def objections(wanted: Tensor, said: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """How far teachers are from the classes, and a rival from the teachers where it decides otherwise than they."""
-    differ = (wanted.argmax(1) != said.argmax(1)).to(said.dtype)
-    return cross_entropy(wanted, y).mean(), (disagreement(said, wanted, ADVERSARIAL) * differ).mean()
+def objections(wanted: Tensor, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far teachers are from the classes, and a rival from the teachers where it decides otherwise."""
+    differ = (wanted.argmax(1) != outputs.argmax(1)).to(outputs.dtype)
+    return cross_entropy(wanted, y).mean(), (disagreement(outputs, wanted, ADVERSARIAL) * differ).mean()

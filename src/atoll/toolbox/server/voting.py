@@ -14,8 +14,8 @@ from atoll.kernel.predictor import members_of
 Of = Literal["logits", "probs"]
 
 
-def together(outputs: Tensor, shares: Tensor, of: Of) -> Tensor:
-    """The logits of an ensemble, from those of its members, [member, sample, class], and shares, [member, class]."""
+def combine_votes(outputs: Tensor, shares: Tensor, of: Of) -> Tensor:
+    """Return the logits of an ensemble from its members', [member, sample, class], and shares, [member, class]."""
     if of == "logits":
         return torch.einsum("knc,kc->nc", outputs - outputs.mean(2, keepdim=True), shares)
     # Added in logarithms: a class that all are sure it is not stays finite.
@@ -23,8 +23,8 @@ def together(outputs: Tensor, shares: Tensor, of: Of) -> Tensor:
 
 
 def of_logits(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
-    """The mean of the members' logits."""
-    return together(_outputs(beside, batch), beside["shares"], "logits")
+    """Return the mean of the members' logits."""
+    return combine_votes(_outputs(beside, batch), beside["shares"], "logits")
 
 
 def _outputs(beside: Params, batch: Batch) -> Tensor:
