@@ -21,7 +21,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.data.datasets import load
 from atoll.data.partition import Dirichlet, Iid
 from atoll.kernel.errors import AtollError, first_line
-from atoll.runtime.engines import local
+from atoll.runtime.engines import planning
 from atoll.testing.conformance import personal_models
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression that names of methods must match")
     asked = parser.parse_args()
     device = asked.device
-    local.WORTH_MEASURING = 0.0  # so that traced programs and CUDA graphs are among what is measured
+    planning.WORTH_MEASURING = 0.0  # so that traced programs and CUDA graphs are among what is measured
     task = Task.build(load("digits"), Dirichlet(0.5), clients=10, model=Net, public=0.1)
     for name, method in list_methods().items():
         if not re.search(asked.only, name):

@@ -101,7 +101,7 @@ def test_every_architecture_has_a_server_that_may_work_before_anybody_is_asked()
             return w * 2.0
 
     task = mixed()
-    models = play(task, Doubled(epochs=0)).server["states"]
+    models = play(task, Doubled(epochs=0)).server.states
     for model, one in zip(models, task.by_architecture, strict=True):
         assert all(torch.equal(model[name], 2 * leaf) for name, leaf in one.network.initial.trained.items())
 
@@ -143,7 +143,7 @@ def test_new_clients_get_the_model_of_their_architecture() -> None:
     assert len(found) == task.unseen.clients == 2
     # One who comes later has the first architecture.
     welcomed = report.welcome(torch.zeros(2, 4))
-    assert torch.equal(welcomed["head.weight"], report.server["states"][0]["head.weight"])
+    assert torch.equal(welcomed["head.weight"], report.server.states[0]["head.weight"])
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_late_replies_are_aggregated_with_those_in_time() -> None:
 def test_the_first_architecture_may_be_lost_for_a_round() -> None:
     task = mixed(lambda: Linear((4,), 3), lambda: MLP((4,), 3, hidden=(6,)))
     report = play(task, FedAvg(), faults=lambda round, clients: np.asarray(clients) % 2 == 0)
-    first, second = report.server["states"]
+    first, second = report.server.states
     assert all(torch.equal(leaf, first[name]) for name, leaf in task.networks[0].initial.items())
     assert not torch.equal(second["head.weight"], task.networks[1].initial["head.weight"])
 

@@ -43,9 +43,9 @@ def test_one_cluster_is_the_method_after_as_many_rounds_of_fedavg(make_task, eng
     hybrid = create("fedavg@ifca:clusters=1,cluster_rounds=2")
     found = federate(task, hybrid, rounds=5, engine=engine, evaluation="none").server
     plain = federate(task, create("fedavg"), rounds=5, engine=engine, evaluation="none").server
-    assert found["rounds"] == 2
+    assert found.rounds == 2
     for name, leaf in plain.items():
-        torch.testing.assert_close(found["inside"][0][name], leaf, rtol=0, atol=1e-15)
+        torch.testing.assert_close(found.fixed.inside[0][name], leaf, rtol=0, atol=1e-15)
 
 
 def test_clusters_are_found_and_kept_apart(engine) -> None:
@@ -54,14 +54,14 @@ def test_clusters_are_found_and_kept_apart(engine) -> None:
     task = Task.build(data, Natural(), model="linear", training=Training(lr=0.05, batch_size=20))
     hybrid = create("fedavg@flhc:clusters=2,rounds_before=1,cluster_rounds=3")
     server = federate(task, hybrid, rounds=6, engine=engine, evaluation="none").server
-    assert adjusted_rand_score(task.groups, server["cluster"]) == 1
+    assert adjusted_rand_score(task.groups, server.fixed.cluster) == 1
 
-    mine = np.flatnonzero(server["cluster"].numpy() == 0)
+    mine = np.flatnonzero(server.fixed.cluster.numpy() == 0)
     before = federate(task, hybrid, rounds=4, engine=engine, evaluation="none").server
     alone = engine.place(task).of(mine)
     assert alone.clients == len(mine)
     # batches are drawn by client number and round, so that the comparison is of the size of the step only
-    moved, other = (server["inside"][j] - before["inside"][j] for j in (0, 1))
+    moved, other = (server.fixed.inside[j] - before.fixed.inside[j] for j in (0, 1))
     assert moved.norm() > 0
     assert (moved - other).norm() > 0.1 * moved.norm()
 
@@ -73,7 +73,7 @@ def test_its_clusters_are_those_of_the_clustering(make_task, engine) -> None:
     report = federate(
         task, hybrid, rounds=2, engine=engine, evaluation="none", faults=lambda round, ids: (ids == 3) & (round == 0)
     )
-    found, before = hybrid.found_clusters(report.server), report.server["clustering"].cluster.tolist()
+    found, before = hybrid.found_clusters(report.server), report.server.clustering.cluster.tolist()
     assert before[3] == -1
     assert found.of_client[:3].tolist() == before[:3]
     assert found.of_client[3] == np.bincount(before[:3]).argmax()
@@ -85,8 +85,8 @@ def test_personal_models_live_inside_the_clusters(make_task, engine) -> None:
     task = make_task(shares=(0.6, 0.2, 0.2), sizes=(10, 12, 9, 14), dtype=torch.float64)
     report = federate(task, create("ditto@ifca:clusters=2,cluster_rounds=2,lam=0.5"), rounds=4, engine=engine)
     assert np.isfinite(report.scores()).all()
-    assert report.server["inside"] is not None
-    assert len(report.server["inside"]) == 2
+    assert report.server.fixed is not None
+    assert len(report.server.fixed.inside) == 2
 
 
 def test_the_last_step_is_taken_inside_the_clusters(make_task, make_cohort) -> None:
@@ -205,7 +205,7 @@ def test_personal_models_begin_at_what_the_cluster_has_learned() -> None:
     """Clusters are at 0.5 and 4.5 when they are fixed, and a client goes half the way to its optimum; one is absent."""
     task, hybrid = clients(1.0, 5.0, 1.0, 5.0), InClusters(inner=Local(), finder=From(), cluster_rounds=1)
     report = play(task, hybrid, rounds=2, faults=lambda round, ids: (ids == 3) & (round == 1))
-    assert [start["w"].item() for start in report.server["starts"]] == pytest.approx([4.5, 0.5])
+    assert [start["w"].item() for start in report.server.fixed.starts] == pytest.approx([4.5, 0.5])
     models = [model["w"].item() for model in personal_models(report)]
     assert models == pytest.approx([0.75, 4.75, 0.75, 4.5])
 
@@ -215,7 +215,7 @@ def test_private_parts_begin_at_what_the_cluster_has_learned(name: str, own: str
     """A client that is not asked inside the clusters has its cluster's leaves, whatever others made of theirs."""
     hybrid = create(f"{name}@ifca:clusters=2,cluster_rounds=2")
     report = play(build_task(), hybrid, rounds=4, faults=lambda round, ids: (ids == 0) & (round > 1))
-    start = report.server["starts"][int(report.server["cluster"][0])]
+    start = report.server.fixed.starts[int(report.server.fixed.cluster[0])]
     initial, mine = build_task().network.initial, personal_models(report)[0]
     for part, leaf in start.part(own).items():
         assert torch.equal(mine[part], leaf), part
@@ -241,7 +241,7 @@ INSIDE = ["fedproto", "fedcr", "fedgen", "fedgen-local", "fedper", "feddf", "sca
 @pytest.mark.parametrize("name", INSIDE)
 def test_it_works_inside_clusters(name: str, settings: dict[str, Any]) -> None:
     report = play(build_task(), create(f"{name}@ifca:clusters=2,cluster_rounds=2"), rounds=6, **settings)
-    assert report.server["inside"] is not None
+    assert report.server.fixed is not None
     assert all(torch.isfinite(leaf).all() for model in personal_models(report) for leaf in model.values())
 
 
@@ -257,8 +257,8 @@ def test_what_is_late_from_the_time_of_the_clustering_does_not_count_inside() ->
     )
     old = Arrival(np.array([0]), {"delta": delta}, torch.ones(1), late=1, broadcast=hybrid.broadcast(server))
     after = hybrid.aggregate(fixed, Replies([old], keep=True, workbench=bench))
-    assert all(torch.equal(leaf, fixed["inside"][0][name]) for name, leaf in after["inside"][0].items())
-    assert not after["told"].any()
+    assert all(torch.equal(leaf, fixed.fixed.inside[0][name]) for name, leaf in after.fixed.inside[0].items())
+    assert not after.fixed.told.any()
 
 
 # -- what is refused before the first round ----------------------------------------------------------------------------

@@ -47,14 +47,14 @@ def assert_equal(left: Params, right: Params) -> None:
 @pytest.mark.parametrize("sizes", [(8, None), (8, 3), (8, 8)], ids=str)
 def test_averages_are_those_of_each_architecture_alone(sizes: tuple[int | None, int | None]) -> None:
     models = [model(hidden) for hidden in sizes]
-    states = play(federation(models), FedAvg(), 2).server["states"]
+    states = play(federation(models), FedAvg(), 2).server.states
     for number, own in enumerate(models):
         alone = play(
             federation([own]), FedAvg(), 2, faults=lambda round, clients, others=1 - number: clients % 2 == others
         )
         assert_equal(states[number], alone.server)
     # Without distillation, FedDF does the same.
-    undistilled = play(federation(models), FedDF(server_epochs=0), 2).server["states"]
+    undistilled = play(federation(models), FedDF(server_epochs=0), 2).server.states
     for mine, theirs in zip(undistilled, states, strict=True):
         assert_equal(mine, theirs)
 
@@ -88,10 +88,10 @@ def biased(*labels: int, models: Sequence[nn.Module]) -> Task:
 def test_the_same_architecture_twice_differs_by_its_averages_only() -> None:
     # Clients 0 and 2 know class 0 and have the first model, clients 1 and 3 know class 1 and have the second.
     task = biased(0, 1, 0, 1, models=[Bias(), Bias()])
-    averages = play(task, FedDF(server_epochs=0)).server["states"]
+    averages = play(task, FedDF(server_epochs=0)).server.states
     assert [state["b"].tolist() for state in averages] == [[2.0, -2.0], [-2.0, 2.0]]
     # All four answer together: (1/2, 1/2). Adam's first step goes by its size towards that, from either average.
-    stepped = play(task, FedDF(server_epochs=1, server_lr=0.25)).server["states"]
+    stepped = play(task, FedDF(server_epochs=1, server_lr=0.25)).server.states
     assert torch.cat([state["b"] for state in stepped]).tolist() == pytest.approx([1.75, -1.75, -1.75, 1.75], abs=1e-6)
 
 
@@ -99,7 +99,7 @@ def test_the_same_architecture_twice_differs_by_its_averages_only() -> None:
 def test_every_architecture_learns_to_answer_as_all_clients_do() -> None:
     # Logits: 2 and -2 of the first model for class 0; of the second, whose steps count 0.5 * 0.5, 0.5 and -0.5.
     task = biased(0, 1, 0, models=[Bias(), Bias(0.5)])
-    first, second = play(task, FedDF(server_epochs=400, server_lr=0.1)).server["states"]
+    first, second = play(task, FedDF(server_epochs=400, server_lr=0.1)).server.states
     mean = (2 - 0.5 + 2) / 3
     assert first["b"].tolist() == pytest.approx([mean, -mean], abs=1e-2)
     assert (0.5 * second["b"]).tolist() == pytest.approx([mean, -mean], abs=1e-2)
@@ -109,7 +109,7 @@ def test_every_architecture_learns_to_answer_as_all_clients_do() -> None:
 def test_an_architecture_without_replies_is_taught_by_the_others() -> None:
     task = biased(0, 1, models=[Bias(), Bias()])
     lost = {"faults": lambda round, clients: np.asarray(clients) == 1}
-    first, second = play(task, FedDF(server_epochs=400, server_lr=0.1), **lost).server["states"]
+    first, second = play(task, FedDF(server_epochs=400, server_lr=0.1), **lost).server.states
     assert first["b"].tolist() == pytest.approx([2.0, -2.0], abs=1e-2)
     assert second["b"].tolist() == pytest.approx([2.0, -2.0], abs=1e-2)
-    assert play(task, FedAvg(), **lost).server["states"][1]["b"].tolist() == [0.0, 0.0]
+    assert play(task, FedAvg(), **lost).server.states[1]["b"].tolist() == [0.0, 0.0]

@@ -7,12 +7,12 @@ models learn from those of other architectures. There is no model for everybody.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from atoll.algorithms import name_of
 from atoll.kernel.algorithm import Algorithm, Deployed, Replies, Update
@@ -20,10 +20,17 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Tree
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import Wrapper, title_of
 
-Server = dict[str, Any]
+
+@record
+class Server:
+    """A state for each architecture, and who has which."""
+
+    states: list[Tree]
+    architecture: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +51,19 @@ class InArchitectures(Wrapper):
     def start(self, task: Facts) -> Server:
         """Return a state for each architecture, and which one each client has."""
         states = [self.inner.start(one) for one in task.by_architecture]
-        return {"states": states, "architecture": torch.from_numpy(task.architecture)}
+        return Server(states, torch.from_numpy(task.architecture))
 
     def equip(self, server: Server, workbench: Workbench) -> Server:
         """Do what the server of each architecture does alone; return their states."""
-        states = [self.inner.equip(one, workbench.of_architecture(n)) for n, one in enumerate(server["states"])]
-        return server | {"states": states}
+        states = [self.inner.equip(one, workbench.of_architecture(n)) for n, one in enumerate(server.states)]
+        return replace(server, states=states)
 
     def broadcast(self, server: Server) -> None:
         """Send nothing to all: each client receives what its architecture does."""
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
         """Return what the server of these clients' architecture sends to all of them."""
-        return self.inner.broadcast(server["states"][int(server["architecture"][ids[0]])])
+        return self.inner.broadcast(server.states[int(server.architecture[ids[0]])])
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Do the method's work, with what was received."""
@@ -65,7 +72,7 @@ class InArchitectures(Wrapper):
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Return the next state of each architecture."""
         own = replies.map(lambda one: one._replace(broadcast=one.unicast, unicast=None))
-        return server | {"states": self.inner.fuse(server["states"], own)}
+        return replace(server, states=self.inner.fuse(server.states, own))
 
     def finish(self, server: Server, cohort: Cohort) -> Tree:
         """Do the method's last step."""
@@ -90,7 +97,7 @@ class InArchitectures(Wrapper):
 
 
 def _state(server: Server, cohort: Cohort) -> Tree:
-    return server["states"][cohort.task.own_architecture]
+    return server.states[cohort.task.own_architecture]
 
 
 def within_architectures(algorithm: Algorithm, task: Facts) -> Algorithm:

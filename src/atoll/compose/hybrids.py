@@ -22,8 +22,9 @@ from atoll.kernel.algorithm import Algorithm, Count, Deployed, Lasts, Limits, Re
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, UnknownName
-from atoll.kernel.params import Stack, Tree
+from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Predictor
+from atoll.kernel.record import record
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import Wrapper, fact, values_of
@@ -32,7 +33,27 @@ from atoll.toolbox.server.mixing import mark_seen
 if TYPE_CHECKING:
     from atoll.kernel.engine import Workbench
 
-Server = dict[str, Any]
+
+@record
+class Fixed:
+    """The clusters once they are fixed, and the servers inside them."""
+
+    cluster: Tensor  # of each client
+    inside: list[Tree]  # the state of each cluster's server
+    starts: list[Params]  # what each cluster had learned
+    told: Tensor  # which clients have been sent what their cluster had learned
+    numbers: Tensor  # what the clustering calls each cluster
+
+
+@record
+class Server:
+    """The clustering's state, and the clusters once it is over."""
+
+    clustering: Tree
+    rounds: int = 0  # of clustering
+    fixed: Fixed | None = None
+
+
 START = "start of the cluster"  # where clients keep the model that their cluster's server began with
 
 
@@ -132,46 +153,46 @@ class InClusters(Wrapper):
     def start(self, task: Facts) -> Server:
         """Begin with the clustering; let the method raise now if it could not begin."""
         self.inner.start(task)
-        begun = {"clustering": self.finder.start(task), "rounds": 0}
-        return begun | {"cluster": None, "inside": None, "starts": None, "told": None, "numbers": None}
+        return Server(self.finder.start(task))
 
     def equip(self, server: Server, workbench: Workbench) -> Server:
         """Do what the clustering's server does alone."""
-        return server | {"clustering": self.finder.equip(server["clustering"], workbench)}
+        return replace(server, clustering=self.finder.equip(server.clustering, workbench))
 
     def broadcast(self, server: Server) -> Tree:
         """Return what the clustering sends; once the clusters are fixed, nothing is the same for all."""
-        clustering = self.finder.broadcast(server["clustering"]) if server["inside"] is None else None
-        return {"clustering": clustering, "inside": server["inside"] is not None}
+        clustering = self.finder.broadcast(server.clustering) if server.fixed is None else None
+        return {"clustering": clustering, "inside": server.fixed is not None}
 
     def groups(self, server: Server) -> NDArray[np.int64] | None:
         """Return the clusters, once they are fixed, each in two groups: with and without their start."""
-        if server["inside"] is None:
+        if server.fixed is None:
             return None
-        numbers: NDArray[np.int64] = (2 * server["cluster"] + server["told"]).cpu().numpy()
+        numbers: NDArray[np.int64] = (2 * server.fixed.cluster + server.fixed.told).cpu().numpy()
         return numbers
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
         """Return what the server of these clients' cluster sends to all of them; at first also what they start from."""
-        if server["inside"] is None:
-            return self.finder.unicast(server["clustering"], ids)
-        number = int(server["cluster"][ids[0]])
-        start = None if server["told"][ids[0]] else server["starts"][number]
-        return {"sent": self.inner.broadcast(server["inside"][number]), "start": start}
+        if server.fixed is None:
+            return self.finder.unicast(server.clustering, ids)
+        fixed = server.fixed
+        number = int(fixed.cluster[ids[0]])
+        start = None if fixed.told[ids[0]] else fixed.starts[number]
+        return {"sent": self.inner.broadcast(fixed.inside[number]), "start": start}
 
     def absorb(self, server: Server, replies: Replies) -> Server:
         """Return the state after the clustering's exchange; once the clusters are fixed, it changes nothing."""
-        if server["inside"] is not None:
+        if server.fixed is not None:
             return server
-        return server | {"clustering": self.finder.absorb(server["clustering"], replies)}
+        return replace(server, clustering=self.finder.absorb(server.clustering, replies))
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Return the clustering's next state; once the clusters are fixed, the next state of each cluster's server."""
-        if server["inside"] is not None:
-            return self._aggregate_inside(server, replies)
-        found = self.finder.aggregate(server["clustering"], replies)
-        server = server | {"clustering": found, "rounds": server["rounds"] + 1}
-        if server["rounds"] < self.cluster_rounds:
+        if server.fixed is not None:
+            return replace(server, fixed=self._aggregate_inside(server.fixed, replies))
+        found = self.finder.aggregate(server.clustering, replies)
+        server = replace(server, clustering=found, rounds=server.rounds + 1)
+        if server.rounds < self.cluster_rounds:
             return server
         cluster, task = found.cluster, replies.workbench.task
         largest = torch.bincount(cluster[cluster >= 0]).argmax()
@@ -182,19 +203,19 @@ class InClusters(Wrapper):
             for number, start in enumerate(starts)
         ]
         told = torch.zeros_like(cluster, dtype=torch.bool)
-        return server | {"cluster": cluster, "inside": inside, "starts": starts, "told": told, "numbers": there}
+        return replace(server, fixed=Fixed(cluster, inside, starts, told, there))
 
-    def _aggregate_inside(self, server: Server, replies: Replies) -> Server:
+    def _aggregate_inside(self, fixed: Fixed, replies: Replies) -> Fixed:
         """Return the next state of each cluster's server, without late replies from the time of the clustering."""
         replies = replies.where(lambda one: one.broadcast["inside"])
         if not len(replies.clients):
-            return server
-        inside = list(server["inside"])
-        where = server["cluster"].cpu().numpy()[replies.clients]
+            return fixed
+        inside = list(fixed.inside)
+        where = fixed.cluster.cpu().numpy()[replies.clients]
         for number in np.unique(where).tolist():
             own = replies.of(where == number).map(lambda one: one._replace(broadcast=one.unicast["sent"], unicast=None))
             inside[number] = self.inner.aggregate(inside[number], own)
-        return server | {"inside": inside, "told": mark_seen(server["told"], replies.clients)}
+        return replace(fixed, inside=inside, told=mark_seen(fixed.told, replies.clients))
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def prepare(self, broadcast: Tree, cohort: Cohort) -> Update | None:
@@ -216,31 +237,31 @@ class InClusters(Wrapper):
 
     def finish(self, server: Server, cohort: Cohort) -> Tree:
         """Do the method's last step, inside the clusters."""
-        if server["inside"] is None:
-            return self.finder.finish(server["clustering"], cohort)
-        number = int(server["cluster"][cohort.clients[0]])
-        return self.inner.finish(server["inside"][number], cohort.starting_from(server["starts"][number]))
+        if server.fixed is None:
+            return self.finder.finish(server.clustering, cohort)
+        number = int(server.fixed.cluster[cohort.clients[0]])
+        return self.inner.finish(server.fixed.inside[number], cohort.starting_from(server.fixed.starts[number]))
 
     # -- the models that come out ------------------------------------------------------------------------------------
     def personalize(self, server: Server, cohort: Cohort) -> Deployed:
         """Return the clustering's model; once the clusters are fixed, the method's in the clients' cluster."""
-        if server["inside"] is None:
-            return self.finder.personalize(server["clustering"], cohort)
-        number = int(server["cluster"][cohort.clients[0]])
-        return self.inner.personalize(server["inside"][number], cohort.starting_from(server["starts"][number]))
+        if server.fixed is None:
+            return self.finder.personalize(server.clustering, cohort)
+        number = int(server.fixed.cluster[cohort.clients[0]])
+        return self.inner.personalize(server.fixed.inside[number], cohort.starting_from(server.fixed.starts[number]))
 
     def welcome(self, server: Server, cohort: Cohort) -> Deployed:
         """Return what the method gives new clients in the cluster that they would join, or else in the largest."""
-        if server["inside"] is None:
-            return self.finder.welcome(server["clustering"], cohort)
-        same = self.finder.joined(server["clustering"], cohort)[:, None] == server["numbers"]
-        largest = torch.bincount(server["cluster"]).argmax()
+        if server.fixed is None:
+            return self.finder.welcome(server.clustering, cohort)
+        same = self.finder.joined(server.clustering, cohort)[:, None] == server.fixed.numbers
+        largest = torch.bincount(server.fixed.cluster).argmax()
         cluster = torch.where(same.any(1), same.int().argmax(1), largest).cpu().numpy()
         order, offers = [], []
         for number in np.unique(cluster).tolist():
             order.append(np.flatnonzero(cluster == number))
-            some = cohort.only(order[-1]).starting_from(server["starts"][number])
-            offers.append(_spread(self.inner.welcome(server["inside"][number], some), some))
+            some = cohort.only(order[-1]).starting_from(server.fixed.starts[number])
+            offers.append(_spread(self.inner.welcome(server.fixed.inside[number], some), some))
         place = torch.from_numpy(np.argsort(np.concatenate(order))).to(cohort.ids.device)
         if not isinstance(offers[0], Predictor):
             return _join(offers, place)
@@ -256,12 +277,12 @@ class InClusters(Wrapper):
 
     def mixing(self, server: Server) -> Tensor | None:
         """Return who learns from whom in the clustering: clients of a cluster learn from each other."""
-        return self.finder.mixing(server["clustering"])
+        return self.finder.mixing(server.clustering)
 
     def found_clusters(self, server: Server) -> Clusters | None:
         """Return the clusters of the clustering, with the clients that joined when they were fixed."""
-        found, fixed = self.finder.found_clusters(server["clustering"]), server["cluster"]
-        return found if found is None or fixed is None else replace(found, of_client=fixed.cpu().numpy())
+        found, fixed = self.finder.found_clusters(server.clustering), server.fixed
+        return found if found is None or fixed is None else replace(found, of_client=fixed.cluster.cpu().numpy())
 
 
 def _spread(offered: Deployed, cohort: Cohort) -> Any:
