@@ -100,6 +100,7 @@ def test_a_phase_of_the_simulation_stays_here() -> None:
         b"", b"no message", as_message({"about": "{}"}), as_message({}, about="{}"), as_message({"x": 1}, about="[]"),
         as_message({}, about='{"phase": "local", "values": {}, "method": {"name": "local", "values": {}}, "round": 0}'),
     ],
+    ids=range(6),
 )  # fmt: skip
 def test_what_is_no_assignment_is_refused(task, message) -> None:
     with pytest.raises(PayloadError, match="must"):
