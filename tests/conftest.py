@@ -13,8 +13,9 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
 from atoll.runtime.engines import planning
+from atoll.runtime.engines.plan import Plan
 from atoll.runtime.engines.planning import FORCED
-from atoll.runtime.engines.programs import Plan, Programs
+from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population

@@ -10,7 +10,7 @@ from atoll import Algorithm, Task
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.perfedavg import PerFedAvg
 from atoll.models import MLP
-from atoll.runtime.engines.programs import Plan
+from atoll.runtime.engines.plan import Plan
 from atoll.testing.conformance import personal_models, play
 from atoll.toolbox.client import adapt, sgd
 from atoll.toolbox.client.meta import first_order

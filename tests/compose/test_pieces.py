@@ -126,7 +126,7 @@ def test_neutral_values_leave_the_method_as_it_was(make_task, engine, piece: str
 
 def _cohort(report, engine, clients):
     from atoll.kernel.cohort import Cohort
-    from atoll.runtime.engines.programs import Plan
+    from atoll.runtime.engines.plan import Plan
     from atoll.runtime.engines.scan import Scanner
 
     return Cohort(report.population.facts, clients, 99, Scanner(report.population, Plan(), engine.programs))

@@ -17,7 +17,7 @@ from atoll.data.augment import OF_A_CROP, OF_COLOURS, CropAndFlip, RandomView, p
 from atoll.data.partition import Iid
 from atoll.kernel.errors import TaskError, UnknownName
 from atoll.kernel.randomness import Keys
-from atoll.runtime.engines.programs import Plan
+from atoll.runtime.engines.plan import Plan
 
 
 def keys(number: int) -> Keys:

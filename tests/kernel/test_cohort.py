@@ -3,7 +3,7 @@ import torch
 
 from atoll.kernel.errors import CohortError
 from atoll.kernel.params import Params, Stack, spread
-from atoll.runtime.engines.programs import Plan
+from atoll.runtime.engines.plan import Plan
 
 PLANS = [Plan("whole"), Plan("chunk", 2), Plan("loop"), Plan("loop", plain=True)]
 

@@ -17,7 +17,7 @@ from atoll.kernel.params import Params, Stack, flatten, named_leaves, rows_of, s
 from atoll.kernel.record import Each, is_record, record
 from atoll.kernel.task import Facts
 from atoll.records import runs
-from atoll.runtime.engines.programs import Plan
+from atoll.runtime.engines.plan import Plan
 from atoll.runtime.serialise import from_bytes, pack, size_of, to_bytes, unpack
 from atoll.testing.conformance import personal_models, quadratics
 

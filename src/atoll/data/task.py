@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,13 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from atoll import models
 from atoll.data.batches import Split
+from atoll.data.building import (
+    Model,
+    adapt_to_data,
+    are_amounts,
+    build_network,
+    check_samples,
+    choose_model,
+    deal_networks,
+    describe_owners,
+    owners_of,
+    split_clients,
+    take_out,
+)
 from atoll.data.datasets import Dataset
-from atoll.data.dealing import group_by_owner
 from atoll.data.duplicates import digests, duplicates
-from atoll.data.partition import Indices, Natural, Partition, Shifted
-from atoll.data.splits import SHARES, Shares, cut_shared_splits, cut_splits
+from atoll.data.partition import Natural, Partition, Shifted
+from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.batch import Augment
 from atoll.kernel.errors import ModelError, TaskError, first_line
@@ -27,12 +38,10 @@ from atoll.kernel.fingerprints import content
 from atoll.kernel.network import Network
 from atoll.kernel.objective import PerSample, accuracy, cross_entropy
 from atoll.kernel.params import Layout
-from atoll.kernel.randomness import default_generator, generator, moves_default_generator, number
+from atoll.kernel.randomness import generator, moves_default_generator
 from atoll.kernel.task import Facts, Training
 
 __all__ = ["Model", "Task", "Training"]
-
-Model = str | nn.Module | Callable[[], nn.Module]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +188,7 @@ class Task:
         samples, targets = torch.as_tensor(x).to(self.x), torch.as_tensor(y).to(self.y)
         if not len(samples):
             raise TaskError("Public data must be at least 1 sample. Got 0.")
-        _check_samples("Public data", samples, targets, tuple(self.x.shape[1:]), self.classes)
+        check_samples("Public data", samples, targets, tuple(self.x.shape[1:]), self.classes)
         tasks = [self] if self.unseen is None else [self, self.unseen]
         dealt = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
         dealt[torch.cat([split.order for task in tasks for split in task.splits.values()])] = True
@@ -244,28 +253,28 @@ class Task:
         models are dealt in turn: client k has number k modulo how many there are.
         """
         deal = seed if partition_seed is None else partition_seed
-        partition = _adapt_to_data(partition, dataset)
+        partition = adapt_to_data(partition, dataset)
         taken = {"central": central, "public": public}
-        dataset, held = _hold_out(dataset, taken, deal, least=dataset.least if partition.reads == "owners" else 0)
-        read = _owners_of(dataset) if partition.reads == "owners" else dataset.y.numpy()
+        dataset, held = take_out(dataset, taken, deal, least=dataset.least if partition.reads == "owners" else 0)
+        read = owners_of(dataset) if partition.reads == "owners" else dataset.y.numpy()
         parts = partition.split(read, clients, generator(deal, "partition"))
-        names, groups = _describe_owners(partition, dataset, parts)
+        names, groups = describe_owners(partition, dataset, parts)
         x, y, dealt = dataset.x, dataset.y, parts
         if isinstance(partition, Shifted):
             x, y, parts = partition.apply(x, y, parts, generator(deal, "shift"))
             groups = partition.groups(len(parts)) if groups is None else groups
-        chosen = model or dataset.model or _usual_model(tuple(x.shape[1:]))
+        chosen = model or dataset.model or choose_model(tuple(x.shape[1:]))
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
-        networks = [_build_network(one, dataset, seed) for one in several]
+        networks = [build_network(one, dataset, seed) for one in several]
         aside = [dataset.central or held.get("central"), held.get("public")]
-        if _are_amounts(x, networks):
+        if are_amounts(x, networks):
             x, aside = x.float(), [pair and (pair[0].float(), pair[1]) for pair in aside]
         return cls(
             name=dataset.name,
             x=x,
             y=y,
-            splits=_cut_splits(dataset, dealt, parts, y, shares, deal),
-            **_deal_networks(networks, len(parts)),
+            splits=split_clients(dataset, dealt, parts, y, shares, deal),
+            **deal_networks(networks, len(parts)),
             classes=dataset.classes,
             training=training or Training(),
             names=names,
@@ -335,7 +344,7 @@ class Task:
         given = {client: (torch.as_tensor(x), torch.as_tensor(y)) for client, (x, y) in data.items()}
         sizes, shape = [len(x) for x, _ in given.values()], tuple(next(iter(given.values()))[0].shape[1:])
         for client, (x, y) in given.items():
-            _check_samples(f"The data of client {client}", x, y, shape, classes)
+            check_samples(f"The data of client {client}", x, y, shape, classes)
 
         def join(part: int) -> Tensor:
             values = torch.cat([both[part] for both in given.values()])
@@ -343,7 +352,7 @@ class Task:
 
         x, y = join(0), join(1)
         networks = [Network(module=one, loss=loss, score=score) for one in several]
-        x = x.to(dtype) if _are_amounts(x, networks) else x
+        x = x.to(dtype) if are_amounts(x, networks) else x
         if classes is None and not y.is_floating_point():
             classes = int(y.max()) + 1
         parts = np.split(np.arange(len(y)), np.cumsum(sizes)[:-1])
@@ -352,7 +361,7 @@ class Task:
             x=x,
             y=y,
             splits=cut_splits(parts, shares, y.numpy() if classes is not None and y.ndim == 1 else None, None, seed),
-            **_deal_networks(networks, len(data)),
+            **deal_networks(networks, len(data)),
             classes=classes,
             training=training or Training(),
             names=tuple(data),
@@ -401,158 +410,3 @@ class Task:
 
 def _digest(*facts: object) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
-
-
-def _check_samples(what: str, x: Tensor, y: Tensor, shape: tuple[int, ...], classes: int | None) -> None:
-    """Raise unless samples given by hand are like all others, and each has its target."""
-    mine = tuple(x.shape[1:])
-    if mine != shape or len(x) != len(y):
-        raise TaskError(
-            f"{what} must be samples of shape {shape}, and a target for each. Got {len(x)} samples of shape {mine} and "
-            f"{len(y)} targets."
-        )
-    if x.is_floating_point() and not torch.isfinite(x).all():
-        wrong = int((~torch.isfinite(x).reshape(len(x), -1).all(1)).nonzero()[0])
-        raise TaskError(
-            f"{what} must be finite numbers. Sample {wrong} holds others.", hint="fill in or leave out what is missing."
-        )
-    if len(y) and not y.is_floating_point() and (int(y.min()) < 0 or (classes is not None and int(y.max()) >= classes)):
-        top = "" if classes is None else f" to {classes - 1}"
-        raise TaskError(
-            f"{what} must have classes from 0{top} as targets. Got {int(y.min())} to {int(y.max())}.",
-            hint="number the classes from 0" + (", and give `classes` if there are more." if classes else "."),
-        )
-
-
-def _usual_model(shape: tuple[int, ...]) -> str:
-    return "cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
-
-
-def _deal_networks(networks: list[Network], clients: int) -> dict[str, Any]:
-    """Return the fields of a task that has these networks: client k has number k modulo how many there are."""
-    if not 1 <= len(networks) <= clients:
-        raise TaskError(
-            f"There must be at least 1 model, and at most one per client, {clients}. Got {len(networks)}.",
-            hint="a model that no client has cannot be trained.",
-        )
-    if len(networks) == 1:
-        return {"network": networks[0]}
-    architecture = np.arange(clients, dtype=np.int64) % len(networks)
-    return {"network": networks[0], "networks": tuple(networks), "architecture": architecture}
-
-
-def _build_network(chosen: Model, dataset: Dataset, seed: int) -> Network:
-    shape, outputs = tuple(dataset.x.shape[1:]), _count_outputs(dataset)
-    signature = None
-    with default_generator(number(seed, "model")):
-        if isinstance(chosen, str):
-            module: nn.Module = models.build(chosen, shape, outputs)
-            signature = (chosen, shape, outputs, dataset.loss, dataset.metric)
-        else:
-            module = chosen if isinstance(chosen, nn.Module) else chosen()
-    return Network(module, loss=dataset.loss, score=dataset.metric, signature=signature)
-
-
-def _are_amounts(x: Tensor, networks: Sequence[Network]) -> bool:
-    """Return whether samples of whole numbers are amounts: networks take them as floats, and not as tokens."""
-    if x.is_floating_point() or not len(x):
-        return False
-    return not all(_takes(network, x[:2]) for network in networks) and all(
-        _takes(network, x[:2].to(network.dtype)) for network in networks
-    )
-
-
-@torch.no_grad()
-def _takes(network: Network, x: Tensor) -> bool:
-    """Return whether the network takes these samples."""
-    from atoll.kernel.batch import Batch
-    from atoll.kernel.network import Variant
-
-    try:
-        Batch(x, x, None, None, network, Variant(train=False)).outputs(network.initial)
-    except Exception:  # noqa: BLE001 - a model may fail in any way
-        return False
-    return True
-
-
-def _count_outputs(dataset: Dataset) -> int:
-    """Return how many outputs a network needs: one per class, or one per number that is predicted."""
-    return dataset.classes or (1 if dataset.y.ndim == 1 else int(np.prod(dataset.y.shape[1:])))
-
-
-def _has_one_label_each(dataset: Dataset) -> bool:
-    return dataset.classes is not None and dataset.y.ndim == 1
-
-
-def _cut_splits(
-    dataset: Dataset, dealt: list[Indices], parts: list[Indices], y: Tensor, shares: Shares, seed: int
-) -> dict[str, Split]:
-    """Cut the samples of each client into train, val and test; the `dealt` samples are now the rows `parts` of `y`."""
-    classes = _has_one_label_each(dataset)
-    if np.bincount(np.concatenate(dealt)).max(initial=0) <= 1:
-        return cut_splits(parts, shares, y.numpy() if classes else None, dataset.gap, seed)
-    labels = dataset.y.numpy() if classes else None
-    return cut_shared_splits(parts, dealt, shares, labels, dataset.gap, seed, len(dataset.y))
-
-
-def _adapt_to_data(partition: Partition, dataset: Dataset) -> Partition:
-    """Let a natural partition keep every client that the data set counts, unless it has a rule of its own."""
-    if isinstance(partition, Shifted):
-        return replace(partition, partition=_adapt_to_data(partition.partition, dataset))
-    return partition.of(dataset.least) if isinstance(partition, Natural) else partition
-
-
-def _owners_of(dataset: Dataset) -> NDArray[np.int64]:
-    if dataset.owner is None:
-        raise TaskError(
-            f"A natural partition needs data that belong to somebody. {dataset.name} has no owners.",
-            hint="choose another partition; `atoll list partitions` shows them.",
-        )
-    return dataset.owner
-
-
-def _describe_owners(
-    partition: Partition, dataset: Dataset, parts: list[Indices]
-) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
-    """Return the clients' names and planted groups, where clients are the owners of the samples."""
-    if partition.reads != "owners" or dataset.owner is None:
-        return None, None
-    owners = np.array([dataset.owner[part[0]] for part in parts], dtype=np.int64)
-    names = tuple(dataset.owners[owner] for owner in owners) if dataset.owners else None
-    return names, None if dataset.groups is None else dataset.groups[owners]
-
-
-def _hold_out(
-    dataset: Dataset, shares: Mapping[str, float], seed: int, *, least: int = 0
-) -> tuple[Dataset, dict[str, tuple[Tensor, Tensor]]]:
-    """Return the data set without the held-out shares, and those; of every owner, `least` samples stay."""
-    if not any(shares.values()):
-        return dataset, {}
-    if not (min(shares.values()) >= 0 and sum(shares.values()) < 1):
-        raise TaskError(
-            f"The shares taken before dealing must be at least 0 and leave something. Got {dict(shares)!r}."
-        )
-    if shares["central"] and dataset.central is not None:
-        raise TaskError(f"{dataset.name} has a central test set already, so `central` must be 0.")
-    order = generator(seed, "held out").permutation(len(dataset.y))
-    stay = np.zeros(len(order), dtype=bool)  # in that order, the last samples of every owner
-    if dataset.owner is not None and least:
-        for mine in group_by_owner(dataset.owner[order], int(dataset.owner.max()) + 1):
-            stay[mine[-least:]] = True
-    order = np.concatenate([order[~stay], order[stay]])
-    if round(sum(shares.values()) * len(order)) > (~stay).sum():
-        raise TaskError(
-            f"Every client must keep {least} of its samples. The shares {dict(shares)!r} of {len(order)} take more.",
-            hint="lower `central` or `public`.",
-        )
-    held, start = {}, 0
-    for name, share in shares.items():
-        stop = start + round(share * len(order))
-        if stop > start:
-            taken = torch.from_numpy(np.sort(order[start:stop]))
-            held[name] = (dataset.x[taken], dataset.y[taken])
-        start = stop
-    rest = np.sort(order[start:])
-    owner = None if dataset.owner is None else dataset.owner[rest]
-    kept = torch.from_numpy(rest)
-    return replace(dataset, x=dataset.x[kept], y=dataset.y[kept], owner=owner), held

@@ -21,7 +21,7 @@ from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
 from atoll.metrics import fairness
 from atoll.metrics.calibration import bins, ece
-from atoll.runtime.engines.programs import arithmetic
+from atoll.runtime.engines.plan import arithmetic
 from atoll.runtime.exchange import Notes
 from atoll.runtime.population import Population
 

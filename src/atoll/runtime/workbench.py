@@ -21,7 +21,7 @@ from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator, number
 from atoll.kernel.task import Facts
-from atoll.runtime.engines.programs import Plan, arithmetic
+from atoll.runtime.engines.plan import Plan, arithmetic
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population

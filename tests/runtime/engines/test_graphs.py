@@ -14,7 +14,9 @@ from atoll.compose import create
 from atoll.kernel.params import flatten
 from atoll.kernel.randomness import generator
 from atoll.runtime.engines import programs
-from atoll.runtime.engines.programs import GraphProgram, Plan, Programs, TracedProgram
+from atoll.runtime.engines.plan import Plan
+from atoll.runtime.engines.programs import GraphProgram, Programs
+from atoll.runtime.engines.running import TracedProgram
 
 
 class Captured:

@@ -17,8 +17,8 @@ from atoll.kernel.job import Done, Job, Lost
 from atoll.kernel.params import Params
 from atoll.runtime.engines import planning
 from atoll.runtime.engines.parts import parts_of, sort_by_size
+from atoll.runtime.engines.plan import Plan
 from atoll.runtime.engines.planning import parse_strategy
-from atoll.runtime.engines.programs import Plan
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.toolbox.client import sgd

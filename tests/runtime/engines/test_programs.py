@@ -14,7 +14,8 @@ from atoll.kernel.fingerprints import Unstable, fingerprint
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
 from atoll.runtime.engines.local import LocalEngine
-from atoll.runtime.engines.programs import WORTHWHILE_CALLS, Plan
+from atoll.runtime.engines.plan import Plan
+from atoll.runtime.engines.programs import WORTHWHILE_CALLS
 
 LOG = logging.getLogger("atoll.tests")
 GLOBAL_NUMBER = 1.0

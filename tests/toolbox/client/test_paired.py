@@ -15,7 +15,7 @@ from atoll.kernel.objective import accuracy
 from atoll.kernel.params import Params
 from atoll.kernel.predictor import Predictor
 from atoll.models import MLP
-from atoll.runtime.engines.programs import Plan
+from atoll.runtime.engines.plan import Plan
 from atoll.toolbox.client.paired import lead
 
 BOTH, ONE, OTHER = (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)  # who is right about a sample

@@ -13,7 +13,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.runtime.engines.programs import Plan
+from atoll.runtime.engines.plan import Plan
 from atoll.toolbox.objectives.contrastive import ContrastSet, supervised_contrast
 from atoll.toolbox.objectives.negatives import (
     MIXING,

@@ -24,8 +24,9 @@ from atoll.kernel.errors import AtollError, EngineError
 from atoll.kernel.job import Done, Job, Lost
 from atoll.kernel.network import Precision
 from atoll.runtime.engines.parts import Part, parts_of, sort_by_size, work_of
+from atoll.runtime.engines.plan import NotVectorisable, Plan, arithmetic
 from atoll.runtime.engines.planning import Planner, limit_cores, one_thread_each, parse_strategy
-from atoll.runtime.engines.programs import NotVectorisable, Plan, Programs, arithmetic
+from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench

@@ -26,7 +26,8 @@ from atoll.kernel.network import Precision
 from atoll.kernel.params import Tree
 from atoll.kernel.task import Facts
 from atoll.runtime.engines.parts import Part, work_of
-from atoll.runtime.engines.programs import VARIANTS, Mode, NotVectorisable, Plan, Programs, arithmetic
+from atoll.runtime.engines.plan import VARIANTS, Mode, NotVectorisable, Plan, arithmetic
+from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.scan import Scanner
 
 log = logging.getLogger("atoll.engine")

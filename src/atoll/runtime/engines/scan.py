@@ -27,17 +27,10 @@ from atoll.kernel.params import Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.kernel.randomness import Keys, number
 from atoll.kernel.record import is_record, parts_of
 from atoll.runtime.engines.lanes import Lanes, choose_width, place
-from atoll.runtime.engines.programs import (
-    Leaves,
-    Plan,
-    Programs,
-    Timed,
-    Work,
-    arithmetic,
-    forbid_captured_stacks,
-    vectorising,
-)
+from atoll.runtime.engines.plan import Plan, arithmetic, vectorising
+from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.trainings import Trainings, digests
+from atoll.runtime.engines.work import Leaves, Timed, Work, forbid_captured_stacks
 
 if TYPE_CHECKING:
     from atoll.kernel.cohort import Cohort, Step

@@ -26,7 +26,7 @@ from torch import Tensor
 from atoll.kernel.fingerprints import content, files_of, fingerprint, portable
 from atoll.kernel.params import Structure, stacked_leaves
 from atoll.kernel.sources import training_digest
-from atoll.runtime.engines.programs import Leaves, Work
+from atoll.runtime.engines.work import Leaves, Work
 from atoll.runtime.files import flush_folder, write_whole
 
 if TYPE_CHECKING:

@@ -1,0 +1,181 @@
+"""How a task is made of a data set: who owns which samples, which are set aside, and which network clients have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from atoll import models
+from atoll.data.batches import Split
+from atoll.data.datasets import Dataset
+from atoll.data.dealing import group_by_owner
+from atoll.data.partition import Indices, Natural, Partition, Shifted
+from atoll.data.splits import Shares, cut_shared_splits, cut_splits
+from atoll.kernel.batch import Batch
+from atoll.kernel.errors import TaskError
+from atoll.kernel.network import Network, Variant
+from atoll.kernel.randomness import default_generator, generator, number
+
+Model = str | nn.Module | Callable[[], nn.Module]
+
+
+def check_samples(what: str, x: Tensor, y: Tensor, shape: tuple[int, ...], classes: int | None) -> None:
+    """Raise unless samples given by hand are like all others, and each has its target."""
+    mine = tuple(x.shape[1:])
+    if mine != shape or len(x) != len(y):
+        raise TaskError(
+            f"{what} must be samples of shape {shape}, and a target for each. Got {len(x)} samples of shape {mine} and "
+            f"{len(y)} targets."
+        )
+    if x.is_floating_point() and not torch.isfinite(x).all():
+        wrong = int((~torch.isfinite(x).reshape(len(x), -1).all(1)).nonzero()[0])
+        raise TaskError(
+            f"{what} must be finite numbers. Sample {wrong} holds others.", hint="fill in or leave out what is missing."
+        )
+    if len(y) and not y.is_floating_point() and (int(y.min()) < 0 or (classes is not None and int(y.max()) >= classes)):
+        top = "" if classes is None else f" to {classes - 1}"
+        raise TaskError(
+            f"{what} must have classes from 0{top} as targets. Got {int(y.min())} to {int(y.max())}.",
+            hint="number the classes from 0" + (", and give `classes` if there are more." if classes else "."),
+        )
+
+
+def choose_model(shape: tuple[int, ...]) -> str:
+    """Return the name of the usual network for samples of a shape."""
+    return "cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
+
+
+def deal_networks(networks: list[Network], clients: int) -> dict[str, Any]:
+    """Return the fields of a task that has these networks: client k has number k modulo how many there are."""
+    if not 1 <= len(networks) <= clients:
+        raise TaskError(
+            f"There must be at least 1 model, and at most one per client, {clients}. Got {len(networks)}.",
+            hint="a model that no client has cannot be trained.",
+        )
+    if len(networks) == 1:
+        return {"network": networks[0]}
+    architecture = np.arange(clients, dtype=np.int64) % len(networks)
+    return {"network": networks[0], "networks": tuple(networks), "architecture": architecture}
+
+
+def build_network(chosen: Model, dataset: Dataset, seed: int) -> Network:
+    """Build a network for a data set from a name, a module, or a function that makes one."""
+    shape, outputs = tuple(dataset.x.shape[1:]), count_outputs(dataset)
+    signature = None
+    with default_generator(number(seed, "model")):
+        if isinstance(chosen, str):
+            module: nn.Module = models.build(chosen, shape, outputs)
+            signature = (chosen, shape, outputs, dataset.loss, dataset.metric)
+        else:
+            module = chosen if isinstance(chosen, nn.Module) else chosen()
+    return Network(module, loss=dataset.loss, score=dataset.metric, signature=signature)
+
+
+def are_amounts(x: Tensor, networks: Sequence[Network]) -> bool:
+    """Return whether samples of whole numbers are amounts: networks take them as floats, and not as tokens."""
+    if x.is_floating_point() or not len(x):
+        return False
+    return not all(takes_samples(network, x[:2]) for network in networks) and all(
+        takes_samples(network, x[:2].to(network.dtype)) for network in networks
+    )
+
+
+@torch.no_grad()
+def takes_samples(network: Network, x: Tensor) -> bool:
+    """Return whether the network takes these samples."""
+    try:
+        Batch(x, x, None, None, network, Variant(train=False)).outputs(network.initial)
+    except Exception:  # noqa: BLE001 - a model may fail in any way
+        return False
+    return True
+
+
+def count_outputs(dataset: Dataset) -> int:
+    """Return how many outputs a network needs: one per class, or one per number that is predicted."""
+    return dataset.classes or (1 if dataset.y.ndim == 1 else int(np.prod(dataset.y.shape[1:])))
+
+
+def has_one_label_each(dataset: Dataset) -> bool:
+    """Return whether every sample has one class."""
+    return dataset.classes is not None and dataset.y.ndim == 1
+
+
+def split_clients(
+    dataset: Dataset, dealt: list[Indices], parts: list[Indices], y: Tensor, shares: Shares, seed: int
+) -> dict[str, Split]:
+    """Cut the samples of each client into train, val and test; the `dealt` samples are now the rows `parts` of `y`."""
+    classes = has_one_label_each(dataset)
+    if np.bincount(np.concatenate(dealt)).max(initial=0) <= 1:
+        return cut_splits(parts, shares, y.numpy() if classes else None, dataset.gap, seed)
+    labels = dataset.y.numpy() if classes else None
+    return cut_shared_splits(parts, dealt, shares, labels, dataset.gap, seed, len(dataset.y))
+
+
+def adapt_to_data(partition: Partition, dataset: Dataset) -> Partition:
+    """Let a natural partition keep every client that the data set counts, unless it has a rule of its own."""
+    if isinstance(partition, Shifted):
+        return replace(partition, partition=adapt_to_data(partition.partition, dataset))
+    return partition.of(dataset.least) if isinstance(partition, Natural) else partition
+
+
+def owners_of(dataset: Dataset) -> NDArray[np.int64]:
+    """Return who owns each sample; raise if nobody does."""
+    if dataset.owner is None:
+        raise TaskError(
+            f"A natural partition needs data that belong to somebody. {dataset.name} has no owners.",
+            hint="choose another partition; `atoll list partitions` shows them.",
+        )
+    return dataset.owner
+
+
+def describe_owners(
+    partition: Partition, dataset: Dataset, parts: list[Indices]
+) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
+    """Return the clients' names and planted groups, where clients are the owners of the samples."""
+    if partition.reads != "owners" or dataset.owner is None:
+        return None, None
+    owners = np.array([dataset.owner[part[0]] for part in parts], dtype=np.int64)
+    names = tuple(dataset.owners[owner] for owner in owners) if dataset.owners else None
+    return names, None if dataset.groups is None else dataset.groups[owners]
+
+
+def take_out(
+    dataset: Dataset, shares: Mapping[str, float], seed: int, *, least: int = 0
+) -> tuple[Dataset, dict[str, tuple[Tensor, Tensor]]]:
+    """Return the data set without the held-out shares, and those; of every owner, `least` samples stay."""
+    if not any(shares.values()):
+        return dataset, {}
+    if not (min(shares.values()) >= 0 and sum(shares.values()) < 1):
+        raise TaskError(
+            f"The shares taken before dealing must be at least 0 and leave something. Got {dict(shares)!r}."
+        )
+    if shares["central"] and dataset.central is not None:
+        raise TaskError(f"{dataset.name} has a central test set already, so `central` must be 0.")
+    order = generator(seed, "held out").permutation(len(dataset.y))
+    stay = np.zeros(len(order), dtype=bool)  # in that order, the last samples of every owner
+    if dataset.owner is not None and least:
+        for mine in group_by_owner(dataset.owner[order], int(dataset.owner.max()) + 1):
+            stay[mine[-least:]] = True
+    order = np.concatenate([order[~stay], order[stay]])
+    if round(sum(shares.values()) * len(order)) > (~stay).sum():
+        raise TaskError(
+            f"Every client must keep {least} of its samples. The shares {dict(shares)!r} of {len(order)} take more.",
+            hint="lower `central` or `public`.",
+        )
+    held, start = {}, 0
+    for name, share in shares.items():
+        stop = start + round(share * len(order))
+        if stop > start:
+            taken = torch.from_numpy(np.sort(order[start:stop]))
+            held[name] = (dataset.x[taken], dataset.y[taken])
+        start = stop
+    rest = np.sort(order[start:])
+    owner = None if dataset.owner is None else dataset.owner[rest]
+    kept = torch.from_numpy(rest)
+    return replace(dataset, x=dataset.x[kept], y=dataset.y[kept], owner=owner), held

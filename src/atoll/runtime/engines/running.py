@@ -1,0 +1,159 @@
+"""Steps under way: the step's own Python, or the operations it was traced to, batch after batch."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from atoll.kernel.randomness import default_generator
+
+if TYPE_CHECKING:
+    pass
+
+from atoll.runtime.engines.plan import vectorising
+from atoll.runtime.engines.work import Leaves, Timed, Work
+
+
+class Running:
+    """A scan under way: `carry` after the steps so far. This one calls a function that returns new tensors."""
+
+    def __init__(self, call: Callable[..., Leaves], carry: Leaves, given: Leaves, timed: Timed | None) -> None:
+        self.carry, self._call, self._given = carry, call, given
+        self._timed = timed
+
+    def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
+        """Take one more batch."""
+        keys = (None, None, None) if self._timed is None else self._timed._replace(before=self._timed.before + time)
+        self.carry = self._call(self.carry, self._given, index, mask, *keys)
+
+    def end(self) -> Leaves:
+        """Return the carry, in tensors of its own."""
+        return self.carry
+
+    def take(self, lanes: Tensor) -> Leaves:
+        """Return the carry of some lanes."""
+        return [leaf[lanes] for leaf in self.carry]
+
+    def put(self, lanes: Tensor, carry: Leaves, given: Leaves, timed: Timed | None, stacked: list[bool]) -> None:
+        """Let other clients go on in some lanes; of `given`, only what is stacked is theirs."""
+        self.carry = [leaf.index_copy(0, lanes, new) for leaf, new in zip(self.carry, carry, strict=True)]
+        self._given = [
+            leaf.index_copy(0, lanes, new) if row else leaf
+            for leaf, new, row in zip(self._given, given, stacked, strict=True)
+        ]
+        if self._timed is not None and timed is not None:
+            pairs = zip(self._timed, timed, strict=True)
+            self._timed = Timed(*(old.index_copy(0, lanes, new) for old, new in pairs))
+
+
+class EagerProgram:
+    """Runs the step's own Python for every batch."""
+
+    def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
+        """Start a scan."""
+        return Running(functools.partial(self.call, work), carry, given, timed)
+
+    def call(self, work: Work, *arguments: Any) -> Leaves:
+        """Run the step on one batch."""
+        if not work.vectorised:
+            return work.all_clients(*arguments)
+        with vectorising():
+            return work.all_clients(*arguments)
+
+
+class SeededLoop(Running):
+    """A scan of a model that draws from torch's own generator: each step draws from its own key."""
+
+    def __init__(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> None:
+        super().__init__(work.all_clients, carry, given, timed)
+        self._seeding = work.seeding
+
+    def step(self, index: Tensor, mask: Tensor | None, time: int) -> None:
+        """Take one more batch."""
+        with default_generator(self._seeding(time)):
+            super().step(index, mask, time)
+
+
+class SeededProgram:
+    """The eager program of a model that draws from torch's own generator."""
+
+    def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
+        """Start a scan."""
+        return SeededLoop(work, carry, given, timed)
+
+
+class TracedProgram:
+    """Calls the traced operations; a compiled one overwrites its carry, which saves a pass over memory."""
+
+    def __init__(self, work: Work, example: tuple[Any, ...], *, compiled: bool, in_place: bool) -> None:
+        self.in_place = in_place
+        counts = len(example[0]), len(example[1])
+        carry, given, *rest = example
+        optional = [value is not None for value in rest]
+
+        def run_flat(*tensors: Tensor) -> Leaves:
+            carry = list(tensors[: counts[0]])
+            given = list(tensors[counts[0] : sum(counts)])
+            x, y, *some = tensors[sum(counts) :]
+            supply = iter(some)
+            arguments = [next(supply) if present else None for present in optional]
+            after = replace(work, x=x, y=y).all_clients(carry, given, *arguments)  # type: ignore[arg-type]
+            if not in_place:
+                return after
+            for old, new in zip(carry, after, strict=True):
+                old.copy_(new)
+            return []
+
+        inputs = [
+            *copy_leaves(carry),
+            *copy_leaves(given),
+            work.x,
+            work.y,
+            *(value for value in rest if value is not None),
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Every value is described by an empty copy of it. Without a context, each copy makes a mode of its own,
+            # which takes longer than the tracing itself.
+            with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+                graph = make_fx(run_flat)(*inputs)
+            _drop_detaches(graph)
+            self._run: Callable[..., Any] = graph
+            if compiled:
+                self._run = torch.compile(graph, dynamic=False)
+                self._run(*inputs)
+        self.gradients = work.gradients[0]
+
+    def call(self, work: Work, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
+        """Run the step on one batch; return the new carry, written over the old one if the program is in place."""
+        after = self._run(*carry, *given, work.x, work.y, *(value for value in rest if value is not None))
+        return carry if self.in_place else [leaf.contiguous() for leaf in after]
+
+    def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
+        """Start a scan on the data of `work`: the program itself holds none."""
+        work.gradients[0] = self.gradients
+        mine = copy_leaves(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
+        return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], timed)
+
+
+def copy_leaves(leaves: Leaves) -> Leaves:
+    """Copy leaves into plain layout: a traced program holds for one layout of its inputs only."""
+    return [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
+
+
+def _drop_detaches(graph: torch.fx.GraphModule) -> None:
+    """Drop every `detach`: without autograd it means nothing, and would cost a call each."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    graph.recompile()
