@@ -132,7 +132,7 @@ def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], wo
     return f"### {title}\n\n{f'{words}{chr(10)}{chr(10)}' if words and rows else ''}{body}"
 
 
-APART = "One seed: a difference of two cells that were trained apart is uncertain by ±{noise} points."
+APART = "One seed: a difference of two cells that were trained separately is uncertain by ±{noise} points."
 TOGETHER = "One training: how much these figures vary from training to training was not measured."
 
 

@@ -271,7 +271,8 @@ rounds shows;
 FedAvg still rises. With two classes per client every personal model is above 99, Local among them.""",
     "cifar10-pat": """\
 All agree with the published values to within a point: FedAvg is 0.8 above, FedAvg-FT 0.4 and Ditto, which is still
-rising, 0.6 below.""", }
+rising, 0.6 below.""",
+}
 
 
 if __name__ == "__main__":
