@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 from atoll.runtime.engines.plan import vectorising
 from atoll.runtime.engines.work import Leaves, Timed, Work
 
+Compile = Callable[[torch.fx.GraphModule, Leaves], Callable[..., Any]]  # traced operations, and an example of inputs
+
 
 class Running:
     """A scan under way: `carry` after the steps so far. This one calls a function that returns new tensors."""
@@ -92,9 +94,12 @@ class SeededProgram:
 
 
 class TracedProgram:
-    """Calls the traced operations; a compiled one overwrites its carry, which saves a pass over memory."""
+    """Calls the traced operations, or what `compile` makes of them.
 
-    def __init__(self, work: Work, example: tuple[Any, ...], *, compiled: bool, in_place: bool) -> None:
+    One that is compiled overwrites its carry, which saves a pass over memory.
+    """
+
+    def __init__(self, work: Work, example: tuple[Any, ...], *, compile: Compile | None, in_place: bool) -> None:  # noqa: A002
         self.in_place = in_place
         counts = len(example[0]), len(example[1])
         carry, given, *rest = example
@@ -113,24 +118,19 @@ class TracedProgram:
                 old.copy_(new)
             return []
 
-        inputs = [
-            *copy_leaves(carry),
-            *copy_leaves(given),
-            work.x,
-            work.y,
-            *(value for value in rest if value is not None),
-        ]
+        def make_inputs() -> Leaves:
+            """Copy the example, because what overwrites its carry also does so while it is traced and compiled."""
+            some = (value for value in rest if value is not None)
+            return [*copy_leaves(carry), *copy_leaves(given), work.x, work.y, *some]
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Every value is described by an empty copy of it. Without a context, each copy makes a mode of its own,
             # which takes longer than the tracing itself.
             with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-                graph = make_fx(run_flat)(*inputs)
+                graph = make_fx(run_flat)(*make_inputs())
             _drop_detaches(graph)
-            self._run: Callable[..., Any] = graph
-            if compiled:
-                self._run = torch.compile(graph, dynamic=False)
-                self._run(*inputs)
+            self._run: Callable[..., Any] = graph if compile is None else compile(graph, make_inputs())
         self.gradients = work.gradients[0]
 
     def call(self, work: Work, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
