@@ -109,7 +109,8 @@ def _only_at_the_end(graph: GraphModule, written: list[Node]) -> bool:
     nodes, inputs = list(graph.graph.nodes), set(graph.graph.find_nodes(op="placeholder"))
     copies = written[:-1]
     return nodes[len(nodes) - len(written) :] == written and all(
-        node.target is COPY and node.args[0] in inputs and node.args[1] not in inputs for node in copies
+        node.target is COPY and node.args[0] in inputs and (node.args[1] is node.args[0] or node.args[1] not in inputs)
+        for node in copies
     )
 
 

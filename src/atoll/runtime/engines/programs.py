@@ -65,8 +65,8 @@ class GraphProgram(Running):
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             after = program.call(*arguments)
-            if not program.in_place:
-                for old, new in zip(self.carry, after, strict=True):
+            if not program.in_place:  # a value may be on its way to another place
+                for old, new in zip(self.carry, [leaf.clone() for leaf in after], strict=True):
                     old.copy_(new)
 
     def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:

@@ -96,7 +96,7 @@ class SeededProgram:
 class TracedProgram:
     """Calls the traced operations, or what `compile` makes of them.
 
-    One that is compiled overwrites its carry, which saves a pass over memory.
+    With `in_place` it overwrites its carry, which saves a pass over memory, unless a value moves within it.
     """
 
     def __init__(self, work: Work, example: tuple[Any, ...], *, compile: Compile | None, in_place: bool) -> None:  # noqa: A002
@@ -112,7 +112,8 @@ class TracedProgram:
             supply = iter(some)
             arguments = [next(supply) if present else None for present in optional]
             after = replace(work, x=x, y=y).all_clients(carry, given, *arguments)  # type: ignore[arg-type]
-            if not in_place:
+            self.in_place = in_place and not _moves(carry, after)
+            if not self.in_place:
                 return after
             for old, new in zip(carry, after, strict=True):
                 old.copy_(new)
@@ -143,6 +144,17 @@ class TracedProgram:
         work.gradients[0] = self.gradients
         mine = copy_leaves(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
         return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], timed)
+
+
+def _moves(before: Leaves, after: Leaves) -> bool:
+    """Return whether a value moves to another place, whose own place may be overwritten before it is read.
+
+    The compiler takes no care of that, not even if the value is copied first.
+    """
+    places = [leaf.untyped_storage().data_ptr() for leaf in before]
+    return any(
+        leaf.untyped_storage().data_ptr() in places[:number] + places[number + 1 :] for number, leaf in enumerate(after)
+    )
 
 
 def copy_leaves(leaves: Leaves) -> Leaves:
