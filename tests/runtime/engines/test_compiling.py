@@ -27,9 +27,10 @@ def step(w, b, x):
 def other_order(b, x, w):
     """The same step: other places, other names, and b is computed and written first."""
     result = (x @ w + b).relu()
-    shift, scale = 0.2 * result.mean(), 0.1 * result.sum()
-    b.copy_(b - shift)
-    w.copy_(w - scale)
+    moved_b = b - 0.2 * result.mean()
+    moved_w = w - 0.1 * result.sum()
+    b.copy_(moved_b)
+    w.copy_(moved_w)
 
 
 def inputs(names):
