@@ -111,7 +111,8 @@ def test_another_grouping_takes_what_is_known_and_measures_the_rest(task, measur
     assert not known.intersection(measured)
     measured.clear()
     run(task, strategy="loop")
-    assert measured == []
+    run(task)
+    assert measured == []  # what either has measured is kept
 
 
 def test_a_plan_that_is_spelled_out_reads_and_writes_nothing(task, measured):

@@ -78,9 +78,6 @@ class Figures:
     def add(self, measured: Measured) -> None:
         """Take a new figure."""
         self._new[measured.plan] = measured
-        if measured.programs is not None and self._work is not None:
-            self._note(measured.programs).parent.mkdir(parents=True, exist_ok=True)
-            self._note(measured.programs).touch()
 
     def has_programs(self, plan: Plan) -> bool:
         """Return whether torch still has what was compiled for a plan, so compiling it again takes no time."""
@@ -96,6 +93,9 @@ class Figures:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._file, (json.dumps({"work": self._work, "figures": figures}, indent=1) + "\n").encode())
             _remove_oldest(self._file.parent)
+            for folder in {one.programs for one in self._new.values() if one.programs is not None}:
+                self._note(folder).parent.mkdir(parents=True, exist_ok=True)
+                self._note(folder).touch()
         except OSError as error:  # a home that cannot be written is no reason not to run
             log.info("what was measured cannot be kept in %s: %s", self._file.parent, error)
 
