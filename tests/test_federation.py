@@ -20,8 +20,8 @@ from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import CohortError, DivergedError, OneShotError
 from atoll.kernel.params import Params, Stack
 from atoll.records.runs import Run
+from atoll.runtime.engines.measuring import FORCED
 from atoll.runtime.engines.plan import Plan
-from atoll.runtime.engines.planning import FORCED
 from atoll.runtime.guards import warn_of_overshooting
 from atoll.toolbox.client import sgd
 

@@ -22,7 +22,7 @@ from atoll.kernel.errors import RunError, UnknownName
 from atoll.records.report import Report
 from atoll.runtime.channel import Ledger
 from atoll.runtime.channel.ledger import Entry
-from atoll.runtime.engines.planning import one_thread_each
+from atoll.runtime.engines.measuring import one_thread_each
 
 METHODS = ("local", "fedavg", "ditto")
 SIZES = [4, 8, 20, 20, 40, 60]

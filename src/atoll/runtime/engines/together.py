@@ -21,8 +21,8 @@ from torch import Tensor
 
 from atoll.data.task import Task
 from atoll.runtime.engines.folds import Fold, run_joined
+from atoll.runtime.engines.measuring import limit_cores
 from atoll.runtime.engines.plan import keep_arithmetic
-from atoll.runtime.engines.planning import limit_cores
 from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.work import Leaves
 
