@@ -1,4 +1,4 @@
-"""compare(): several methods, several seeds, every client. Missing runs are made, finished ones reused."""
+"""compare(): several methods, several seeds, the same clients. Missing runs are made, finished ones reused."""
 
 from __future__ import annotations
 
@@ -99,8 +99,10 @@ def compare(
         raise RunError("A comparison must have at least 1 seed. Got none.")
     if select not in SELECTIONS:
         raise unknown("selection", select, SELECTIONS)
-    if settings.evaluation != "all":
-        raise RunError(f"A comparison needs every client's score: evaluation='all'. Got {settings.evaluation!r}.")
+    if not settings.scores_clients:
+        raise RunError(
+            f"A comparison needs the scores of clients: evaluation='all' or 'sample:N'. Got {settings.evaluation!r}."
+        )
     chosen = add_references([create(method) if isinstance(method, str) else method for method in methods])
     build = _builder(task)
     folder = None if folder is None else Path(folder)

@@ -36,9 +36,14 @@ class Case:
         return self.study.statistics
 
     @cached_property
+    def place(self) -> int:
+        """Its place among the clients that were scored."""
+        return int(np.searchsorted(self.study.outcome.scored, self.client))
+
+    @cached_property
     def test_samples(self) -> int:
         """The number of its test samples."""
-        return int(self.study.outcome.samples()[self.client])
+        return int(self.study.outcome.samples()[self.place])
 
     @cached_property
     def gain(self) -> Gain | None:
@@ -51,13 +56,13 @@ class Case:
         if reference is None or gains is None or reference == study.method or not self.test_samples:
             return None
         other = study.comparison.outcomes[reference][study.index]
-        score = float(other.scores(select=study.select)[self.client])
+        score = float(other.scores(select=study.select)[self.place])
         value, error = (float(part[self.client]) for part in gains)
         return Gain(reference, score, value, error, self._compare_samples(other))
 
     def _compare_samples(self, other: Report) -> tuple[int, int, float] | None:
         """Count the samples that only one of two methods has right, with McNemar's p; None if they are not known."""
-        ours, theirs = self.study.outcome.each_of(self.client), other.each_of(self.client)
+        ours, theirs = self.study.outcome.each_of(self.place), other.each_of(self.place)
         if ours is None or theirs is None or self.study.select != "last":
             return None
         if not np.isin([ours, theirs], (0, 1)).all():
