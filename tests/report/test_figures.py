@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 from atoll.kernel.clusters import Clusters
+from atoll.report.drawing import NARROW, WIDTH, find_decades, find_ticks, move_apart, pick_evenly
 from atoll.report.figures import (
     MOST_MARKS,
     MOST_MIXING,
-    NARROW,
-    WIDTH,
     Line,
     assign_styles,
     draw_clusters,
@@ -17,10 +16,6 @@ from atoll.report.figures import (
     draw_gains,
     draw_heatmap,
     draw_strips,
-    find_decades,
-    find_ticks,
-    move_apart,
-    pick_evenly,
     write_palette,
 )
 

@@ -23,9 +23,9 @@ from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.sources import code_digest, file_digest
 from atoll.records.configuration import AlgorithmSpec, Settings, is_another_model
 from atoll.records.files import read_record, write_record, writing
-from atoll.records.labels import label
+from atoll.records.labels import REFERENCES, label
 from atoll.records.report import Report, Select
-from atoll.records.results import REFERENCES, SELECTIONS, Results
+from atoll.records.results import SELECTIONS, Results
 from atoll.records.rounds import Round
 from atoll.records.runs import quietly
 from atoll.records.schema import Record

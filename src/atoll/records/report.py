@@ -242,7 +242,8 @@ class Report:
         if select == "last":
             return self.evaluations[-1]
         split = "val" if select == "best" else "test"
-        if math.isnan(_scores_by_split(self.evaluations[0])[split].macro):
+        first = _scores_by_split(self.evaluations[0])[split]
+        if math.isnan(first.macro) if first.samples is None else not any(first.samples):
             raise RunError(f"Selection by the {split} split needs samples in it. There are none.")
         # of equals the first
         return max(self.evaluations, key=lambda line: self.sign * _scores_by_split(line)[split].macro)

@@ -31,7 +31,10 @@ from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.references import bibtex
 from atoll.metrics import cost, fairness, significance
 from atoll.metrics.groups import GroupScore, by_group, groups_of
+from atoll.records.agreement import require_same_task
+from atoll.records.clients import list_clients, list_percentiles
 from atoll.records.configuration import Metric
+from atoll.records.labels import REFERENCES
 from atoll.records.report import Report, Scores, Select
 from atoll.runtime.population import MANY_CLIENTS
 
@@ -40,7 +43,6 @@ SELECTIONS: dict[Select, str] = {
     "best": "after the round that is best on validation",
     "oracle": "after the round that is best on test (an oracle: it cannot be chosen in practice)",
 }
-REFERENCES = ("local", "fedavg")
 SIGNIFICANT = 0.05
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
 
@@ -62,7 +64,7 @@ class Results:
             raise RunError(f"All methods of a comparison must have the same seeds. Got {sorted(seeds)}.")
         for of_seed in zip(*self.outcomes.values(), strict=True):
             for outcome in of_seed[1:]:
-                _require_same_task(of_seed[0], outcome)
+                require_same_task(of_seed[0], outcome)
 
     @classmethod
     def of_runs(cls, runs: Iterable[Report], *, absent: Iterable[str] = (), **more: Any) -> Self:
@@ -345,53 +347,13 @@ class Results:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield one row per method, seed and client that was scored; of very many clients, their percentiles."""
-        if self.scored > MANY_CLIENTS:
-            yield from self._percentile_rows()
-            return
-        for method, outcomes in self.outcomes.items():
-            of_method = {f"gain_{name}": self.gains(method, name) for name in REFERENCES} | {
-                "harmed": self.find_harmed(method), "mcnemar_local": self.mcnemar(method)
-            }  # fmt: skip
-            for index, outcome in enumerate(outcomes):
-                scores, clusters = outcome.scores(select=self.select), outcome.clusters
-                numbered = zip(outcome.scored.tolist(), scores, outcome.samples(), strict=True)
-                for place, (client, score, samples) in enumerate(numbered):
-                    paired = {
-                        name: None if values is None else values[index, place].item()
-                        for name, values in of_method.items()
-                    }
-                    found = outcome.statistics
-                    yield {
-                        "method": method, "seed": outcome.seed, "client": client,
-                        "name": str(client) if found is None else found.name(client),
-                        "test_samples": int(samples), "score": float(score), **paired,
-                        "cluster": None if clusters is None else int(clusters.of_client[client]),
-                    }  # fmt: skip
-
-    def _percentile_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one row per method, seed and percentile: each column has its own percentiles over clients."""
-        for method, outcomes in self.outcomes.items():
-            gains = {f"gain_{name}": self.gains(method, name) for name in REFERENCES}
-            for index, outcome in enumerate(outcomes):
-                columns = {"test_samples": outcome.samples(), "score": outcome.scores(select=self.select)} | {
-                    name: None if values is None else values[index] for name, values in gains.items()
-                }
-                found = {name: _percentiles(values) for name, values in columns.items()}
-                for place, percentile in enumerate(fairness.PERCENTILES):
-                    yield {
-                        "method": method, "seed": outcome.seed, "clients": self.scored, "percentile": percentile,
-                        **{name: values[place] for name, values in found.items()},
-                    }  # fmt: skip
+        return list_percentiles(self) if self.scored > MANY_CLIENTS else list_clients(self)
 
     # -- in words ----------------------------------------------------------------------------------------------------
     @property
     def who(self) -> str:
-        """Which clients the figures are of."""
-        return (
-            f"a sample of {self.scored:,} of {self.clients:,} clients"
-            if self.sampled
-            else f"all {self.clients} clients"
-        )
+        """Which clients the figures are of, in words."""
+        return f"a sample of {self.scored:,} of {self.clients:,} clients" if self.sampled else "all clients"
 
     @property
     def protocol(self) -> str:
@@ -399,13 +361,7 @@ class Results:
         task = self.example.config.task
         recipe = task.recipe or {}
         dealt, split = recipe.get("partition"), recipe.get("split")
-        over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
-        if self.sampled:
-            over = (
-                f", drawn by the seed, the same for every method{over}"
-                + (f"; ± is the 95 % interval of the mean over all {self.clients:,} clients" if not over else "")
-                + "; worst client, bottom 10 %, std, harmed clients and all else are those of the sample"
-            )
+        who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients} clients,"
         what = f"{self.metric.name.capitalize()}{' in %' if self.metric.share else ''}"
         cut = f" (train/val/test {split} %)" if split else ""
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
@@ -413,10 +369,17 @@ class Results:
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
         return (
             f"{what} of the model each client would deploy, on its own test split{cut}, {SELECTIONS[self.select]}"
-            f"{rounds}; {self.who}, each counted the same{over}. "
+            f"{rounds}; {who} each counted the same{self._explain_interval()}. "
             f"{task.name}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
             f"{', '.join(map(str, self.seeds))}.{shared}"
         )
+
+    def _explain_interval(self) -> str:
+        over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        if not self.sampled:
+            return over
+        over = over or f"; ± is the 95 % interval of the mean over all {self.clients:,} clients"
+        return f"{over}; worst client, bottom 10 %, std and harmed clients are those of the sample"
 
     @property
     def citations(self) -> str:
@@ -432,46 +395,8 @@ class Results:
 # -- small parts -------------------------------------------------------------------------------------------------------
 
 
-def _require_same_task(one: Report, other: Report) -> None:
-    if not np.array_equal(one.scored, other.scored):
-        raise RunError(
-            f"The runs of a comparison must have scored the same clients. With seed {one.seed}, {one.label} has "
-            f"{len(one.scored):,} and {other.label} {len(other.scored):,}, or others.",
-            hint="run them again with one `evaluation`.",
-        )
-    for part in ("task", "model"):
-        mine, theirs = (_drop_place(outcome.config.get(part, {})) for outcome in (one, other))
-        differs = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
-        if differs:
-            shown = "; ".join(f"{name}: {_describe_difference(mine, theirs, name)}" for name in differs)
-            raise RunError(
-                f"The runs of a comparison must have their {part} in common. {one.label} and {other.label} with seed "
-                f"{one.seed} differ in {shown}.",
-                hint="compare runs of the same task, or run them again with one `atoll compare`.",
-            )
-
-
-def _drop_place(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out where the data are: their fingerprint says whether they are the same."""
-    recipe = facts.get("recipe")
-    return facts if recipe is None else {**facts, "recipe": {**recipe, "data": None}}
-
-
-def _describe_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> str:
-    """Say where two configurations differ in one thing."""
-    one, other = mine.get(name), theirs.get(name)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        inner = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
-        return ", ".join(f"{key} {one.get(key)!r} and {other.get(key)!r}" for key in inner)
-    return f"{one!r} and {other!r}"
-
-
 def _right_or_wrong(scores: Scores) -> bool:
     return bool(np.isin(scores, (0, 1)).all())
-
-
-def _percentiles(values: NDArray[Any] | None) -> list[float] | list[None]:
-    return [None] * len(fairness.PERCENTILES) if values is None else fairness.percentiles(values)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +123,10 @@ class Evaluation(Record):
                 raise SchemaError("sample must name clients by their numbers, in order, each once")
             if self.scored not in (None, len(self.sample)):
                 raise SchemaError(f"all {len(self.sample)} clients of the sample must have scores")
+        elif self.scored is not None and not self._sampled:
+            for table in self._tables:
+                if len(table) != self.scored:
+                    raise SchemaError(f"all {self.scored} clients must be in mixing and clusters")
         if any(len(row) != len(self.mixing or ()) for row in self.mixing or ()):
             raise SchemaError("mixing must be square")
 
@@ -132,14 +137,24 @@ class Evaluation(Record):
 
     def find_other_number(self, clients: int) -> int | None:
         """Return how many clients this is about if it cannot be about so many; None if it can."""
-        tables = [self.mixing, None if self.clusters is None else self.clusters.of_client]
-        numbers = [len(table) for table in tables if table is not None]
+        numbers = [len(table) for table in self._tables]
         if self.sample is not None:
             numbers.append(max(clients, 1 + self.sample[-1]))
-        elif self.scored is not None and self.personal is not None:
-            sampled = self.personal["test"].interval is not None  # too many to be listed
-            numbers.append(max(clients, self.scored) if sampled else self.scored)
+        elif self.scored is not None:
+            numbers.append(max(clients, self.scored) if self._sampled else self.scored)
         return next((number for number in numbers if number != clients), None)
+
+    @property
+    def _tables(self) -> list[Sequence[Any]]:
+        """The tables that have a row for each client."""
+        tables = [self.mixing, None if self.clusters is None else self.clusters.of_client]
+        return [table for table in tables if table is not None]
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether some clients were scored; they may be too many to be listed."""
+        unlisted = self.personal is not None and self.personal["test"].interval is not None
+        return self.sample is not None or unlisted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

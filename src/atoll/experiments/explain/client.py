@@ -14,8 +14,9 @@ from atoll.experiments.explain.words import count_text, join_names, p_text, perc
 from atoll.kernel.randomness import generator
 from atoll.metrics import significance
 from atoll.metrics.groups import terciles
+from atoll.records.labels import REFERENCES
 from atoll.records.report import Report
-from atoll.records.results import REFERENCES, SIGNIFICANT
+from atoll.records.results import SIGNIFICANT
 
 SMALL, LARGE = 0, 2  # thirds of the clients
 FAR = 2  # times what chance alone gives
