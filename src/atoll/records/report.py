@@ -262,7 +262,7 @@ class Report:
             return np.array(evaluation.sample, dtype=np.int64)
         if evaluation.scored == self.config.task.clients:
             return np.arange(self.config.task.clients)
-        return self._kept("client")
+        return self._take_kept("client")
 
     @property
     def share(self) -> float | None:
@@ -271,7 +271,9 @@ class Report:
         assert scored is not None
         return None if scored == clients else scored / clients
 
-    def _kept(self, name: str, split: str = "test", model: str = "personal", select: Select = "last") -> NDArray[Any]:
+    def _take_kept(
+        self, name: str, split: str = "test", model: str = "personal", select: Select = "last"
+    ) -> NDArray[Any]:
         """Return what lines of metrics leave out of very many clients, and is kept after the last round only."""
         last = self.select_round(select).round == self.rounds
         if (split, model) != ("test", "personal") or not last or self.outcomes is None or name not in self.outcomes:
@@ -296,7 +298,7 @@ class Report:
     def scores(self, split: str = "test", model: str = "personal", select: Select = "last") -> Scores:
         """Return the score of each client of `scored`."""
         listed = self.figures(split, model, select).clients
-        return self._kept("score", split, model, select) if listed is None else np.array(listed, dtype=np.float64)
+        return self._take_kept("score", split, model, select) if listed is None else np.array(listed, dtype=np.float64)
 
     def summary(self, split: str = "test", model: str = "personal") -> dict[str, float]:
         """Return mean, worst and so on after the last round."""
@@ -305,13 +307,13 @@ class Report:
     def samples(self, split: str = "test") -> NDArray[np.int64]:
         """Return how many samples each client of `scored` has."""
         listed = self.figures(split).samples
-        return self._kept("samples", split) if listed is None else np.array(listed, dtype=np.int64)
+        return self._take_kept("samples", split) if listed is None else np.array(listed, dtype=np.int64)
 
     def variances(self, split: str = "test", select: Select = "last") -> Scores:
         """Return the variance of the score over each client's samples."""
         figures, scores = self.figures(split, select=select), self.scores(split, select=select)
         if figures.clients is None:
-            return self._kept("variance", split, select=select)
+            return self._take_kept("variance", split, select=select)
         found = scores * (1 - scores) if figures.variances is None else figures.variances
         return np.array(found, dtype=np.float64)
 

@@ -361,7 +361,7 @@ class Results:
         task = self.example.config.task
         recipe = task.recipe or {}
         dealt, split = recipe.get("partition"), recipe.get("split")
-        who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients} clients,"
+        who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients:,} clients,"
         what = f"{self.metric.name.capitalize()}{' in %' if self.metric.share else ''}"
         cut = f" (train/val/test {split} %)" if split else ""
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})

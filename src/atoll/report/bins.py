@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from atoll.report.drawing import WIDTH, Style, draw_frame, find_ticks, group_marks, make_scale, write_note, write_text
 from atoll.report.svg import element
 
-BINS = 48
+BINS = 41  # odd, so each tick of the axis, 0 among them, lies in the middle of one
 ROW, TALL = 84, 48  # the height of a method, and of its bars
 
 
@@ -28,12 +28,13 @@ def draw_bins(
     if not len(every):
         return Markup("")
     ticks = find_ticks(every.min(), every.max())
-    edges = np.linspace(ticks[0], ticks[-1], BINS + 1)
+    half = (ticks[-1] - ticks[0]) / (BINS - 1) / 2
+    edges = np.linspace(ticks[0] - half, ticks[-1] + half, BINS + 1)
     counts = {method: np.histogram(of_method[known[method]], edges)[0] for method, of_method in values.items()}
     most = max(int(of_method.max()) for of_method in counts.values())
     left, right, top = 14, width - 14, 6
     foot = top + ROW * len(values) + 4
-    x = make_scale(ticks[0], ticks[-1], left, right)
+    x = make_scale(edges[0], edges[-1], left, right)
     parts = [
         element("line", x1=x(tick), y1=top, x2=x(tick), y2=foot, class_="rule")
         + write_text(x(tick), foot + 16, f"{tick:g}", "middle")

@@ -62,7 +62,7 @@ def _describe_gains(comparison: Results, method: str, *, first: bool) -> str:
     change = f"{'gains' if mean >= 0 else 'loses'} {_write_amount(numbers, mean)}"
     name, p = name_methods(comparison)[method], _write_p(comparison.significant["local"][method])
     return (
-        f"{name} helps {(known > 0).sum()} of {_count_clients(len(known))}{counted}{alone}; on average "
+        f"{name} helps {(known > 0).sum():,} of {_count_clients(len(known))}{counted}{alone}; on average "
         f"a client {change} ({p}). {_describe_losses(comparison, gains, harmed)}"
     )
 
@@ -72,13 +72,13 @@ def _describe_losses(comparison: Results, gains: Scores, harmed: NDArray[np.bool
     if not worse:
         return "Nobody is better off alone."
     if not beyond:
-        return f"{worse} {_are(worse)} better off alone, none by more than one standard error."
+        return f"{worse:,} {_are(worse)} better off alone, none by more than one standard error."
     listed = f"{'clients' if beyond > 1 else 'client'} {_name_harmed(comparison, gains, harmed)}"
     if worse == beyond <= MOST_NAMED:
         return f"{listed[0].upper()}{listed[1:]} {_are(beyond)} better off alone."
-    share = "all" if worse == beyond else f"{beyond} of them"
+    share = "all" if worse == beyond else f"{beyond:,} of them"
     which = f", above all {listed}" if beyond > MOST_NAMED else f": {listed}"
-    return f"{worse} {_are(worse)} better off alone, {share} by more than one standard error{which}."
+    return f"{worse:,} {_are(worse)} better off alone, {share} by more than one standard error{which}."
 
 
 def _name_harmed(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
@@ -145,8 +145,8 @@ def _describe_lead(comparison: Results, method: str, other: str) -> str:
         verdict = "although more clients lose than gain"
     behind = name_methods(comparison)[other]
     return (
-        f"{_write_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {better} "
-        f"and worse for {worse} of {_count_clients(known)}, {_write_p(p)})"
+        f"{_write_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {better:,} "
+        f"and worse for {worse:,} of {_count_clients(known)}, {_write_p(p)})"
     )
 
 
@@ -214,7 +214,7 @@ def write_cautions(comparison: Results) -> list[str]:
         found.append(f"A lower {numbers.name} is better; a positive gain is always good.")
     if comparison.sampled:
         found.append(
-            f"Only {comparison.scored:,} of {comparison.clients:,} clients were scored, drawn at random and the same for "
+            f"Only {comparison.scored:,} of {comparison.clients:,} clients were scored, drawn at random, the same for "
             "every method. Means estimate those of all clients without bias; the worst client of all is likely worse "
             "than the worst of the sample."
         )

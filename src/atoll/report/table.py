@@ -183,9 +183,10 @@ def notes(comparison: Results) -> str:
 
 def gains_note(comparison: Results) -> str:
     """Explain gains and their mark."""
+    over = "the clients of the sample and all seeds" if comparison.sampled else "all clients and seeds"
     return (
         f"Gains are paired by client, in {Numbers.of(comparison).points}; {SIGNIFICANT} significant by Wilcoxon's test "
-        "over all clients and seeds (p < 0.05 after Holm's correction)."
+        f"over {over} (p < 0.05 after Holm's correction)."
     )
 
 
@@ -243,7 +244,7 @@ def harmed_text(comparison: Results, row: dict[str, Any]) -> str:
     """Write how many clients are harmed, as a mean over seeds."""
     if is_reference(comparison, row) or row["harmed"] is None:
         return UNKNOWN
-    return f"{row['harmed']:.1f} {HARM}" if row["harmed"] else "0"
+    return f"{row['harmed']:,.1f} {HARM}" if row["harmed"] else "0"
 
 
 def is_reference(comparison: Results, row: dict[str, Any], over: str = "local") -> bool:

@@ -129,7 +129,7 @@ def collect_groups(view: View) -> list[Part]:
                 Cell(view.numbers.score(score), "top" if several and sign * score == top else None, place)
                 for place, score in enumerate(scores)
             ]
-            rows.append(Row(name, [str(group.clients), *cells]))
+            rows.append(Row(name, [f"{group.clients:,}", *cells]))
         if len(groups) > MOST_GROUPS:
             rows.append(Row(f"{len(groups) - MOST_GROUPS} more in results.json", empty))
     if not rows:
@@ -180,6 +180,8 @@ def _list_percentiles(view: View) -> Table:
             texts = [UNKNOWN if of is None else numbers.gain(of[place]) for of in gains]
             rows.append(Row(f"{percentile} %", [Cell(text, method=column) for column, text in enumerate(texts)]))
     heads = [Cell(method, method=column) for column, method in enumerate(methods)]
-    whose = f"{view.comparison.scored:,} of {view.comparison.clients:,} clients"
-    note = f"Percentiles over {whose}: so many have at most this value. Each column has its own order. {clients.words}"
+    note = (
+        f"Percentiles over {view.comparison.who}: so many have at most this value. Each column has its own order. "
+        f"{clients.words}"
+    )
     return Table(["Percentile", *heads], rows, note)

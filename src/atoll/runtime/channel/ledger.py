@@ -47,7 +47,7 @@ class Entry:
         """The bytes of all messages."""
         return self.bytes * self.count
 
-    def counted(self) -> Entry:
+    def drop_clients(self) -> Entry:
         """Return the entry without the list of its clients."""
         return replace(self, clients=None)
 
@@ -83,7 +83,7 @@ class Ledger:
         if self.listed:
             self.entries.append(entry)
             return
-        entry = entry.counted()
+        entry = entry.drop_clients()
         for place in range(len(self.entries) - 1, -1, -1):
             before = self.entries[place]
             if before.round < entry.round:
