@@ -37,7 +37,12 @@ class Clients:
 
     @property
     def words(self) -> str:
-        """A sentence that says which seeds the values come from."""
+        """A sentence that says which clients and which seeds the values come from."""
+        who = self.comparison.who
+        return f"{who[0].upper()}{who[1:]}. {self._seeds}" if self.comparison.sampled else self._seeds
+
+    @property
+    def _seeds(self) -> str:
         seeds = self.comparison.seeds
         if len(seeds) == 1:
             return f"Seed {seeds[0]}."

@@ -107,7 +107,8 @@ def collect_spread(view: View) -> list[Part]:
     some = ""
     if view.comparison.scored > figures.MOST_MARKS:
         some = f" {figures.MOST_MARKS} of them are drawn, evenly spaced in the order of their scores."
-    words = f"Each dot is a client.{some} The box holds the middle half of all clients, the line is their median."
+    whole = "the sample" if view.comparison.sampled else "all clients"
+    words = f"Each dot is a client.{some} The box holds the middle half of {whole}, the line is their median."
     return [Figure(f"{words} {view.clients.words}", Widths(wide, narrow))]
 
 
@@ -136,8 +137,8 @@ def collect_groups(view: View) -> list[Part]:
         return []
     heads = [Cell(method, method=place) for place, method in enumerate(by_method)]
     note = (
-        "Means over the clients of each group. Size, entropy and divergence are those of the training data, in thirds "
-        "of the clients. The best mean of each row is bold."
+        f"Means over the clients of each group{' that were scored' if comparison.sampled else ''}. Size, entropy and "
+        "divergence are those of the training data, in thirds of the clients. The best mean of each row is bold."
     )
     return [Table(["Group", "Clients", *heads], rows, note)]
 

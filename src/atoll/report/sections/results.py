@@ -68,7 +68,7 @@ def _explain_columns(view: View, columns: Iterable[str]) -> str:
         "Gain": gains_note(comparison),
         "Harmed": f"{HARM} Harmed: worse than with Local by more than one standard error, mean over seeds.",
         "Server": SERVERS_TEST,
-        "Shared": "Shared model: the global model, on the test samples of all clients together.",
+        "Shared": f"Shared model: the global model, on the test samples of {comparison.who} together.",
         "ECE": "ECE: expected calibration error, 0 is best.",
         "Rounds": f"Target: a validation score of {target}, as a mean of three evaluations; – if a seed does not "
         "reach it. MB count all clients and both directions.",
