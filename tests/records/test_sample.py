@@ -356,6 +356,8 @@ def test_reports_of_very_many_clients_are_in_percentiles_and_bins(task, tmp_path
     assert "How many clients gain how much" in page
     with pytest.raises(RunError, match="kept of at most 5 clients. Here 9 were scored"):
         Study.read(tmp_path)
+    with pytest.raises(RunError, match="the best round must score at most 5 clients"):
+        compare(task, ["ifca"], evaluation="all", select="best")
 
 
 @pytest.mark.usefixtures("few_are_many")

@@ -37,6 +37,7 @@ from atoll.runtime.engines.trainings import TRAINED, OnEpoch
 from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
 from atoll.runtime.participation import fingerprint
+from atoll.runtime.population import MANY_CLIENTS
 
 log = logging.getLogger("atoll.experiments.comparison")
 
@@ -114,6 +115,7 @@ def compare(
         for seed in seeds:
             here = build(seed)
             _require_samples(here, select)
+            _require_kept_scores(here, select, settings)
             _require_beginnings(here, chosen.values(), settings, seed)
             for method, algorithm in chosen.items():
                 place = None if folder is None else folder / run_name(algorithm, seed)
@@ -155,6 +157,17 @@ def _require_samples(task: Task, select: Select) -> None:
                 f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
                 hint="give every split a share, as `split=60/15/25`.",
             )
+
+
+def _require_kept_scores(task: Task, select: Select, settings: Settings) -> None:
+    """Raise before the first run if the round that counts would not be kept by client."""
+    scored = len(settings.draw_scored(task.clients))
+    if select != "last" and scored > MANY_CLIENTS:
+        raise RunError(
+            f"A comparison of the {select} round must score at most {MANY_CLIENTS:,} clients: of more, single scores are "
+            f"kept after the last round only. Got {scored:,}.",
+            hint="score a sample: evaluation='sample:1000'.",
+        )
 
 
 def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: Settings, seed: int) -> None:
