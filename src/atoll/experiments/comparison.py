@@ -164,8 +164,8 @@ def _require_kept_scores(task: Task, select: Select, settings: Settings) -> None
     scored = len(settings.draw_scored(task.clients))
     if select != "last" and scored > MANY_CLIENTS:
         raise RunError(
-            f"A comparison of the {select} round must score at most {MANY_CLIENTS:,} clients: of more, single scores are "
-            f"kept after the last round only. Got {scored:,}.",
+            f"A comparison of the {select} round must score at most {MANY_CLIENTS:,} clients: of more, only the last "
+            f"round's scores are kept by client. Got {scored:,}.",
             hint="score a sample: evaluation='sample:1000'.",
         )
 
