@@ -12,7 +12,8 @@ import torch
 from atoll import LocalEngine, Settings, federate
 from atoll.compose import create
 from atoll.experiments.comparison import Comparison, compare
-from atoll.experiments.explain import Study, overview
+from atoll.experiments.explain import Study, explain, overview
+from atoll.experiments.explain.client import Case
 from atoll.kernel.errors import CohortError, RunError, UnknownName
 from atoll.metrics.evaluation import collect_observations
 from atoll.metrics.fairness import PERCENTILES
@@ -243,13 +244,16 @@ def test_clients_that_were_not_scored_are_drawn_in_their_clusters_by_name(task):
 
 
 def test_groups_are_made_of_all_clients(compared):
+    thirds = np.argsort(np.argsort(SIZES)) // 3
+    some, scores = compared.example.scored, compared.scores("ditto")[0]
+    expected = {
+        name: scores[thirds[some] == third].mean()
+        for third, name in enumerate(("small", "medium", "large"))
+        if third in thirds[some]
+    }
     groups = compared.groups("ditto")["size"]
+    assert {name: group.mean for name, group in groups.items()} == pytest.approx(expected)
     assert sum(group.clients for group in groups.values()) == 4
-    ranks = np.argsort(np.argsort(SIZES)) // 3
-    expected = [
-        name for third, name in enumerate(("small", "medium", "large")) if third in ranks[compared.example.scored]
-    ]
-    assert [*groups] == expected
 
 
 def test_an_explanation_is_of_clients_of_the_sample(compared, tmp_path):
@@ -261,6 +265,9 @@ def test_an_explanation_is_of_clients_of_the_sample(compared, tmp_path):
     other = next(client for client in range(9) if client not in some)
     with pytest.raises(UnknownName, match=f"Client {other} is not in the sample of 4 of 9 clients"):
         study.find(f"client {other}")
+    sizes = [Case(study, client).test_samples for client in some]
+    assert sizes == compared.example.samples().tolist()
+    assert all(explain(study, client) for client in some)
     gains, _ = study.gains("local")
     np.testing.assert_array_equal(gains[some], compared.gains("ditto")[0])
     assert np.isnan(np.delete(gains, some)).all()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup
 
 from atoll.report.figures import write_palette
@@ -89,11 +90,11 @@ def _find_clients(bodies: Iterable[Markup]) -> list[int]:
 
 def _describe_clients(view: View, clients: Iterable[int]) -> dict[str, Any]:
     """Collect what the script shows of a client under the pointer: name, test samples, and figures by method."""
-    found, places = view.clients, {client: place for place, client in enumerate(view.ids)}
+    found, scored = view.clients, view.comparison.example.scored
 
     def describe(client: int) -> list[Any]:
-        place = places.get(client)
-        if place is None:  # it is drawn, but was not scored
+        place = int(np.searchsorted(scored, client))
+        if place == len(scored) or scored[place] != client:  # it is drawn, but was not scored
             return [view.name(client), None, []]
         figures = [
             [
