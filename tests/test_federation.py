@@ -133,7 +133,7 @@ def test_a_cohort_is_a_number_or_a_share(cohort, size):
         ({"cohort": 1.5}, r"`cohort` as a share must be in \(0, 1\]. Got 1.5."),
         ({"rounds": 0}, "`rounds` must be at least 1. Got 0."),
         ({"drop": 1.0}, r"`drop` must be a float in \[0, 1\). Got 1.0."),
-        ({"evaluation": "best"}, "`evaluation` must be 'all', 'central' or 'none'. Got 'best'."),
+        ({"evaluation": "best"}, "`evaluation` must be 'auto', 'all', 'sample:N', 'central' or 'none'. Got 'best'."),
         ({"evaluation": "central"}, "needs a task with a central test set"),
     ],
 )

@@ -326,7 +326,7 @@ def test_all_of_very_many_clients_are_in_arrays_and_not_in_lines(task, tmp_path,
         np.testing.assert_array_equal(one.clusters.of_client, few.clusters.of_client)
         with pytest.raises(RunError, match="only the test scores of the models that they deploy after the last round"):
             one.scores("val")
-        with pytest.raises(RunError, match="evaluation='sample:1000'"):
+        with pytest.raises(RunError, match="`evaluation=sample:1000`"):
             replace(one, history=one.history[:-1]).scores()
 
 

@@ -144,7 +144,7 @@ def _require_kept_scores(task: Task, select: Select, settings: Settings) -> None
         raise RunError(
             f"A comparison of the {select} round must score at most {MANY_CLIENTS:,} clients: of more, only the last "
             f"round's scores are kept by client. Got {scored:,}.",
-            hint="score a sample: evaluation='sample:1000'.",
+            hint="score a sample: `evaluation=sample:1000`.",
         )
 
 

@@ -93,7 +93,7 @@ class Settings:
             raise CohortError(
                 f"A sample that is scored must have 2 to {clients} clients, all that there are. Got "
                 f"{self.evaluation!r}.",
-                hint="evaluation='all' scores everybody.",
+                hint="`evaluation=all` scores everybody.",
             )
 
     @property

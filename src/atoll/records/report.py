@@ -280,7 +280,7 @@ class Report:
             raise RunError(
                 f"Of more than {MANY_CLIENTS:,} clients, only the test scores of the models that they deploy after the "
                 f"last round are kept. Asked for were those of the {model} models on {split}, {self.progress} done.",
-                hint="a sample keeps all of them: evaluation='sample:1000'.",
+                hint="a sample keeps all of them: `evaluation=sample:1000`.",
             )
         return self.outcomes[name]
 

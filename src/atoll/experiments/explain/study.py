@@ -89,7 +89,7 @@ class Study:
             raise RunError(
                 f"An explanation needs the scores of clients after every evaluation, which are kept of at most "
                 f"{MANY_CLIENTS:,} clients. Here {comparison.scored:,} were scored.",
-                hint="a sample keeps them: evaluation='sample:1000'.",
+                hint="a sample keeps them: `evaluation=sample:1000`.",
             )
         if seed is not None and seed not in comparison.seeds:
             raise unknown("seed", str(seed), map(str, comparison.seeds))
