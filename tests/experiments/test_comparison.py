@@ -291,7 +291,7 @@ def test_selection_and_target_are_passed_on():
     [
         (SMALL, {"seeds": []}, RunError, "A comparison must have at least 1 seed. Got none."),
         (SMALL, {"select": "bets"}, UnknownName, "Unknown selection 'bets'. Did you mean: best?"),
-        (SMALL, {"evaluation": "none"}, RunError, "needs every client's score: evaluation='all'. Got 'none'."),
+        (SMALL, {"evaluation": "none"}, RunError, "evaluation='all' or 'sample:N'. Got 'none'."),
         (Recipe(clients=4, split="80/20/0"), {}, RunError, "the last round must have test samples. digits has none."),
         (Recipe(clients=4, split="80/0/20"), {"select": "best"}, RunError, "of the best round must have val samples."),
     ],

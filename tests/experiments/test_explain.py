@@ -622,7 +622,7 @@ def test_an_incomplete_run_says_so(folder, tmp_path):
     assert "ditto with seed 0 is incomplete: 1 of 2 rounds." in text
     assert "Gains compare scores of different rounds" in text
     path.write_text("")
-    with pytest.raises(RunError, match="needs every client's score"):
+    with pytest.raises(RunError, match="needs the scores of clients"):
         Study.read(copied / "ditto-seed0")
 
 
