@@ -513,7 +513,7 @@ def test_a_forced_strategy_is_not_overruled_by_an_older_plan(make_task):
 ])  # fmt: skip
 def test_fp32_where_tensor_cores_would_help_is_said(make_task, monkeypatch, caplog, device, precision, fills, said):
     task = make_task()
-    monkeypatch.setattr(type(task), "to", lambda self, device, dtype: self)  # there is no GPU here
+    monkeypatch.setattr(type(task), "to", lambda self, device, dtype, table=None: self)  # there is no GPU here
     monkeypatch.setattr(planning, "_convolves", lambda task: True)
     monkeypatch.setattr(planning, "_fills_a_gpu", lambda task: fills)
     engine = LocalEngine(device="cpu", precision=precision)
