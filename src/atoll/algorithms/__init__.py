@@ -24,7 +24,7 @@ from atoll.kernel.errors import HyperparameterError, UnknownName, unknown
 from atoll.kernel.wrapper import core_of
 from atoll.toolbox.pairs import LocalTraining, Pair, Part, Piece, ServerAnswer, make_pair
 
-__all__ = ["file_of", "find_pair", "found", "list_pairs", "list_parts", "load_file", "name_of"]
+__all__ = ["file_of", "find_pair", "list_methods", "list_pairs", "list_parts", "load_file", "name_of"]
 
 P = TypeVar("P", bound=Part)
 

@@ -23,8 +23,8 @@ from atoll.kernel.algorithm import NonNegative, Range, Replies
 from atoll.kernel.batch import Batch
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import LocalTraining
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import LocalTraining, Start
 from atoll.toolbox.server.distillation import disagreement
 from atoll.toolbox.server.synthesis import (
     ADVERSARIAL,
@@ -51,9 +51,9 @@ class BoostedStudent(FromMadeUp):
     called: ClassVar[str] = "coboosting"
     cites: ClassVar[str] = "dai2024enhancing"
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Teach a student, who begins as all clients did, what they know together."""
-        return training.hold(server, self.learn(replies.workbench, server["model"], uploads(replies, "model")))
+        return self.learn(replies.workbench, start.model, uploads(replies, "model"))
 
     def votes(self, pool: Pool, given: State, epoch: int) -> Params:
         """Return the votes after a pass over what was made up before."""

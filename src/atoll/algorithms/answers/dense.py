@@ -20,8 +20,8 @@ from torch import Tensor
 from atoll.kernel.algorithm import Replies
 from atoll.kernel.batch import Batch
 from atoll.kernel.params import Params
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import LocalTraining
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import LocalTraining, Start
 from atoll.toolbox.server.distillation import disagreement
 from atoll.toolbox.server.synthesis import (
     Cost,
@@ -42,9 +42,9 @@ class Student(FromMadeUp):
     called: ClassVar[str] = "dense"
     cites: ClassVar[str] = "zhang2022dense"
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Teach a student, who begins as all clients did, what they know together."""
-        return training.hold(server, self.learn(replies.workbench, server["model"], uploads(replies, "model")))
+        return self.learn(replies.workbench, start.model, uploads(replies, "model"))
 
     @property
     def cost(self) -> Cost:

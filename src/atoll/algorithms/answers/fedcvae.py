@@ -30,8 +30,8 @@ from atoll.kernel.params import Params, Stack
 from atoll.models.vae import decode, decoder_of
 from atoll.toolbox.client import adam, no_past
 from atoll.toolbox.client.labels import label_counts
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import DECODERS, LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import count_labels, uploads
+from atoll.toolbox.pairs import DECODERS, LocalTraining, ServerAnswer, Start
 
 State = dict[str, Any]
 
@@ -59,16 +59,15 @@ class Generated(ServerAnswer):
         """Send the decoder, and how many samples of each class there are."""
         return Update(send={"decoder": decoder, "labels": label_counts(cohort)})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Train the initial model on generated samples."""
         assert isinstance(training, Autoencoder)
-        bench, decoders = replies.workbench, uploads(replies, "decoder")
-        counts = uploads(replies, "labels")["counts"]
+        bench, decoders, counts = replies.workbench, uploads(replies, "decoder"), count_labels(replies)
         made = self.make_samples(bench, decoders, counts)
         if self.variant == "kd":
             first = decoder_of(training.first(bench.task))
             made = self.make_samples_by_one(bench, self.distil(bench, first, made), counts.sum(0))
-        return training.hold(server, self.train_classifier(bench, server["model"], made))
+        return self.train_classifier(bench, start.model, made)
 
     # -- what is generated -----------------------------------------------------------------------------------------
     def make_samples(self, bench: Workbench, decoders: Stack, counts: Tensor) -> Params:

@@ -30,8 +30,8 @@ from atoll.kernel.errors import TaskError
 from atoll.kernel.network import NO_NETWORK
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.randomness import generator
-from atoll.toolbox.oneshot import Server, average_models, shares, uploads
-from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import average_models, count_labels, shares, uploads
+from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.adam import adam, annealed_share, no_past
 from atoll.toolbox.server.distillation import divergence, lessons
 
@@ -56,16 +56,16 @@ class Calibrated(ServerAnswer):
     needs_public_data: ClassVar[bool] = True
     cites: ClassVar[str] = "shang2022fedic"
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Tune, calibrate, distil."""
         bench, models = replies.workbench, uploads(replies, "model")
-        average = average_models(models, shares(uploads(replies, "labels"), "samples"))
+        average = average_models(models, shares(count_labels(replies), "samples"))
         others, known = divide(bench, self.labelled)
         tuned = self.tune(bench, average, known)
         calibration = self.fit_calibration(bench, teacher_inputs(bench, models, tuned, known[0]), known[1])
         wanted = (teacher(calibration, teacher_inputs(bench, models, tuned, others)) / self.temperature).softmax(1)
-        start = average if self.student == "average" else server["model"]
-        return training.hold(server, self.teach(bench, start, (others, wanted), known))
+        first = average if self.student == "average" else start.model
+        return self.teach(bench, first, (others, wanted), known)
 
     def tune(self, bench: Workbench, w: Params, known: Samples) -> Params:
         """Train a model on the labelled samples."""

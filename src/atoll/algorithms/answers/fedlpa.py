@@ -26,8 +26,8 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, output_gradients, squares, with_matrix
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.mixing import require_bytes
 from atoll.toolbox.server.triangles import symmetric, triangle
 
@@ -68,7 +68,7 @@ class MostLikely(ServerAnswer):
         means = {side: (sums / cohort.samples).map(triangle) for side, sums in seen.items()}
         return Update(send={"model": w, **means}, weight=cohort.samples)
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Solve for each layer."""
         models, inputs, gradients = (uploads(replies, name) for name in ("model", "inputs", "gradients"))
         weights = replies.weights[torch.from_numpy(np.argsort(replies.clients, kind="stable"))].double()
@@ -77,7 +77,7 @@ class MostLikely(ServerAnswer):
             a, b = (self.damp(factor[layer]) for factor in (inputs, gradients))
             found = most_likely(matrix(models, layer).double(), a, b, weights / weights.sum(), self.iterations)
             model = with_matrix(model, layer, found)
-        return training.hold(server, model)
+        return model
 
     def damp(self, factor: Tensor) -> Tensor:
         """Return the factors of all clients as matrices [client, size, size], with damping on their diagonals."""

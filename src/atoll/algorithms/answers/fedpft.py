@@ -35,8 +35,8 @@ from atoll.models.linear import Linear
 from atoll.toolbox.client import descend, zero_velocity
 from atoll.toolbox.client.datastore import datastore
 from atoll.toolbox.client.features import feature_size
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.frozen import Phi, expand
 from atoll.toolbox.server.mixtures import draw_from, fit
 
@@ -70,13 +70,13 @@ class Mixtures(ServerAnswer):
         summary = partial(summarise, classes=task.classes, iterations=self.iterations, nu=self.shrinkage)
         return Update(send={"mixtures": cohort.map(summary, store, phi, draws)})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Draw as many features as there are samples, and train a head on them."""
         assert isinstance(training, Frozen)
         bench = replies.workbench
         features, classes = draw_from(uploads(replies, "mixtures").map(Tensor.double), bench.generator("features"))
         weight, bias = self.train_head(features, classes, bench)
-        return training.hold_head(server, weight, bias, bench)
+        return training.make_head(start, weight, bias, bench)
 
     def train_head(self, features: Tensor, classes: Tensor, bench: Workbench) -> tuple[Tensor, Tensor]:
         """Train a linear head; return weight and bias. Features are standardised before, whatever their scale."""

@@ -24,9 +24,9 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.record import record
 from atoll.toolbox.client import zero_velocity
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import LocalTraining
+from atoll.toolbox.pairs import LocalTraining, Models, Start, keep_models
 from atoll.toolbox.server.distillation import disagreement
 from atoll.toolbox.server.synthesis import (
     RULE,
@@ -41,6 +41,13 @@ from atoll.toolbox.server.synthesis import (
 )
 
 Gate = Literal["softmax", "linear"]
+
+
+@record
+class Experts(Models):
+    """All models, and the gate before them."""
+
+    gate: Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +66,12 @@ class Gated(FromMadeUp):
         """Return False: there are as many as clients."""
         return False
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Experts:
         """Hold the experts, and train the gate."""
-        held, bench = super().conclude(training, server, replies), replies.workbench
+        kept, bench = keep_models(replies), replies.workbench
         train = self.learn if self.data == "generated" else self.learn_in_public
-        return {**held, "gate": train(bench, self.uniform_gate(bench, held["models"].clients), held["models"])}
+        gate = train(bench, self.uniform_gate(bench, kept.models.clients), kept.models)
+        return Experts(kept.models, kept.counts, gate)
 
     def learn_in_public(self, bench: Workbench, gate: Params, models: Stack) -> Params:
         """Train the gate by passes over public samples."""
@@ -94,9 +102,9 @@ class Gated(FromMadeUp):
             lesson, rule=self.gate, temperature=self.temperature, balance=self.balance, diversity=moved
         )
 
-    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+    def deploy(self, training: LocalTraining, start: Start, answer: Experts) -> Predictor:
         """Return the experts behind their gate."""
-        return ensemble(server["models"], server["gate"], functools.partial(answer, rule=self.gate))
+        return ensemble(answer.models, answer.gate, functools.partial(answer_behind, rule=self.gate))
 
 
 def open_gate(gate: Params, x: Tensor, rule: Gate) -> Tensor:
@@ -110,7 +118,7 @@ def gate_logits(logits: Tensor, use: Tensor) -> Tensor:
     return torch.einsum("sk,ksc->sc", use, logits) / len(logits)
 
 
-def answer(model: Params, beside: Params, batch: Batch, *, rule: Gate) -> Tensor:  # noqa: ARG001
+def answer_behind(model: Params, beside: Params, batch: Batch, *, rule: Gate) -> Tensor:  # noqa: ARG001
     """Return what the experts answer to samples behind their gate."""
     logits = torch.stack([batch.outputs(member) for member in members_of(beside)])
     return gate_logits(logits, open_gate(beside, batch.x, rule))

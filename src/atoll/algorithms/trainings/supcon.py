@@ -23,8 +23,7 @@ from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.contrastive import supervised_contrast
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import LocalTraining
+from atoll.toolbox.pairs import LocalTraining, Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class SupCon(LocalTraining):
     called: ClassVar[str] = "supcon"
     cites: ClassVar[str] = "khosla2020supervised"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> Start:
         """Return the initial model, which has features."""
         feature_size(self, task)
         return super().start(task)
