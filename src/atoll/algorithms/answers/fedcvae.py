@@ -14,7 +14,7 @@ Heterogeneity." ICLR 2023.
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,8 +32,7 @@ from atoll.toolbox.client import adam, no_past
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.oneshot import count_labels, uploads
 from atoll.toolbox.pairs import DECODERS, LocalTraining, ServerAnswer, Start
-
-State = dict[str, Any]
+from atoll.toolbox.server.distillation import Student
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +104,9 @@ class Generated(ServerAnswer):
             torch.cat([made["e"], made["x"]], 1), made["y"], network=NO_NETWORK, batch_size=self.server_batch
         )
         step = functools.partial(imitate, lr=self.lr, latent=self.latent)
-        state = {"decoder": start, "past": no_past(start)}
-        end = cohort.scan(step, state, epochs=self.decoder_epochs, stream="decoder", train=False)
-        one: Params = end["decoder"].client(0)
+        student = Student(start, no_past(start))
+        end = cohort.scan(step, student, epochs=self.decoder_epochs, stream="decoder", train=False)
+        one: Params = end.w.client(0)
         return one
 
     def train_classifier(self, bench: Workbench, start: Params, made: Params) -> Params:
@@ -115,25 +114,23 @@ class Generated(ServerAnswer):
         shape = bench.task.sample.shape
         cohort = bench.cohort(made["x"].reshape(-1, *shape), made["y"], batch_size=self.server_batch)
         step = functools.partial(classify, lr=self.lr)
-        end = cohort.scan(step, {"w": start, "past": no_past(start)}, epochs=self.server_epochs, stream="classifier")
-        model: Params = end["w"].client(0)
+        end = cohort.scan(step, Student(start, no_past(start)), epochs=self.server_epochs, stream="classifier")
+        model: Params = end.w.client(0)
         return model
 
 
-def imitate(state: State, batch: Batch, given: None, *, lr: float, latent: int) -> State:  # noqa: ARG001
+def imitate(student: Student, batch: Batch, given: None, *, lr: float, latent: int) -> Student:  # noqa: ARG001
     """Take one step of Adam on the decoder that learns from the others; a sample is e, and what they made of it."""
     e, wanted = batch.x[:, :latent], batch.x[:, latent:]
 
     def objective(decoder: Params) -> tuple[Tensor, None]:
         return batch.mean((decode(decoder, batch.y, e) - wanted).square().sum(1)), None
 
-    g, _ = batch.differentiate(objective, state["decoder"])
-    decoder, past = adam(state["decoder"], g, state["past"], lr)
-    return {"decoder": decoder, "past": past}
+    g, _ = batch.differentiate(objective, student.w)
+    return Student(*adam(student.w, g, student.past, lr))
 
 
-def classify(state: State, batch: Batch, given: None, *, lr: float) -> State:  # noqa: ARG001
+def classify(student: Student, batch: Batch, given: None, *, lr: float) -> Student:  # noqa: ARG001
     """Take one step of Adam on the classifier."""
-    g, w, _ = batch.gradient(state["w"])
-    w, past = adam(w, g, state["past"], lr)
-    return {"w": w, "past": past}
+    g, w, _ = batch.gradient(student.w)
+    return Student(*adam(w, g, student.past, lr))

@@ -32,8 +32,9 @@ from atoll.toolbox.server.synthesis import (
     RULE,
     Cost,
     FromMadeUp,
+    Learner,
     Lesson,
-    State,
+    Teachers,
     answers,
     answers_and_distance,
     diversify,
@@ -75,12 +76,11 @@ class Gated(FromMadeUp):
 
     def learn_in_public(self, bench: Workbench, gate: Params, models: Stack) -> Params:
         """Train the gate by passes over public samples."""
-        state: State = {"w": gate, "velocity": zero_velocity(RULE, gate)}
-        given: State = {"models": Params(models, models.layout)}
+        state, given = Learner(gate, zero_velocity(RULE, gate)), Teachers(Params(models, models.layout))
         cohort = bench.cohort(*bench.public, batch_size=self.server_batch)
         for epoch in range(self.server_epochs):
             state = self.pass_over(state, given, cohort, epoch)
-            gate = state["w"].client(0)
+            gate = state.w.client(0)
         return gate
 
     def uniform_gate(self, bench: Workbench, experts: int) -> Params:
@@ -124,24 +124,24 @@ def answer_behind(model: Params, beside: Params, batch: Batch, *, rule: Gate) ->
     return gate_logits(logits, open_gate(beside, batch.x, rule))
 
 
-def cost(batch: Batch, given: State, *, rule: Gate, statistics: float, adversarial: float) -> Tensor:
+def cost(batch: Batch, given: Teachers, *, rule: Gate, statistics: float, adversarial: float) -> Tensor:
     """Return a cost, low for samples of their class behind the gate, like the clients' own, hard for the ensemble."""
-    logits, distance = answers_and_distance(given["models"], batch)
-    wanted = gate_logits(logits, open_gate(given["learner"], batch.x, rule))
+    logits, distance = answers_and_distance(given.models, batch)
+    wanted = gate_logits(logits, open_gate(given.learner, batch.x, rule))
     label, apart = objections(wanted, logits.mean(0), batch.y)
     return label + statistics * distance - adversarial * apart
 
 
 def lesson(
-    gate: Params, batch: Batch, given: State, *, rule: Gate, temperature: float, balance: float, diversity: float
+    gate: Params, batch: Batch, given: Teachers, *, rule: Gate, temperature: float, balance: float, diversity: float
 ) -> tuple[Tensor, Params]:
     """Return how far the gated experts are from the class, from the plain ensemble, and from being used alike."""
 
     def plain(shown: Batch) -> Tensor:
-        return answers(given["models"], shown.deployed).mean(0)
+        return answers(given.models, shown.deployed).mean(0)
 
     shown = diversify(batch, plain, diversity, temperature) if diversity else batch
-    logits, use = answers(given["models"], shown.deployed), open_gate(gate, shown.x, rule)
+    logits, use = answers(given.models, shown.deployed), open_gate(gate, shown.x, rule)
     together = gate_logits(logits, use)
     apart = disagreement(together, logits.mean(0), temperature)
     return batch.mean(cross_entropy(together, batch.y) + apart) + balance * spread(use, batch), gate

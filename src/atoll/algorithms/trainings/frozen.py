@@ -68,17 +68,18 @@ class Frozen(LocalTraining):
 
     def phi(self, task: Facts, body: Params | None = None) -> Phi:
         """Return what makes features, from what was sent and what everybody has."""
-        given = {"w": task.network.initial if body is None else body}
-        if self.width is not None:
-            size = one_sample(task).features(task.network.initial).shape[1]
-            draw = generator(task.seed, "random features").normal(size=(size, self.width))
-            given["random"] = Params.of(directions=torch.from_numpy(draw * math.sqrt(2 / size)).to(task.sample.device))
-        return given
+        w = task.network.initial if body is None else body
+        if self.width is None:
+            return Phi(w)
+        size = one_sample(task).features(task.network.initial).shape[1]
+        draw = generator(task.seed, "random features").normal(size=(size, self.width))
+        return Phi(w, torch.from_numpy(draw * math.sqrt(2 / size)).to(task.sample.device))
 
     def make_head(self, start: Start, weight: Tensor, bias: Tensor, bench: Workbench) -> Params:
         """Return the network with a head, weight [class, feature] and bias [class]; or a head on random features."""
-        if self.width is not None:
-            return self.phi(bench.task)["random"] | Params.of(weight=weight, bias=bias)
+        directions = self.phi(bench.task).directions
+        if directions is not None:
+            return Params.of(directions=directions, weight=weight, bias=bias)
         names = head_leaves(self, start.model, tuple(weight.shape))
         head = {name: leaf.to(start.model[name]) for name, leaf in zip(names, (weight, bias), strict=True)}
         return start.model | Params(head)
