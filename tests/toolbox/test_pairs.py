@@ -65,7 +65,7 @@ def test_every_sensible_pair_runs_and_uploads_once(task: Task, name: str) -> Non
 @pytest.mark.parametrize("piece", sorted({*list_parts(Piece)} - {"refined"}))  # which is one of an answer
 def test_every_piece_changes_the_training(task: Task, piece: str) -> None:
     plain, more = (play(task, create(f"{name}/ensemble:epochs=2")) for name in ("fafi", f"fafi+{piece}"))
-    assert not torch.equal(*(report.server["models"]["body.1.weight"] for report in (plain, more)))
+    assert not torch.equal(*(report.server.answer.models["body.1.weight"] for report in (plain, more)))
 
 
 def test_a_pair_with_a_file_is_that_method() -> None:
@@ -218,7 +218,7 @@ def test_one_model_of_a_frame_answers_in_the_frame(task: Task) -> None:
     pair, named = (play(task, create(name)) for name in ("etf/average:epochs=3", "fedetf:epochs=3,answer=average"))
     found = [answers(task, report.algorithm.shared(report.server), task.x) for report in (pair, named)]
     assert torch.equal(*found)
-    raw = answers(task, pair.server["one"], task.x)
+    raw = answers(task, pair.server.answer, task.x)
     assert not torch.allclose(found[0], raw)
 
 
@@ -235,5 +235,5 @@ def test_one_client_of_fafi_answers_by_its_prototypes_alone_or_in_an_ensemble(ma
 def test_nobody_replied(task: Task) -> None:
     for name in ("fafi/margins", "etf/average", "ce/rga"):
         report = play(task, create(f"{name}:epochs=1"), faults=lambda round, clients: clients >= 0)
-        assert report.algorithm.shared(report.server) is report.server["model"]
+        assert report.algorithm.shared(report.server) is report.server.answer
         assert name_of(type(report.algorithm)) == name

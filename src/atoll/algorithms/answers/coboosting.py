@@ -64,9 +64,9 @@ class BoostedStudent(FromMadeUp):
         """Teach a student, who begins as all clients did, what they know together."""
         return self.learn(replies.workbench, start.model, uploads(replies, "model"))
 
-    def votes(self, pool: Pool, given: Teachers, epoch: int) -> Tensor | None:
+    def votes(self, pool: Pool, given: Teachers, epoch: int) -> Tensor:
         """Return the votes after a pass over what was made up before."""
-        if not pool.size or given.votes is None:
+        if not pool.size:
             return given.votes
         cohort = pool.cohort()
         by = Revision(given.models, cohort.lr.new_tensor(self.vote_lr * self.vote_decay**epoch))

@@ -35,6 +35,7 @@ from atoll.toolbox.server.synthesis import (
     Learner,
     Lesson,
     Teachers,
+    alike,
     answers,
     answers_and_distance,
     diversify,
@@ -76,7 +77,7 @@ class Gated(FromMadeUp):
 
     def learn_in_public(self, bench: Workbench, gate: Params, models: Stack) -> Params:
         """Train the gate by passes over public samples."""
-        state, given = Learner(gate, zero_velocity(RULE, gate)), Teachers(Params(models, models.layout))
+        state, given = Learner(gate, zero_velocity(RULE, gate)), alike(models, gate)
         cohort = bench.cohort(*bench.public, batch_size=self.server_batch)
         for epoch in range(self.server_epochs):
             state = self.pass_over(state, given, cohort, epoch)

@@ -45,9 +45,16 @@ class Teachers:
     """What samples and learners are judged by."""
 
     models: Params  # of all clients, a row each
-    votes: Tensor | None = None  # how much each of these counts in the ensemble
-    learner: Params | None = None  # as it is now
-    lr: Tensor | None = None  # its step size
+    votes: Tensor  # how much each of these counts in the ensemble
+    learner: Params  # as it is now
+
+
+@record
+class Given:
+    """What a learner's step reads beside its batch."""
+
+    teachers: Teachers
+    lr: Tensor
 
 
 @record
@@ -68,9 +75,7 @@ class Imagined:
 
 
 Cost = Callable[[Batch, Teachers], Tensor]  # of samples
-Lesson = Callable[
-    [Params, Batch, Teachers], tuple[Tensor, Params]
-]  # the loss of a learner; it, with the pass's buffers
+Lesson = Callable[[Params, Batch, Teachers], tuple[Tensor, Params]]  # a learner's loss; it, with the pass's buffers
 
 
 # -- making samples ----------------------------------------------------------------------------------------------------
@@ -143,13 +148,12 @@ class Pool:
 # -- learning from them ------------------------------------------------------------------------------------------------
 
 
-def learn(learner: Learner, batch: Batch, given: Teachers, *, lesson: Lesson) -> Learner:
-    """Take one step of a learner w, given its step size `lr`."""
+def learn(learner: Learner, batch: Batch, given: Given, *, lesson: Lesson) -> Learner:
+    """Take one step of a learner w."""
     w: Params = learner.w
-    assert given.lr is not None
 
     def objective(trained: Params) -> tuple[Tensor, Params]:
-        loss, after = lesson(w | trained, batch, given)
+        loss, after = lesson(w | trained, batch, given.teachers)
         return loss, after.buffers
 
     g, buffers = batch.differentiate(objective, w.trained)
@@ -236,8 +240,7 @@ class FromMadeUp(ServerAnswer):
 
     def learn(self, bench: Workbench, learner: Params, models: Stack) -> Params:
         """Return the learner after the last epoch: there are no data to choose an earlier one by."""
-        evenly = bench.task.sample.new_full((models.clients,), 1 / models.clients)
-        given = Teachers(Params(models, models.layout), evenly, learner)
+        given = alike(models, learner)
         state = Learner(learner, zero_velocity(RULE, learner))
         pool = Pool(bench, self.server_epochs, self.server_batch)
         for epoch in range(self.server_epochs):
@@ -256,10 +259,10 @@ class FromMadeUp(ServerAnswer):
         """Return a learner and its velocity after a pass over the server's samples."""
         lr = cohort.lr.new_tensor(self.server_lr) * annealed_share(cohort.lr.new_tensor(epoch), self.server_epochs)
         step = functools.partial(learn, lesson=self.lesson)
-        after: Learner = cohort.scan(step, learner, given=replace(given, lr=lr), stream=f"epoch {epoch}", draws=True)
+        after: Learner = cohort.scan(step, learner, given=Given(given, lr), stream=f"epoch {epoch}", draws=True)
         return after
 
-    def votes(self, pool: Pool, given: Teachers, epoch: int) -> Tensor | None:
+    def votes(self, pool: Pool, given: Teachers, epoch: int) -> Tensor:
         """Return how much each client counts in the ensemble: as much as before."""
         return given.votes
 
@@ -274,9 +277,14 @@ class FromMadeUp(ServerAnswer):
         raise NotImplementedError(f"{type(self).__name__} must define lesson.")
 
 
-def combine_logits(logits: Tensor, votes: Tensor | None) -> Tensor:
+def alike(models: Stack, learner: Params) -> Teachers:
+    """Return teachers that all count the same."""
+    like = next(iter(models.floating.values()))
+    return Teachers(Params(models, models.layout), like.new_full((models.clients,), 1 / models.clients), learner)
+
+
+def combine_logits(logits: Tensor, votes: Tensor) -> Tensor:
     """Return what the ensemble answers, from the logits of every model, [model, sample, class]."""
-    assert votes is not None
     return torch.einsum("k,ksc->sc", votes / votes.sum().clamp(min=1e-12), logits)
 
 
