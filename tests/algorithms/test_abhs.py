@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -22,7 +22,17 @@ from atoll.testing.conformance import personal_models, play, quadratics
 from atoll.toolbox.client.blocks import BlockFeatures, Blocks, blocks_of
 from atoll.toolbox.objectives.margins import margin_logits, margins, own_moments
 from atoll.toolbox.server.prototypes import unit
-from atoll.toolbox.server.splitting import SCALE, TEMPERATURE, held_gradient, relative, sizes, student_gradient, votes
+from atoll.toolbox.server.splitting import (
+    SCALE,
+    TEMPERATURE,
+    Found,
+    Pull,
+    held_gradient,
+    relative,
+    sizes,
+    student_gradient,
+    votes,
+)
 
 CLASSES, SIZE = 3, 6
 quick = partial(ABHS, epochs=2, base_epochs=2, student_epochs=3, personal_epochs=1)
@@ -95,7 +105,7 @@ def test_what_comes_back_after_the_upload_is_in_the_ledger(task: Task, personal:
         {"one": server.found.one} if student_epochs else {"models": server.found.models, "shares": sizes(server.found)}
     )
     if personal == "prototypes":
-        sent |= {"prototypes": server.found.prototypes}
+        sent |= {"prototypes": Params.of(prototypes=server.found.prototypes)}
     assert {m.bytes for m in back} == {size_of(sent)}
     assert {m.direction for m in back} == {"down"}
     assert report.history[-1]["bytes"]["down"] >= sum(m.bytes for m in back)  # of the last round
@@ -174,7 +184,8 @@ def test_who_has_no_sample_of_a_class_is_not_heard_about_it(task: Task) -> None:
     told, share = report.server.found.evidence, votes(report.server.found)
     assert bool((share[told["count"] == 0] == 0).all())
     torch.testing.assert_close(share.sum(0), torch.ones(CLASSES, dtype=torch.float64))
-    nobody = {"evidence": told | Stack.of(count=told["count"] * torch.tensor([1.0, 1.0, 0.0]))}
+    counted = told | Stack.of(count=told["count"] * torch.tensor([1.0, 1.0, 0.0]))
+    nobody = replace(report.server.found, evidence=counted)
     assert votes(nobody)[:, 2].tolist() == [0.25] * 4
     torch.testing.assert_close(sizes(report.server.found).sum(), torch.ones(()).double())
 
@@ -182,7 +193,8 @@ def test_who_has_no_sample_of_a_class_is_not_heard_about_it(task: Task) -> None:
 def test_features_that_point_elsewhere_are_not_mixed(task: Task) -> None:
     server = play(task, quick(theta=2.0, student_epochs=0)).server
     for agreement, beside in ((0.29, {"shares"}), (0.31, {"shares", "prototypes"})):
-        shared = quick().combine({**server, "agreement": torch.tensor(agreement)})
+        found = replace(server.found, agreement=torch.tensor(agreement))
+        shared = quick().shared(replace(server, found=found))
         assert isinstance(shared, Predictor)
         assert {name for name in shared.beside if not name.startswith("member.")} == beside
 
@@ -220,8 +232,8 @@ class Watched(ABHS):
 
     seen: ClassVar[dict[str, Tensor]] = {}
 
-    def teaching_logits(self, server: dict[str, Any], replies: Replies, x: Tensor) -> Tensor:
-        self.seen.update(x=x, logits=super().teaching_logits(server, replies, x))
+    def teaching_logits(self, w: Params, found: Found, replies: Replies, x: Tensor) -> Tensor:
+        self.seen.update(x=x, logits=super().teaching_logits(w, found, replies, x))
         return self.seen["logits"]
 
 
@@ -277,7 +289,7 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
     # catches: a pull on features where only the head is trained, which would have no gradient at all.
     names, others = blocks_of(task.public_facts()).above(0), [task.network.initial * 1.1, task.network.initial * 0.7]
     batch = Batch(task.x[:5], task.y[:5], None, None, task.network, Variant())
-    given = {"many": others, "shares": torch.tensor([0.25, 0.75]).double(), "beta": 0.4}
+    given = Pull(others, torch.tensor([0.25, 0.75]).double(), beta=0.4)
     g, _, loss = held_gradient(names, task.network.initial, batch, given)
     module = task.network._original.requires_grad_(True)
     wanted = 0.25 * features_of(task, others[0], batch.x) + 0.75 * features_of(task, others[1], batch.x)

@@ -52,7 +52,7 @@ def test_the_gradient_by_hand(task: Task, mask: Tensor | None) -> None:
     x, y = task.x[:5], torch.tensor([0, 1, 2, 0, 2])
     keys = Keys(torch.tensor(3), torch.tensor(4))
     raw = Batch(x, y, mask, keys, task.network, Variant(), augment=Shift())
-    g, _, loss = contrast_gradient(task.network.initial, raw.view(0), {"lam": 0.7, "temperature": 0.5})
+    g, _, loss = contrast_gradient(task.network.initial, raw.view(0), lam=0.7, temperature=0.5)
     seen = [raw.view(number).x for number in (0, 1)]
     assert not torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], x)

@@ -14,6 +14,7 @@ from atoll import Batch, Cohort, Params, Task
 from atoll.algorithms.answers.refined import refine
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_plus import FAFIPlus
+from atoll.algorithms.trainings.pieces import Supplied
 from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Stack
@@ -118,8 +119,7 @@ def test_a_reference_may_be_compared_class_by_class(
 
     def loss(rows: Tensor) -> Tensor:
         cohort = make_cohort(task)
-        sent = {"model": task.network.initial, "reference": reference | Params.of(features=rows)}
-        method.training.train(sent, cohort)
+        method.training.train(Supplied(task.network.initial, reference=reference | Params.of(features=rows)), cohort)
         return cohort.notes["loss/reference"]
 
     found, moved = loss(reference["features"]), (labels > 1)[:, None]
@@ -160,10 +160,10 @@ def test_the_measured_conflict_is_the_cosine_of_two_gradients(
 # -- pools -------------------------------------------------------------------------------------------------------------
 
 
-def sent(task: Task, **options: Any) -> dict[str, Params]:
+def sent(task: Task, **options: Any) -> Supplied:
     """What the server of a method sends."""
     report = play(task, FAFIPlus(epochs=0, **options))
-    found: dict[str, Params] = report.algorithm.broadcast(report.server)
+    found: Supplied = report.algorithm.broadcast(report.server)
     return found
 
 
@@ -177,7 +177,7 @@ def sent(task: Task, **options: Any) -> dict[str, Params]:
     ],
 )
 def test_what_is_sent_of_public_samples(task: Task, form: str, leaves: list[str]) -> None:
-    pool = sent(task, pool=form, pool_size=7)["pool"]
+    pool = sent(task, pool=form, pool_size=7).pool
     assert sorted(pool) == leaves
     assert task.public is not None
     if "x" in pool:
@@ -191,22 +191,22 @@ def test_what_is_sent_of_public_samples(task: Task, form: str, leaves: list[str]
 
 def test_clients_begin_with_the_teacher_only_where_its_features_are_meant_for_them(task: Task) -> None:
     initial = task.network.initial["body.1.weight"]
-    assert torch.equal(sent(task, pool="features")["model"]["body.1.weight"], initial)
+    assert torch.equal(sent(task, pool="features").model["body.1.weight"], initial)
     taught = sent(task, pool="anchored")
-    assert not torch.equal(taught["model"]["body.1.weight"], initial)
-    assert torch.equal(taught["model"][WEIGHT], task.network.initial[WEIGHT])  # prototypes are the clients' business
-    batch = Batch(taught["pool"]["x"], taught["pool"]["y"], None, None, task.network, Variant(train=False))
-    z = F.normalize(batch.features(taught["model"]), dim=1)
-    torch.testing.assert_close(taught["pool"]["features"], z, rtol=0, atol=1e-12)
+    assert not torch.equal(taught.model["body.1.weight"], initial)
+    assert torch.equal(taught.model[WEIGHT], task.network.initial[WEIGHT])  # prototypes are the clients' business
+    batch = Batch(taught.pool["x"], taught.pool["y"], None, None, task.network, Variant(train=False))
+    z = F.normalize(batch.features(taught.model), dim=1)
+    torch.testing.assert_close(taught.pool["features"], z, rtol=0, atol=1e-12)
 
 
 def test_controls_are_what_they_say(task: Task) -> None:
-    random = sent(task, pool="features", pool_from="random")["pool"]
+    random = sent(task, pool="features", pool_from="random").pool
     assert (random["y"] == UNLABELLED).all()
     assert (random["features"] < 0).any()  # features after a ReLU are not
-    noise = sent(task, pool="images", pool_from="noise")["pool"]
+    noise = sent(task, pool="images", pool_from="noise").pool
     assert (noise["y"] == UNLABELLED).all()
-    untrained, trained = (sent(task, pool="features", pool_from=who)["pool"] for who in ("untrained", "teacher"))
+    untrained, trained = (sent(task, pool="features", pool_from=who).pool for who in ("untrained", "teacher"))
     assert not torch.allclose(untrained["features"], trained["features"])
     with pytest.raises(HyperparameterError, match="pool_from"):
         FAFIPlus(pool="means", pool_from="noise")

@@ -105,8 +105,6 @@ def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
     start = initial_calibration(seen["said"])
     before, after = (F.cross_entropy(teacher(c, seen["said"]), y) for c in (start, seen["fitted"]))
     assert after < before
-    models = play(task, FEDIC(epochs=3, server_epochs=0, fit_epochs=0))
-    assert set(models.server) == {"model"}
     assert all(torch.equal(seen["start"][name], leaf) for name, leaf in task.network.initial.items())
 
 

@@ -126,7 +126,7 @@ def head_of(algorithm: Algorithm, task: Task, moments: Stack) -> Params:
     arrival = Arrival(np.arange(moments.clients), {"moments": moments}, torch.ones(moments.clients))
     bench = Workbench(Population(task, RamMemory(1), 0), LocalEngine(device="cpu"), round=0)
     after = algorithm.aggregate(algorithm.start(task.public_facts()), Replies([arrival], keep=False, workbench=bench))
-    made: Params = after["model"].part("head")
+    made: Params = after.answer.part("head")
     return made
 
 

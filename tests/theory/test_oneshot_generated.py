@@ -148,7 +148,7 @@ def test_the_last_student_is_deployed_whatever_it_is_worth(task: Task) -> None:
     class Watched(dense.Student):
         def pass_over(self, *inputs: Any) -> Any:
             state = super().pass_over(*inputs)
-            seen.append(state["w"].client(0))
+            seen.append(state.w.client(0))
             return state
 
     models = stack([task.network.initial * factor for factor in (0.5, 2.0)])

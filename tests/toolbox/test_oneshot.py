@@ -132,7 +132,7 @@ def test_averages_pool_the_statistics_of_batchnorm() -> None:
 
 
 def test_a_task_without_classes_is_refused() -> None:
-    with pytest.raises(TaskError, match="First needs samples of one class each"):
+    with pytest.raises(TaskError, match="ce needs samples of one class each"):
         play(quadratics(torch.ones(2, 1, dtype=torch.float64)), First())
 
 
@@ -154,6 +154,7 @@ def test_more_rounds_are_refused(task: Task) -> None:
 
 
 def test_a_method_must_say_what_it_makes_of_the_uploads(task: Task) -> None:
+    @dataclass(frozen=True, kw_only=True)
     class Silent(Pair, training=CrossEntropy, answering=ServerAnswer):
         """An answer that never comes."""
 

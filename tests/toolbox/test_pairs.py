@@ -235,5 +235,5 @@ def test_one_client_of_fafi_answers_by_its_prototypes_alone_or_in_an_ensemble(ma
 def test_nobody_replied(task: Task) -> None:
     for name in ("fafi/margins", "etf/average", "ce/rga"):
         report = play(task, create(f"{name}:epochs=1"), faults=lambda round, clients: clients >= 0)
-        assert report.algorithm.shared(report.server) is report.server.answer
+        assert report.algorithm.shared(report.server) is report.server.start.model
         assert name_of(type(report.algorithm)) == name

@@ -99,7 +99,7 @@ def test_a_run_with_random_features_is_evaluated(task: Task) -> None:
 def test_without_replies_the_network_stays_as_it_is(task: Task) -> None:
     for algorithm in (AFL(), AFL(width=5)):
         report = play(task, algorithm, faults=lambda r, clients: clients >= 0)
-        assert algorithm.shared(report.server) is report.server.answer
+        assert algorithm.shared(report.server) is report.server.start.model
 
 
 def deep_head() -> nn.Module:
@@ -118,7 +118,7 @@ def test_another_head_than_a_linear_one_is_refused_or_replaced(
     with pytest.raises(ModelError, match="linear layer with a bias, from 4 features to 3 classes") as refused:
         play(task, AFL())
     assert "width" in str(refused.value)
-    assert "beside" in play(task, AFL(width=8)).server
+    assert "directions" in play(task, AFL(width=8)).server.answer
 
 
 def test_tasks_without_a_class_per_sample_are_refused() -> None:

@@ -71,7 +71,7 @@ class Refinements(Piece):
 class WithMargins(Encoders):
     """All encoders, and the margins by which each answers alone."""
 
-    margins: Params | None
+    margins: Params
 
 
 @dataclass(frozen=True)
@@ -103,27 +103,27 @@ class Refined(ServerAnswer):
             found["moments"] = own_moments(cohort, w)
         return Update(send={**update.send, **found})
 
-    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> WithMargins:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Encoders:
         """Conclude as without refinements; then weigh prototypes by what clients know, and refine them."""
         found = self.plain.conclude(training, start, replies)
         if self.more.dynamic:
             found = replace(found, prototypes=self.by_evidence(found.models, uploads(replies, "evidence")))
         if self.more.refine:
             found = replace(found, prototypes=self.refine(training, start, found, replies.workbench))
-        own: Params | None = None
-        if self.more.by_margins:
-            own = margins(uploads(replies, "moments")) * (self.plain.value_of("scale") or SCALE)
+        if not self.more.by_margins:
+            return found
+        own = margins(uploads(replies, "moments")) * (self.plain.value_of("scale") or SCALE)
         return WithMargins(found.models, found.counts, found.prototypes, found.noise, own)
 
-    def deploy(self, training: LocalTraining, start: Start, answer: WithMargins) -> Predictor:
+    def deploy(self, training: LocalTraining, start: Start, answer: Encoders) -> Predictor:
         """Return fused features, with the answers of every client for itself if asked."""
         how, own = self.plain.how, self.more.own
         if not own:
             return self.plain.deploy(training, start, answer)
-        if answer.margins is None:
-            more, rule = Params.of(votes=discernment(answer.counts)), answer_with_own
-        else:
+        if isinstance(answer, WithMargins):
             more, rule = answer.margins, answer_with_margins
+        else:
+            more, rule = Params.of(votes=discernment(answer.counts)), answer_with_own
         beside = self.plain.beside(answer) | more
         return ensemble(answer.models, beside, functools.partial(rule, how=how, own=own))
 
