@@ -81,7 +81,7 @@ def test_one_model_goes_down_and_a_model_with_counts_comes_up_once(task: Task) -
 
 def test_everybody_deploys_the_initial_model_if_nobody_replied(task: Task) -> None:
     report = play(task, First(), faults=lambda round, clients: np.ones(len(clients), bool))
-    assert report.server.answer is None
+    assert report.server.answer is None  # catches: a phase told by what else the state holds
     for model in personal_models(report):
         assert all(torch.equal(model[name], leaf) for name, leaf in task.network.initial.items())
 

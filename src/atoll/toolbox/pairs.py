@@ -5,8 +5,8 @@
 
 A `LocalTraining` says what clients do and knows nothing of servers. So clients that were trained once are found again
 by every answer. A `ServerAnswer` says what clients send of their models, and what server and clients answer with that.
-What is added to a training is a `Piece` (`fafi+bank/margins`). All three are small values with hyperparameters, each in
-a file of its own in `atoll.algorithms.trainings` and `atoll.algorithms.answers`.
+What is added to either is a `Piece` (`fafi+bank/margins`, `fafi/features+refined`). All are small values with
+hyperparameters, each in a file of its own in `atoll.algorithms.trainings` and `atoll.algorithms.answers`.
 
 A `Pair` is a method that calls both halves. Its hyperparameters are those of its parts. A name that two parts have is
 one value if type and default agree, or if the class of the pair has the name itself; otherwise the later part's begins
@@ -183,7 +183,7 @@ def keep_models(replies: Replies) -> Models:
 
 
 class Piece(Part):
-    """What can be added to a training, or to an answer."""
+    """What can be added to one half of a pair."""
 
     sends: ClassVar[dict[str, str]] = {}  # what more leaves a client
     reads_validation: ClassVar[bool] = False
@@ -196,6 +196,14 @@ class Piece(Part):
     def add_to(self, half: Any) -> Any:
         """Return the training, or the answer, with the piece in it."""
         raise NotImplementedError(f"{type(self).__name__} must define add_to().")
+
+
+class TrainingPiece(Piece):
+    """What can be added to a training: it stands before the slash, `fafi+bank/margins`."""
+
+
+class AnswerPiece(Piece):
+    """What can be added to an answer: it stands after it, `fafi/features+refined`."""
 
 
 @dataclass(frozen=True, kw_only=True)

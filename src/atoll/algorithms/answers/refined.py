@@ -21,6 +21,7 @@ from atoll.kernel.algorithm import Epochs, Predictor, Replies, Share, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.record import record
@@ -29,7 +30,7 @@ from atoll.toolbox.client.evidence import evidence
 from atoll.toolbox.objectives.margins import SCALE, margin_logits, margins, own_moments
 from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
 from atoll.toolbox.oneshot import uploads
-from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, Piece, ServerAnswer, Start
+from atoll.toolbox.pairs import PROTOTYPES, AnswerPiece, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server import prototypes
 from atoll.toolbox.server.adam import adam, no_past
 from atoll.toolbox.server.fusion import discernment
@@ -38,10 +39,10 @@ REFINE_LR, REFINE_PULL = 0.01, 0.1  # step size and gamma of refined prototypes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refinements(Piece):
+class Refinements(AnswerPiece):
     """Own answers, prototypes by evidence, and refined ones."""
 
-    own: Share = 0.0  # share of what clients answer by themselves, by class, beside that of fused features
+    own: Share = 0.5  # share of what clients answer by themselves, by class, beside that of fused features
     own_by: Literal["prototypes", "margins"] = "prototypes"  # how: by these, or by what each can tell apart
     dynamic: bool = False  # prototypes weigh by volume, confidence and reliability, which clients upload
     refine: Epochs = 0  # steps of the server on prototypes, with public samples
@@ -57,8 +58,13 @@ class Refinements(Piece):
         """Whether anything is refined."""
         return self.own > 0 or self.dynamic or self.refine > 0
 
-    def add_to(self, half: FusedFeatures) -> "Refined":
-        """Return the answer with refinements."""
+    def add_to(self, half: ServerAnswer) -> "Refined":
+        """Return the answer with refinements; raise unless it is that of fused features."""
+        if not isinstance(half, FusedFeatures):
+            raise HyperparameterError(
+                f"The piece `{self.called}` must be added to the answer `{FusedFeatures.called}`. Got `{half.title}`.",
+                hint=f"write fafi/{FusedFeatures.called}+{self.called}.",
+            )
         return Refined(half, self)
 
     @property

@@ -20,7 +20,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.objectives.prototypical import Step, train
 from atoll.toolbox.objectives.terms import Composed, Given
-from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, Piece, Start
+from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, Start, TrainingPiece
 from atoll.toolbox.server.pools import teacher
 
 
@@ -32,7 +32,7 @@ class Supplied(Start):
     reference: Params | None = None  # a teacher's features of public samples
 
 
-class ContrastPiece(Piece):
+class ContrastPiece(TrainingPiece):
     """Base of what can be added to this training: terms of the objective, and what they are made of."""
 
     needs: ClassVar[frozenset[str]] = frozenset({PROTOTYPES})
