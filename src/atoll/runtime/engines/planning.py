@@ -142,13 +142,19 @@ class Planner:
         return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
 
     def _first_plan(self, part: Part) -> Plan:
-        """Return the plan to begin with: the forced one, else as many clients at once as is sensible."""
-        if self.strategy != "auto":
-            return self._plan_for(self.strategy)
-        if self.best_alone(part.task):
-            return self._plan_for("loop")
+        """Return the plan to begin with: the forced one, else as many clients at once as is sensible.
+
+        On a CPU it is traced, where that pays, because a step then takes a third of the time; on a GPU a program also
+        needs a graph, which takes longer to make than a short run.
+        """
         on_cpu = self.device.type == "cpu"
-        return replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
+        if self.strategy != "auto":
+            plan = self._plan_for(self.strategy)
+        elif self.best_alone(part.task):
+            plan = self._plan_for("loop")
+        else:
+            plan = replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
+        return replace(plan, mode="traced") if on_cpu else plan
 
     def _plan_alone(self, part: Part, reason: NotVectorisable) -> Plan:
         """Return the plan for a step that fails under `vmap`."""
@@ -174,7 +180,7 @@ class Planner:
             return self.spelled if compiles else replace(self.spelled, mode="traced")
         first = self._first_plan(part)
         try:
-            best = self._measure(first, part)
+            best = self._measure(first, part, self._calls(part, first))
         except NotVectorisable as reason:
             return self._plan_alone(part, reason)
         except torch.OutOfMemoryError:
@@ -253,7 +259,8 @@ class Planner:
         """Measure plans one after another, as long as the work ahead is worth it."""
         measured: list[Measured] = []
         began = time.perf_counter()
-        for plan in plans:
+        known = [one.plan for one in so_far]
+        for plan in [plan for plan in plans if plan not in known]:
             ahead = min(one.ahead(part) for one in [*so_far, *measured])
             if time.perf_counter() - began > MEASURING_SHARE * ahead and not self.compile:
                 break
@@ -266,15 +273,15 @@ class Planner:
                 torch.cuda.empty_cache()
         return measured
 
-    def _measure(self, plan: Plan, part: Part) -> Measured:
-        """Time a plan on a few real steps, after one that makes its programs."""
+    def _measure(self, plan: Plan, part: Part, calls: int = FORCED) -> Measured:
+        """Time a plan on a few real steps, after one that makes its programs if so many calls pay for them."""
         size = plan.size(len(part.clients))
         workers = self.threads if plan.strategy == "threads" else 1
         starts = range(0, min(workers * size, len(part.clients)), size)
         groups = [part.clients[start : start + size] for start in starts]
 
         def time_steps(limit: int) -> tuple[float, int, int]:
-            scanners = [Scanner(part.population, plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
+            scanners = [Scanner(part.population, plan, self.programs, calls=calls, limit=limit) for _ in groups]
 
             def one(position: int) -> None:
                 with torch.no_grad(), arithmetic(plan.precision), limit_cores(plan):

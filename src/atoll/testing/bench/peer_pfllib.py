@@ -18,19 +18,18 @@ NEEDED = "torch, numpy, scikit-learn, h5py and matplotlib"
 
 
 def main(source: str, model: str, clients: int, batch: int, lr: float, device: str) -> None:
+    """Answer requests for rounds until there are no more."""
     answers = os.fdopen(os.dup(1), "w")
     sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - PFLlib prints as it goes
     sys.path.insert(0, source)
     try:
         import numpy as np
         import torch
-        from flcore.servers.serveravg import FedAvg
-        from flcore.trainmodel.models import DNN, FedAvgCNN
+        from flcore.servers.serveravg import FedAvg  # type: ignore[import-not-found]
+        from flcore.trainmodel.models import DNN, FedAvgCNN  # type: ignore[import-not-found]
     except ImportError as error:
         print(json.dumps({"error": f"{error}. It needs {NEEDED}"}), file=answers, flush=True)
         return
-    torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002 - PFLlib draws from it
     net = DNN(784, 100, num_classes=10) if model == "DNN" else FedAvgCNN(in_features=1, num_classes=10, dim=1024)
     with np.load("start.npz") as start, torch.no_grad():
         for mine, name in zip(net.parameters(), start.files, strict=True):

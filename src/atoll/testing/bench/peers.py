@@ -21,11 +21,13 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task, Training
 from atoll.federation import federate
-from atoll.kernel.errors import RunError
+from atoll.kernel.errors import RunError, unknown
 from atoll.records.rounds import Round
 from atoll.runtime.engines.local import LocalEngine
+from atoll.testing.bench.table import Row
 
 PEERS = ("pfllib",)
+TARGETS = {"DNN": 12.0, "CNN": 2.0}  # times as fast on two cores, by PFLlib's name of the model
 ROUNDS = 2000  # of a run: PFLlib's default, for which the engine plans; only some are timed
 SOURCE = "get it with `git clone https://github.com/TsingZ0/PFLlib` and name its folder: --peer pfllib=PFLlib"
 
@@ -36,7 +38,8 @@ class Duel:
 
     dataset: str
     model: str  # the peer's name of it
-    target: float  # the least speed-up on two cores
+    path: Path  # of the peer's code
+    target: float | None = None  # the least speed-up on two cores
     samples: int = 14_000
     clients: int = 20
     batch: int = 10
@@ -54,21 +57,39 @@ class Duel:
         )  # fmt: skip
         return recipe.build()
 
+    def measure(self, device: str, repeats: int) -> Row:
+        """Measure rounds of the peer and of Atoll by turns; both's first two, in which programs are made, do not count.
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds per round of both, by turns, and the accuracies that both found in the last of these rounds."""
+        The engine plans for as many rounds as the peer's command has by default.
+        """
+        task, engine = self.build(), LocalEngine(device=device)
+        rounds = list[tuple[float, float]]()
+        accuracies = [0.0, 0.0]  # after the last round but one: the peer scores a model at the beginning of a round
+        with pfllib(self, task, device) as peer:
+            clock = time.perf_counter()
 
-    theirs: list[float]
-    ours: list[float]
-    first: float  # seconds until our first round was done: plans and programs included
-    accuracies: tuple[float, float]
-    plan: str
+            def on_round(line: Round) -> None:
+                nonlocal clock
+                ours = time.perf_counter() - clock
+                found = peer.round()
+                rounds.append((found["seconds"], ours))
+                accuracies[0] = found["accuracy"]
+                if len(rounds) == repeats + 2:
+                    raise StopIteration
+                assert line.evaluation is not None
+                accuracies[1] = line.evaluation["personal"]["test"]["micro"]
+                clock = time.perf_counter()
 
-    @property
-    def ratio(self) -> float:
-        """How many times as fast Atoll is."""
-        return statistics.median(self.theirs) / statistics.median(self.ours)
+            with suppress(StopIteration):
+                federate(task, FedAvg(), rounds=ROUNDS, eval_every=1, engine=engine, on_round=on_round)
+        theirs, ours = (statistics.median(values) for values in zip(*rounds[2:], strict=True))
+        plan = next(str(plan) for (phase, *_), plan in engine.plans.items() if phase == "local")
+        images = int(task.splits["train"].offsets[-1])
+        note = "{} training images; accuracy {:.3f} theirs, {:.3f} ours".format(images, *accuracies)
+        return Row(
+            workload=self.name, unit="s per round", beside="PFLlib", theirs=theirs, atoll=ours, first=rounds[0][1],
+            least=self.target, plan=plan, note=note,
+        )  # fmt: skip
 
 
 class Peer:
@@ -96,11 +117,13 @@ class Peer:
 
 
 @contextmanager
-def pfllib(path: Path, duel: Duel, task: Task, device: str) -> Iterator[Peer]:
+def pfllib(duel: Duel, task: Task, device: str) -> Iterator[Peer]:
     """Start PFLlib's FedAvg on the clients of a task; nothing is written into its own folder."""
-    source = path.resolve() / "system"
+    source = duel.path.resolve() / "system"
     if not (source / "flcore/servers/serveravg.py").is_file():
-        raise RunError(f"`--peer pfllib=PATH` must name a copy of PFLlib. {path} holds no system/flcore.", hint=SOURCE)
+        raise RunError(
+            f"`--peer pfllib=PATH` must name a copy of PFLlib. {duel.path} holds no system/flcore.", hint=SOURCE
+        )
     with tempfile.TemporaryDirectory() as place:
         here = Path(place) / "system"  # PFLlib reads ../dataset and writes ../results
         here.mkdir()
@@ -109,7 +132,7 @@ def pfllib(path: Path, duel: Duel, task: Task, device: str) -> Iterator[Peer]:
         script = Path(__file__).with_name("peer_pfllib.py")
         rate = task.training.lr
         words = [script, source, duel.model, task.clients, duel.batch, rate, device]
-        process = subprocess.Popen(  # noqa: S603 - this Python, on the user's copy
+        process = subprocess.Popen(
             [sys.executable, *map(str, words)], cwd=here, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         try:
@@ -132,28 +155,15 @@ def _write_clients(task: Task, folder: Path) -> None:
             np.savez_compressed(folder / name / f"{client}.npz", data=data)  # type: ignore[arg-type]
 
 
-def measure(duel: Duel, path: Path, device: str, rounds: int) -> Times:
-    """Measure rounds of the peer and of Atoll by turns; our first two, with plans and programs, do not count."""
-    task, engine = duel.build(), LocalEngine(device=device)
-    theirs, ours = list[float](), list[float]()
-    scores = [0.0, 0.0]
-    with pfllib(path, duel, task, device) as peer:
-        clock = time.perf_counter()
-
-        def on_round(line: Round) -> None:
-            nonlocal clock
-            ours.append(time.perf_counter() - clock)
-            found = peer.round()
-            theirs.append(found["seconds"])
-            if len(theirs) > 1:  # the peer scores a round's model at the beginning of the next
-                scores[0] = found["accuracy"]
-            if len(ours) == rounds + 2:
-                raise StopIteration
-            assert line.evaluation is not None
-            scores[1] = line.evaluation["personal"]["test"]["micro"]
-            clock = time.perf_counter()
-
-        with suppress(StopIteration):
-            federate(task, FedAvg(), rounds=ROUNDS, eval_every=1, engine=engine, on_round=on_round)
-    plan = next(str(plan) for (phase, *_), plan in engine.plans.items() if phase == "local")
-    return Times(theirs[2:], ours[2:], ours[0], (scores[0], scores[1]), plan)
+def duels(peers: list[str]) -> list[Duel]:
+    """Return what is measured beside each peer, from words such as `pfllib=PATH`."""
+    found = []
+    for words in peers:
+        name, equals, path = words.partition("=")
+        if name not in PEERS:
+            raise unknown("peer", name, PEERS)
+        if not equals or not path:
+            raise RunError(f"`--peer` must be a name and a folder, NAME=PATH. Got {words!r}.", hint=SOURCE)
+        sets = ("mnist", "fashion-mnist")
+        found += [Duel(data, model, Path(path), target) for data in sets for model, target in TARGETS.items()]
+    return found
