@@ -6,6 +6,7 @@ own. `portable` returns a copy of a network in which these layers are replaced b
 What they need beyond their input (a mask, a key) arrives as a buffer, so a forward pass stays a pure function.
 """
 
+import itertools
 from copy import deepcopy
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from atoll.kernel.randomness import Keys
 
 KEY_LOW, KEY_HIGH, MASK = "_key_low", "_key_high", "_mask"
+ALIGNED = 8  # the inner size of a matrix product on tensor cores is a multiple of this, else a slow kernel computes it
 
 
 class KeyedDropout(nn.Module):
@@ -110,17 +112,37 @@ class ColumnConv2d(nn.Conv2d):
         x = F.pad(input, (pad_columns, pad_columns, pad_rows, pad_rows))
         samples, channels, height, width = x.shape
         high, wide = (height - rows) // down + 1, (width - columns) // right + 1
-        shifted = [
-            x[:, :, i : i + down * high : down, j : j + right * wide : right]
-            for i in range(rows)
-            for j in range(columns)
-        ]
-        # (offset, sample, channel, y, x) -> (channel x offset, sample x y x x), as the weight is laid out
-        table = torch.stack(shifted).permute(2, 0, 1, 3, 4)
-        table = table.reshape(channels * rows * columns, samples * high * wide)
-        weight = self.weight.reshape(self.out_channels, -1)
+        # Slices of rows first, and of these slices of columns: few at a time, so a compiler writes the table at once.
+        by_row = torch.stack([x[:, :, i : i + down * high : down] for i in range(rows)])
+        table = torch.stack([by_row[..., j : j + right * wide : right] for j in range(columns)])
+        # (column, row, sample, channel, y, x) -> (channel x row x column, sample x y x x), as the weight is laid out
+        inner = channels * rows * columns
+        table = table.permute(3, 1, 0, 2, 4, 5).reshape(inner, samples * high * wide)
+        weight = self.weight.reshape(self.out_channels, inner)
+        if inner % ALIGNED:
+            spare = -inner % ALIGNED
+            table, weight = F.pad(table, (0, 0, 0, spare)), F.pad(weight, (0, spare))
         y = weight @ table if self.bias is None else torch.addmm(self.bias[:, None], weight, table)
         return y.reshape(self.out_channels, samples, high, wide).transpose(0, 1)
+
+
+class TiledMaxPool2d(nn.MaxPool2d):
+    """MaxPool2d whose windows are tiles, as comparisons of slices; made from a `MaxPool2d` by changing its class.
+
+    A compiler joins comparisons with the layers around them, and what is left needs no table of positions.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name nn.MaxPool2d gives it
+        """Compute the same values and gradients as MaxPool2d: of equal values, the first has all of the gradient."""
+        down, right = _pair(self.kernel_size)
+        *front, height, width = input.shape
+        high, wide = height // down, width // right
+        tiles = input[..., : high * down, : wide * right].reshape(*front, high, down, wide, right)
+        largest = tiles[..., 0, :, 0]
+        for i, j in list(itertools.product(range(down), range(right)))[1:]:
+            value = tiles[..., i, :, j]
+            largest = torch.where((value > largest) | value.isnan(), value, largest)
+        return largest
 
 
 def portable(module: nn.Module, *, columns: bool = False) -> nn.Module:
@@ -135,6 +157,8 @@ def portable(module: nn.Module, *, columns: bool = False) -> nn.Module:
             part.register_buffer(MASK, torch.zeros(()), persistent=False)
         elif columns and type(part) is nn.Conv2d and _is_plain(part):
             part.__class__ = ColumnConv2d
+        elif columns and type(part) is nn.MaxPool2d and _is_tiled(part):
+            part.__class__ = TiledMaxPool2d
     return copy
 
 
@@ -145,6 +169,15 @@ def _is_plain(conv: nn.Conv2d) -> bool:
         and conv.padding_mode == "zeros"
         and not isinstance(conv.padding, str)
     )
+
+
+def _is_tiled(pool: nn.MaxPool2d) -> bool:
+    plain = _pair(pool.padding) == (0, 0) and _pair(pool.dilation) == (1, 1)
+    return plain and _pair(pool.stride) == _pair(pool.kernel_size) and not (pool.ceil_mode or pool.return_indices)
+
+
+def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def _replace(root: nn.Module, name: str, part: nn.Module) -> None:
