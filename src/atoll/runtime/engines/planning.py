@@ -144,8 +144,8 @@ class Planner:
     def _first_plan(self, part: Part) -> Plan:
         """Return the plan to begin with: the forced one, else as many clients at once as is sensible.
 
-        On a CPU it is traced, where that pays, because a step then takes a third of the time; on a GPU a program also
-        needs a graph, which takes longer to make than a short run.
+        Of several clients it is traced on a CPU, if there are calls enough: a step then takes a third of the time. On a
+        GPU a program also needs a graph, which takes longer to make than a short run.
         """
         on_cpu = self.device.type == "cpu"
         if self.strategy != "auto":
@@ -154,7 +154,7 @@ class Planner:
             plan = self._plan_for("loop")
         else:
             plan = replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
-        return replace(plan, mode="traced") if on_cpu else plan
+        return replace(plan, mode="traced") if on_cpu and plan.vectorised else plan
 
     def _plan_alone(self, part: Part, reason: NotVectorisable) -> Plan:
         """Return the plan for a step that fails under `vmap`."""

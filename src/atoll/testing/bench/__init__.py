@@ -5,6 +5,7 @@ Every workload has a name and `measure(device, repeats) -> Row`: first result an
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,7 @@ from atoll.testing.bench.steps import Workload
 from atoll.testing.bench.table import Row, make_table, write
 
 REPEATS = 5
+WIDTH = 200  # of a table that is not in a terminal
 
 
 class Measurable(Protocol):
@@ -69,7 +71,8 @@ def run(
         raise RunError(
             f"The folder of the result must exist. {file.parent} does not.", hint="make it, or choose another."
         )
-    console, rows = Console(), list[Row]()
+    rows = list[Row]()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for name in only or usual:
         workload = known[name]
         if quick and isinstance(workload, Workload):

@@ -28,7 +28,6 @@ from atoll.testing.bench.table import Row
 
 PEERS = ("pfllib",)
 TARGETS = {"DNN": 12.0, "CNN": 2.0}  # times as fast on two cores, by PFLlib's name of the model
-ROUNDS = 2000  # of a run: PFLlib's default, for which the engine plans; only some are timed
 SOURCE = "get it with `git clone https://github.com/TsingZ0/PFLlib` and name its folder: --peer pfllib=PFLlib"
 
 
@@ -43,6 +42,7 @@ class Duel:
     samples: int = 14_000
     clients: int = 20
     batch: int = 10
+    rounds: int = 2000  # of a run: PFLlib's default, for which the engine plans; only some are timed
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class Duel:
                 clock = time.perf_counter()
 
             with suppress(StopIteration):
-                federate(task, FedAvg(), rounds=ROUNDS, eval_every=1, engine=engine, on_round=on_round)
+                federate(task, FedAvg(), rounds=self.rounds, eval_every=1, engine=engine, on_round=on_round)
         theirs, ours = (statistics.median(values) for values in zip(*rounds[2:], strict=True))
         plan = next(str(plan) for (phase, *_), plan in engine.plans.items() if phase == "local")
         images = int(task.splits["train"].offsets[-1])
@@ -140,8 +140,9 @@ def pfllib(duel: Duel, task: Task, device: str) -> Iterator[Peer]:
             peer.ask()
             yield peer
         finally:
-            with suppress(OSError):
-                process.communicate(timeout=60)
+            with suppress(OSError, subprocess.TimeoutExpired):
+                process.communicate(timeout=60)  # no more requests: it ends
+            process.kill()
 
 
 def _write_clients(task: Task, folder: Path) -> None:

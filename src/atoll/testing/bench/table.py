@@ -48,11 +48,13 @@ class Row:
     @property
     def cells(self) -> list[str]:
         """The row as text, by `COLUMNS`."""
-        targets = [f"{self.least:g}x"] * (self.least is not None) + [f"<= {self.most:g}"] * (self.most is not None)
+        least = "" if self.least is None else f"{self.least:g}x"
+        most = "" if self.most is None else f"<= {self.most:g}"
+        target = ", ".join(filter(None, [least, most]))
         return [
             self.workload, self.unit, self.beside, write_figure(self.theirs), write_figure(self.atoll),
             "" if self.ratio is None else f"{self.ratio:.2f}x",
-            ", ".join(targets) + " missed" * self.missed, f"{self.first:.1f} s",
+            target + " missed" * self.missed, f"{self.first:.1f} s",
             " ".join(filter(None, [self.plan, self.note and f"({self.note})"])),
         ]  # fmt: skip
 
