@@ -187,6 +187,26 @@ def test_a_convolution_by_columns_is_torchs_with_its_gradients(options):
     assert all(map(close, found[2], expected[2]))
 
 
+def test_a_convolution_by_columns_can_be_differentiated_twice_and_for_many_clients():
+    """As methods do that differentiate their own steps: a gradient of a gradient, under vmap."""
+    theirs = nn.Conv2d(2, 3, 3, stride=2, padding=1).double()
+    ours = portable(nn.Sequential(theirs), columns=True)[0]
+
+    def curvature(layer):
+        def loss(weight, x):
+            state = {"weight": weight, "bias": layer.bias.detach()}
+            return torch.func.functional_call(layer, state, (x,)).pow(3).sum()
+
+        def norm(weight, x):
+            first = torch.func.grad(loss, argnums=(0, 1))(weight, x)
+            return sum(part.square().sum() for part in first)
+
+        many = torch.func.vmap(torch.func.grad(norm, argnums=(0, 1)))
+        return many(normal(4, *theirs.weight.shape), normal(4, 2, 2, 7, 6))
+
+    assert all(map(close, curvature(ours), curvature(theirs)))
+
+
 @pytest.mark.parametrize(
     "options", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "circular", "padding": 1}]
 )

@@ -6,8 +6,10 @@ own. `portable` returns a copy of a network in which these layers are replaced b
 What they need beyond their input (a mask, a key) arrives as a buffer, so a forward pass stays a pure function.
 """
 
+import functools
 import itertools
 from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +100,7 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class ColumnConv2d(nn.Conv2d):
-    """Conv2d as one matrix product over shifted slices; made from a `Conv2d` by changing its class.
+    """Conv2d as one matrix product; made from a `Conv2d` by changing its class.
 
     With one weight per client the product is a batched matrix product, which GPUs run several times faster than
     the grouped convolution it replaces.
@@ -106,24 +108,59 @@ class ColumnConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name nn.Conv2d gives it
         """Compute the same values as Conv2d, to rounding."""
-        (down, right), (rows, columns) = self.stride, self.kernel_size
         assert not isinstance(self.padding, str)
         pad_rows, pad_columns = self.padding
         x = F.pad(input, (pad_columns, pad_columns, pad_rows, pad_rows))
-        samples, channels, height, width = x.shape
+        sizes = zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
+        high, wide = ((size - width) // step + 1 for size, width, step in sizes)
+        table: Tensor = Columns.apply(x, self.kernel_size, self.stride)  # type: ignore[no-untyped-call]
+        weight = self.weight.reshape(self.out_channels, len(table))
+        if self.bias is not None:  # met by a row of ones, so the product of the gradients finds the bias's as well
+            weight = torch.cat([weight, self.bias[:, None]], 1)
+        weight = F.pad(weight, (0, -weight.shape[1] % ALIGNED))
+        table = F.pad(table, (0, 0, 0, weight.shape[1] - len(table)), value=1.0)
+        return (weight @ table).reshape(self.out_channels, len(x), high, wide).transpose(0, 1)
+
+
+class Columns(torch.autograd.Function):
+    """The patches of images that a convolution looks at, one per column.
+
+    torch's own gradient of `unfold` adds up one number after another; this one adds slices.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+        """Return [channel x row x column, sample x y x x], with rows as a convolution's weight is laid out."""
+        x = F.avg_pool2d(x, 1)  # the same values; compilers write them down, rather than compute them for every patch
+        table = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+        return table.permute(1, 4, 5, 0, 2, 3).reshape(x.shape[1] * kernel[0] * kernel[1], -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004 - torch's names
+        """Remember the sizes."""
+        x, ctx.kernel, ctx.stride = inputs
+        ctx.shape = x.shape
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Add up the gradients of all patches that a pixel is in."""
+        (rows, columns), (down, right), (samples, channels, height, width) = ctx.kernel, ctx.stride, ctx.shape
         high, wide = (height - rows) // down + 1, (width - columns) // right + 1
-        # Slices of rows first, and of these slices of columns: few at a time, so a compiler writes the table at once.
-        by_row = torch.stack([x[:, :, i : i + down * high : down] for i in range(rows)])
-        table = torch.stack([by_row[..., j : j + right * wide : right] for j in range(columns)])
-        # (column, row, sample, channel, y, x) -> (channel x row x column, sample x y x x), as the weight is laid out
-        inner = channels * rows * columns
-        table = table.permute(3, 1, 0, 2, 4, 5).reshape(inner, samples * high * wide)
-        weight = self.weight.reshape(self.out_channels, inner)
-        if inner % ALIGNED:
-            spare = -inner % ALIGNED
-            table, weight = F.pad(table, (0, 0, 0, spare)), F.pad(weight, (0, spare))
-        y = weight @ table if self.bias is None else torch.addmm(self.bias[:, None], weight, table)
-        return y.reshape(self.out_channels, samples, high, wide).transpose(0, 1)
+        g = gradients[0].reshape(channels, rows, columns, samples, high, wide)
+        places = itertools.product(range(rows), range(columns))
+        parts = (_spread(_spread(g[:, i, j], 2, i, down, height), 3, j, right, width) for i, j in places)
+        return functools.reduce(torch.add, parts).transpose(0, 1), None, None
+
+
+def _spread(x: Tensor, axis: int, first: int, step: int, size: int) -> Tensor:
+    """Return zeros of a size along an axis, with x at every `step`-th place from `first` on."""
+    if step > 1:
+        gaps = torch.zeros_like(x).unsqueeze(axis + 1)
+        x = torch.cat([x.unsqueeze(axis + 1), *[gaps] * (step - 1)], axis + 1).flatten(axis, axis + 1)
+        x = x.narrow(axis, 0, x.shape[axis] - step + 1)
+    return F.pad(x, (0, 0) * (x.ndim - 1 - axis) + (first, size - first - x.shape[axis]))
 
 
 class TiledMaxPool2d(nn.MaxPool2d):
