@@ -169,7 +169,7 @@ def test_a_peer_is_a_name_and_a_folder(words, error, message):
 
 
 def test_a_folder_without_the_peers_code_is_refused(tmp_path):
-    with pytest.raises(RunError, match="must name a copy of PFLlib"):
+    with pytest.raises(RunError, match="must be a copy of PFLlib"):
         SmallDuel("digits", "DNN", tmp_path).measure("cpu", repeats=1)
 
 

@@ -28,7 +28,7 @@ from atoll.testing.bench.table import Row
 
 PEERS = ("pfllib",)
 TARGETS = {"DNN": 12.0, "CNN": 2.0}  # times as fast on two cores, by PFLlib's name of the model
-SOURCE = "get it with `git clone https://github.com/TsingZ0/PFLlib` and name its folder: --peer pfllib=PFLlib"
+SOURCE = "get it with `git clone https://github.com/TsingZ0/PFLlib` and name its folder: pfllib=PFLlib"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def pfllib(duel: Duel, task: Task, device: str) -> Iterator[Peer]:
     source = duel.path.resolve() / "system"
     if not (source / "flcore/servers/serveravg.py").is_file():
         raise RunError(
-            f"`--peer pfllib=PATH` must name a copy of PFLlib. {duel.path} holds no system/flcore.", hint=SOURCE
+            f"The path of the peer must be a copy of PFLlib. {duel.path} holds no system/flcore.", hint=SOURCE
         )
     with tempfile.TemporaryDirectory() as place:
         here = Path(place) / "system"  # PFLlib reads ../dataset and writes ../results
@@ -164,7 +164,7 @@ def duels(peers: list[str]) -> list[Duel]:
         if name not in PEERS:
             raise unknown("peer", name, PEERS)
         if not equals or not path:
-            raise RunError(f"`--peer` must be a name and a folder, NAME=PATH. Got {words!r}.", hint=SOURCE)
+            raise RunError(f"A peer must be a name and a folder, NAME=PATH. Got {words!r}.", hint=SOURCE)
         sets = ("mnist", "fashion-mnist")
         found += [Duel(data, model, Path(path), target) for data in sets for model, target in TARGETS.items()]
     return found
