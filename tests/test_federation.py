@@ -323,7 +323,7 @@ def test_gradients_are_counted_one_per_batch_of_a_client(make_task, algorithm, e
     engine = make_engine()
     report = federate(make_task(sizes=UNEVEN), algorithm, rounds=3, engine=engine)
     assert [line["gradients"] for line in report.history] == [epochs * STEPS.sum()] * 3
-    assert bool(engine.programs._made) == isinstance(engine, Traced)
+    assert engine.programs._made or not isinstance(engine, Traced)
 
 
 @pytest.mark.parametrize("make_engine", [LocalEngine, Traced])

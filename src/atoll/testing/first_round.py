@@ -65,9 +65,9 @@ class _Counting(LocalEngine):
         super().__init__(**options)
         self.measured: list[str] = []
 
-    def _measure(self, plan: Plan, part: Part) -> Measured:
+    def _measure(self, plan: Plan, part: Part, calls: int) -> Measured:
         self.measured.append(f"{part.name}: {plan}")
-        return super()._measure(plan, part)
+        return super()._measure(plan, part, calls)
 
 
 class _Done(Exception):

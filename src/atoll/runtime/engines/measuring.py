@@ -28,6 +28,7 @@ class Trial:
     programs: Programs
     threads: int
     pool: Callable[[], Executor]
+    calls: int = FORCED  # that are ahead, if a program is made only where it pays
 
     def take(self, limit: int) -> Measured:
         """Take the first steps of every scan, at most `limit`; make the programs that are missing."""
@@ -51,7 +52,9 @@ class Trial:
     def _take(self, limit: int) -> tuple[Measured, float, int]:
         """Take some steps; return what follows, the seconds and the client-steps taken."""
         groups = self._groups()
-        scanners = [Scanner(self.part.population, self.plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
+        scanners = [
+            Scanner(self.part.population, self.plan, self.programs, calls=self.calls, limit=limit) for _ in groups
+        ]
 
         def run(position: int) -> None:
             with torch.no_grad(), arithmetic(self.plan.precision), limit_cores(self.plan):

@@ -99,7 +99,7 @@ class Planner:
         """
         if plan.mode != "eager" and self.spelled is None and (self._key(part), plan) not in self._tried:
             self._tried.add((self._key(part), plan))
-            self._trial(plan, part).take(limit=1)
+            self._trial(plan, part, self._calls(part, plan)).take(limit=1)
 
     def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
         """Return how a method's jobs run here: a resumed run needs the same plans to get the same bits."""
@@ -145,13 +145,19 @@ class Planner:
         return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
 
     def _first_plan(self, part: Part) -> Plan:
-        """Return the plan to begin with: the forced one, else as many clients at once as is sensible."""
-        if self.strategy != "auto":
-            return self._plan_for(self.strategy)
-        if self.best_alone(part.task):
-            return self._plan_for("loop")
+        """Return the plan to begin with: the forced one, else as many clients at once as is sensible.
+
+        Of several clients it is traced on a CPU, if there are calls enough: a step then takes a third of the time. On a
+        GPU a program also needs a graph, which takes longer to make than a short run.
+        """
         on_cpu = self.device.type == "cpu"
-        return replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
+        if self.strategy != "auto":
+            plan = self._plan_for(self.strategy)
+        elif self.best_alone(part.task):
+            plan = self._plan_for("loop")
+        else:
+            plan = replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
+        return replace(plan, mode="traced") if on_cpu and plan.vectorised else plan
 
     def _plan_alone(self, part: Part, reason: NotVectorisable) -> Plan:
         """Return the plan for a step that fails under `vmap`."""
@@ -177,7 +183,7 @@ class Planner:
             return self.spelled if compiles else replace(self.spelled, mode="traced")
         first, figures = self._first_plan(part), self._figures(part)
         try:
-            best = self._look_up(first, part, figures)
+            best = self._look_up(first, part, figures, self._calls(part, first))
         except NotVectorisable as reason:
             return self._plan_alone(part, reason)
         except torch.OutOfMemoryError:
@@ -214,11 +220,14 @@ class Planner:
             log.info("%s: what is measured is not kept (%s)", part.name, reason)
             return Figures(None, one_pass)
 
-    def _look_up(self, plan: Plan, part: Part, figures: Figures) -> Measured:
-        """Return the figure of a plan; measure it if there is none, or none good enough for the work ahead."""
+    def _look_up(self, plan: Plan, part: Part, figures: Figures, calls: int = FORCED) -> Measured:
+        """Return the figure of a plan; measure it if there is none, or none good enough for the work ahead.
+
+        Its programs are made if so many `calls` pay for them.
+        """
         found = figures.get(plan)
         if found is None or (found.rough and self._matters(found, part)):
-            found = self._measure(plan, part)
+            found = self._measure(plan, part, calls)
             figures.add(found)
         return found
 
@@ -287,7 +296,8 @@ class Planner:
         """Return the figures of plans; those that are not known are measured as long as the work ahead is worth it."""
         measured: list[Measured] = []
         spent = 0.0  # also by other processes, so a run that is repeated tries the same plans
-        for plan in plans:
+        known = [one.plan for one in so_far]
+        for plan in [plan for plan in plans if plan not in known]:
             ahead = min(one.ahead(part) for one in [*so_far, *measured])
             if figures.get(plan) is None and spent > MEASURING_SHARE * ahead and not self.compile:
                 continue
@@ -308,16 +318,16 @@ class Planner:
         """Return whether a figure decides anything."""
         return bool(self.compile) or measured.ahead(part) > WORTH_MEASURING / 3
 
-    def _measure(self, plan: Plan, part: Part) -> Measured:
+    def _measure(self, plan: Plan, part: Part, calls: int) -> Measured:
         """Time a plan on a few real steps, after one that makes its programs."""
         self._tried.add((self._key(part), plan))
         began = time.perf_counter()
-        found = self._trial(plan, part).measure(lambda measured: self._matters(measured, part))
+        found = self._trial(plan, part, calls).measure(lambda measured: self._matters(measured, part))
         programs = self.programs.compiler.kept_in if plan.mode == "compiled" else None
         return replace(found, took=time.perf_counter() - began, programs=programs)
 
-    def _trial(self, plan: Plan, part: Part) -> Trial:
-        return Trial(plan, part, self.programs, self.threads, lambda: self._pool)
+    def _trial(self, plan: Plan, part: Part, calls: int) -> Trial:
+        return Trial(plan, part, self.programs, self.threads, lambda: self._pool, calls)
 
 
 def parse_strategy(text: str) -> tuple[Any, int | None]:

@@ -130,7 +130,7 @@ class TracedProgram:
             # which takes longer than the tracing itself.
             with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
                 graph = make_fx(run_flat)(*make_inputs())
-            _drop_detaches(graph)
+            _drop_idle_views(graph)
             self._run: Callable[..., Any] = graph if compile is None else compile(graph, make_inputs())
         self.gradients = work.gradients[0]
 
@@ -162,10 +162,33 @@ def copy_leaves(leaves: Leaves) -> Leaves:
     return [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
 
 
-def _drop_detaches(graph: torch.fx.GraphModule) -> None:
-    """Drop every `detach`: without autograd it means nothing, and would cost a call each."""
+VIEWS = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        ("detach", "default"), ("expand", "default"), ("permute", "default"), ("squeeze", "dim"), ("squeeze", "dims"),
+        ("t", "default"), ("transpose", "int"), ("unsqueeze", "default"), ("view", "default"),
+        ("_unsafe_view", "default"),
+    )
+)  # fmt: skip
+
+
+def _drop_idle_views(graph: torch.fx.GraphModule) -> None:
+    """Drop views that lead back to a tensor as it was: `vmap` and autograd leave many, and each would cost a call."""
     for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
+        if node.target not in VIEWS:
+            continue
+        source = node
+        while source.target in VIEWS:
+            source = source.args[0]
+            if _layout(source) == _layout(node):
+                node.replace_all_uses_with(source)
+                break
+    for node in reversed(graph.graph.nodes):  # what led to them may be of no use either
+        if node.target in VIEWS and not node.users:
             graph.graph.erase_node(node)
     graph.recompile()
+
+
+def _layout(node: torch.fx.Node) -> tuple[torch.Size, tuple[int, ...]]:
+    value = node.meta["val"]
+    return value.shape, value.stride()
