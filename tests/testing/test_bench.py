@@ -82,14 +82,17 @@ def test_all_rows_are_in_one_table_and_in_the_file(monkeypatch, tmp_path, capsys
     assert "first result" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_several_seeds_are_trained_by_different_draws():
+def test_several_seeds_are_timed_side_by_side(monkeypatch):
+    from atoll.runtime.engines import together
     from atoll.runtime.engines.local import LocalEngine
-    from atoll.testing.bench.steps import make_atoll_round, make_task
+    from atoll.testing.bench.steps import make_task, time_together
 
-    one, two = (
-        [make_atoll_round(make_task(TINY[0]), LocalEngine(device="cpu", strategy="whole eager"), n)()] for n in (1, 2)
-    )
-    assert [2 * steps for steps in one] == two
+    groups, run = [], together.run_joined
+    monkeypatch.setattr(together, "run_joined", lambda folds, *rest: groups.append(len(folds)) or run(folds, *rest))
+    engine = LocalEngine(device="cpu", strategy="whole traced")
+    first, each = time_together(make_task(TINY[0]), engine, seeds=3, rounds=2)
+    assert groups == [3] * 4  # two rounds to warm up, and two that count
+    assert 0 < each < first
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,13 @@ class Planner:
     def _make_programs(self, plan: Plan, part: Part) -> None:
         """Take one step under a plan that was found, because measuring it would have made its programs.
 
-        However seldom they are called then, they are there: otherwise a run that measured and one that did not would
-        differ in their last bits.
+        Those of the first plan are made if they pay, those of others however seldom they are called: otherwise a run
+        that measured and one that did not would differ in their last bits.
         """
         if plan.mode != "eager" and self.spelled is None and (self._key(part), plan) not in self._tried:
             self._tried.add((self._key(part), plan))
-            self._trial(plan, part, self._calls(part, plan)).take(limit=1)
+            calls = self._calls(part, plan) if plan == self._first_plan(part) else FORCED
+            self._trial(plan, part, calls).take(limit=1)
 
     def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
         """Return how a method's jobs run here: a resumed run needs the same plans to get the same bits."""
