@@ -106,12 +106,12 @@ def test_a_saved_memory_comes_back(tmp_path):
         keep(memory, [4, 2], 4.0, 2.0)
         saved = memory.save(round=1)
         keep(memory, [4, 7], 44.0, 77.0, round=1)
-        memory.load(saved, round=1)
+        memory.load([saved], round=1)
         assert recalled(memory, [2, 4, 7], before=9) == [2.0, 4.0, -1.0]
 
 
 def test_a_memory_that_never_kept_anything_is_saved_and_loaded(memory):
-    memory.load(memory.save(round=1), round=1)
+    memory.load([memory.save(round=1)], round=1)
     assert recalled(memory, [0]) == [-1.0]
 
 
@@ -125,7 +125,7 @@ def test_a_memory_beside_is_apart_but_saved_and_loaded_with_this_one(tmp_path):
         assert [recalled(place, [4, 5]) for place in (memory, memory.beside("gate"), memory.beside("fsa"))] == [
             [40.0, -1.0], [44.0, 55.0], [-1.0, -1.0],
         ]  # fmt: skip
-        memory.load(saved, round=1)
+        memory.load([saved], round=1)
         assert recalled(memory, [4, 5]) == [-1.0, -1.0]
         assert recalled(memory.beside("gate"), [4, 5]) == [4.0, -1.0]
 
@@ -146,7 +146,7 @@ def test_an_earlier_round_does_not_see_later_rows(tmp_path):
     for round in range(4):
         keep(memory, [0], float(round), round=round)
     assert [recalled(memory, [0], before=round)[0] for round in range(5)] == [-1.0, 0.0, 1.0, 2.0, 3.0]
-    memory.load(None, round=2)  # back to after two rounds: 0 and 1
+    memory.load([], round=2)  # back to after two rounds: 0 and 1
     assert recalled(memory, [0], before=100) == [1.0]
 
 
