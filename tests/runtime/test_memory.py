@@ -111,7 +111,8 @@ def test_a_saved_memory_comes_back(tmp_path):
 
 
 def test_a_memory_that_never_kept_anything_is_saved_and_loaded(memory):
-    memory.load([memory.save(round=1)], round=1)
+    assert memory.save(round=1) is None
+    memory.load([], round=1)
     assert recalled(memory, [0]) == [-1.0]
 
 

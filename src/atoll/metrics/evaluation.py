@@ -198,7 +198,8 @@ class Scoring:
             train=False,
             exact=isinstance(deployed, Predictor),
         )
-        return found | Stack.of(held=torch.full((len(cohort),), float(one.bytes), dtype=torch.float64))
+        held = torch.full((len(cohort),), float(one.bytes), dtype=torch.float64, device=found["score"].device)
+        return found | Stack.of(held=held)
 
 
 class ClientSums:
@@ -213,10 +214,13 @@ class ClientSums:
 
     def add(self, clients: NDArray[np.int64], found: Stack) -> None:
         """Add the sums of some clients."""
-        for name, leaf in found.items():
-            if name != "seen":
-                table = self.totals.setdefault(name, np.full((len(self.sizes), *leaf.shape[1:]), np.nan))
-                table[clients] = leaf.double().cpu().numpy()
+        leaves = {name: leaf for name, leaf in found.items() if name != "seen"}
+        columns = [leaf.double().reshape(len(clients), -1) for leaf in leaves.values()]
+        numbers = torch.cat(columns, 1).cpu().numpy()  # all at once: the device is waited for once
+        ends = np.cumsum([one.shape[1] for one in columns])
+        for (name, leaf), part in zip(leaves.items(), np.split(numbers, ends[:-1], axis=1), strict=True):
+            table = self.totals.setdefault(name, np.full((len(self.sizes), *leaf.shape[1:]), np.nan))
+            table[clients] = part.reshape(leaf.shape)
 
     def scores(self) -> ClientScores:
         """Return the mean scores of all clients."""
