@@ -110,7 +110,7 @@ def test_a_writer_that_was_given_nothing_has_no_thread():
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 METHODS = ["ditto", "scaffold", "ditto+gate", "ditto+sam", "fedper@ifca:cluster_rounds=1", "fedora", "local"]
-PARTIAL = {"rounds": 4, "eval_every": 2, "cohort": 2, "late": 0.4}
+PARTIAL = {"rounds": 4, "eval_every": 2, "cohort": 1, "late": 0.4, "seed": 2}  # somebody new in the third round
 
 
 class Crash(Exception):
@@ -140,12 +140,11 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written_of_what_was(make_task, t
         waited.append(gate.wait(60))
         save(run, rounds, *given, **more)
 
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(Run, "save", save_slowly)  # not before the third round is done
-        federate(
-            task, create(method), folder=tmp_path / "slow", **PARTIAL,
-            on_round=lambda line: crash_in_round_3(line, gate),
-        )  # fmt: skip
+    asked = {"folder": tmp_path / "slow", "on_round": lambda line: crash_in_round_3(line, gate), **PARTIAL}
+    monkeypatch.setattr(Run, "save", save_slowly)  # not before the third round is done
+    with pytest.raises(Crash):
+        federate(task, create(method), **asked)
+    monkeypatch.undo()
     assert waited == [True]
     assert [line.round for line in Run(tmp_path / "slow").metrics()] == [1, 2, 3]
     assert files_of(tmp_path / "slow") == files_of(tmp_path / "quick")
