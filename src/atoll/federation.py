@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +65,7 @@ def federate(
     A method may be given by its name: `federate(task, "ditto:lam=0.1")`. Settings can be given as keywords:
     `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run is written there and can be
     resumed after an interruption, bit for bit. `stages` change what clients send;
-    `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
+    `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics once it is done,
     `on_epoch` in the long training of one-shot methods with how many clients have done how many of all epochs.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
     method train long: their progress is kept in the folder `trained`, by default in the run's, where other runs
@@ -127,7 +126,7 @@ def close(session: Session, round: int) -> None:
     traffic, settings, done = session.traffic, session.settings, round + 1
     if traffic.lost:
         log.info("round %d: lost %d of %d clients", round, traffic.lost.total(), traffic.asked)
-    took = time.perf_counter() - session.began
+    took = session.engine.clock() - session.began
     if done == settings.rounds:
         everybody = settings.list_present(session.task.clients, round)
         reachable = np.setdiff1d(everybody, np.setdiff1d(session.cohort, session.present))
@@ -139,7 +138,7 @@ def close(session: Session, round: int) -> None:
             last=done == settings.rounds, calls=settings.rounds // settings.every + 1,
             everybody=settings.evaluation == "all",
         )  # fmt: skip
-    found["seconds"] = {"round": took, "evaluation": time.perf_counter() - session.began - took}
+    found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
     if session.trainings and session.trainings.found:
         found["seconds"]["found"] = sum(session.trainings.found)
     line = Round.of_json({**found, "memory": peak_memory(session.engine.device)})

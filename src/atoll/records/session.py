@@ -126,7 +126,7 @@ class Session:
     ) -> None:
         try:
             self.writer.close(error)
-            if self.run:
+            if self.run and error is None:
                 prune(self.run, self.population.memory)
         finally:
             self.held.__exit__(kind, error, trace)
@@ -146,7 +146,7 @@ class Session:
     def rounds(self) -> Iterator[int]:
         """Yield the rounds that are left."""
         for round in range(self.first, self.settings.rounds):
-            self.began, self.written = time.perf_counter(), len(self.channel.ledger.entries)
+            self.began, self.written = self.engine.clock(), len(self.channel.ledger.entries)
             yield round
 
     def record(self, line: Round, *, stopping: bool) -> None:
