@@ -65,7 +65,7 @@ def federate(
     A method may be given by its name: `federate(task, "ditto:lam=0.1")`. Settings can be given as keywords:
     `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run is written there and can be
     resumed after an interruption, bit for bit. `stages` change what clients send;
-    `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics once it is done,
+    `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
     `on_epoch` in the long training of one-shot methods with how many clients have done how many of all epochs.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
     method train long: their progress is kept in the folder `trained`, by default in the run's, where other runs

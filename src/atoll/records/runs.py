@@ -234,7 +234,7 @@ class Run:
             self._sealed.pop("outcomes.npz", None)  # it is written anew
             there = [name for name in (*WHOLE, *LINES) if name in LINES or (self.folder / name).exists()]
             if changes is not None:
-                size, digest = write_tensors(self._kept(rounds), changes, layouts)
+                size, digest = write_tensors(self._segment(rounds), changes, layouts)
                 older = [] if changes["whole"] else self._segments
                 self._segments = [*older, Segment(round=rounds, bytes=size, sha256=digest)]
             state = {**state, "segments": [one.as_json() for one in self._segments]}
@@ -252,7 +252,7 @@ class Run:
         needed = {self._checkpoint(done, suffix) for done in rounds for suffix in ("json", "safetensors")}
         for done in rounds:
             with contextlib.suppress(RunError):  # one that cannot be read needs nothing
-                needed |= {self._kept(one.round) for one in self._facts(done).segments or ()}
+                needed |= {self._segment(one.round) for one in self._facts(done).segments or ()}
         for pattern in ("round-*.json", "round-*.safetensors", "kept-*.safetensors"):
             for path in {*folder.glob(pattern)} - needed:
                 path.unlink(missing_ok=True)
@@ -289,7 +289,7 @@ class Run:
             if state.get("segments", []) != [one.as_json() for one in segments]:
                 raise CheckpointError("Its JSON file must list the files of what clients keep that it builds on.")
             older = [] if state.get("memory") is None else [state["memory"]]  # before there were segments
-            kept = [read_tensors(self._kept(one.round), one, layouts, device) for one in segments]
+            kept = [read_tensors(self._segment(one.round), one, layouts, device) for one in segments]
         except (RunError, AttributeError) as error:
             raise CheckpointError(
                 f"Checkpoint {path.name} cannot be read: {error} The one before it is used."
@@ -308,7 +308,7 @@ class Run:
         except RunError:
             return False
         return is_whole(self._checkpoint(rounds, "safetensors"), facts) and all(
-            is_whole(self._kept(one.round), one) for one in facts.segments or ()
+            is_whole(self._segment(one.round), one) for one in facts.segments or ()
         )
 
     def verify(self) -> None:
@@ -354,7 +354,7 @@ class Run:
     def _checkpoint(self, rounds: int, suffix: str) -> Path:
         return self.folder / "checkpoints" / f"round-{rounds:06d}.{suffix}"
 
-    def _kept(self, rounds: int) -> Path:
+    def _segment(self, rounds: int) -> Path:
         return self.folder / "checkpoints" / f"kept-{rounds:06d}.safetensors"
 
     # -- log -------------------------------------------------------------------------------------------------------
