@@ -131,6 +131,63 @@ def test_a_memory_beside_is_apart_but_saved_and_loaded_with_this_one(tmp_path):
         assert recalled(memory.beside("gate"), [4, 5]) == [4.0, -1.0]
 
 
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+def saved_changes(memory, round=1):
+    """Return whose rows are saved, and whether these are all."""
+    saved = memory.save(round=round, changes=True)
+    return saved and (saved["clients"].tolist(), saved["whole"])
+
+
+def test_only_changes_are_saved_until_most_of_them_are_superseded():
+    memory = RamMemory(10)
+    assert saved_changes(memory) is None
+    keep(memory, [0, 1, 2, 3], 0.0, 1.0, 2.0, 3.0)
+    assert saved_changes(memory) == ([0, 1, 2, 3], True)
+    assert saved_changes(memory) is None
+    for client in (3, 1, 1):  # 5, 6 and 7 rows for 4 clients
+        keep(memory, [client], 9.0)
+        assert saved_changes(memory) == ([client], False)
+    keep(memory, [2], 9.0)  # 8 would be twice as many
+    assert saved_changes(memory) == ([0, 1, 2, 3], True)
+    keep(memory, [7], 7.0)
+    assert saved_changes(memory) == ([7], False)
+
+
+def test_changes_are_put_together_again_and_go_on_as_before():
+    memory, again, saved = RamMemory(10), RamMemory(10), []
+    keep(memory, [0, 1, 2, 3], 0.0, 1.0, 2.0, 3.0)
+    saved.append(memory.save(round=1, changes=True))
+    keep(memory, [3], 33.0)
+    keep(memory.beside("gate"), [1], 11.0)
+    saved.append(memory.save(round=2, changes=True))
+    keep(memory, [3], 333.0)  # after it was saved, which is a copy
+    again.load(saved, round=2)
+    assert recalled(again, [0, 1, 2, 3, 4]) == [0.0, 1.0, 2.0, 33.0, -1.0]
+    assert recalled(again.beside("gate"), [0, 1]) == [-1.0, 11.0]
+    keep(again, [3], 333.0)
+    for rest in ([2], [1], [0, 1]):  # with what lies beside, 5 clients' trees: the files may hold 9
+        assert saved_changes(memory) == saved_changes(again)
+        for one in (memory, again):
+            keep(one, rest, *[5.0] * len(rest))
+    assert saved_changes(memory) == saved_changes(again) == ([0, 1, 2, 3], True)
+
+
+def test_all_that_was_saved_at_once_is_no_change_that_others_build_on():
+    memory, again = RamMemory(10), RamMemory(10)
+    keep(memory, [4, 2], 4.0, 2.0)
+    again.load([memory.save(round=1)], round=1)
+    keep(again, [4], 44.0)
+    assert saved_changes(again) == ([2, 4], True)
+
+
+def test_a_memory_on_disk_has_no_changes_to_save(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    keep(memory, [0], 1.0)
+    assert memory.save(round=1, changes=True) is None
+
+
 def test_pruning_does_not_take_a_pieces_rows_for_newer_ones(tmp_path):
     memory = DiskMemory(tmp_path / "m.sqlite")
     keep(memory, [0], 1.0, round=0)
