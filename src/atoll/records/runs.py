@@ -94,6 +94,13 @@ class Run:
                 f"A new run must have a folder of its own. {folder} already holds one.",
                 hint=f"continue it with `atoll resume {folder}`, or choose another folder.",
             )
+        remains = [*(folder / name for name in LINES), *folder.glob("checkpoints/*.json")]
+        for path in remains:
+            if path.is_file() and not path.is_symlink():  # lines would be added to those of the other run
+                raise RunError(
+                    f"A new run must have a folder of its own. {folder} holds {path.name} of one without config.json.",
+                    hint="put config.json back, remove the folder, or choose another one.",
+                )
         origin = {"versions": versions(), "machine": machine(), "command": command()}
         written = RunConfig.of_json({**config, **origin})
         if written.algorithm.file is not None:
