@@ -150,7 +150,7 @@ def time_step(round: Callable[[], int], device: torch.device) -> float:
 def measure(workload: Workload, device: torch.device, repeats: int) -> tuple[float, float, str]:
     """Measure seconds per client-step of the baseline and of Atoll (medians); return them and Atoll's plan."""
     task = make_task(workload)
-    engine = LocalEngine(device=str(device), precision=workload.precision, compile=workload.compile)
+    engine = LocalEngine(device=str(device), precision=workload.precision, compile=workload.compile, remember=False)
     theirs, ours = make_plain_round(task, workload, device), make_atoll_round(task, engine)
     theirs()
     ours()  # calibrates and compiles

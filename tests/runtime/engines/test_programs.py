@@ -72,6 +72,27 @@ def test_a_global_number_counts(monkeypatch):
     assert fingerprint(step) != before
 
 
+@dataclass(frozen=True)
+class Own:
+    """A user's own frozen value, as a method in a file is."""
+
+    lam: float = 1.0
+
+    def step(self, carry, batch, given):
+        return self.lam
+
+
+@dataclass(frozen=True)
+class OtherCode(Own):
+    def step(self, carry, batch, given):
+        return 2 * self.lam
+
+
+def test_a_value_of_ones_own_class_is_known_by_its_fields_and_its_code():
+    assert fingerprint(Own().step) == fingerprint(Own().step)
+    assert len({fingerprint(one.step) for one in (Own(), Own(lam=2.0), OtherCode())}) == 3
+
+
 @dataclass
 class Mutable:
     value: float

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 from atoll.runtime.engines.plan import vectorising
 from atoll.runtime.engines.work import Leaves, Timed, Work
 
+Compile = Callable[[torch.fx.GraphModule, Leaves], Callable[..., Any]]  # traced operations, and an example of inputs
+
 
 class Running:
     """A scan under way: `carry` after the steps so far. This one calls a function that returns new tensors."""
@@ -92,9 +94,12 @@ class SeededProgram:
 
 
 class TracedProgram:
-    """Calls the traced operations; a compiled one overwrites its carry, which saves a pass over memory."""
+    """Calls the traced operations, or what `compile` makes of them.
 
-    def __init__(self, work: Work, example: tuple[Any, ...], *, compiled: bool, in_place: bool) -> None:
+    With `in_place` it overwrites its carry, which saves a pass over memory, unless a value moves within it.
+    """
+
+    def __init__(self, work: Work, example: tuple[Any, ...], *, compile: Compile | None, in_place: bool) -> None:  # noqa: A002
         self.in_place = in_place
         counts = len(example[0]), len(example[1])
         carry, given, *rest = example
@@ -107,30 +112,26 @@ class TracedProgram:
             supply = iter(some)
             arguments = [next(supply) if present else None for present in optional]
             after = replace(work, x=x, y=y).all_clients(carry, given, *arguments)  # type: ignore[arg-type]
-            if not in_place:
+            self.in_place = in_place and not _moves(carry, after)
+            if not self.in_place:
                 return after
             for old, new in zip(carry, after, strict=True):
                 old.copy_(new)
             return []
 
-        inputs = [
-            *copy_leaves(carry),
-            *copy_leaves(given),
-            work.x,
-            work.y,
-            *(value for value in rest if value is not None),
-        ]
+        def make_inputs() -> Leaves:
+            """Copy the example, because what overwrites its carry also does so while it is traced and compiled."""
+            some = (value for value in rest if value is not None)
+            return [*copy_leaves(carry), *copy_leaves(given), work.x, work.y, *some]
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Every value is described by an empty copy of it. Without a context, each copy makes a mode of its own,
             # which takes longer than the tracing itself.
             with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-                graph = make_fx(run_flat)(*inputs)
+                graph = make_fx(run_flat)(*make_inputs())
             _drop_detaches(graph)
-            self._run: Callable[..., Any] = graph
-            if compiled:
-                self._run = torch.compile(graph, dynamic=False)
-                self._run(*inputs)
+            self._run: Callable[..., Any] = graph if compile is None else compile(graph, make_inputs())
         self.gradients = work.gradients[0]
 
     def call(self, work: Work, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
@@ -143,6 +144,17 @@ class TracedProgram:
         work.gradients[0] = self.gradients
         mine = copy_leaves(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
         return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], timed)
+
+
+def _moves(before: Leaves, after: Leaves) -> bool:
+    """Return whether a value moves to another place, whose own place may be overwritten before it is read.
+
+    The compiler takes no care of that, not even if the value is copied first.
+    """
+    places = [leaf.untyped_storage().data_ptr() for leaf in before]
+    return any(
+        leaf.untyped_storage().data_ptr() in places[:number] + places[number + 1 :] for number, leaf in enumerate(after)
+    )
 
 
 def copy_leaves(leaves: Leaves) -> Leaves:

@@ -169,7 +169,7 @@ class Scanner:
             ahead = self.calls * -(-(epochs - first) // (last - first)) if last > first else self.calls
             if self.plan.mode != "eager" and vectorised:
                 width = choose_width(max(len(cohort), self.nominal), data.evenness(batch_size))
-                return self._fold_in_lanes(Fold(self.plan, work, inputs, width, ahead, self.limit))
+                return self._fold_in_lanes(Fold(self.plan, work, inputs, width, ahead, round, self.limit))
             order = np.argsort(-table.steps, kind="stable")
             if (order[1:] > order[:-1]).all():
                 return self._fold(work, inputs, ahead)
