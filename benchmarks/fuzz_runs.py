@@ -1,8 +1,9 @@
-"""What commands say to damaged run folders: mutations of four folders, each read by every command that reads folders.
+"""What commands say to damaged run folders: mutations of five folders, each read by every command that reads folders.
 
     python benchmarks/fuzz_runs.py --mutations 400
 
-The folders are a finished run with a memory on disk, one that was stopped, a one-shot run and a comparison. A mutation
+The folders are a finished run with a memory on disk, one that was stopped, one that was stopped and whose checkpoints
+list several files of what few clients kept in RAM, a one-shot run and a comparison. A mutation
 damages one file or folder of a copy: bytes, JSON values, lines, kinds of files, versions; some are sealed again, some
 happen to a run without checkpoints. Each outcome is one of
 
@@ -70,7 +71,7 @@ class Case(NamedTuple):
 
 
 def make_folders(home: Path) -> None:
-    """Make the four folders that are damaged later."""
+    """Make the five folders that are damaged later."""
 
     def stop(line: Any) -> None:
         if line.round == 3:
@@ -84,6 +85,8 @@ def make_folders(home: Path) -> None:
             task, "scaffold", rounds=4, eval_every=2, memory="disk", folder=home / "stopped", engine=engine,
             on_round=stop,
         )  # fmt: skip
+    with contextlib.suppress(KeyboardInterrupt):
+        federate(task, "ditto", rounds=4, eval_every=1, cohort=1, folder=home / "few", engine=engine, on_round=stop)
     federate(task, create("oneshot-avg:epochs=1"), rounds=1, folder=home / "shot", engine=engine)
     compare(Recipe(**SMALL), ["ditto"], seeds=1, rounds=1, folder=home / "comparison", engine=engine)
 
@@ -309,10 +312,11 @@ def numbers_of(folder: Path) -> Any:
     for text in (folder / "metrics.jsonl").read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError, AttributeError):  # garbage at the end is left out by commands, too
             lines.append({name: value for name, value in json.loads(text).items() if name not in ("seconds", "memory")})
-    last = max((folder / "checkpoints").glob("*.safetensors"))
+    last = max((folder / "checkpoints").glob("round-*.safetensors"))
     with np.load(folder / "outcomes.npz") as arrays:
         outcomes = arrays["test"].tolist()
-    tensors = {name: value.tolist() for name, value in load_file(last).items()}  # beside them are the engine's plans
+    files = [last, *sorted(folder.glob("checkpoints/kept-*.safetensors"))]  # which hold more: the engine's plans
+    tensors = [{name: value.tolist() for name, value in load_file(file).items()} for file in files]
     return json.dumps(lines), (folder / "ledger.jsonl").read_bytes(), last.name, json.dumps(tensors), outcomes
 
 

@@ -1,6 +1,6 @@
 """SIGKILL at every write point of a run: each of them is resumed, and ends in the files of a run that was left alone.
 
-    python benchmarks/kill_points.py                       all of them, for five runs
+    python benchmarks/kill_points.py                       all of them, for six runs
     python benchmarks/kill_points.py --only "ditto disk" --every 20
 
 A write point is a moment just before something changes on disk: a file is opened to be written, renamed or removed, a
@@ -28,6 +28,7 @@ from atoll.models import MLP
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ditto ram": ("ditto", {"rounds": 3, "eval_every": 1}),
+    "ditto few": ("ditto", {"rounds": 4, "eval_every": 1, "cohort": 1}),
     "ditto disk": ("ditto", {"rounds": 3, "eval_every": 1, "memory": "disk", "cohort": 3}),
     "scaffold disk": ("scaffold", {"rounds": 3, "eval_every": 2, "memory": "disk", "late": 0.3}),
     "oneshot-avg": ("oneshot-avg:epochs=2", {"rounds": 1}),

@@ -7,6 +7,7 @@ import pytest
 
 from atoll.kernel.errors import RunError
 from atoll.records.files import read_lines, read_record, write_record
+from atoll.records.schema import SCHEMA
 from atoll.runtime.channel.ledger import Entry
 from atoll.runtime.files import read_regular
 
@@ -61,8 +62,8 @@ def test_a_file_that_was_changed_is_named(sealed, change):
 
 
 def test_a_file_of_a_newer_version_is_refused_with_what_to_do(sealed):
-    sealed.write_text(json.dumps({**json.loads(sealed.read_text()), "schema": 2}))
-    with pytest.raises(RunError, match=r"at most schema 1. It is of schema 2.\nhint: it was written by a newer Atoll"):
+    sealed.write_text(json.dumps({**json.loads(sealed.read_text()), "schema": SCHEMA + 1}))
+    with pytest.raises(RunError, match=r"at most schema 2. It is of schema 3.\nhint: it was written by a newer Atoll"):
         read_record(sealed, dict[str, Any])
 
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -103,6 +104,15 @@ def test_a_folder_that_holds_a_run_is_refused(run):
         f"A new run must have a folder of its own. {run.folder} already holds one.\n"
         f"hint: continue it with `atoll resume {run.folder}`, or choose another folder."
     )
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "ledger.jsonl", "checkpoints"])
+def test_a_folder_with_the_remains_of_a_run_is_refused(run, left):
+    for path in [*run.folder.iterdir()]:
+        if path.name != left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(RunError, match="holds (metrics.jsonl|ledger.jsonl|round-00000..json) of one without config"):
+        Run.create(run.folder, CONFIG)
 
 
 def test_a_folder_without_a_run_cannot_be_opened(tmp_path):

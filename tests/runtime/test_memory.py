@@ -106,12 +106,13 @@ def test_a_saved_memory_comes_back(tmp_path):
         keep(memory, [4, 2], 4.0, 2.0)
         saved = memory.save(round=1)
         keep(memory, [4, 7], 44.0, 77.0, round=1)
-        memory.load(saved, round=1)
+        memory.load([saved], round=1)
         assert recalled(memory, [2, 4, 7], before=9) == [2.0, 4.0, -1.0]
 
 
 def test_a_memory_that_never_kept_anything_is_saved_and_loaded(memory):
-    memory.load(memory.save(round=1), round=1)
+    assert memory.save(round=1) is None
+    memory.load([], round=1)
     assert recalled(memory, [0]) == [-1.0]
 
 
@@ -125,9 +126,66 @@ def test_a_memory_beside_is_apart_but_saved_and_loaded_with_this_one(tmp_path):
         assert [recalled(place, [4, 5]) for place in (memory, memory.beside("gate"), memory.beside("fsa"))] == [
             [40.0, -1.0], [44.0, 55.0], [-1.0, -1.0],
         ]  # fmt: skip
-        memory.load(saved, round=1)
+        memory.load([saved], round=1)
         assert recalled(memory, [4, 5]) == [-1.0, -1.0]
         assert recalled(memory.beside("gate"), [4, 5]) == [4.0, -1.0]
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+def saved_changes(memory, round=1):
+    """Return whose rows are saved, and whether these are all."""
+    saved = memory.save(round=round, changes=True)
+    return saved and (saved["clients"].tolist(), saved["whole"])
+
+
+def test_only_changes_are_saved_until_most_of_them_are_superseded():
+    memory = RamMemory(10)
+    assert saved_changes(memory) is None
+    keep(memory, [0, 1, 2, 3], 0.0, 1.0, 2.0, 3.0)
+    assert saved_changes(memory) == ([0, 1, 2, 3], True)
+    assert saved_changes(memory) is None
+    for client in (3, 1, 1):  # 5, 6 and 7 rows for 4 clients
+        keep(memory, [client], 9.0)
+        assert saved_changes(memory) == ([client], False)
+    keep(memory, [2], 9.0)  # 8 would be twice as many
+    assert saved_changes(memory) == ([0, 1, 2, 3], True)
+    keep(memory, [7], 7.0)
+    assert saved_changes(memory) == ([7], False)
+
+
+def test_changes_are_put_together_again_and_go_on_as_before():
+    memory, again, saved = RamMemory(10), RamMemory(10), []
+    keep(memory, [0, 1, 2, 3], 0.0, 1.0, 2.0, 3.0)
+    saved.append(memory.save(round=1, changes=True))
+    keep(memory, [3], 33.0)
+    keep(memory.beside("gate"), [1], 11.0)
+    saved.append(memory.save(round=2, changes=True))
+    keep(memory, [3], 333.0)  # after it was saved, which is a copy
+    again.load(saved, round=2)
+    assert recalled(again, [0, 1, 2, 3, 4]) == [0.0, 1.0, 2.0, 33.0, -1.0]
+    assert recalled(again.beside("gate"), [0, 1]) == [-1.0, 11.0]
+    keep(again, [3], 333.0)
+    for rest in ([2], [1], [0, 1]):  # with what lies beside, 5 clients' trees: the files may hold 9
+        assert saved_changes(memory) == saved_changes(again)
+        for one in (memory, again):
+            keep(one, rest, *[5.0] * len(rest))
+    assert saved_changes(memory) == saved_changes(again) == ([0, 1, 2, 3], True)
+
+
+def test_all_that_was_saved_at_once_is_no_change_that_others_build_on():
+    memory, again = RamMemory(10), RamMemory(10)
+    keep(memory, [4, 2], 4.0, 2.0)
+    again.load([memory.save(round=1)], round=1)
+    keep(again, [4], 44.0)
+    assert saved_changes(again) == ([2, 4], True)
+
+
+def test_a_memory_on_disk_has_no_changes_to_save(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    keep(memory, [0], 1.0)
+    assert memory.save(round=1, changes=True) is None
 
 
 def test_pruning_does_not_take_a_pieces_rows_for_newer_ones(tmp_path):
@@ -146,7 +204,7 @@ def test_an_earlier_round_does_not_see_later_rows(tmp_path):
     for round in range(4):
         keep(memory, [0], float(round), round=round)
     assert [recalled(memory, [0], before=round)[0] for round in range(5)] == [-1.0, 0.0, 1.0, 2.0, 3.0]
-    memory.load(None, round=2)  # back to after two rounds: 0 and 1
+    memory.load([], round=2)  # back to after two rounds: 0 and 1
     assert recalled(memory, [0], before=100) == [1.0]
 
 

@@ -81,7 +81,7 @@ class Tracking:
         self.folder = Path(folder)
 
     def after(self, line: Round) -> None:
-        """Log a round that is done and written to the folder."""
+        """Log a round that is done; the first time, also those that the folder has."""
         if not self.trackers:
             return
         if self.known is None:

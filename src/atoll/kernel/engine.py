@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -91,12 +91,16 @@ class Memory(Protocol):
         """Remember the rows of a stacked tree, one per client."""
         ...
 
-    def save(self, *, round: int) -> Tree:
-        """Return what a checkpoint after `round` rounds must hold; None for a memory that is on disk already."""
+    def save(self, *, round: int, changes: bool = False) -> Tree:
+        """Return what a checkpoint after `round` rounds must hold; None for a memory that is on disk already.
+
+        With `changes` it is what clients kept since changes were last saved, None if nobody did. Once most of what was
+        saved so is superseded, it is everything, and says so: `saved["whole"]`.
+        """
         ...
 
-    def load(self, saved: Tree, *, round: int) -> None:
-        """Return to the state after `round` rounds."""
+    def load(self, saved: Sequence[Tree], *, round: int) -> None:
+        """Return to the state after `round` rounds: what was saved then, or changes, the oldest first."""
         ...
 
     def holders(self, *, before: int) -> int | None:

@@ -236,7 +236,8 @@ class Scoring:
             train=False,
             exact=isinstance(deployed, Predictor),
         )
-        return found | Stack.of(held=torch.full((len(cohort),), float(one.bytes), dtype=torch.float64))
+        held = torch.full((len(cohort),), float(one.bytes), dtype=torch.float64, device=found["score"].device)
+        return found | Stack.of(held=held)
 
 
 class ClientSums:
@@ -255,13 +256,16 @@ class ClientSums:
     def add(self, clients: Clients, found: Stack) -> None:
         """Add the sums of some clients."""
         places = np.searchsorted(self.clients, clients)
-        for name, leaf in found.items():
-            values = leaf.double().cpu().numpy()
+        leaves = {name: leaf for name, leaf in found.items() if name != "seen"}
+        columns = [leaf.double().reshape(len(clients), -1) for leaf in leaves.values()]
+        numbers = torch.cat(columns, 1).cpu().numpy()  # all at once: the device is waited for once
+        ends = np.cumsum([one.shape[1] for one in columns])
+        for (name, leaf), part in zip(leaves.items(), np.split(numbers, ends[:-1], axis=1), strict=True):
             if name == "each":
-                self._add_each(places, values)
-            elif name != "seen":
+                self._add_each(places, part)
+            else:
                 table = self.totals.setdefault(name, np.full((len(self.sizes), *leaf.shape[1:]), np.nan))
-                table[places] = values
+                table[places] = part.reshape(leaf.shape)
 
     def _add_each(self, places: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Put the scores of single samples in their places, without what fills up the rows of small clients."""

@@ -69,7 +69,7 @@ def rewind(run: Run, loaded: tuple[int, Tree] | None, memory: Memory) -> int:
 
     Everything written after it is forgotten.
     """
-    rounds, kept = (0, None) if loaded is None else (loaded[0], loaded[1]["memory"])
+    rounds, kept = (0, []) if loaded is None else (loaded[0], loaded[1]["memory"])
     run.rewind(rounds)
     memory.load(kept, round=rounds)
     holders, there = run.count_keepers(rounds) if rounds else None, memory.holders(before=rounds)
@@ -79,7 +79,12 @@ def rewind(run: Run, loaded: tuple[int, Tree] | None, memory: Memory) -> int:
             f"{run.folder / 'memory.sqlite'}, now there are {there}.",
             hint="put the file back, or begin a new run in another folder.",
         )
-    if rounds:
-        memory.prune(round=run.checkpoints()[0])  # as after a checkpoint, which a kill may have followed
+    prune(run, memory)  # as after a checkpoint, which a kill may have followed
     log.info("resumed after round %d", rounds)
     return rounds
+
+
+def prune(run: Run, memory: Memory) -> None:
+    """Forget what clients kept that no checkpoint can need."""
+    for oldest in run.checkpoints()[:1]:
+        memory.prune(round=oldest)

@@ -5,20 +5,21 @@
     metrics.jsonl        one line per round
     ledger.jsonl         every message
     run.log              what the engine chose, who was lost
-    checkpoints/         round-000012.safetensors and its round-000012.json, which holds checksums
+    checkpoints/         round-000012.safetensors, what clients kept since the checkpoint before it
+                         (kept-000012.safetensors), and round-000012.json, which holds checksums
     outcomes.npz         the score of every test sample, written after the last round; of very many clients, theirs
     report.html          written at the end
 
 Files are written to a temporary name, flushed to disk and renamed, so a file is either whole or not there. A round
 writes its outcomes, then its line of metrics, its messages, what clients keep, the checkpoint's tensors and last the
 checkpoint's JSON file: the first five count only once the last one is there, so a kill between any two is survived. A
-checkpoint counts only if its checksum is right; otherwise the one before it is used. It seals what it builds on.
+checkpoint counts only if its checksums are right; otherwise the one before it is used. It seals what it builds on, and
+lists the files of what clients kept in RAM, its own and older ones, from which all of it is put together.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import itertools
 import json
@@ -31,15 +32,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 
 from atoll.data.files import open_arrays, reading
@@ -47,6 +45,7 @@ from atoll.data.statistics import Statistics
 from atoll.kernel.errors import CheckpointError, DataError, RunError
 from atoll.kernel.params import Layout, Tree
 from atoll.metrics.evaluation import Arrays
+from atoll.records.checkpoints import Checkpoint, Seal, Segment, is_whole, read_tensors, write_tensors
 from atoll.records.configuration import RunConfig
 from atoll.records.files import (
     changed_file_error,
@@ -61,11 +60,9 @@ from atoll.records.files import (
 )  # fmt: skip
 from atoll.records.logs import log_to
 from atoll.records.rounds import Round
-from atoll.records.schema import Record
 from atoll.records.trust import remember
 from atoll.runtime.channel.ledger import Entry
 from atoll.runtime.files import open_regular, require_no_link, write_whole
-from atoll.runtime.serialise import pack, unpack
 
 __all__ = [
     "KEPT_CHECKPOINTS", "Run", "command", "find_runs", "machine", "now", "peak_memory", "quietly", "versions",
@@ -77,7 +74,6 @@ log = logging.getLogger("atoll.run")
 KEPT_CHECKPOINTS = 2
 LINES = ("metrics.jsonl", "ledger.jsonl")  # files that grow by lines
 WHOLE = ("config.json", "clients.json", "outcomes.npz")  # files that are written at once
-BLOCK = 2**20
 OUTCOMES: dict[str, type] = {  # what outcomes.npz may hold; all but the first is there of very many clients only
     "test": np.float64,  # the score of every test sample, client after client
     "client": np.int64, "samples": np.int64, "score": np.float64, "variance": np.float64,  # of each client scored
@@ -85,57 +81,13 @@ OUTCOMES: dict[str, type] = {  # what outcomes.npz may hold; all but the first i
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Sealed(Record):
-    """How many lines a file has, and their digest."""
-
-    lines: int
-    sha256: str
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Checkpoint(Record):
-    """What a checkpoint says about its tensors, and about the files that it builds on."""
-
-    round: int
-    bytes: int
-    sha256: str
-    kept: int | None = None  # clients that have something in a memory on disk
-    files: dict[str, Sealed] | None = None  # older runs have none
-
-
-class _Seal:
-    """The seal of a file that may grow."""
-
-    def __init__(self) -> None:
-        self.lines, self.digest = 0, hashlib.sha256()
-
-    @classmethod
-    def of(cls, path: Path, lines: int | None = None) -> _Seal:
-        """Read the seal of a file, or of its first `lines` lines; one that is not there has none."""
-        seal = cls()
-        with open_regular(path) if path.exists() or path.is_symlink() else io.BytesIO() as file:
-            for line in itertools.islice(file, lines):
-                seal.add(line)
-        return seal
-
-    def add(self, line: bytes) -> None:
-        """Add a line to the seal."""
-        self.lines += 1
-        self.digest.update(line)
-
-    @property
-    def sealed(self) -> Sealed:
-        """What a checkpoint writes down."""
-        return Sealed(lines=self.lines, sha256=self.digest.hexdigest())
-
-
 class Run:
     """A run's folder, open for writing."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self._sealed: dict[str, _Seal] = {}  # as far as this process has written or read the files
+        self._sealed: dict[str, Seal] = {}  # as far as this process has written or read the files
+        self._segments: list[Segment] = []  # of the last checkpoint that was written or loaded
 
     # -- opening ---------------------------------------------------------------------------------------------------
     @classmethod
@@ -147,6 +99,13 @@ class Run:
                 f"A new run must have a folder of its own. {folder} already holds one.",
                 hint=f"continue it with `atoll resume {folder}`, or choose another folder.",
             )
+        remains = [*(folder / name for name in LINES), *folder.glob("checkpoints/*.json")]
+        for path in remains:
+            if path.is_file() and not path.is_symlink():  # lines would be added to those of the other run
+                raise RunError(
+                    f"A new run must have a folder of its own. {folder} holds {path.name} of one without config.json.",
+                    hint="put config.json back, remove the folder, or choose another one.",
+                )
         origin = {"versions": versions(), "machine": machine(), "command": command()}
         written = RunConfig.of_json({**config, **origin})
         if written.algorithm.file is not None:
@@ -191,8 +150,10 @@ class Run:
             write_record(self.folder / "clients.json", found)
 
     # -- metrics and ledger ----------------------------------------------------------------------------------------
-    def record(self, line: Round, entries: Iterable[Entry]) -> None:
-        """Append one round's metrics and messages."""
+    def record(self, line: Round, entries: Iterable[Entry], outcomes: Arrays | None = None) -> None:
+        """Append one round's metrics and messages; before that, write the outcomes, if there are any."""
+        if outcomes is not None:
+            self.save_outcomes(outcomes)
         with writing(self.folder):
             for name, lines in zip(LINES, ([line.as_json()], (entry.as_json() for entry in entries)), strict=True):
                 seal = self._seal(name)  # before the file grows
@@ -270,14 +231,15 @@ class Run:
             return kept
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
-    def save(self, rounds: int, state: Tree, layouts: Sequence[Layout] = (), kept: int | None = None) -> None:
+    def save(
+        self, rounds: int, state: Tree, layouts: Sequence[Layout] = (), *, changes: Tree = None, kept: int | None = None
+    ) -> None:
         """Write a checkpoint after `rounds` rounds; older ones but the last are removed.
 
-        It seals what it builds on: the configuration, what clients have, the lines of metrics and ledger so far, the
+        `changes` are what clients kept in RAM since the checkpoint before, or all of it (`Memory.save`). A checkpoint
+        seals what it builds on: the configuration, what clients have, the lines of metrics and ledger so far, the
         outcomes, and how many clients have something in a memory on disk (`kept`).
         """
-        tensors, structure = pack(state, layouts)
-        data = safetensors.torch.save(tensors, {"structure": structure})
         with writing(self.folder):
             require_no_link(self.folder / "checkpoints")
             for name in LINES:  # what a checkpoint builds on must not be lost after it
@@ -286,21 +248,29 @@ class Run:
                         os.fsync(file.fileno())
             self._sealed.pop("outcomes.npz", None)  # it is written anew
             there = [name for name in (*WHOLE, *LINES) if name in LINES or (self.folder / name).exists()]
+            if changes is not None:
+                size, digest = write_tensors(self._segment(rounds), changes, layouts)
+                older = [] if changes["whole"] else self._segments
+                self._segments = [*older, Segment(round=rounds, bytes=size, sha256=digest)]
+            state = {**state, "segments": [one.as_json() for one in self._segments]}
+            size, digest = write_tensors(self._checkpoint(rounds, "safetensors"), state, layouts)
             facts = Checkpoint(
-                round=rounds, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), kept=kept,
+                round=rounds, bytes=size, sha256=digest, kept=kept, segments=self._segments or None,
                 files={name: self._seal(name).sealed for name in there},
             )  # fmt: skip
-            write_whole(self._checkpoint(rounds, "safetensors"), data)
             write_record(self._checkpoint(rounds, "json"), facts)
             self._forget_old()
 
     def _forget_old(self) -> None:
         """Remove all but the last checkpoints; first the JSON files, so tensors without one are what a kill leaves."""
-        kept = self.checkpoints()[-KEPT_CHECKPOINTS:]
-        for suffix in ("json", "safetensors"):
-            for path in (self.folder / "checkpoints").glob(f"round-*.{suffix}"):
-                if path not in [self._checkpoint(rounds, suffix) for rounds in kept]:
-                    path.unlink(missing_ok=True)
+        rounds, folder = self.checkpoints()[-KEPT_CHECKPOINTS:], self.folder / "checkpoints"
+        needed = {self._checkpoint(done, suffix) for done in rounds for suffix in ("json", "safetensors")}
+        for done in rounds:
+            with contextlib.suppress(RunError):  # one that cannot be read needs nothing
+                needed |= {self._segment(one.round) for one in self._facts(done).segments or ()}
+        for pattern in ("round-*.json", "round-*.safetensors", "kept-*.safetensors"):
+            for path in {*folder.glob(pattern)} - needed:
+                path.unlink(missing_ok=True)
 
     def checkpoints(self) -> list[int]:
         """List the rounds of the checkpoints there are, damaged ones included."""
@@ -310,9 +280,10 @@ class Run:
     def load(self, layouts: Sequence[Layout], device: torch.device) -> tuple[int, Tree] | None:
         """Return the newest checkpoint that is whole, as (rounds, state); None if there is none at all.
 
-        Raises RunError if the files that it builds on are not those that it was written with.
+        The state has what clients kept in RAM as `memory`, a list of what checkpoints wrote of it. Raises RunError if
+        the files that it builds on are not those that it was written with.
         """
-        found = self.checkpoints()
+        found, self._segments = self.checkpoints(), []
         for rounds in reversed(found):
             try:
                 state = self._load(rounds, layouts, device)
@@ -329,22 +300,17 @@ class Run:
         path = self._checkpoint(rounds, "safetensors")
         try:
             facts = self._facts(rounds)
-            with open_regular(path, largest=facts.bytes) as file:
-                data = file.read()
-            if len(data) != facts.bytes or hashlib.sha256(data).hexdigest() != facts.sha256:
-                raise CheckpointError(
-                    f"Checkpoint {path.name} is damaged: {len(data)} bytes, expected {facts.bytes} with the "
-                    "recorded checksum. The one before it is used."
-                )
-            length = int.from_bytes(data[:8], "little")
-            structure = json.loads(data[8 : 8 + length])["__metadata__"]["structure"]
-            return unpack(safetensors.torch.load(data), structure, layouts, device)
-        except CheckpointError:
-            raise
-        except (RunError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+            state, segments = read_tensors(path, facts, layouts, device), facts.segments or []
+            if state.get("segments", []) != [one.as_json() for one in segments]:
+                raise CheckpointError("Its JSON file must list the files of what clients keep that it builds on.")
+            older = [] if state.get("memory") is None else [state["memory"]]  # before there were segments
+            kept = [read_tensors(self._segment(one.round), one, layouts, device) for one in segments]
+        except (RunError, AttributeError) as error:
             raise CheckpointError(
-                f"Checkpoint {path.name} cannot be read ({error}). The one before it is used."
+                f"Checkpoint {path.name} cannot be read: {error} The one before it is used."
             ) from error
+        self._segments = segments
+        return {**state, "memory": older + kept}
 
     def count_keepers(self, rounds: int) -> int | None:
         """Count the clients that had something in a memory on disk after `rounds` rounds; None if nobody counted."""
@@ -353,13 +319,12 @@ class Run:
     def is_finished(self, rounds: int) -> bool:
         """Return whether the checkpoint after the last of `rounds` rounds is there and whole."""
         try:
-            facts, digest = self._facts(rounds), hashlib.sha256()
-            with open_regular(self._checkpoint(rounds, "safetensors"), largest=facts.bytes) as file:
-                while block := file.read(BLOCK):
-                    digest.update(block)
+            facts = self._facts(rounds)
         except RunError:
             return False
-        return digest.hexdigest() == facts.sha256
+        return is_whole(self._checkpoint(rounds, "safetensors"), facts) and all(
+            is_whole(self._segment(one.round), one) for one in facts.segments or ()
+        )
 
     def verify(self) -> None:
         """Raise RunError if a file is not as the newest checkpoint that can be read has sealed it."""
@@ -385,10 +350,10 @@ class Run:
             raise changed_file_error(path)
         return facts
 
-    def _seal(self, name: str) -> _Seal:
+    def _seal(self, name: str) -> Seal:
         """Return the seal of a file: read once, then continued with every line that is written."""
         if name not in self._sealed:
-            self._sealed[name] = _Seal.of(self.folder / name)
+            self._sealed[name] = Seal.of(self.folder / name)
         return self._sealed[name]
 
     def _require_sealed(self, facts: Checkpoint) -> None:
@@ -397,12 +362,15 @@ class Run:
         for name, seal in (facts.files or {}).items():
             if name not in (*WHOLE, *LINES):
                 raise changed_file_error(self._checkpoint(facts.round, "json"))
-            found = _Seal.of(self.folder / name, seal.lines if name in LINES and not last else None).sealed
+            found = Seal.of(self.folder / name, seal.lines if name in LINES and not last else None).sealed
             if found != seal:
                 raise changed_file_error(self.folder / name, f"round {facts.round}")
 
     def _checkpoint(self, rounds: int, suffix: str) -> Path:
         return self.folder / "checkpoints" / f"round-{rounds:06d}.{suffix}"
+
+    def _segment(self, rounds: int) -> Path:
+        return self.folder / "checkpoints" / f"kept-{rounds:06d}.safetensors"
 
     # -- log -------------------------------------------------------------------------------------------------------
     def logging(self) -> AbstractContextManager[None]:

@@ -21,10 +21,11 @@ from atoll.kernel.engine import Engine
 from atoll.kernel.params import Tree
 from atoll.metrics.evaluation import Arrays
 from atoll.records.configuration import Settings
-from atoll.records.opening import open_run, rewind
+from atoll.records.opening import open_run, prune, rewind
 from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.records.runs import Run
+from atoll.records.writer import Writer
 from atoll.runtime.channel import Channel, Ledger, Stage
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch, Trainings
 from atoll.runtime.exchange import Exchange, Traffic
@@ -51,6 +52,7 @@ class Session:
     channel: Channel
     exchanges: Exchange
     run: Run | None
+    writer: Writer
     held: ExitStack  # the lock of the folder, its log, the handlers of signals
     stop: threading.Event
     trainings: Trainings | None
@@ -106,9 +108,9 @@ class Session:
             channel = Channel(stages, Ledger(listed=task.clients <= MANY_CLIENTS))
             exchanges = Exchange(method, engine, population, replace(population, trainings=trainings), channel)
             session = cls(
-                task, method, settings, engine, population, channel, exchanges, run, held, stop, trainings, **hooks,
-                server=method.start(population.facts), late=Late(settings.late, settings.delay, settings.seed),
-                met=np.zeros(task.clients, dtype=bool),
+                task, method, settings, engine, population, channel, exchanges, run, Writer(engine.device), held, stop,
+                trainings, **hooks, server=method.start(population.facts), met=np.zeros(task.clients, dtype=bool),
+                late=Late(settings.late, settings.delay, settings.seed),
                 scored=settings.draw_scored(task.clients) if settings.scores_clients else None,
             )  # fmt: skip
             if run and resumed:
@@ -125,7 +127,12 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.held.__exit__(kind, error, trace)
+        try:
+            self.writer.close(error)
+            if self.run and error is None:
+                prune(self.run, self.population.memory)
+        finally:
+            self.held.__exit__(kind, error, trace)
 
     def _resume(self, run: Run) -> None:
         loaded = run.load(self.population.task.layouts, self.engine.device)
@@ -146,24 +153,34 @@ class Session:
             yield round
 
     def record(self, line: Round, *, stopping: bool) -> None:
-        """Write a round down; from time to time, also a checkpoint."""
+        """Have a round written down beside the work; from time to time, also a checkpoint.
+
+        After the first round, and whenever there is a checkpoint, the lines of the round are in the folder on return;
+        in between they may be a moment behind, as the checkpoint itself may be.
+        """
         self.history.append(line)
         if self.run is None:
             return
-        run, done = self.run, line.round
-        if self.outcomes is not None:
-            run.save_outcomes(self.outcomes)
-        run.record(line, self.channel.ledger.entries[self.written :])
+        run, done, outcomes, entries = self.run, line.round, self.outcomes, self.channel.ledger.entries[self.written :]
+        self.writer.put(lambda: run.record(line, entries, outcomes))
         due = self.settings.evaluates_after(done) or time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
-        if due or stopping or done == self.settings.rounds:
-            memory, facts = self.population.memory, self.population.facts
-            state = {
-                "server": self.server, "memory": memory.save(round=done), "late": self.late.save(),
-                "plans": self.engine.export_plans(self.method, facts), "met": torch.from_numpy(self.met),
-            }  # fmt: skip
-            run.save(done, state, self.population.task.layouts, memory.holders(before=done))
-            memory.prune(round=run.checkpoints()[0])
-            self.saved_at = time.monotonic()
+        due = due or stopping or done == self.settings.rounds
+        if due or done == self.first + 1:  # trackers begin with what is in the folder
+            self.writer.wait()
+        if due:
+            self._save(run, done)
+
+    def _save(self, run: Run, done: int) -> None:
+        """Have a checkpoint written of everything as it is now; the one before must be on disk."""
+        memory, layouts = self.population.memory, self.population.task.layouts
+        prune(run, memory)
+        changes, holders = memory.save(round=done, changes=True), memory.holders(before=done)
+        state = {
+            "server": self.server, "late": self.late.save(), "met": torch.from_numpy(self.met.copy()),
+            "plans": self.engine.export_plans(self.method, self.population.facts),
+        }  # fmt: skip
+        self.writer.put(lambda: run.save(done, state, layouts, changes=changes, kept=holders))
+        self.saved_at = time.monotonic()
 
     def report(self) -> Report:
         """Return the evidence of the run."""

@@ -28,16 +28,22 @@ def cache_folder() -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file under another name, flush it to disk and rename it: nobody ever sees half of it.
+    """Write a file, whole or not at all; see `replacing`."""
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield another name to write a file under, then flush it to disk and rename it: nobody ever sees half of it.
 
     Several processes may write the same file: one of theirs will be there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     temporary.unlink(missing_ok=True)  # of a crash, or a link
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
+        yield temporary
+        with temporary.open("r+b") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, describe_values
 from atoll.kernel.errors import DivergedError, RunError
-from atoll.kernel.params import Tree, flatten, named_leaves
+from atoll.kernel.params import Tree, named_leaves
 from atoll.kernel.record import is_record
 from atoll.kernel.wrapper import title_of
 
@@ -28,26 +29,34 @@ def require_same_kind(found: Tree, begun: Tree) -> None:
 
 def require_sound(server: Tree, round: int, task: str) -> None:
     """Raise if a server's state is not finite, or if a variance in it is negative."""
-    sums: dict[torch.device, list[Tensor]] = {}  # a server may hold a few tables on the CPU beside models on a GPU
-    for leaf in flatten(server)[0]:
-        if leaf.is_floating_point():
-            sums.setdefault(leaf.device, []).append(leaf.sum())
-    if not all(bool(torch.isfinite(torch.stack(some).sum())) for some in sums.values()):
+    leaves = [(name, leaf) for name, leaf in named_leaves(server) if leaf.is_floating_point() and leaf.numel()]
+    variances = [(name, leaf) for name, leaf in leaves if name.endswith("running_var")]
+    numbers = _fetch([*(leaf.sum() for _, leaf in leaves), *(leaf.min() for _, leaf in variances)])
+    if not all(map(math.isfinite, numbers)):
         raise DivergedError(
             f"Training must stay finite. The server's state after round {round} of {task} is not.",
             round=round,
             hint="lower `lr` or set `clip`; the run can be resumed from its last checkpoint.",
         )
-    variances = [(name, leaf) for name, leaf in named_leaves(server) if name.endswith("running_var") and leaf.numel()]
-    lowest = [(name, leaf.min()) for name, leaf in variances]
-    if lowest and bool((torch.stack([value for _, value in lowest]) < 0).any()):
-        name, value = min(lowest, key=lambda one: float(one[1]))
+    lowest = [(value, name) for value, (name, _) in zip(numbers[len(leaves) :], variances, strict=True)]
+    if lowest and min(lowest)[0] < 0:
+        value, name = min(lowest)
         raise DivergedError(
             f"A variance must not be negative. In the server's state after round {round} of {task}, {name!r} is "
-            f"{float(value):.3g}.",
+            f"{value:.3g}.",
             round=round,
             hint="scale only what is trained, `w.step(delta, size)`, or take a model without BatchNorm.",
         )
+
+
+def _fetch(numbers: list[Tensor]) -> list[float]:
+    """Return the values of numbers; each device is waited for once."""
+    found: dict[int, float] = {}
+    for device in {one.device for one in numbers}:  # a server may hold a few tables on the CPU beside models on a GPU
+        places = [place for place, one in enumerate(numbers) if one.device == device]
+        table = torch.stack([numbers[place].double() for place in places]).tolist()
+        found |= dict(zip(places, table, strict=True))
+    return [found[place] for place in range(len(numbers))]
 
 
 def warn_of_limits(algorithm: Algorithm) -> None:

@@ -63,7 +63,8 @@ class GraphProgram(Running):
                 program.call(*arguments)
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        # Another thread may be reading tensors to write them to disk, which has nothing to do with what is captured.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             after = program.call(*arguments)
             if not program.in_place:  # a value may be on its way to another place
                 for old, new in zip(self.carry, [leaf.clone() for leaf in after], strict=True):

@@ -12,7 +12,7 @@ import copy
 import hashlib
 import sqlite3
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +97,14 @@ class DiskMemory:
                 hint=f"make room, then continue with `atoll resume {self._path.parent}`.",
             ) from error
 
-    def save(self, *, round: int) -> Tree:
+    def save(self, *, round: int, changes: bool = False) -> Tree:
         """Flush the rows to disk; those that an older checkpoint could need stay. See `Memory.save`."""
         with self._reading():
             self._connection.execute(f"PRAGMA user_version = {int(round)}")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return None
 
-    def load(self, saved: Tree, *, round: int) -> None:
+    def load(self, saved: Sequence[Tree], *, round: int) -> None:
         """Drop the rows of later rounds; raise RunError if the file is older or a row is damaged. See `Memory.load`."""
         with self._reading(), self._connection:
             (saved_after,) = self._connection.execute("PRAGMA user_version").fetchone()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,6 +22,8 @@ class RamMemory:
         self._rows = 0
         self._blocks: list[Tensor] = []
         self._structure: Structure | None = None
+        self._changed = np.zeros(clients, dtype=np.bool_)  # who kept something since changes were saved
+        self._saved = 0  # rows in the changes saved so far, superseded ones included
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
         """Recall what clients kept last; see `Memory.recall`."""
@@ -59,6 +63,7 @@ class RamMemory:
         new = clients[self._row[clients] < 0]
         self._row[new] = np.arange(self._rows, self._rows + len(new))
         self._rows += len(new)
+        self._changed[clients] = True
         at = torch.from_numpy(self._row[clients])
         for number, leaf in enumerate(leaves):
             block = self._blocks[number]
@@ -68,12 +73,27 @@ class RamMemory:
                 self._blocks[number] = block
             block[at.to(block.device)] = leaf
 
-    def save(self, *, round: int) -> Tree:
-        """Return the rows for a checkpoint; see `Memory.save`."""
-        beside = {name: saved for name, one in self._beside.items() if (saved := one.save(round=round)) is not None}
+    def save(self, *, round: int, changes: bool = False) -> Tree:
+        """Return copies of the rows for a checkpoint; see `Memory.save`."""
+        if not changes:
+            return self._take(whole=True)
+        pieces = [*self._pieces()]
+        rows, changed = sum(one._rows for one in pieces), sum(int(one._changed.sum()) for one in pieces)
+        if not changed:
+            return None
+        whole = changed == rows or self._saved + changed >= 2 * rows  # so files hold at most twice what lives
+        taken = self._take(whole=whole)
+        self._saved = rows if whole else self._saved + changed
+        for one in pieces:
+            one._changed.fill(False)
+        return {"whole": whole, **taken}
+
+    def _take(self, *, whole: bool) -> Tree:
+        """Copy the rows of all clients that kept something, or of those that did since changes were saved."""
+        beside = {name: taken for name, one in self._beside.items() if (taken := one._take(whole=whole)) is not None}
         if self._structure is None and not beside:
             return None
-        owners = np.flatnonzero(self._row >= 0)
+        owners = np.flatnonzero(self._row >= 0 if whole else self._changed)
         rows = torch.from_numpy(self._row[owners])
         blocks = [block[rows.to(block.device)] for block in self._blocks]
         kept = None if self._structure is None else unflatten(self._structure, blocks)
@@ -86,16 +106,30 @@ class RamMemory:
     def prune(self, *, round: int) -> None:
         """Do nothing, as only the newest is held; see `Memory.prune`."""
 
-    def load(self, saved: Tree, *, round: int) -> None:
+    def load(self, saved: Sequence[Tree], *, round: int) -> None:
         """Put back what `save` returned; see `Memory.load`."""
         self._row.fill(-1)
-        self._rows, self._blocks, self._structure = 0, [], None
-        self._beside = {}
-        for name, apart in (saved or {}).get("beside", {}).items():
-            self.beside(name).load(apart, round=round)
-        if saved is not None and saved["kept"] is not None:
+        self._changed.fill(False)
+        self._rows, self._blocks, self._structure, self._beside, self._saved = 0, [], None, {}, 0
+        rows = sum(self._put_back(one, round) for one in saved)
+        if all("whole" in one for one in saved):  # they were changes: the next ones build on them
+            self._saved = rows
+            for piece in self._pieces():
+                piece._changed.fill(False)
+
+    def _put_back(self, saved: Tree, round: int) -> int:
+        """Keep again what was saved, here and beside; return how many rows that were."""
+        if saved["kept"] is not None:
             self.keep(saved["clients"].cpu().numpy(), saved["kept"], round=round)
+        apart = [self.beside(name)._put_back(one, round) for name, one in saved["beside"].items()]
+        return len(saved["clients"]) + sum(apart)
 
     def beside(self, name: str) -> RamMemory:
         """Return a memory of its own for a piece; see `Memory.beside`."""
         return self._beside.setdefault(name, RamMemory(len(self._row)))
+
+    def _pieces(self) -> Iterator[RamMemory]:
+        """Yield this memory and all beside it."""
+        yield self
+        for one in self._beside.values():
+            yield from one._pieces()

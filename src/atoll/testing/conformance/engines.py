@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -52,11 +53,11 @@ class OwnMemory:
         """Return the memory of this name, of the same client."""
         return OwnMemory(self.memory.beside(name), self.client)
 
-    def save(self, *, round: int) -> Tree:
+    def save(self, *, round: int, changes: bool = False) -> Tree:
         """Refuse."""
         raise ConformanceError("What all clients keep must not be read. A client has `cohort.recall`.")
 
-    def load(self, saved: Tree, *, round: int) -> None:
+    def load(self, saved: Sequence[Tree], *, round: int) -> None:
         """Refuse."""
         raise ConformanceError("What all clients keep must not be written.")
 
