@@ -148,7 +148,7 @@ def _settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Setting
 def _require_samples(task: Task, select: Select) -> None:
     """Raise before the first run if samples would be missing after the last one."""
     for split in ("test", "val") if select == "best" else ("test",):
-        if not len(task.splits[split].order):
+        if not task.splits[split].offsets[-1]:
             raise RunError(
                 f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
                 hint="give every split a share, as `split=60/15/25`.",
