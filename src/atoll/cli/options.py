@@ -63,7 +63,7 @@ class Options:
     evaluation: Annotated[
         str, option("What is scored: all clients and the server's test set, central (that alone), or none.", **ROUNDS)
     ] = "all"
-    memory: Annotated[str, option("Where clients keep their state: ram or disk.", **ROUNDS)] = "ram"
+    memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
     engine: Annotated[
         str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)
     ] = "auto"

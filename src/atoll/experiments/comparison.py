@@ -271,6 +271,8 @@ def _claim(
     path = folder / "comparison.json"
     if path.exists():
         before = read_record(path, Question)
+        # Where clients keep their state changes no number.
+        before = replace(before, settings=replace(before.settings, memory=settings.memory))
         differs = [name for name in ("recipe", "settings", "schedule") if before[name] != asked[name]]
         if differs:
             raise RunError(
