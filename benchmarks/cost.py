@@ -172,40 +172,40 @@ INTRODUCTION = """\
 # What each method costs
 
 Written by `python benchmarks/cost.py` from [cost.json](cost.json). Time per round relative to FedAvg in the same engine
-and the same process, measured by turns, beside the gradients of batches that the clients take per round, and those that
-the server takes, relative to FedAvg's. *Arithmetic* is their sum, and passes without gradient, each a third of a
-gradient. 20 clients with 80 training images of 28x28 each, PFLlib's CNN, batch 10, no compiler. (!) marks methods above
-1.25 times their arithmetic.
+and the same process, measured in turns, beside the gradients of batches that the clients compute per round, and those
+that the server computes, relative to FedAvg's. *Arithmetic* is their sum plus passes without gradient, each counted as
+a third of a gradient. 20 clients with 80 training images of 28x28 each, PFLlib's CNN, batch 10, no compiler. (!) marks
+methods above 1.25 times their arithmetic.
 """
 COMMENT = """
 On the CPU every method was measured in one turn (`--only . --turns 1`); ratios then differ by up to a fifth from run to
-run: FedFomo had 2.13 and 1.67, FedProto 1.75 and 1.46, of which the later ones are shown. So a mark, or none, near 1.25
-decides nothing there. Whether GPU and cores were otherwise idle is not recorded; ratios are of turns in one process,
-and seconds per round are no benchmark. A step here is one of 10 images on a network of 582,026 weights, so that
-whatever is done with all weights in every step shows. Terms that pull to another model (`fedprox`, `ditto`, `scaffold`,
-`feddyn`, `fedsmoo`, `fedspeed`, `fedamp`, `mocha`, `mtl-reg`, `pfedme`) are added to the gradient in closed form since
-commit 5f50be6; measurements of earlier commits have them differentiated with the loss, at a fifth of a gradient or
-more. The servers of `fedamp` and `mocha` work with the models of all clients. `fedgen`'s server takes 50 gradients of
-its generator per round, each counted as one; on a CPU it took about 0.7 of the time of a client's. `pfedhn`'s server
-has a hundred weights for every one of the model. Gradients of `fedala` are in part those of two tensors, of
-`fedgen-local` mostly those of a small generator, and cost less than one of the whole network; `fedrod` takes two
-gradients in one pass. `fedcr` trains a layer more, of 512 to 512 features, and its head on 18 noisy copies of every
-sample, 92,160 normal numbers in a step, which no gradient shows.
+run: FedFomo had 2.13 and 1.67, FedProto 1.75 and 1.46; the later ones are shown. So a mark near 1.25, or its absence,
+means little there. Whether GPU and cores were otherwise idle is not recorded; ratios compare turns in one process, and
+seconds per round are not a benchmark. A step here processes 10 images on a network of 582,026 weights, so any work on
+all weights in every step shows. Terms that pull to another model (`fedprox`, `ditto`, `scaffold`, `feddyn`, `fedsmoo`,
+`fedspeed`, `fedamp`, `mocha`, `mtl-reg`, `pfedme`) are added to the gradient in closed form since commit 5f50be6;
+in measurements of earlier commits they were differentiated with the loss, at a fifth of a gradient or more. The servers
+of `fedamp` and `mocha` work with the models of all clients. `fedgen`'s server takes 50 gradients of its generator per
+round, each counted as one; on a CPU it took about 0.7 of the time of a client's. `pfedhn`'s server has a hundred
+weights for every one of the model. Gradients of `fedala` are partly those of two tensors, those of `fedgen-local`
+mostly those of a small generator, and cost less than one of the whole network; `fedrod` takes two gradients in one
+pass. `fedcr` trains one more layer, from 512 to 512 features, and its head on 18 noisy copies of every sample, 92,160
+normal numbers in a step, which the count of gradients does not show.
 
-**Short runs on the H200.** Six rounds of this task are a fraction of a second on a GPU, so that the engine makes no
-programs, and every operation is started by Python: 32 us each, whatever it computes. Time then counts operations, not
+**Short runs on the H200.** Six rounds of this task take a fraction of a second on a GPU, so the engine builds no
+programs, and Python starts every operation: 32 us each, whatever it computes. Time then counts operations, not
 arithmetic: a step of FedAvg's clients, all at once, has 154, and there are 8 in a round; one of `fedgen` has 364, of
 `fedgen-local` 412 and 311 in each of the 40 steps of its generators, of `fedcr` 304. That is why these three are above
 1.25 in the table of 20 clients. As CUDA graphs (`--engine 'whole traced graph'`, commit 31063b5) the same rounds take
 14 ms (FedAvg), 45 (`fedgen`), 108 (`fedgen-local`) and 29 (`fedcr`), but the task is then too small for a GPU: by
-torch's profiler a round of `fedgen` has 11,400 kernels and FedAvg's 2,050, and the others, which compute for 1.5 us
-each and are 3.3 us apart, are all that it takes longer. Most are of the server's 50 steps, one after another, while
-clients take 8 steps all at once.
+torch's profiler a round of `fedgen` has 11,400 kernels and FedAvg's 2,050, and the additional ones, which compute for
+1.5 us each and are 3.3 us apart, account for all of the extra time. Most belong to the server's 50 steps, one after
+another, while clients take 8 steps all at once.
 
 **Long runs on the H200.** The last table above has 100 clients with 600 training images each, 60 steps in a round, as
-programs in CUDA graphs, such as the engine chooses by itself in long runs. There kernels are large, and all methods of
-it but `fedcr` are within 1.25 of their arithmetic. `fedcr` does more than its gradients say: its network has 262,656
-weights more (45 %), and a step of all clients draws 9 million normal numbers.
+programs in CUDA graphs, which the engine chooses automatically in long runs. There kernels are large, and all its
+methods except `fedcr` are within 1.25 of their arithmetic. `fedcr` does more than its gradients suggest: its network
+has 262,656 more weights (45 %), and a step of all clients draws 9 million normal numbers.
 """
 
 

@@ -97,25 +97,24 @@ def page(done: list[dict[str, Any]]) -> str:
         sections.append(f"## {title}\n\n{body}\n")
     return f"""# FedFSA's table, run again
 
-Written by `python benchmarks/fedfsa_table.py` from [fedfsa.json](fedfsa.json); call it again to add the cells that are
-missing. Cells so far: {len(done)} of {len(cells())}, on
-{origins(done) or "nothing"}.
+Written by `python benchmarks/fedfsa_table.py` from [fedfsa.json](fedfsa.json); run it again to add the missing cells.
+Cells so far: {len(done)} of {len(cells())}, on {origins(done) or "nothing"}.
 
 **Protocol.** 100 clients with equally many samples, 10 of them in a round, 10 local epochs, SGD with lr 0.1, batch 48,
 gradients clipped at 10, uniform means, {TASKS["cifar10-dir0.5"][3]} rounds (there 500; Fashion-MNIST
 {TASKS["fashion-dir0.5"][3]}, there 250), four rows of CIFAR-100 also for all 500; then all clients train their heads
 for 10 epochs. FedFSA's CNN.
-FedSpeed's lr falls by 0.2 % a round, as there. CIFAR images are cropped and flipped. Train and test samples are merged;
-each client keeps 65 % for training, 5 % for validation, 30 % for test (there 70/30). Accuracy in %, mean over clients,
-after the last round: nothing is chosen on test. Published: FedFSA's poster. Our CIFAR-100 is a JPEG copy: expect a
-little less there.
+FedSpeed's lr falls by 0.2 % a round, as in the original. CIFAR images are cropped and flipped. Train and test samples
+are merged; each client keeps 65 % for training, 5 % for validation, 30 % for test (there 70/30). Accuracy in %, mean
+over clients, after the last round: nothing is chosen on test. Published: FedFSA's poster. Our CIFAR-100 is a JPEG copy:
+expect slightly lower figures there.
 
 {chr(10).join(sections)}
 ## What each part of FedFSA brings
 
 The paper gives no such table. Momentum is `alpha=0.1` instead of 1. FedSAM is sharpness-awareness alone, with the usual
-radius on all layers, MoFedSAM both. A flexible radius is larger on the two most sensitive layers; FedFSA is that and
-momentum. Points above FedAvg-FT, means over the seeds that both have.
+radius on all layers; MoFedSAM is both. A flexible radius is larger on the two most sensitive layers; FedFSA is a
+flexible radius with momentum. Points above FedAvg-FT, means over the seeds that both have.
 
 {_ablation(done)}
 {COMMENT}"""
@@ -142,39 +141,40 @@ def _scores(done: list[dict[str, Any]], task: str, method: str) -> dict[int, flo
 
 
 COMMENT = """
-With one seed; after two fifths of the published rounds, where nothing else is said. How much a cell moves when it is
-run again was not measured here. The published ± are 0.1 to 1.1 points, and 2.2 for MoFedSAM on CIFAR-100; if ours are
-like these, a difference of two single cells is uncertain by up to ±3 points, and by ±4.5 with MoFedSAM on CIFAR-100.
+With one seed; after two fifths of the published rounds unless stated otherwise. How much a cell varies when it is run
+again was not measured here. The published ± are 0.1 to 1.1 points, and 2.2 for MoFedSAM on CIFAR-100; if ours are like
+these, a difference of two single cells is uncertain by up to ±3 points, and by ±4.5 with MoFedSAM on CIFAR-100.
 
-- *Momentum* alone is at -0.8 to +1.3 points, *sharpness-awareness* alone (FedSAM) at +0.2 to +3.1. Both together
-  (MoFedSAM) are at +0.8 to +10.3, more than the sum of the two on all four tasks (by 1.4, 1.9, 2.3 and 5.9), of which
+- *Momentum* alone gains -0.8 to +1.3 points, *sharpness-awareness* alone (FedSAM) +0.2 to +3.1. Both together
+  (MoFedSAM) gain +0.8 to +10.3, more than the sum of the two on all four tasks (by 1.4, 1.9, 2.3 and 5.9), of which
   only CIFAR-100 is beyond that uncertainty.
-- *The flexible radius* makes no difference to be seen on CIFAR-10 and Fashion-MNIST, neither alone (-0.5 to -0.1
-  against FedSAM) nor with momentum (-0.2 to -0.1 against MoFedSAM); published are -0.1 to 0.3. **On CIFAR-100**, where
-  the larger radius is 18 times the usual one, it is 14.7 points above FedAvg-FT alone after 200 rounds, and 14.2 after
-  500; FedFSA is 8.7 and 17.3 above.
+- *The flexible radius* makes no visible difference on CIFAR-10 and Fashion-MNIST, neither alone (-0.5 to -0.1 against
+  FedSAM) nor with momentum (-0.2 to -0.1 against MoFedSAM); the published differences are -0.1 to 0.3. **On
+  CIFAR-100**, where the larger radius is 18 times the usual one, it is 14.7 points above FedAvg-FT alone after 200
+  rounds, and 14.2 after 500; FedFSA is 8.7 and 17.3 above.
 - On CIFAR-100 FedFSA is 6 points below the flexible radius alone after 200 rounds, and 1.6 below MoFedSAM; after all
-  500 it is 3.1 above the one and 7.7 above the other (published: 9.9 above MoFedSAM): it goes on to gain (50.9, then
+  500 it is 3.1 above the one and 7.7 above the other (published: 9.9 above MoFedSAM): it keeps improving (50.9, then
   57.5), while the others fall (56.9, then 54.4; MoFedSAM 52.5, then 49.8; FedAvg-FT 42.2, then 40.2). In these runs
-  momentum pays late; one seed does not say whether it does in others.
+  momentum pays off late; one seed does not show whether it does in others.
 
 **Against the published values.** On CIFAR-100 after all 500 rounds FedAvg-FT and MoFedSAM are 0.9 and 1.2 points below
 theirs and FedFSA is 3.4 below; the JPEG copy, and 65 % of samples for training where there are 70, may be the reason.
-After 200 rounds: on Fashion-MNIST (100) all but FedCR are within 0.7 points of theirs, and with 5 classes per client
-MoFedSAM, FedSpeed and FedFSA within 0.6, while FedAvg-FT, FedSAM and FedALA are 2 to 4 points *above* theirs. With
-Dirichlet on CIFAR, FedAvg-FT and FedSAM are at theirs, with 100 classes MoFedSAM and FedSpeed too; FedALA is 1 to 3
-points below, as are MoFedSAM, FedSpeed and FedFSA with 10 classes.
+After 200 rounds: on Fashion-MNIST (100) all methods except FedCR are within 0.7 points of theirs, and with 5 classes
+per client MoFedSAM, FedSpeed and FedFSA within 0.6, while FedAvg-FT, FedSAM and FedALA are 2 to 4 points *above*
+theirs. With Dirichlet on CIFAR, FedAvg-FT and FedSAM match theirs, and with 100 classes so do MoFedSAM and FedSpeed;
+FedALA is 1 to 3 points below, as are MoFedSAM, FedSpeed and FedFSA with 10 classes.
 
 **FedCR** is below in all four (by 2.9, 8.3, 1.5 and 15.9 points). Known differences: its released code uses lr 0.05,
-and an encoder that ends in a linear layer of its own, where ours is what enters the head, after a ReLU. Some of it may
-be the noise, which at first is larger than such features (sigma = log 2): with sigma = 0.05 at first (`offset=3`) it
-gains 1.6, 6.3, 2.9 and 2.2 points, and is above its published value with 5 classes, 1 to 2 below on Fashion-MNIST and
-on CIFAR-10 with Dirichlet, and still 13.6 below on CIFAR-100. There the divergence seems to cost: after 8 rounds (seed
-0, two CPU cores) FedAvg-FT is at 24.7, private heads alone (`beta=0,offset=1000,draws=1`) at 24.0, with the noise of
-`offset=3` at 24.2, and with the divergence, too, at 19.0, although its weight is the smallest of those that are
-published. Why the authors' is higher is not explained. After 15 rounds on Fashion-MNIST (same cores), FedAvg-FT is at
-90.3, FedCR at 89.2, with lr 0.05 at 88.1, without its divergence (`beta=0`) at 89.0, with a layer of its own at 89.5,
-with `offset=3` at 90.4, and with both at 90.5: one seed, and differences of a point or two decide nothing.
+and an encoder that ends in a linear layer of its own, where ours ends at the input of the head, after a ReLU. Part of
+the gap may be the noise, which at first is larger than such features (sigma = log 2): with sigma = 0.05 at first
+(`offset=3`) it gains 1.6, 6.3, 2.9 and 2.2 points, and is above its published value with 5 classes, 1 to 2 below on
+Fashion-MNIST and on CIFAR-10 with Dirichlet, and still 13.6 below on CIFAR-100. There the divergence seems to be
+costly: after 8 rounds (seed 0, two CPU cores) FedAvg-FT reaches 24.7, private heads alone
+(`beta=0,offset=1000,draws=1`) 24.0, with the noise of `offset=3` 24.2, and with the divergence as well 19.0, although
+its weight is the smallest of those published. We cannot explain why the authors' result is higher. After 15 rounds on
+Fashion-MNIST (same cores), FedAvg-FT reaches 90.3, FedCR 89.2, with lr 0.05 88.1, without its divergence (`beta=0`)
+89.0, with a layer of its own 89.5, with `offset=3` 90.4, and with both 90.5: with one seed, differences of a point or
+two decide nothing.
 """
 
 

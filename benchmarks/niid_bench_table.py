@@ -60,11 +60,11 @@ def page(done: list[dict[str, Any]]) -> str:
     return f"""# NIID-Bench's table, run again
 
 Written by `python benchmarks/niid_bench_table.py` from [niid-bench.json](niid-bench.json), which holds every
-curve; call it again to add the cells that are missing. Cells so far: {len(done)} of {len(cells())}, on
+curve; run it again to add the missing cells. Cells so far: {len(done)} of {len(cells())}, on
 {origins(done) or "nothing"}.
 
 **Protocol.** 10 clients, all of them in every round, 50 rounds of 10 local epochs, SGD with momentum 0.9, lr
-0.01, batch 64, the small CNN of NIID-Bench (`lenet`), no augmentation except where it says so. Clients train on
+0.01, batch 64, the small CNN of NIID-Bench (`lenet`), no augmentation unless stated. Clients train on
 all of their samples; the shared model is scored on the official test set, in %, after every round. `dir0.5`:
 NIID-Bench's Dirichlet with its cap; `labels2`: two classes per client. Published: the table of Flower's
 niid_bench baseline, which is an oracle (best round on test); in brackets NIID-Bench's own README, CIFAR-10.
@@ -76,15 +76,15 @@ FedProx with μ = 0.01 (they tuned it).
 
 
 COMMENT = """\
-**MNIST and Fashion-MNIST** agree with the published values to within about a point, but for MNIST with two classes
-per client, where FedProx ends 3 points below: with two classes the curves jump by several points from round to
-round, and one seed says little.
+**MNIST and Fashion-MNIST** agree with the published values to within about a point, except MNIST with two classes per
+client, where FedProx ends 3 points below: with two classes the curves jump by several points from round to round, and
+one seed says little.
 
 **CIFAR-10** lies 8 to 13 points below without augmentation. NIID-Bench's training transform pads and crops at random
 and flips images; with that (`cifar10-augmented`: `--augment crop-flip`) the IID cells reach 72.4 for the published
 71.3, Dirichlet(0.5) lies between the two published values for the same cell, and two labels reach 50.3 for FedAvg and
-47.1 for FedProx (published 51.2 and 50.4, one seed). So augmentation belongs to that protocol: without it
-the network learns its samples by heart after about 15 rounds."""
+47.1 for FedProx (published 51.2 and 50.4, one seed). So augmentation belongs to that protocol: without it the network
+has memorised its samples after about 15 rounds."""
 
 
 if __name__ == "__main__":

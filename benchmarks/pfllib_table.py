@@ -105,9 +105,8 @@ def page(done: list[dict[str, Any]]) -> str:
     sections = [_section(task, [one for one in done if one["task"] == task]) for task in TASKS]
     return f"""# PFLlib's table, run again
 
-Written by `python benchmarks/pfllib_table.py` from [pfllib.json](pfllib.json), which holds every curve; call it
-again to add the cells that are missing. Cells so far: {len(done)} of {len(cells())}, on
-{origins(done) or "nothing"}.
+Written by `python benchmarks/pfllib_table.py` from [pfllib.json](pfllib.json), which holds every curve; run it again to
+add the missing cells. Cells so far: {len(done)} of {len(cells())}, on {origins(done) or "nothing"}.
 
 **Protocol.** 20 clients, all of them in every round, PFLlib's CNN, plain SGD, batch 10, lr 0.005, one local
 epoch, no augmentation; rounds as stated in each row. Official train and test samples are merged and split
@@ -119,7 +118,7 @@ over up to 2000 rounds, means of three trials. Seed 0 uses PFLlib's own partitio
 other seeds draw other partitions by the same rule. Published: PFLlib's benchmark page for Fashion-MNIST, the
 FedALA poster for CIFAR-10; PFLlib does not publish its hyperparameters per method. FedAvg-FT fine-tunes all
 layers for 5 epochs before each evaluation (FedALA's "FedAvg-C": epochs not stated). Ditto's λ is chosen on
-validation from 0.1 and 1 on Fashion-MNIST, Dirichlet 0.1, and taken over elsewhere.
+validation from 0.1 and 1 on Fashion-MNIST, Dirichlet 0.1, and reused elsewhere.
 
 {"".join(sections)}"""
 
@@ -152,12 +151,12 @@ def family(done: list[dict[str, Any]]) -> str:
     return f"""# The personalized family under PFLlib's protocol
 
 Written by `python benchmarks/pfllib_table.py`, with [PFLlib's table](pfllib.md) and from the same cells, which are in
-[pfllib.json](pfllib.json); call it again to add those that are missing. On
+[pfllib.json](pfllib.json); run it again to add the missing ones. On
 {origins(done) or "nothing"}.
 The protocol is described there; here every method is shown **after {FAMILY_ROUNDS} rounds** ({MILD_ROUNDS} on
-CIFAR-100), those that ran longer too, so that all have had the same number of local epochs. Published values are the
+CIFAR-100), even if it ran longer, so all have had the same number of local epochs. Published values are the
 best of up to 2000 rounds on test: methods with one shared model (FedAvg, FedProx, FedGen) are far from their end here.
-*Worst*: the worst client. Hyperparameters are in the names, others are the method's defaults.
+*Worst*: the worst client. Hyperparameters are in the names; the others are the method's defaults.
 
 {"".join(sections)}{FAMILY_COMMENT}"""
 
@@ -211,21 +210,22 @@ def _order(task: str, ours: dict[str, float]) -> str:
 
 
 FAMILY_COMMENT = """
-**Where the published order does not hold**: below each table. FedGen is above FedAvg and FedProx after 100 rounds on
-Fashion-MNIST (on CIFAR-10, where it is not published, too) and below them in the published table, which is one of many
-more rounds. pFedMe is at its published value on CIFAR-10 after 100 rounds, where FedAvg-FT, Ditto and FedAMP are 2 to 3
-points below theirs (FedAMP with 2 classes 8), and so above them. FedAMP is below Per-FedAvg on CIFAR-10 with 2 classes.
-Local is missing in the published tables. On CIFAR-10 the methods that share features and keep heads (FedPer, FedRep)
-are 0.8 to 1.6 above it, pFedMe with 2 classes half a point; on Fashion-MNIST with Dirichlet 0.1 FedPer, FedRep and
-pFedMe are 0.2 to 0.3 above it, with 2 classes nobody by a tenth. On these four tasks IFCA's four models, made for few
-groups, are 13 to 28 points above one model for all twenty clients, and 2 to 19 below one model each.
+**Where the published order does not hold** is listed below each table. FedGen is above FedAvg and FedProx after 100
+rounds on Fashion-MNIST (and on CIFAR-10, where it is not published) and below them in the published table, which covers
+many more rounds. pFedMe reaches its published value on CIFAR-10 after 100 rounds, where FedAvg-FT, Ditto and FedAMP are
+2 to 3 points below theirs (FedAMP with 2 classes 8), and so above them. FedAMP is below Per-FedAvg on CIFAR-10 with 2
+classes. Local is missing in the published tables. On CIFAR-10 the methods that share features and keep heads (FedPer,
+FedRep) are 0.8 to 1.6 above it, pFedMe with 2 classes half a point; on Fashion-MNIST with Dirichlet 0.1 FedPer, FedRep
+and pFedMe are 0.2 to 0.3 above it; with 2 classes no method is above it by a tenth. On these four tasks IFCA's four
+models, made for few groups, are 13 to 28 points above one model for all twenty clients, and 2 to 19 below one model
+each.
 
-**One seed.** How much a cell moves when it is run again was not measured here; the published ± are 0.01 to 0.8 points.
-Differences of less than a point or two, and orders that rest on them, are not decided.
+**One seed.** How much a cell varies when it is run again was not measured here; the published ± are 0.01 to 0.8 points.
+Differences of less than a point or two, and orders that rest on them, decide nothing.
 
-**The crossover.** With Dirichlet 5 (CIFAR-100) the picture is turned around, as published: FedAvg, FedProx, Per-FedAvg
+**The crossover.** With Dirichlet 5 (CIFAR-100) the picture is reversed, as published: FedAvg, FedProx, Per-FedAvg
 and FedGen are within a point of each other and above all others. Fine-tuning costs six points, Ditto four to seven,
-FedAMP 12, IFCA's smaller groups 13, FedBABU 14, pFedMe 15, APFL 17, and what keeps heads or whole models to itself
+FedAMP 12, IFCA's smaller groups 13, FedBABU 14, pFedMe 15, APFL 17, and methods that keep heads or whole models private
 (FedPer, FedRep, Local) 21 to 23. Of the eight personalized methods with a published value, Per-FedAvg, FedAMP and
 pFedMe are higher here (35.5, 23.5 and 20.7; there 24.9, 13.7 and 14.7), FedBABU and Ditto lower (21.3, there 27.6;
 31.7, there 35.7). Per-FedAvg here takes one small step to adapt, which may be why it costs nothing where adapting does
@@ -258,7 +258,7 @@ def _rise(found: list[dict[str, Any]]) -> str:
 
 COMMENTS = {
     "fashion-prac": """\
-All within one point of the published values. **Local alone reaches 97.2**, which PFLlib's table does not show: the
+All are within one point of the published values. **Local alone reaches 97.2**, which PFLlib's table does not show: the
 personalized methods are 0.3 to 0.5 points above it, with one seed. Their curves are flat. FedAvg's is not: it still
 gains half a point in 100 rounds, and is above the published value, the best of up to 2000 rounds, after 500.""",
     "cifar10-prac": """\
@@ -266,11 +266,12 @@ FedAvg-FT and Ditto reproduce the published values to 0.4 points. **FedAvg is 3.
 still rises by 5 points in 100 rounds, and its published value is the best of up to 2000. The others are flat or rise by
 a point. Local alone reaches 88.3, one to two points below the personalized methods, with one seed.""",
     "fashion-pat": """\
-All within 1.5 points of the published values. FedPer was stopped by the end of the device time, as its rounds say;
+All are within 1.5 points of the published values. FedPer was cut short when the device time ran out, as its number of
+rounds shows;
 FedAvg still rises. With two classes per client every personal model is above 99, Local among them.""",
     "cifar10-pat": """\
-All agree with the published values to a point: FedAvg is 0.8 above, FedAvg-FT 0.4 and Ditto 0.6 below, which still
-rises.""",
+All agree with the published values to within a point: FedAvg is 0.8 above, FedAvg-FT 0.4 and Ditto, which is still
+rising, 0.6 below.""",
 }
 
 

@@ -177,9 +177,10 @@ classes that are g modulo {GROUPS}. `concept`: in group g class c is called c + 
 
 ## Who links to whom
 
-*Own group*: the share of the propagated weight of other clients that is that of the client's own group, mean ± standard
-deviation over the seeds; links drawn at random would give {100 * chance:.0f} %. *Rand*: the adjusted Rand index
-between the groups and the islands of the graph of links, which one stray link joins. `topk` 2, α = 0.8, temperature 10.
+*Own group*: the share of the propagated weight of other clients that comes from the client's own group, mean ± standard
+deviation over the seeds; links drawn at random would give {100 * chance:.0f} %. *Rand*: the adjusted Rand index between
+the groups and the connected parts of the graph of links, which a single stray link joins. `topk` 2, α = 0.8,
+temperature 10.
 
 {_recovery(done["recovered"])}
 
@@ -188,8 +189,8 @@ between the groups and the islands of the graph of links, which one stray link j
 ## What clients gain
 
 Scores on all clients' test images after the last round; *harmed*: clients that lose more than one standard error
-against `local` with the same seed, mean over the seeds; *gate open*: share of clients and rounds with λ > 0. Without a
-note the gate is strict.
+against `local` with the same seed, mean over the seeds; *gate open*: share of clients and rounds with λ > 0. Unless
+noted, the gate is strict.
 
 {parts}
 
@@ -199,21 +200,22 @@ note the gate is strict.
 
 LINKS = """\
 **The published similarity is blind to concept shift**: with the same images under other names it links at random
-(19 %, chance 18 %), and neither centring, more directions nor the encoder helps much. Images that look different it
-finds, though here, with 45 images each, not all of those that are turned; five directions do. **Directions per class**
-find all groups in all three settings, for about five times the numbers. **Losses** do as well once the models that are
-compared have trained for a while; after one epoch they cannot yet tell all turned groups apart, and they cost a model
-up and all clients' models down. **Noise** of σ = 0.3 (ε = 22 at δ = 10⁻⁵) changes little; σ = 3 (ε = 1.7) leaves
+(19 %, chance 18 %), and neither centring, more directions nor the encoder helps much. It does find images that look
+different, though here, with 45 images each, not all rotated ones; five directions find all. **Directions per class**
+find all groups in all three settings, for about five times the numbers. **Losses** do as well once the compared models
+have trained for a while; after one epoch they cannot yet tell all rotated groups apart, and they cost a model up and
+all clients' models down. **Noise** of σ = 0.3 (ε = 22 at δ = 10⁻⁵) changes little; σ = 3 (ε = 1.7) leaves
 little more than chance: 45 samples cannot be hidden and compared."""
 
 GAINS = """\
 **Under concept shift the published form gains nothing**: what reaches clients is a mixture of models for other names,
-which the gate refuses in every round, so that each client trains alone, exactly. That is the gate's merit: the wrong
-graph does no harm, where one model for all loses 59 points and Ditto (λ = 1) 34. With directions per class or losses
-the gate is open a third of the time, and clients gain 2 points as they do under rotation. With few classes per client
-local models are nearly perfect, and all forms are within half a point of them; the clients that count as harmed there
-with the published form have each lost a single test image of 45. The official gate is open a little more often and does
-about the same. Few test images, three seeds, one small network: differences below a point mean nothing here."""
+which the gate refuses in every round, so each client trains exactly as if alone. That is the merit of the gate: the
+wrong graph does no harm, where one model for all loses 59 points and Ditto (λ = 1) 34. With directions per class or
+losses the gate is open a third of the time, and clients gain 2 points as they do under rotation. With few classes per
+client local models are nearly perfect, and all forms are within half a point of them; the clients that count as harmed
+there with the published form have each lost a single test image of 45. The official gate is open slightly more often
+and performs about the same. With few test images, three seeds and one small network, differences below a point mean
+nothing here."""
 
 
 def main() -> None:

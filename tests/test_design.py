@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,15 @@ PARTICIPLES = (
 )
 OF_THE_KERNEL = {"beside", "joined", "moved", "stacked"}  # names that its protocols prescribe, or that methods call
 SO_THAT = 6  # most of them say how something is scaled or merged
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"))
+    if path.name != "proofs.md"  # names of tests
+}
+SO_THAT_ON_A_PAGE = 1
+# What stood for "hidden to fit", "clients deploy v_k", "cannot be distinguished from", "belongs to the task".
+ODD = r"[Ff]or want of|what there is is|(?:Deployed|Evaluated) (?:is|are)|can(?:not)? be told from|the task's business"
 
 
 def functions(room):
@@ -161,3 +171,24 @@ def test_no_function_is_named_by_a_bare_participle(room):
 
 def test_so_is_said_rather_than_so_that():
     assert sum(path.read_text().count("so that") for path in SOURCE.rglob("*.py")) <= SO_THAT
+    counts = {name: len(re.findall(r"so\s+that\b", text)) for name, text in PAGES.items()}
+    assert {name: count for name, count in counts.items() if count > SO_THAT_ON_A_PAGE} == {}
+
+
+def test_pages_are_in_plain_english():
+    assert {name: found for name, text in PAGES.items() if (found := re.findall(ODD, " ".join(text.split())))} == {}
+
+
+def test_messages_name_flags_on_the_command_line_only():
+    """Elsewhere they name arguments, `lr`, for which the command line puts its flags; a whole command may stand."""
+    found = {
+        f"{name}:{text.lineno}": text.value
+        for name, tree in MODULES.items()
+        if not name.startswith("cli/")
+        for error in ast.walk(tree)
+        if isinstance(error, ast.Raise)
+        for text in ast.walk(error)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str)
+        if re.search(r"(?<!\w)--[a-z]", text.value) and "atoll " not in text.value
+    }
+    assert found == {}

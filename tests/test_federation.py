@@ -128,7 +128,7 @@ def test_a_cohort_is_a_number_or_a_share(cohort, size):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"cohort": 5}, "`cohort` must be between 1 and the number of clients, 4. Got 5.\nhint: lower --cohort"),
+        ({"cohort": 5}, "`cohort` must be between 1 and the number of clients, 4. Got 5.\nhint: lower `cohort`"),
         ({"cohort": 0}, "`cohort` must be between 1 and the number of clients, 4. Got 0."),
         ({"cohort": 1.5}, r"`cohort` as a share must be in \(0, 1\]. Got 1.5."),
         ({"rounds": 0}, "`rounds` must be at least 1. Got 0."),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,7 +126,7 @@ def close(session: Session, round: int) -> None:
     traffic, settings, done = session.traffic, session.settings, round + 1
     if traffic.lost:
         log.info("round %d: lost %d of %d clients", round, traffic.lost.total(), traffic.asked)
-    took = time.perf_counter() - session.began
+    took = session.engine.clock() - session.began
     if done == settings.rounds:
         everybody = settings.list_present(session.task.clients, round)
         reachable = everybody[~np.isin(everybody, np.setdiff1d(session.cohort, session.present))]
@@ -139,7 +138,7 @@ def close(session: Session, round: int) -> None:
             last=done == settings.rounds, calls=settings.rounds // settings.every + 1,
             everybody=settings.evaluation == "all",
         )  # fmt: skip
-    found["seconds"] = {"round": took, "evaluation": time.perf_counter() - session.began - took}
+    found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
     if session.trainings and session.trainings.found:
         found["seconds"]["found"] = sum(session.trainings.found)
     line = Round.of_json({**found, "memory": peak_memory(session.engine.device)})

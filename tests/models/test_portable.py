@@ -4,7 +4,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from atoll.kernel.network import Network, Variant
-from atoll.kernel.portable import ColumnConv2d, KeyedDropout, MaskedBatchNorm, portable
+from atoll.kernel.portable import ColumnConv2d, KeyedDropout, MaskedBatchNorm, TiledMaxPool2d, portable
 from atoll.kernel.randomness import Keys
 
 NORMS = [
@@ -187,11 +187,50 @@ def test_a_convolution_by_columns_is_torchs_with_its_gradients(options):
     assert all(map(close, found[2], expected[2]))
 
 
+def test_a_convolution_by_columns_can_be_differentiated_twice_and_for_many_clients():
+    """As methods do that differentiate their own steps: a gradient of a gradient, under vmap."""
+    theirs = nn.Conv2d(2, 3, 3, stride=2, padding=1).double()
+    ours = portable(nn.Sequential(theirs), columns=True)[0]
+
+    def curvature(layer):
+        def loss(weight, x):
+            state = {"weight": weight, "bias": layer.bias.detach()}
+            return torch.func.functional_call(layer, state, (x,)).pow(3).sum()
+
+        def norm(weight, x):
+            first = torch.func.grad(loss, argnums=(0, 1))(weight, x)
+            return sum(part.square().sum() for part in first)
+
+        many = torch.func.vmap(torch.func.grad(norm, argnums=(0, 1)))
+        return many(normal(4, *theirs.weight.shape), normal(4, 2, 2, 7, 6))
+
+    assert all(map(close, curvature(ours), curvature(theirs)))
+
+
 @pytest.mark.parametrize(
     "options", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "circular", "padding": 1}]
 )
 def test_convolutions_that_are_not_plain_stay_torchs(options):
     assert type(portable(nn.Sequential(nn.Conv2d(3, 3, 3, **options)), columns=True)[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize("options", [{"kernel_size": 2}, {"kernel_size": (3, 2), "stride": (3, 2)}, {"kernel_size": 1}])
+def test_pooling_by_tiles_is_torchs_with_its_gradients(options):
+    theirs = nn.MaxPool2d(**options)
+    ours = portable(nn.Sequential(theirs), columns=True)[0]
+    assert type(ours) is TiledMaxPool2d
+    x = normal(2, 3, 9, 11).round()  # whole numbers: many are equal, and the first of them has the gradient
+    x[0, 0, 0, 0] = x[1, 2, 5, 5] = float("nan")
+    found, expected = gradients(ours, x), gradients(theirs, x)
+    assert torch.equal(found[0].nan_to_num(1e9), expected[0].nan_to_num(1e9))
+    assert torch.equal(found[1].nan_to_num(1e9), expected[1].nan_to_num(1e9))
+
+
+@pytest.mark.parametrize(
+    "options", [{"stride": 1}, {"padding": 1}, {"dilation": 2}, {"ceil_mode": True}, {"return_indices": True}]
+)
+def test_pooling_that_is_not_by_tiles_stays_torchs(options):
+    assert type(portable(nn.Sequential(nn.MaxPool2d(2, **options)), columns=True)[0]) is nn.MaxPool2d
 
 
 # -- whole networks ------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_its_draws_are_not_those_of_the_first_client(task, workbench) -> None:
 
 
 def test_public_data_must_be_there(workbench) -> None:
-    with pytest.raises(TaskError, match=r"needs public data.*\n.*--public 0.1"):
+    with pytest.raises(TaskError, match=r"needs public data.*\n.*`public=0.1`"):
         _ = workbench.public
 
 

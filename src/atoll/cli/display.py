@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,20 +71,23 @@ class ProgressBar:
     """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, bar: Progress, rounds: int, runs: int) -> None:
-        self.bar, self.rounds, self.runs = bar, rounds, runs
-        self.reused, self.begun, self.name, self.score = 0, 0, "", ""
+        self.bar, self.rounds = bar, rounds
+        self.reused, self.name = 0, ""
+        self.done: dict[str, int] = {}  # rounds, by run
+        self.scores: dict[str, str] = {}
         self.said = time.monotonic()
         self.task = bar.add_task("", total=rounds * runs, facts="")
 
-    def begin(self, name: str) -> None:
-        """Begin a run."""
-        self.name, self.begun, self.score = name, self.begun + 1, ""
-        self.bar.update(self.task, description=name, completed=self.rounds * (self.begun - 1))
+    def begin(self, name: str, done: int = 0) -> "Callable[[Round], None]":
+        """Begin a run; return what shows its rounds."""
+        self.name, self.done[name] = name, done
+        self.bar.update(self.task, description=name, completed=sum(self.done.values()))
+        return partial(self._show_round, name)
 
-    def begin_run(self, method: str, seed: int, how: str) -> None:
-        """Begin a run of a comparison."""
-        self.begin(f"{method}, seed {seed}")
+    def begin_run(self, method: str, seed: int, how: str) -> "Callable[[Round], None]":
+        """Begin a run of a comparison; return what shows its rounds."""
         self.reused += how == "reused"
+        return self.begin(f"{method}, seed {seed}", self.rounds if how == "reused" else 0)
 
     def show_epoch(self, clients: int, done: int, epochs: int) -> None:
         """Show how many epochs of a long training some clients have done."""
@@ -93,16 +97,17 @@ class ProgressBar:
 
     def advance(self) -> None:
         """Advance by a step that is not a round."""
-        self.bar.advance(self.task)
+        self.done[self.name] += 1
+        self.bar.update(self.task, completed=sum(self.done.values()))
 
-    def show_round(self, line: "Round") -> None:
-        """Show a round that is done."""
-        facts = [f"loss {value:.3f}" for name, value in line.loss.items() if name == "loss/main"]
+    def _show_round(self, name: str, line: "Round") -> None:
+        facts = [f"loss {value:.3f}" for key, value in line.loss.items() if key == "loss/main"]
         if line.personal is not None:
-            self.score = f"validation {line.personal['val'].macro:.3f}"
-        facts += [self.score] if self.score else []
-        completed = self.rounds * (self.begun - 1) + line.round
-        self.bar.update(self.task, completed=completed, facts="  ".join(facts))
+            self.scores[name] = f"validation {line.personal['val'].macro:.3f}"
+        facts += [self.scores[name]] if name in self.scores else []
+        self.name, self.done[name] = name, line.round
+        completed = sum(self.done.values())
+        self.bar.update(self.task, description=name, completed=completed, facts="  ".join(facts))
         self._say(f"round {line.round} of {self.rounds}, {', '.join(facts)}")
 
     def _say(self, facts: str) -> None:

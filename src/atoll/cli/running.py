@@ -12,9 +12,12 @@ from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.kernel.errors import EngineError, unknown
 
 if TYPE_CHECKING:
+    from atoll.cli.display import ProgressBar
+    from atoll.experiments.cells import OnRun
     from atoll.experiments.tracking import Tracking
     from atoll.kernel.algorithm import Algorithm
     from atoll.records.report import Select
+    from atoll.records.rounds import Round
     from atoll.runtime.engines.local import LocalEngine
 
 
@@ -37,9 +40,8 @@ def run(
     folder = options.out or unused_folder(RUNS / f"{options.task}-{name_of(algorithm).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with show_progress(settings.rounds) as bar:
-            bar.begin(method)
             tracked.begin(folder)
-            on_round = combine(bar.show_round, tracked.after)
+            on_round = combine(bar.begin(method), tracked.after)
             report = federate(
                 task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round,
                 on_epoch=bar.show_epoch,
@@ -48,6 +50,7 @@ def run(
 
 
 SELECT = option("Which round counts: last, best (on validation), or oracle (best on test).")
+TOGETHER = option("Run seeds and methods side by side, as lanes of one program; by default on a GPU.")
 TARGET = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.")
 
 
@@ -60,6 +63,7 @@ def compare(
     seeds: Annotated[int, option("How many seeds, from --seed on.", min=1, **ROUNDS)] = 3,
     select: Annotated[str, SELECT] = "last",
     target: Annotated[float | None, TARGET] = None,
+    together: Annotated[bool | None, TOGETHER] = None,
     fresh: Annotated[bool, option("Run everything again, in a new folder.", "--fresh")] = False,
     *,
     options: Options,
@@ -79,20 +83,34 @@ def compare(
         with show_progress(settings.rounds, runs=len(algorithms) * seeds) as bar:
             comparison = compare_methods(
                 recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
-                on_run=combine(bar.begin_run, _track_run(tracked, algorithms)),
-                on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
-                select=_require_selection(select), target=target,
+                on_run=_follow_runs(bar, tracked, algorithms), on_epoch=bar.show_epoch,
+                select=_require_selection(select), target=target, together=_share_lanes(together, tracked),
             )  # fmt: skip
         present_comparison(comparison, folder, bar.reused)
 
 
-def _track_run(tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> Callable[[str, int, str], None]:
-    """Return a function that tells trackers which run of a comparison begins."""
-    from atoll.experiments.comparison import run_name
+def _follow_runs(bar: "ProgressBar", tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> "OnRun":
+    """Return a function that tells the progress bar and trackers which run begins; it returns what shows its rounds."""
+    from atoll.experiments.cells import run_name
     from atoll.records.labels import label
 
     labelled = {label(algorithm): algorithm for algorithm in algorithms}
-    return lambda method, seed, _: tracked.begin(tracked.home / run_name(labelled[method], seed))
+
+    def begin(method: str, seed: int, how: str) -> Callable[["Round"], None]:
+        tracked.begin(tracked.home / run_name(labelled[method], seed))
+        return combine(bar.begin_run(method, seed, how), tracked.after)
+
+    return begin
+
+
+def _share_lanes(together: bool | None, tracked: "Tracking") -> bool | None:
+    """Return whether runs go side by side: trackers follow one run at a time."""
+    if together and tracked.trackers:
+        raise EngineError(
+            "Trackers follow one run at a time, so --together must be left out. Got --together and a tracker.",
+            hint="leave out --tensorboard and --mlflow, or --together.",
+        )
+    return False if tracked.trackers else together
 
 
 def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorithm"]:
@@ -128,9 +146,8 @@ def resume(
             with show_progress(asked["settings"].rounds, runs) as bar:
                 engine = _rebuild_engine(asked.pop("engine"), device)
                 comparison = compare_methods(
-                    **asked, engine=engine,
-                    on_run=combine(bar.begin_run, _track_run(tracked, asked["methods"])),
-                    on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
+                    **asked, engine=engine, together=_share_lanes(None, tracked), on_epoch=bar.show_epoch,
+                    on_run=_follow_runs(bar, tracked, asked["methods"]),
                 )  # fmt: skip
             return present_comparison(comparison, folder, bar.reused)
     done = Report.read(folder, trust=trust)
@@ -140,12 +157,11 @@ def resume(
     config, settings, task = done.config, done.settings, done.config.recipe.build()
     with tracking(folder, **trackers_in(folder)) as tracked:
         with show_progress(settings.rounds) as bar:
-            bar.begin(config.algorithm.name)
             tracked.begin(folder)
             engine = _rebuild_engine(config.engine, device)
             report = federate(
                 task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
-                on_round=combine(bar.show_round, tracked.after), on_epoch=bar.show_epoch,
+                on_round=combine(bar.begin(config.algorithm.name), tracked.after), on_epoch=bar.show_epoch,
             )  # fmt: skip
         return present_run(report)
 

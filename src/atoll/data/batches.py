@@ -69,9 +69,9 @@ class Split:
         parts = [self.order[self.offsets[k] : self.offsets[k + 1]] for k in clients]
         return Split(torch.cat(parts) if parts else self.order[:0], find_offsets(self.sizes(clients)))
 
-    def to(self, device: torch.device) -> Split:
-        """Return the split on a device."""
-        return Split(self.order.to(device), self.offsets)
+    def to(self, device: torch.device, first: int = 0) -> Split:
+        """Return the split on a device, of samples that begin at row `first` there."""
+        return Split((self.order + first if first else self.order).to(device), self.offsets)
 
     @property
     def digest(self) -> tuple[object, ...]:

@@ -67,8 +67,8 @@ class GeneratedSplit(Split):
         offsets = find_offsets(self.sizes(clients))
         return self._with(offsets=offsets, places=self.places[clients], clients=self.clients[clients])
 
-    def to(self, device: torch.device) -> Self:
-        """Return the split for samples on a device; see `Split.to`."""
+    def to(self, device: torch.device, first: int = 0) -> Self:  # noqa: ARG002
+        """Return the split for samples on a device, where it has no rows; see `Split.to`."""
         return self._with(order=self.order.to(device))
 
     def _with(self, **changes: object) -> Self:

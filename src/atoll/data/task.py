@@ -109,8 +109,11 @@ class Task:
         """The number of `network` among the architectures."""
         return self.networks.index(self.network) if self.networks else 0
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Task:
-        """Return the same task with its tensors on `device`, floating point ones in `dtype`."""
+    def to(self, device: torch.device, dtype: torch.dtype, table: tuple[Tensor, Tensor, int] | None = None) -> Task:
+        """Return the same task with its tensors on `device`, floating point ones in `dtype`.
+
+        Where the samples and targets are there already, `table` holds them, with the row at which they begin.
+        """
 
         def move(values: Tensor) -> Tensor:
             return values.to(device, dtype if values.is_floating_point() else None)
@@ -119,22 +122,26 @@ class Task:
             return None if pair is None else (move(pair[0]), move(pair[1]))
 
         networks = tuple(network.to(device, dtype) for network in self.networks)
+        x, y, first = table or (move(self.x), move(self.y), 0)
         here = replace(
             self,
-            x=move(self.x),
-            y=move(self.y),
-            splits={name: split.to(device) for name, split in self.splits.items()},
+            x=x,
+            y=y,
+            splits=self._move_splits(device, first),
             network=networks[0] if networks else self.network.to(device, dtype),
             networks=networks,
             central=move_both(self.central),
             public=move_both(self.public),
         )
-        return here if self.unseen is None else replace(here, unseen=self.unseen._share_tensors(here))
+        return here if self.unseen is None else replace(here, unseen=self.unseen._share_tensors(here, first))
 
-    def _share_tensors(self, seen: Task) -> Task:
+    def _move_splits(self, device: torch.device, first: int) -> dict[str, Split]:
+        """Return who owns which samples, on a device, where they begin at row `first`."""
+        return {name: split.to(device, first) for name, split in self.splits.items()}
+
+    def _share_tensors(self, seen: Task, first: int) -> Task:
         """Return these clients with the samples and the network of `seen`, so no tensor is there twice."""
-        device = seen.x.device
-        splits = {name: split.to(device) for name, split in self.splits.items()}
+        splits = self._move_splits(seen.x.device, first)
         return replace(self, x=seen.x, y=seen.y, splits=splits, network=seen.network, networks=seen.networks)
 
     def hold_out(self, share: float, seed: int = 0) -> Task:

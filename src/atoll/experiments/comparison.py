@@ -5,42 +5,38 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from atoll.algorithms import file_of, name_of
 from atoll.compose import create
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
-from atoll.federation import federate
+from atoll.experiments.cells import Begun, Cell, OnRound, group_cells, run_cells, run_name, settings_of
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import RunError, unknown
-from atoll.kernel.sources import code_digest, file_digest
-from atoll.records.configuration import AlgorithmSpec, Settings, is_another_model
+from atoll.kernel.sources import code_digest
+from atoll.records.configuration import AlgorithmSpec, Settings
 from atoll.records.files import read_record, write_record, writing
 from atoll.records.labels import label
 from atoll.records.report import Report, Select
 from atoll.records.results import REFERENCES, SELECTIONS, Results
-from atoll.records.rounds import Round
 from atoll.records.runs import quietly
 from atoll.records.schema import Record
 from atoll.records.trust import remember
 from atoll.report.export import save
 from atoll.report.table import ComparisonTable
 from atoll.runtime.engines.local import LocalEngine
-from atoll.runtime.engines.trainings import TRAINED, OnEpoch
+from atoll.runtime.engines.trainings import OnEpoch
 from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
 from atoll.runtime.participation import fingerprint
 
 log = logging.getLogger("atoll.experiments.comparison")
-
-Begun = Literal["new", "resumed", "reused"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,19 +72,22 @@ def compare(
     settings: Settings | None = None,
     engine: LocalEngine | None = None,
     folder: Path | str | None = None,
-    on_run: Callable[[str, int, Begun], None] | None = None,
-    on_round: Callable[[Round], None] | None = None,
+    on_run: Callable[[str, int, Begun], OnRound | None] | None = None,
+    on_round: OnRound | None = None,
     on_epoch: OnEpoch | None = None,
     select: Select = "last",
     target: float | None = None,
+    together: bool | None = None,
     **more: Any,
 ) -> Comparison:
     """Run every method with every seed on the same clients, and pair them client by client.
 
     A seed decides training, initial values and, unless the recipe has a `partition_seed`, who gets which samples; a
     `Task` is the same for all seeds. Local and FedAvg are added if they are missing. With a `folder`, runs that are
-    finished there are reused and interrupted ones continued. All runs share one engine, and so its programs. `select`
-    says which round counts: the last one, the best on validation, or, for comparison with papers, the oracle's.
+    finished there are reused and interrupted ones continued. All runs share one engine, and so its programs; with
+    `together`, the default on a GPU, they also run side by side, as more lanes of one program. `select` says which
+    round counts: the last one, the best on validation, or, for comparison with papers, the oracle's. `on_run` may
+    return a function to be called after each round of that run.
 
         compare(Recipe("digits", clients=20), ["fedper", Ditto(lam=0.1)], seeds=3, rounds=30).table()
     """
@@ -104,45 +103,24 @@ def compare(
     chosen = add_references([create(method) if isinstance(method, str) else method for method in methods])
     build = _builder(task)
     folder = None if folder is None else Path(folder)
-    outcomes: dict[str, list[Report]] = {method: [] for method in chosen}
+    found: dict[tuple[str, int], Report] = {}
     alone = alone_in(folder) if folder is not None else nullcontext()
     with alone, interruptions(enabled=folder is not None) as stop:
         if folder is not None:
             _claim(folder, task, list(chosen.values()), seeds, settings, engine)
-        for seed in seeds:
-            here = build(seed)
-            _require_samples(here, select)
-            _require_beginnings(here, chosen.values(), settings, seed)
-            for method, algorithm in chosen.items():
-                place = None if folder is None else folder / run_name(algorithm, seed)
-                written = place is not None and (place / "config.json").exists()
-                done = Report.read(place) if place is not None and written else None
-                if done is not None:
-                    _require_same_data(done, here)
-                if on_run:
-                    on_run(method, seed, "new" if done is None else "reused" if done.finished else "resumed")
-                if done is None or not done.finished:
-                    try:
-                        report = federate(
-                            here, algorithm, settings=_settings_of(algorithm, settings, seed), engine=engine,
-                            folder=place, resume=written, on_round=on_round, on_epoch=on_epoch, stop=stop,
-                            trained=None if folder is None else folder / TRAINED,
-                        )  # fmt: skip
-                    except KeyboardInterrupt:
-                        stop.set()
-                    else:
-                        done = report.without_live()
-                if stop.is_set():
-                    how = "" if folder is None else f"; continue with `atoll resume {folder}`"
-                    raise KeyboardInterrupt(f"stopped in {method} with seed {seed}{how}")
-                assert done is not None
-                outcomes[method].append(done)
+        if together is None:
+            together = engine.device.type == "cuda" and engine.timeout is None
+        for some in [seeds] if together else [[seed] for seed in seeds]:
+            cells = []
+            for seed in some:
+                here = build(seed)
+                _require_samples(here, select)
+                _require_beginnings(here, chosen.values(), settings, seed)
+                cells += [Cell.find(name, method, seed, here, settings, folder) for name, method in chosen.items()]
+            for group in group_cells(cells, engine.device) if together else [[cell] for cell in cells]:
+                found |= run_cells(group, engine, stop, on_run=on_run, on_round=on_round, on_epoch=on_epoch)
+    outcomes = {name: [found[name, seed] for seed in seeds] for name in chosen}
     return Comparison(outcomes, select, target)
-
-
-def _settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Settings:
-    """Return the settings of a run; a one-shot method has one round, however many the others have."""
-    return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds)
 
 
 def _require_samples(task: Task, select: Select) -> None:
@@ -159,24 +137,9 @@ def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: S
     """Raise before the first run if a method could not begin; warnings of methods wait until they run."""
     facts = task.public_facts(seed)
     for algorithm in algorithms:
-        _settings_of(algorithm, settings, seed).check(task, algorithm)
+        settings_of(algorithm, settings, seed).check(task, algorithm)
         with quietly():
             within_architectures(algorithm, facts).start(facts)
-
-
-def _require_same_data(done: Report, task: Task) -> None:
-    before = done.config.task.data
-    if before not in (None, task.fingerprint):
-        raise RunError(
-            f"Runs are reused for the same data only. Those of {done.folder} have the fingerprint {before}, now it is "
-            f"{task.fingerprint}.",
-            hint="the data or their split have changed: choose another folder.",
-        )
-    if is_another_model(done.config, task):
-        raise RunError(
-            f"Runs are reused for the same model only. Those of {done.folder} had one that computes something else.",
-            hint="an attribute of the model has changed: choose another folder.",
-        )
 
 
 def add_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
@@ -189,16 +152,6 @@ def add_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
     if added:
         log.warning("added %s: gains are measured against them", " and ".join(map(label, added)))
     return {label(algorithm): algorithm for algorithm in [*added, *algorithms]}
-
-
-def run_name(algorithm: Algorithm, seed: int) -> str:
-    """Return the folder name of a run in a comparison.
-
-    It changes with the hyperparameters, and with the text of a user's file and of the files that it imports.
-    """
-    file = file_of(algorithm)
-    name = None if file is None else f"{file.stem}-{file_digest(file)}{algorithm.added}"
-    return re.sub(r"[^\w.=,+-]+", "-", f"{label(algorithm, name)}-seed{seed}")
 
 
 def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:

@@ -209,6 +209,10 @@ class Engine(Protocol):
         """Do a job; yield what becomes of every client, some at a time, in an order that clients alone decide."""
         ...
 
+    def clock(self) -> float:
+        """Return seconds, to time a round: those of one run, where several share the engine."""
+        ...
+
     def place(self, task: Any) -> Any:
         """Return a task with its tensors where this engine computes."""
         ...

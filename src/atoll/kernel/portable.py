@@ -6,7 +6,10 @@ own. `portable` returns a copy of a network in which these layers are replaced b
 What they need beyond their input (a mask, a key) arrives as a buffer, so a forward pass stays a pure function.
 """
 
+import functools
+import itertools
 from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 from atoll.kernel.randomness import Keys
 
 KEY_LOW, KEY_HIGH, MASK = "_key_low", "_key_high", "_mask"
+ALIGNED = 8  # the inner size of a matrix product on tensor cores is a multiple of this, else a slow kernel computes it
 
 
 class KeyedDropout(nn.Module):
@@ -96,7 +100,7 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class ColumnConv2d(nn.Conv2d):
-    """Conv2d as one matrix product over shifted slices; made from a `Conv2d` by changing its class.
+    """Conv2d as one matrix product; made from a `Conv2d` by changing its class.
 
     With one weight per client the product is a batched matrix product, which GPUs run several times faster than
     the grouped convolution it replaces.
@@ -104,23 +108,77 @@ class ColumnConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name nn.Conv2d gives it
         """Compute the same values as Conv2d, to rounding."""
-        (down, right), (rows, columns) = self.stride, self.kernel_size
         assert not isinstance(self.padding, str)
         pad_rows, pad_columns = self.padding
         x = F.pad(input, (pad_columns, pad_columns, pad_rows, pad_rows))
-        samples, channels, height, width = x.shape
+        sizes = zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
+        high, wide = ((size - width) // step + 1 for size, width, step in sizes)
+        table: Tensor = Columns.apply(x, self.kernel_size, self.stride)  # type: ignore[no-untyped-call]
+        weight = self.weight.reshape(self.out_channels, len(table))
+        if self.bias is not None:  # met by a row of ones, so the product of the gradients finds the bias's as well
+            weight = torch.cat([weight, self.bias[:, None]], 1)
+        weight = F.pad(weight, (0, -weight.shape[1] % ALIGNED))
+        table = F.pad(table, (0, 0, 0, weight.shape[1] - len(table)), value=1.0)
+        return (weight @ table).reshape(self.out_channels, len(x), high, wide).transpose(0, 1)
+
+
+class Columns(torch.autograd.Function):
+    """The patches of images that a convolution looks at, one per column.
+
+    torch's own gradient of `unfold` adds up one number after another; this one adds slices.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+        """Return [channel x row x column, sample x y x x], with rows as a convolution's weight is laid out."""
+        table = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+        return table.permute(1, 4, 5, 0, 2, 3).reshape(x.shape[1] * kernel[0] * kernel[1], -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004 - torch's names
+        """Remember the sizes."""
+        x, ctx.kernel, ctx.stride = inputs
+        ctx.shape = x.shape
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Add up the gradients of all patches that a pixel is in."""
+        (rows, columns), (down, right), (samples, channels, height, width) = ctx.kernel, ctx.stride, ctx.shape
         high, wide = (height - rows) // down + 1, (width - columns) // right + 1
-        shifted = [
-            x[:, :, i : i + down * high : down, j : j + right * wide : right]
-            for i in range(rows)
-            for j in range(columns)
-        ]
-        # (offset, sample, channel, y, x) -> (channel x offset, sample x y x x), as the weight is laid out
-        table = torch.stack(shifted).permute(2, 0, 1, 3, 4)
-        table = table.reshape(channels * rows * columns, samples * high * wide)
-        weight = self.weight.reshape(self.out_channels, -1)
-        y = weight @ table if self.bias is None else torch.addmm(self.bias[:, None], weight, table)
-        return y.reshape(self.out_channels, samples, high, wide).transpose(0, 1)
+        g = gradients[0].reshape(channels, rows, columns, samples, high, wide)
+        places = itertools.product(range(rows), range(columns))
+        parts = (_spread(_spread(g[:, i, j], 2, i, down, height), 3, j, right, width) for i, j in places)
+        return functools.reduce(torch.add, parts).transpose(0, 1), None, None
+
+
+def _spread(x: Tensor, axis: int, first: int, step: int, size: int) -> Tensor:
+    """Return zeros of a size along an axis, with x at every `step`-th place from `first` on."""
+    if step > 1:
+        gaps = torch.zeros_like(x).unsqueeze(axis + 1)
+        x = torch.cat([x.unsqueeze(axis + 1), *[gaps] * (step - 1)], axis + 1).flatten(axis, axis + 1)
+        x = x.narrow(axis, 0, x.shape[axis] - step + 1)
+    return F.pad(x, (0, 0) * (x.ndim - 1 - axis) + (first, size - first - x.shape[axis]))
+
+
+class TiledMaxPool2d(nn.MaxPool2d):
+    """MaxPool2d whose windows are tiles, as comparisons of slices; made from a `MaxPool2d` by changing its class.
+
+    A compiler joins comparisons with the layers around them, and what is left needs no table of positions.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name nn.MaxPool2d gives it
+        """Compute the same values and gradients as MaxPool2d: of equal values, the first has all of the gradient."""
+        down, right = _pair(self.kernel_size)
+        *front, height, width = input.shape
+        high, wide = height // down, width // right
+        tiles = input[..., : high * down, : wide * right].reshape(*front, high, down, wide, right)
+        largest = tiles[..., 0, :, 0]
+        for i, j in list(itertools.product(range(down), range(right)))[1:]:
+            value = tiles[..., i, :, j]
+            largest = torch.where((value > largest) | value.isnan(), value, largest)
+        return largest
 
 
 def portable(module: nn.Module, *, columns: bool = False) -> nn.Module:
@@ -135,6 +193,8 @@ def portable(module: nn.Module, *, columns: bool = False) -> nn.Module:
             part.register_buffer(MASK, torch.zeros(()), persistent=False)
         elif columns and type(part) is nn.Conv2d and _is_plain(part):
             part.__class__ = ColumnConv2d
+        elif columns and type(part) is nn.MaxPool2d and _is_tiled(part):
+            part.__class__ = TiledMaxPool2d
     return copy
 
 
@@ -145,6 +205,15 @@ def _is_plain(conv: nn.Conv2d) -> bool:
         and conv.padding_mode == "zeros"
         and not isinstance(conv.padding, str)
     )
+
+
+def _is_tiled(pool: nn.MaxPool2d) -> bool:
+    plain = _pair(pool.padding) == (0, 0) and _pair(pool.dilation) == (1, 1)
+    return plain and _pair(pool.stride) == _pair(pool.kernel_size) and not (pool.ceil_mode or pool.return_indices)
+
+
+def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def _replace(root: nn.Module, name: str, part: nn.Module) -> None:

@@ -98,6 +98,6 @@ class Facts:
         if not self.has_public:
             raise TaskError(
                 f"{who} needs public data, samples that everybody may see. {self.name} has none.",
-                hint="take a share of the samples before they are dealt: --public 0.1, or Task.build(public=0.1); or "
-                "give samples of your own: Task.with_public(x, y).",
+                hint="set a share of the samples aside with `public=0.1`, or give samples of your own: "
+                "Task.with_public(x, y).",
             )

@@ -58,7 +58,7 @@ class Settings:
             raise CohortError(
                 f"`rounds` must be at least {algorithm.least_rounds}: with less, a part of {name_of(algorithm)} "
                 f"never runs. Got rounds={self.rounds}.",
-                hint="raise --rounds, or lower the rounds of the first part.",
+                hint="raise `rounds`, or lower the rounds of the first part.",
             )
         if not 0 <= self.drop < 1:
             raise CohortError(f"`drop` must be a float in [0, 1). Got {self.drop!r}.")
@@ -93,7 +93,7 @@ class Settings:
         if not 1 <= asked <= clients:
             raise CohortError(
                 f"`cohort` must be between 1 and the number of clients, {clients}. Got {asked}.",
-                hint="lower --cohort, or raise --clients.",
+                hint="lower `cohort`, or raise `clients`.",
             )
         return asked
 

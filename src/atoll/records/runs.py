@@ -30,6 +30,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -58,6 +59,7 @@ from atoll.records.files import (
     write_text,
     writing,
 )  # fmt: skip
+from atoll.records.logs import log_to
 from atoll.records.rounds import Round
 from atoll.records.schema import Record
 from atoll.records.trust import remember
@@ -395,23 +397,9 @@ class Run:
         return self.folder / "checkpoints" / f"round-{rounds:06d}.{suffix}"
 
     # -- log -------------------------------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def logging(self) -> Iterator[None]:
+    def logging(self) -> AbstractContextManager[None]:
         """Write what Atoll logs to run.log as well."""
-        logger = logging.getLogger("atoll")
-        with writing(self.folder):
-            handler = logging.StreamHandler(open_to_append(self.folder / "run.log"))
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        before = logger.level
-        logger.addHandler(handler)
-        logger.setLevel(min(before or logging.INFO, logging.INFO))
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(before)
-            handler.close()
-            handler.stream.close()
+        return log_to(self.folder / "run.log")
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -47,7 +47,7 @@ def require_trusted(file: Path, *, trust: bool) -> None:
     elif own_digest(file) not in _read_known():
         raise RunError(
             f"A run's folder must not make you run a file that you have not run before. It names {file}.",
-            hint="read that file and what it imports; if you trust it, say so with --trust (in Python, trust=True).",
+            hint="read that file and what it imports; if you trust it, say so with `trust`.",
         )
 
 

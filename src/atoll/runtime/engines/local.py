@@ -10,10 +10,10 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,12 +28,14 @@ from atoll.runtime.engines.plan import NotVectorisable, Plan, arithmetic
 from atoll.runtime.engines.planning import Planner, limit_cores, one_thread_each, parse_strategy
 from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.scan import Scanner
+from atoll.runtime.engines.together import Together
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 
 log = logging.getLogger("atoll.engine")
 
 Clients = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class LocalEngine(Planner):
@@ -83,6 +85,8 @@ class LocalEngine(Planner):
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self.programs = Programs()
         self.plans = {}
+        self.together: Together | None = None  # while several runs share this engine
+        self._moved: dict[Hashable, tuple[Task, Task]] = {}  # the last task, and what became of it here
 
     @property
     def channels_last(self) -> bool:
@@ -98,7 +102,36 @@ class LocalEngine(Planner):
         """Move the tensors of the task to where this engine computes."""
         if self.device.type == "cuda" and self.precision == "fp32" and self.best_alone(task):
             log.warning("fp32 leaves tensor cores idle: with precision tf32 or bf16 this may be five times as fast")
-        return task.to(self.device, self.dtype)
+        if self.together is not None:
+            return self.together.place(task)
+        # Runs of a comparison have one task: its samples are moved once, and programs that read them are found again.
+        key = id(task.x), task.x._version, id(task.y), task.y._version
+        if key not in self._moved:
+            self._moved = {
+                key: (task, task.to(self.device, self.dtype))
+            }  # the task stays alive, so no other is its key
+        here = self._moved[key][1]
+        return task.to(self.device, self.dtype, table=(here.x, here.y, 0))
+
+    def run_together(self, tasks: Sequence[Task], works: Sequence[Callable[[], T]]) -> list[T | BaseException]:
+        """Do works that use this engine for runs on some tasks, side by side; return what each returned or raised.
+
+        They take turns, and scans whose steps agree run as one, so their clients fill the lanes of one program.
+        """
+        if self.timeout is not None:
+            raise EngineError(
+                f"Runs side by side wait for each other, so there must be no `timeout`. Got {self.timeout:g} s.",
+                hint="leave out `timeout`, or run them one after another: `together=False`.",
+            )
+        self.together = Together(self.programs, tasks, self.device, self.dtype)
+        try:
+            return self.together.run(works)
+        finally:
+            self.together = None
+
+    def clock(self) -> float:
+        """Return seconds: this run's own, where several run side by side."""
+        return time.perf_counter() if self.together is None else self.together.clock()
 
     def bench(self, population: Population, round: int) -> Workbench:
         """Return the server's place to work in a round."""
@@ -186,6 +219,7 @@ class LocalEngine(Planner):
             nominal=plan.size(part.usual),
             calls=self._calls(part, plan),
             trainings=part.population.trainings,
+            together=self.together,
         )
         began = time.perf_counter()
         try:

@@ -67,16 +67,25 @@ def vectorising() -> Iterator[None]:
 @contextmanager
 def arithmetic(precision: Precision) -> Iterator[None]:
     """Use the GPU's TF32 units only where asked to."""
-    if not torch.cuda.is_available():
+    with keep_arithmetic():
+        for place in _arithmetic():
+            place.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         yield
-        return
-    wanted = "tf32" if precision == "tf32" else "ieee"
-    places: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = wanted
+
+
+@contextmanager
+def keep_arithmetic() -> Iterator[None]:
+    """Have the same arithmetic afterwards as before, whatever others need in between."""
+    before = [(place, place.fp32_precision) for place in _arithmetic()]
     try:
         yield
     finally:
-        for place, value in zip(places, before, strict=True):
+        for place, value in before:
             place.fp32_precision = value
+
+
+def _arithmetic() -> tuple[Any, ...]:
+    """Return torch's settings for products of fp32 numbers, where there is a GPU."""
+    if not torch.cuda.is_available():
+        return ()
+    return torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]

@@ -167,7 +167,7 @@ class Programs:
         )
         key = (
             graph, print_of_step, work.carry, work.given, work.network.signature, work.variant,
-            work.vectorised, work.streams, work.augment, leaves, work.x.device,
+            work.vectorised, work.streams, work.augment, work.apart, leaves, work.x.device,
             torch.get_num_threads(),  # compiled code is made for so many
         )  # fmt: skip
         modes: tuple[Mode, ...] = ("compiled", "traced")

@@ -26,14 +26,16 @@ from atoll.kernel.network import Variant
 from atoll.kernel.params import Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.kernel.randomness import Keys, number
 from atoll.kernel.record import is_record, parts_of
-from atoll.runtime.engines.lanes import Lanes, choose_width, place
+from atoll.runtime.engines.folds import Fold, Inputs
+from atoll.runtime.engines.lanes import choose_width
 from atoll.runtime.engines.plan import Plan, arithmetic, vectorising
-from atoll.runtime.engines.programs import Program, Programs
+from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.trainings import Trainings, digests
 from atoll.runtime.engines.work import Leaves, Timed, Work, forbid_captured_stacks
 
 if TYPE_CHECKING:
     from atoll.kernel.cohort import Cohort, Step
+    from atoll.runtime.engines.together import Together
     from atoll.runtime.population import Population
 
 log = logging.getLogger("atoll.engine")
@@ -54,7 +56,7 @@ class Scanner:
     """Hosts clients of a population and runs their scans and maps as a plan says.
 
     `limit` cuts every scan short, to measure a plan. `nominal` is the number of clients that a call usually has. With
-    `trainings`, training is looked up and kept there.
+    `trainings`, training is looked up and kept there. With `together`, scans wait for those of other runs.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class Scanner:
         calls: int = 1,
         limit: int | None = None,
         trainings: Trainings | None = None,
+        together: Together | None = None,
     ) -> None:
         self.plan, self.programs, self.trainings = plan, programs, trainings
-        self.nominal, self.calls, self.limit = nominal, calls, limit
+        self.nominal, self.calls, self.limit, self.together = nominal, calls, limit, together
         self.tally, self.memory = Tally(), population.memory
         self._population = population
         self._held: dict[str, tuple[NDArray[np.int64], Held]] = {}  # by split: the last clients, and their samples
@@ -171,11 +174,11 @@ class Scanner:
             mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
             before = torch.from_numpy(steps_each * first).to(ids.device)
             timed = None if dropout is None else Timed(dropout.low, dropout.high, before)
-            inputs = _Inputs(carry, given_leaves, table.index, mask, timed, table.steps)
+            inputs = Inputs(carry, given_leaves, table.index, mask, timed, table.steps)
             ahead = self.calls * -(-(epochs - first) // (last - first)) if last > first else self.calls
             if self.plan.mode != "eager" and vectorised:
                 width = choose_width(max(len(cohort), self.nominal), data.evenness(batch_size))
-                return self._fold_in_lanes(work, inputs, ahead, width)
+                return self._fold_in_lanes(Fold(self._plan_for(work), work, inputs, width, ahead, self.limit))
             order = np.argsort(-table.steps, kind="stable")
             if (order[1:] > order[:-1]).all():
                 return self._fold(work, inputs, ahead)
@@ -202,44 +205,19 @@ class Scanner:
         self.tally.gradients += work.gradients[0] * int(steps_each.sum()) * found
         return finish(leaves)
 
-    def _fold_in_lanes(self, work: Work, inputs: _Inputs, calls: int, width: int) -> Leaves:
-        """Return the carry of all clients, of whom `width` train at a time, by one program."""
-        device, stacked = inputs.index.device, stacked_leaves(work.given)
-        lanes = Lanes(inputs.steps, width)
-        if not lanes.ticks:
-            return inputs.carry
-        ticks = lanes.ticks if self.limit is None else min(lanes.ticks, self.limit)
-        client, step = (place(table[:ticks], device) for table in lanes.table)
-        index = inputs.index[step, client]  # [tick, lane, sample]
-        mask = None if inputs.mask is None else inputs.mask[step, client]
-
-        def rows(clients: Tensor, tick: int) -> tuple[Leaves, Leaves, Timed | None]:
-            """Return what some clients begin with; their own first step is at this tick."""
-            given = [leaf[clients] if row else leaf for leaf, row in zip(inputs.given, stacked, strict=True)]
-            timed = inputs.timed and Timed(*(part[clients] for part in inputs.timed))
-            if timed is not None:
-                timed = timed._replace(before=timed.before - tick)
-            return [leaf[clients] for leaf in inputs.carry], given, timed
-
-        self.tally.client_steps += lanes.busy(ticks)
-        began = self._clock(device)
-        carry, given, timed = rows(place(lanes.first, device), 0)
-        example = (carry, given, index[0], None if mask is None else mask[0], *(timed or (None, None, None)))
-        running = self._program(work, example, ticks * calls).begin(work, carry, given, timed)
-        done, turns = [leaf.clone() for leaf in inputs.carry], lanes.turns(device)
-        for tick in range(ticks):
-            running.step(index[tick], None if mask is None else mask[tick], tick)
-            if (turn := turns.get(tick + 1)) is None:
-                continue
-            for kept, result in zip(done, running.take(turn.lanes), strict=True):
-                kept.index_copy_(0, turn.ended, result)
-            if len(turn.begin):
-                running.put(turn.lanes[: len(turn.begin)], *rows(turn.begin, tick + 1), stacked)
-        self.tally.gradients += work.gradients[0] * int(inputs.steps.sum())
-        self.tally.seconds += self._clock(device) - began
+    def _fold_in_lanes(self, fold: Fold) -> Leaves:
+        """Return the carry of all clients after a fold, which other runs may join."""
+        began = self._clock(fold.inputs.index.device)
+        if self.together is not None and not self.measures:
+            done, taken = self.together.fold(fold), fold.steps
+        else:
+            done, taken = fold.run(self.programs)
+        self.tally.client_steps += taken
+        self.tally.gradients += fold.work.gradients[0] * fold.steps
+        self.tally.seconds += self._clock(fold.inputs.index.device) - began
         return done
 
-    def _fold(self, work: Work, inputs: _Inputs, calls: int) -> Leaves:
+    def _fold(self, work: Work, inputs: Inputs, calls: int) -> Leaves:
         """Return the carry of all clients, who begin together, sorted by their steps: at step t a prefix is active."""
         steps, index, mask = inputs.steps, inputs.index, inputs.mask
         clients, total = len(steps), int(steps.max(initial=0))
@@ -257,7 +235,9 @@ class Scanner:
                 here, given, index[start, :size], None if mask is None else mask[start, :size],
                 *(timed or (None, None, None)),
             )  # fmt: skip
-            running = self._program(work, example, int(stop - start) * calls).begin(work, here, given, timed)
+            running = self.programs.get(self._plan_for(work), work, example, int(stop - start) * calls).begin(
+                work, here, given, timed
+            )
             for t in range(start, stop):
                 running.step(index[t, :size], None if mask is None else mask[t, :size], t)
             carry = running.end()
@@ -266,11 +246,11 @@ class Scanner:
         pieces = [carry, *reversed(done)]
         return carry if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 
-    def _program(self, work: Work, example: tuple[Any, ...], calls: int) -> Program:
-        """Return the program of a step; a graph reads samples that were just made from a copy, as others follow."""
-        stored = work.x is self._population.task.x
-        plan = self.plan if stored or not self.plan.graph else replace(self.plan, own_data=True)
-        return self.programs.get(plan, work, example, calls)
+    def _plan_for(self, work: Work) -> Plan:
+        """Return the plan of a step; a graph reads samples that were just made from a copy, as others follow."""
+        if work.x is self._population.task.x or not self.plan.graph:
+            return self.plan
+        return replace(self.plan, own_data=True)
 
     def _vectorises(self, cohort: Cohort) -> bool:
         """Return whether clients run under `vmap`: one alone runs plain autograd, which has less overhead.
@@ -307,28 +287,6 @@ class Scanner:
             ]
             results = [torch.stack(parts) for parts in zip(*each, strict=True)]
         return _to_stacks(unflatten(made[0], results))
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """The inputs of a fold: one row per client, and one per step and client for `index` and `mask`."""
-
-    carry: Leaves
-    given: Leaves
-    index: Tensor
-    mask: Tensor | None
-    timed: Timed | None
-    steps: NDArray[np.int64]
-
-    def permute(self, there: Tensor, order: NDArray[np.int64], rows: list[bool]) -> _Inputs:
-        return _Inputs(
-            [leaf[there] for leaf in self.carry],
-            [leaf[there] if row else leaf for leaf, row in zip(self.given, rows, strict=True)],
-            self.index[:, there],
-            None if self.mask is None else self.mask[:, there],
-            self.timed and Timed(*(part[there] for part in self.timed)),
-            self.steps[order],
-        )
 
 
 def _join_tables(tables: list[BatchTable]) -> BatchTable:

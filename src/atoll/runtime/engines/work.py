@@ -42,7 +42,18 @@ class Work:
     seeding: Callable[[int], int]  # step number -> key, for models that draw from torch's own generator
     augment: Augment | None = None  # how training samples are changed
     streams: int | None = None  # how many batches a step gets, as a tuple; None: one batch by itself
+    apart: bool = False  # whether each client has a copy of everything that is given, because their runs differ
     gradients: list[int] = field(default_factory=lambda: [0])  # that one step takes; known once its Python has run
+
+    @property
+    def per_client(self) -> list[bool]:
+        """Which of what is given is different for every client."""
+        return stacked_leaves(self.given)
+
+    @property
+    def stacked(self) -> list[bool]:
+        """Which of what is given has a row for every client that runs."""
+        return [row or self.apart for row in self.per_client]
 
     def one_client(
         self, carry: Leaves, given: Leaves, x: Tensor, y: Tensor, mask: Any, low: Any, high: Any, time: Any
@@ -63,21 +74,20 @@ class Work:
         """Run the step for every row of `carry`."""
         x, y = self.x[index], self.y[index]
         if not self.vectorised:
-            rows = stacked_leaves(self.given)
-            alone = [leaf[0] if row else leaf for leaf, row in zip(given, rows, strict=True)]
+            alone = [leaf[0] if row else leaf for leaf, row in zip(given, self.stacked, strict=True)]
             own_low, own_high, own_time = (low[0], high[0], time[0]) if self.keyed else (None, None, None)
             own_mask = mask[0] if self.masked else None
             own = [leaf[0] for leaf in carry]
             after = self.one_client(own, alone, x[0], y[0], own_mask, own_low, own_high, own_time)
             return [leaf[None] for leaf in after]
-        axes = [0 if row else None for row in stacked_leaves(self.given)]
+        axes = [0 if row else None for row in self.stacked]
         masked, keyed = 0 if self.masked else None, 0 if self.keyed else None
         call = vmap(self.one_client, in_dims=(0, axes, 0, 0, masked, keyed, keyed, keyed))
         return call(carry, given, x, y, mask, low, high, time)
 
     def rows(self, given: Leaves, size: int) -> Leaves:
         """Return `given` for the first `size` clients."""
-        return [leaf[:size] if row else leaf for leaf, row in zip(given, stacked_leaves(self.given), strict=True)]
+        return [leaf[:size] if row else leaf for leaf, row in zip(given, self.stacked, strict=True)]
 
 
 def _require_same(after: Structure, before: Structure, new: Leaves, old: Leaves) -> None:

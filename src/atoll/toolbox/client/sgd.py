@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -70,7 +71,7 @@ def sgd(
     sharpness-aware (`client.sharpness`); a `penalty` is added to it. With a `pull`, each
     step of w ends with - lr lam (w - center), w before the step, outside of momentum, weight decay and clipping.
     """
-    rule = cohort.training
+    rule = replace(cohort.training, lr=1.0, lr_decay=1.0)  # their size is given, so steps of any size are one program
     layout = cohort.task.network.layout
     names = layout.part(only) if isinstance(only, str) else frozenset(only)
     for change in cohort.changes:

@@ -1,0 +1,163 @@
+"""The cells of a comparison: each is a method with a seed, whose run is found, continued or made."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from atoll.algorithms import file_of
+from atoll.data.task import Task
+from atoll.federation import federate
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.errors import RunError
+from atoll.kernel.sources import file_digest
+from atoll.records.configuration import Settings, is_another_model
+from atoll.records.labels import label
+from atoll.records.report import Report
+from atoll.records.rounds import Round
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.engines.trainings import TRAINED, OnEpoch
+
+Begun = Literal["new", "resumed", "reused"]
+OnRound = Callable[[Round], None]
+OnRun = Callable[[str, int, Begun], OnRound | None]  # method, seed, how it begins -> what to call after its rounds
+
+KEPT_SHARE = 0.5  # of a GPU's memory may go to what the clients of runs side by side keep
+COPIES = 3  # of a model, that a client may keep: its own, another one, a velocity
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One method with one seed, and what is there of its run."""
+
+    name: str
+    algorithm: Algorithm
+    seed: int
+    task: Task
+    settings: Settings
+    folder: Path | None  # of the comparison
+    done: Report | None = None
+
+    @classmethod
+    def find(
+        cls, name: str, algorithm: Algorithm, seed: int, task: Task, settings: Settings, folder: Path | None
+    ) -> Cell:
+        """Look for a run in the folder of a comparison; raise if one is there that had other data."""
+        cell = cls(name, algorithm, seed, task, settings_of(algorithm, settings, seed), folder)
+        if cell.place is None or not (cell.place / "config.json").exists():
+            return cell
+        done = Report.read(cell.place)
+        _require_same_data(done, task)
+        return replace(cell, done=done)
+
+    @property
+    def place(self) -> Path | None:
+        """The folder of the run."""
+        return None if self.folder is None else self.folder / run_name(self.algorithm, self.seed)
+
+    @property
+    def begun(self) -> Begun:
+        """How the run begins."""
+        return "new" if self.done is None else "reused" if self.done.finished else "resumed"
+
+    def run(
+        self, engine: LocalEngine, stop: threading.Event, on_round: OnRound | None, on_epoch: OnEpoch | None
+    ) -> Report:
+        """Return the report of the run, of which the missing part is made; raise KeyboardInterrupt if it is stopped."""
+        report = self.done
+        if report is None or not report.finished:
+            try:
+                made = federate(
+                    self.task, self.algorithm, settings=self.settings, engine=engine, folder=self.place,
+                    resume=report is not None, on_round=on_round, on_epoch=on_epoch, stop=stop,
+                    trained=None if self.folder is None else self.folder / TRAINED,
+                )  # fmt: skip
+            except BaseException as error:
+                stop.set()  # runs beside this one end after their round
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
+            else:
+                report = made.without_live()
+        if stop.is_set():
+            how = "" if self.folder is None else f"; continue with `atoll resume {self.folder}`"
+            raise KeyboardInterrupt(f"stopped in {self.name} with seed {self.seed}{how}")
+        assert report is not None
+        return report
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    engine: LocalEngine,
+    stop: threading.Event,
+    *,
+    on_run: OnRun | None,
+    on_round: OnRound | None,
+    on_epoch: OnEpoch | None,
+) -> dict[tuple[str, int], Report]:
+    """Run one cell, or several side by side; return their reports by name and seed."""
+    works = []
+    for cell in cells:
+        own = on_run(cell.name, cell.seed, cell.begun) if on_run else None
+        after = [call for call in (own, on_round) if call]
+        works.append(functools.partial(cell.run, engine, stop, functools.partial(_call_all, after), on_epoch))
+    if len(cells) == 1:
+        return {(cells[0].name, cells[0].seed): works[0]()}
+    found = engine.run_together([cell.task for cell in cells], works)
+    errors = [one for one in found if isinstance(one, BaseException)]
+    for error in sorted(errors, key=lambda error: isinstance(error, KeyboardInterrupt)):
+        raise error  # what went wrong comes before those that were stopped for it
+    return {(cell.name, cell.seed): one for cell, one in zip(cells, found, strict=True) if isinstance(one, Report)}
+
+
+def group_cells(cells: Sequence[Cell], device: torch.device) -> list[list[Cell]]:
+    """Group cells that run side by side: those that train in rounds, as many as fit in a GPU's memory."""
+    alone = [cell for cell in cells if cell.algorithm.one_shot or cell.begun == "reused"]
+    others = sorted((cell for cell in cells if cell not in alone), key=lambda cell: cell.name)  # seeds of one method
+    most = len(others)
+    if device.type == "cuda" and others:
+        task = others[0].task
+        kept = task.clients * COPIES * sum(leaf.nbytes for leaf in task.network.initial.values())
+        most = max(1, int(KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory / kept))
+    return [[cell] for cell in alone] + [others[start : start + most] for start in range(0, len(others), most or 1)]
+
+
+def settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Settings:
+    """Return the settings of a run; a one-shot method has one round, however many the others have."""
+    return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds)
+
+
+def run_name(algorithm: Algorithm, seed: int) -> str:
+    """Return the folder name of a run in a comparison.
+
+    It changes with the hyperparameters, and with the text of a user's file and of the files that it imports.
+    """
+    file = file_of(algorithm)
+    name = None if file is None else f"{file.stem}-{file_digest(file)}{algorithm.added}"
+    return re.sub(r"[^\w.=,+-]+", "-", f"{label(algorithm, name)}-seed{seed}")
+
+
+def _require_same_data(done: Report, task: Task) -> None:
+    before = done.config.task.data
+    if before not in (None, task.fingerprint):
+        raise RunError(
+            f"Runs are reused for the same data only. Those of {done.folder} have the fingerprint {before}, now it is "
+            f"{task.fingerprint}.",
+            hint="the data or their split have changed: choose another folder.",
+        )
+    if is_another_model(done.config, task):
+        raise RunError(
+            f"Runs are reused for the same model only. Those of {done.folder} had one that computes something else.",
+            hint="an attribute of the model has changed: choose another folder.",
+        )
+
+
+def _call_all(calls: Sequence[OnRound], line: Round) -> None:
+    for call in calls:
+        call(line)
