@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from atoll.data.splits import SHARES, SPLITS, Shares, deal_turns, cut_splits
+from atoll.data.splits import SHARES, SPLITS, Shares, cut_splits, deal_turns
 from atoll.kernel.errors import TaskError
 from atoll.kernel.randomness import generator
 

@@ -67,7 +67,7 @@ class GeneratedSplit(Split):
         offsets = find_offsets(self.sizes(clients))
         return self._with(offsets=offsets, places=self.places[clients], clients=self.clients[clients])
 
-    def to(self, device: torch.device, first: int = 0) -> Self:  # noqa: ARG002
+    def to(self, device: torch.device, first: int = 0) -> Self:
         """Return the split for samples on a device, where it has no rows; see `Split.to`."""
         return self._with(order=self.order.to(device))
 

@@ -31,9 +31,9 @@ from atoll.runtime.serialise import from_bytes
 LARGEST = 2**62  # bytes: what clients keep has no limit
 ROUNDS, CLIENTS, PIECES = 2**22, 2**31, 2**9  # that an id can tell apart
 BEFORE = 2**10  # rounds before the first one, in which clients prepare
+ROW = "id INTEGER PRIMARY KEY, piece INTEGER, client INTEGER, round INTEGER, form INTEGER, tree BLOB, checksum BLOB"
 SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS kept (id INTEGER PRIMARY KEY, piece INTEGER, client INTEGER, round INTEGER, "
-    "form INTEGER, tree BLOB, checksum BLOB)",
+    f"CREATE TABLE IF NOT EXISTS kept ({ROW})",
     "CREATE TABLE IF NOT EXISTS pieces (piece INTEGER PRIMARY KEY, name TEXT UNIQUE)",
     "CREATE TABLE IF NOT EXISTS forms (form INTEGER PRIMARY KEY, leaves TEXT UNIQUE)",
     "CREATE TABLE IF NOT EXISTS holders (id INTEGER PRIMARY KEY, first INTEGER)",  # since which round
@@ -264,7 +264,8 @@ class _Form:
         found, start = [], 0
         for dtype, shape in self.leaves:
             stop = start + int(np.prod(shape)) * dtype.itemsize
-            found.append(table[:, start:stop].clone(memory_format=torch.contiguous_format).view(dtype).reshape(len(trees), *shape))
+            own = table[:, start:stop].flatten().clone()  # bytes of one type, aligned as it needs
+            found.append(own.view(dtype).reshape(len(trees), *shape))
             start = stop
         return found
 
