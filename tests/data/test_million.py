@@ -13,14 +13,15 @@ from atoll.data.million import Million
 from atoll.data.recipe import Recipe
 from atoll.data.splits import SPLITS, cut_splits
 from atoll.data.task import Training
-from atoll.kernel.errors import DataError, TaskError
+from atoll.kernel.errors import DataError, EngineError, TaskError
+from atoll.toolbox.server import mixing
 
 CLIENTS = 12
 RUN = {"rounds": 3, "cohort": 5, "eval_every": 1}
 
 
 def make_task(clients=CLIENTS, **more):
-    return Million(clients, **more).task(model="mlp:6", training=Training(batch_size=4))
+    return Million(clients, **{"most": 24, **more}).task(model="mlp:6", training=Training(batch_size=4))
 
 
 def samples_of(task, client, split="train"):
@@ -71,7 +72,7 @@ def test_more_clients_leave_the_others_as_they_are():
 def test_the_splits_of_a_client_have_no_sample_in_common():
     task = make_task(3)
     every = torch.cat([samples_of(task, 1, split)[0] for split in SPLITS])
-    assert len(every.unique(dim=0)) == len(every) == Million(3).sizes[1]
+    assert len(every.unique(dim=0)) == len(every) == Million(3, most=24).sizes[1]
 
 
 def test_splits_are_as_large_as_those_of_stored_clients():
@@ -142,9 +143,14 @@ def test_some_clients_keep_their_samples():
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", ["whole eager", "chunk:2 traced", "loop eager"])
-@pytest.mark.parametrize("method", ["ditto", "fedavg+sam", "fedper@ifca:cluster_rounds=1"])
-def test_a_run_is_that_of_stored_samples(plan, method):
+@pytest.mark.parametrize(
+    ("method", "plan"),
+    [
+        ("ditto", "whole eager"), ("ditto", "chunk:2 traced"), ("fedavg+sam", "loop eager"),
+        ("fedper@ifca:cluster_rounds=1", "whole traced"),
+    ],
+)  # fmt: skip
+def test_a_run_is_that_of_stored_samples(method, plan):
     task = make_task()
 
     def run(one):
@@ -212,3 +218,10 @@ def test_it_is_not_read_as_a_whole():
 
 def test_offsets_begin_at_nothing():
     assert find_offsets(np.array([2, 0, 3])).tolist() == [0, 2, 2, 5]
+
+
+@pytest.mark.parametrize("method", ["fedamp", "fedora", "fedpac", "mocha", "fedfomo"])
+def test_a_server_that_holds_something_of_every_pair_of_clients_is_refused(method, monkeypatch):
+    monkeypatch.setattr(mixing, "_memory", lambda device: 3_000_000)  # bytes: for all models, not for all pairs
+    with pytest.raises(EngineError, match=r"The server must hold .* clients.*: [\d,]+ bytes"):
+        federate(make_task(1000), method, rounds=1, cohort=5, evaluation="none")
