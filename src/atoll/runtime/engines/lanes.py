@@ -8,15 +8,17 @@ the end: clients are dealt to lanes from the longest to the shortest, each to th
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+Clients = NDArray[np.int64]
 
 
 class Turns(NamedTuple):
@@ -31,68 +33,80 @@ class Turns(NamedTuple):
 class Lanes:
     """Who trains in which lane at which tick."""
 
-    steps: NDArray[np.int64]  # of each client
+    steps: Clients  # of each client
     width: int
+
+    @cached_property
+    def _deal(self) -> tuple[Clients, Clients, Clients, Clients]:
+        """Who has steps to take, the longest first, the lane and the first tick of each, and the load of every lane."""
+        clients = np.argsort(-self.steps, kind="stable")
+        clients = clients[: np.count_nonzero(self.steps)]
+        lane, start = np.arange(len(clients)), np.zeros(len(clients), dtype=np.int64)
+        loads = np.zeros(self.width, dtype=np.int64)
+        loads[: len(clients)] = self.steps[clients[: self.width]]
+        heap = [(load, number) for number, load in enumerate(loads.tolist())] if len(clients) > self.width else []
+        heapq.heapify(heap)
+        for place in range(self.width, len(clients)):
+            start[place], lane[place] = heap[0]
+            loads[lane[place]] += self.steps[clients[place]]
+            heapq.heapreplace(heap, (int(loads[lane[place]]), int(lane[place])))
+        return clients, lane, start, loads
 
     @cached_property
     def queues(self) -> list[list[int]]:
         """The clients of each lane, in their order."""
-        queues: list[list[int]] = [[] for _ in range(self.width)]
-        loads = [(0, lane) for lane in range(self.width)]
-        for client in np.argsort(-self.steps, kind="stable").tolist():
-            if self.steps[client]:
-                load, lane = heapq.heappop(loads)
-                queues[lane].append(client)
-                heapq.heappush(loads, (load + int(self.steps[client]), lane))
-        return queues
+        clients, lane, _, _ = self._deal
+        return [clients[lane == number].tolist() for number in range(self.width)]
 
-    @cached_property
+    @property
     def ticks(self) -> int:
         """How long it takes until all have ended."""
-        return max((int(self.steps[queue].sum()) for queue in self.queues if queue), default=0)
+        return int(self._deal[3].max(initial=0))
 
-    @cached_property
-    def first(self) -> NDArray[np.int64]:
+    @property
+    def first(self) -> Clients:
         """Who begins in each lane; a lane without anybody repeats the first client, and nobody reads it."""
-        return np.array([queue[0] if queue else self.queues[0][0] for queue in self.queues], dtype=np.int64)
+        begin = self._deal[0][: self.width]
+        return np.concatenate([begin, np.repeat(begin[:1], self.width - len(begin))])
 
     @cached_property
-    def table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def table(self) -> tuple[Clients, Clients]:
         """The client in each lane at each tick, and which of its steps it takes: both [tick, lane].
 
         A lane that has nothing left repeats its last step, and nobody reads it.
         """
+        clients, lane, start, loads = self._deal
+        taken = self.steps[clients]
+        number = np.arange(taken.sum()) - np.repeat(np.cumsum(taken) - taken, taken)
+        at = np.repeat(start, taken) + number, np.repeat(lane, taken)
         client = np.repeat(self.first[None], self.ticks, axis=0)
         step = np.zeros_like(client)
-        for lane, queue in enumerate(self.queues):
-            at = 0
-            for one in queue:
-                size = int(self.steps[one])
-                client[at : at + size, lane] = one
-                step[at : at + size, lane] = np.arange(size)
-                at += size
-            if queue:
-                client[at:, lane], step[at:, lane] = queue[-1], self.steps[queue[-1]] - 1
+        client[at], step[at] = np.repeat(clients, taken), number
+        for idle in np.flatnonzero((loads > 0) & (loads < self.ticks)).tolist():
+            end = int(loads[idle])
+            client[end:, idle], step[end:, idle] = client[end - 1, idle], step[end - 1, idle]
         return client, step
 
     def busy(self, ticks: int) -> int:
         """Return how many steps clients take in so many ticks."""
-        return sum(min(int(self.steps[queue].sum()), ticks) for queue in self.queues)
+        return int(np.minimum(self._deal[3], ticks).sum())
 
     def turns(self, device: torch.device) -> dict[int, Turns]:
         """Return what changes after which tick, as tensors on a device, to which they are copied at once."""
-        at: dict[int, list[tuple[bool, int, int, int]]] = {}
-        for lane, queue in enumerate(self.queues):
-            following = [*queue, -1][1:]
-            for client, new, end in zip(queue, following, np.cumsum(self.steps[queue]).tolist(), strict=True):
-                at.setdefault(end, []).append((new < 0, lane, client, new))
-        changes = [sorted(at[tick]) for tick in at]  # those lanes that go on come first
-        table = place(np.array(list(chain(*changes)), dtype=np.int64).reshape(-1, 4).T, device)
-        found, start = {}, 0
-        for tick, some in zip(at, changes, strict=True):
-            new = start + sum(not idle for idle, *_ in some)
-            _, lanes, ended, begin = table[:, start : start + len(some)]
-            found[tick], start = Turns(lanes, ended, begin[: new - start]), start + len(some)
+        clients, lane, start, _ = self._deal
+        ends = start + self.steps[clients]
+        following = {(int(one), int(begin)): who for one, begin, who in zip(lane, start, clients, strict=True) if begin}
+        new = np.array(
+            [following.get(key, -1) for key in zip(lane.tolist(), ends.tolist(), strict=True)], dtype=np.int64
+        )
+        order = np.lexsort((lane, new < 0, ends))  # in each tick, those lanes that go on come first
+        ends, new = ends[order], new[order]
+        table = place(np.stack([lane[order], clients[order], new]), device)
+        bounds = np.flatnonzero(np.diff(ends, prepend=-1, append=-1))
+        found = {}
+        for begin, end in itertools.pairwise(bounds.tolist()):
+            lanes, ended, begun = table[:, begin:end]
+            found[int(ends[begin])] = Turns(lanes, ended, begun[: int((new[begin:end] >= 0).sum())])
         return found
 
 

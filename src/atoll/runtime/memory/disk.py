@@ -15,6 +15,7 @@ import json
 import sqlite3
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +59,7 @@ class DiskMemory:
                 open_regular(file, largest=LARGEST).close()
         self._written = list[_Written]()  # since the last pruning, in all pieces
         self._forms = dict[int, _Form]()
+        self._holders = _Holders()
         with self._reading():
             self._connection = sqlite3.connect(path, check_same_thread=False)
             self.close = weakref.finalize(self, self._connection.close)  # by itself, when nobody holds the memory
@@ -71,6 +73,7 @@ class DiskMemory:
                 for statement in SCHEMA:
                     self._connection.execute(statement)
                 self._connection.execute("INSERT OR IGNORE INTO pieces VALUES (0, '')")
+            self._count_holders()
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
         """Recall what clients kept last; see `Memory.recall`."""
@@ -108,17 +111,20 @@ class DiskMemory:
         form, trees = _Form.write(flatten(tree)[0])
         try:
             with self._connection:
-                self._insert(self._piece, clients, form, trees, round)
+                new = self._insert(self._piece, clients, form, trees, round)
         except sqlite3.OperationalError as error:
             raise RunError(
                 f"What clients keep must be written to {self._path}. It cannot be: {error}.",
                 hint=f"make room, then continue with `atoll resume {self._path.parent}`.",
             ) from error
         self._written.append(_Written(self._piece, np.array(clients), round))
+        self._holders.count += new
+        self._holders.last = max(self._holders.last, round)
 
     def _insert(
         self, piece: int, clients: NDArray[np.int64], form: _Form, trees: Sequence[memoryview], round: int
-    ) -> None:
+    ) -> int:
+        """Write the rows of some clients; return how many of these had none before."""
         number, ids = self._number("forms", "form", form.text), _make_ids(piece, clients, round).tolist()
         self._connection.executemany(
             "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -127,9 +133,8 @@ class DiskMemory:
                 for one, client, tree in zip(ids, clients.tolist(), trees, strict=True)
             ),
         )
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO holders VALUES (?, ?)", ((one // ROUNDS, round) for one in ids)
-        )
+        owners = ((one // ROUNDS, round) for one in ids)
+        return self._connection.executemany("INSERT OR IGNORE INTO holders VALUES (?, ?)", owners).rowcount
 
     def _number(self, table: str, column: str, name: str) -> int:
         """Return the number of a form or a piece; a new one gets the next."""
@@ -163,6 +168,7 @@ class DiskMemory:
                 )
             self._connection.execute("DELETE FROM kept WHERE round >= ?", (round,))
             self._connection.execute("DELETE FROM holders WHERE first >= ?", (round,))
+            self._count_holders()
             self._written.clear()
             before = -1
             for one, form, tree, checksum in self._connection.execute("SELECT id, form, tree, checksum FROM kept"):
@@ -179,9 +185,15 @@ class DiskMemory:
 
     def holders(self, *, before: int) -> int | None:
         """Count who kept anything, in all pieces together; see `Memory.holders`."""
+        if before > self._holders.last:  # nobody began later, so there is nothing to look up
+            return self._holders.count
         question = "SELECT COUNT(*) FROM holders WHERE first < ?"
         with self._reading():
             return int(self._connection.execute(question, (before,)).fetchone()[0])
+
+    def _count_holders(self) -> None:
+        count, last = self._connection.execute("SELECT COUNT(*), MAX(first) FROM holders").fetchone()
+        self._holders.count, self._holders.last = int(count), -BEFORE if last is None else int(last)
 
     def prune(self, *, round: int) -> None:
         """Remove what the checkpoint at `round` supersedes; see `Memory.prune`."""
@@ -231,6 +243,14 @@ class DiskMemory:
         with self._connection:
             apart._piece = self._number("pieces", "piece", f"{mine}/{name}")
         return apart
+
+
+@dataclass
+class _Holders:
+    """How many clients kept anything, in all pieces, and the last round in which anybody did."""
+
+    count: int = 0
+    last: int = -BEFORE
 
 
 class _Written(NamedTuple):
