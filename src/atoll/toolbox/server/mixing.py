@@ -52,7 +52,7 @@ def _memory(device: torch.device) -> int | None:
 
 
 def identity_mixing(models: Stack) -> Tensor:
-    """Return the matrix in which every client has its own model and nothing else; raise if it does not fit in memory."""
+    """Return the matrix in which every client has its own model and nothing else; raise if it needs too much memory."""
     leaf = next(iter(models.values()))
     require_bytes(
         len(leaf) ** 2 * leaf.itemsize,
