@@ -63,6 +63,15 @@ def test_a_sample_does_not_depend_on_who_is_asked_with_it():
             assert len(rows) == task.splits[split].sizes(np.array([client]))[0]
 
 
+def test_some_clients_compute_as_all_do():
+    train = make_task().splits["train"]
+    even = np.flatnonzero(train.sizes(np.arange(CLIENTS)) % 4 == 0)[:1]  # alone, it has no short batch
+    held = train.hold(torch.zeros(1, 20), torch.zeros(1, dtype=torch.int64), even).split
+    assert len(even)
+    assert held.has_short_batch(4)
+    assert held.evenness(4) == train.evenness(4) < 1
+
+
 def test_more_clients_leave_the_others_as_they_are():
     few, many = make_task(3), make_task(1000)
     for client in range(3):

@@ -228,6 +228,17 @@ def test_values_of_all_types_and_shapes_come_back_in_their_bits(memory, dtype):
         assert torch.equal(found[name], leaf[1:])
 
 
+@pytest.mark.parametrize("clients", [1, 3])
+def test_what_all_clients_have_in_common_is_kept_for_each(memory, clients):
+    shared = {"w": torch.arange(4.0).reshape(2, 2).expand(clients, 2, 2), "n": torch.tensor(7).expand(clients)}
+    memory.keep(np.arange(clients), Stack.of(**shared), round=0)
+    found = memory.recall(
+        np.array([0]), Stack.of(w=torch.zeros(1, 2, 2), n=torch.zeros(1, dtype=torch.int64)), before=1
+    )
+    assert found["w"].tolist() == [[[0.0, 1.0], [2.0, 3.0]]]
+    assert found["n"].tolist() == [7]
+
+
 def test_what_a_row_cannot_name_is_refused(tmp_path):
     memory = DiskMemory(tmp_path / "m.sqlite")
     for clients, round in ([2**31], 0), ([0], 2**22):

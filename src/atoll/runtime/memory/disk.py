@@ -271,11 +271,12 @@ class _Form:
     @classmethod
     def write(cls, leaves: Sequence[Tensor]) -> tuple[_Form, list[memoryview]]:
         """Return the form of stacked leaves, and the bytes of each client."""
-        here = [leaf.detach().cpu().contiguous() for leaf in leaves]
+        # Copied: one row of an expanded leaf counts as contiguous, and cannot be seen as bytes.
+        here = [leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for leaf in leaves]
         form = cls(json.dumps([[str(leaf.dtype).removeprefix("torch."), [*leaf.shape[1:]]] for leaf in here]))
         if not here:
             raise CohortError("A method must keep at least one tensor.", hint="leave out `keep` to keep nothing.")
-        table = torch.cat([leaf.reshape(len(leaf), -1).view(torch.uint8) for leaf in here], dim=1).numpy()
+        table = torch.cat([leaf.flatten().view(torch.uint8).reshape(len(leaf), -1) for leaf in here], dim=1).numpy()
         return form, [memoryview(row) for row in table]
 
     def read(self, trees: Sequence[bytes]) -> list[Tensor]:
