@@ -28,7 +28,7 @@ from atoll.kernel.randomness import generator
 from atoll.metrics.groups import adjusted_rand
 from atoll.metrics.significance import standard_error
 from atoll.runtime.engines.local import LocalEngine
-from atoll.runtime.engines.planning import one_thread_each
+from atoll.runtime.engines.measuring import one_thread_each
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CLIENTS, GROUPS, ROUNDS = 12, 4, 30

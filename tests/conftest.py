@@ -1,6 +1,7 @@
 """What several tests build on: a small task, and a cohort of it under any plan."""
 
 import math
+import uuid
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,8 +14,8 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
 from atoll.runtime.engines import planning
+from atoll.runtime.engines.measuring import FORCED
 from atoll.runtime.engines.plan import Plan
-from atoll.runtime.engines.planning import FORCED
 from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.memory import RamMemory
@@ -33,6 +34,12 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATOLL_STATE", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What one test measures is found neither by another test nor by the user."""
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path_factory.getbasetemp() / "cache" / uuid.uuid4().hex))
 
 
 @pytest.fixture(autouse=True)

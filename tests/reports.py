@@ -27,7 +27,7 @@ def report_of(
     ledger = Ledger([Entry(way, 0, kind, kind, size, (0,)) for (way, kind), size in (counted or {}).items()])
     written = RunConfig.of_json({**config, "algorithm": AlgorithmSpec.of(algorithm)})
     lines = [Round.of_json({**line, **_evaluated(line)}) for line in history]
-    return Report(algorithm, written, lines, ledger, statistics, each)
+    return Report(algorithm, written, lines, ledger, statistics, None if each is None else {"test": each})
 
 
 def change(report: Report, place: int = -1, **found: Any) -> None:

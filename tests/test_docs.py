@@ -12,7 +12,7 @@ import pytest
 from atoll.algorithms import list_methods
 from atoll.kernel.algorithm import hyperparameters
 from atoll.kernel.errors import AtollError
-from atoll.runtime.engines.planning import one_thread_each
+from atoll.runtime.engines.measuring import one_thread_each
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

@@ -10,7 +10,7 @@ from atoll.algorithms import load_file
 from atoll.data import datasets, partition
 from atoll.data.task import Task
 from atoll.federation import federate
-from atoll.runtime.engines.planning import one_thread_each
+from atoll.runtime.engines.measuring import one_thread_each
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

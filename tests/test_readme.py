@@ -9,7 +9,7 @@ import pytest
 
 from atoll import Task, algorithms, federate
 from atoll.data import datasets, partition
-from atoll.runtime.engines.planning import one_thread_each
+from atoll.runtime.engines.measuring import one_thread_each
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

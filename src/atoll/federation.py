@@ -1,9 +1,9 @@
 """federate(): the only round loop. Read this file first.
 
 A round: the server chooses a cohort and sends it its state; the engine runs the method's `local` on the cohort; what
-the clients send passes the channel, which counts it; the server aggregates; from time to time all clients are
-evaluated. What the clients keep stays in their memory. A client that fails, drops out or is late leaves the round
-valid.
+the clients send passes the channel, which counts it; the server aggregates; from time to time clients are evaluated,
+all or a sample. What the clients keep stays in their memory. A client that fails, drops out or is late leaves the
+round valid.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def federate(
     whose clients train the same way find it.
     """
     method = create(algorithm) if isinstance(algorithm, str) else algorithm
-    settings = replace(settings or Settings(), **more)
+    settings = replace(settings or Settings(), **more).resolve(task.clients)
     settings.check(task, method)
     opened = Session.open(
         task, within_architectures(method, task.public_facts()), settings, engine or LocalEngine(), folder, stages,
@@ -135,8 +135,7 @@ def close(session: Session, round: int) -> None:
     if settings.evaluates_after(done):
         found["evaluation"], session.outcomes = evaluate_round(
             session.engine, session.population, session.method, session.server, round=done, seed=settings.seed,
-            last=done == settings.rounds, calls=settings.rounds // settings.every + 1,
-            everybody=settings.evaluation == "all",
+            last=done == settings.rounds, calls=settings.rounds // settings.every + 1, scored=session.scored,
         )  # fmt: skip
     found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
     if session.trainings and session.trainings.found:
@@ -160,7 +159,7 @@ def describe(session: Session, round: int) -> dict[str, Any]:
         "replied": traffic.replied,
         "lost": dict(traffic.lost),
         "loss": traffic.losses(),
-        **({"observed": seen} if (seen := collect_observations(traffic.notes)) else {}),
+        **({"observed": seen} if (seen := collect_observations(traffic.notes, session.scored)) else {}),
         "gradients": traffic.gradients,
         "bytes": session.channel.ledger.bytes_in_round(round),
     }

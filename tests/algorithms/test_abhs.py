@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -22,7 +22,17 @@ from atoll.testing.conformance import personal_models, play, quadratics
 from atoll.toolbox.client.blocks import BlockFeatures, Blocks, blocks_of
 from atoll.toolbox.objectives.margins import margin_logits, margins, own_moments
 from atoll.toolbox.server.prototypes import unit
-from atoll.toolbox.server.splitting import SCALE, TEMPERATURE, held_gradient, relative, sizes, student_gradient, votes
+from atoll.toolbox.server.splitting import (
+    SCALE,
+    TEMPERATURE,
+    Found,
+    Pull,
+    held_gradient,
+    relative,
+    sizes,
+    student_gradient,
+    votes,
+)
 
 CLASSES, SIZE = 3, 6
 quick = partial(ABHS, epochs=2, base_epochs=2, student_epochs=3, personal_epochs=1)
@@ -91,9 +101,11 @@ def test_what_comes_back_after_the_upload_is_in_the_ledger(task: Task, personal:
         return
     assert sorted(m.client for m in back) == [0, 1, 2, 3]
     server = report.server
-    sent = {"one": server["one"]} if student_epochs else {"models": server["models"], "shares": sizes(server)}
+    sent = (
+        {"one": server.found.one} if student_epochs else {"models": server.found.models, "shares": sizes(server.found)}
+    )
     if personal == "prototypes":
-        sent |= {"prototypes": server["prototypes"]}
+        sent |= {"prototypes": Params.of(prototypes=server.found.prototypes)}
     assert {m.bytes for m in back} == {size_of(sent)}
     assert {m.direction for m in back} == {"down"}
     assert report.history[-1]["bytes"]["down"] >= sum(m.bytes for m in back)  # of the last round
@@ -121,9 +133,9 @@ def replace_mean(said: Stack, value: float) -> Stack:
 
 def test_the_base_is_trained_by_the_server_alone(task: Task) -> None:
     report = play(task, quick())
-    assert not torch.equal(report.server["model"]["head.weight"], task.network.initial["head.weight"])
+    assert not torch.equal(report.server.model["head.weight"], task.network.initial["head.weight"])
     initial = play(task, quick(base="initial"))
-    assert all(torch.equal(initial.server["model"][name], leaf) for name, leaf in task.network.initial.items())
+    assert all(torch.equal(initial.server.model[name], leaf) for name, leaf in task.network.initial.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +153,7 @@ class SharesTheBody(ABHS):
 def test_the_base_stays_as_it_was_broadcast_and_is_not_sent(task: Task, everybody: bool) -> None:
     method = SharesTheBody(epochs=2, base_epochs=2, student_epochs=0, personal_epochs=1, everybody=everybody)
     report = play(task, method)
-    base, models = report.server["model"], report.server["models"]
+    base, models = report.server.model, report.server.found.models
     for deployed in ([models.client(k) for k in range(4)], personal_models(report)):
         for k, w in enumerate(deployed):
             shares = everybody or k != 1
@@ -160,38 +172,40 @@ def test_the_prototypes_answer_together(task: Task) -> None:
     assert isinstance(shared, Predictor)
     x, server = task.x[:5], report.server
     batch = Batch(x, task.y[:5], None, None, task.network, Variant(train=False))
-    members = [server["models"].client(k) for k in range(4)]
+    members = [server.found.models.client(k) for k in range(4)]
     n = torch.tensor([len(own(task, k)[0]) for k in range(4)], dtype=torch.float64)
     z = sum(n[k] / n.sum() * unit(features_of(task, w, x)) for k, w in enumerate(members))
-    expected = SCALE * unit(z) @ server["prototypes"]["prototypes"].T
+    expected = SCALE * unit(z) @ server.found.prototypes.T
     torch.testing.assert_close(shared.answer(shared.model, shared.beside, batch), expected)
 
 
 def test_who_has_no_sample_of_a_class_is_not_heard_about_it(task: Task) -> None:
     report = play(task, quick(theta=2.0, student_epochs=0, personal="none", answer="outputs"))
-    told, share = report.server["evidence"], votes(report.server)
+    told, share = report.server.found.evidence, votes(report.server.found)
     assert bool((share[told["count"] == 0] == 0).all())
     torch.testing.assert_close(share.sum(0), torch.ones(CLASSES, dtype=torch.float64))
-    nobody = {"evidence": told | Stack.of(count=told["count"] * torch.tensor([1.0, 1.0, 0.0]))}
+    counted = told | Stack.of(count=told["count"] * torch.tensor([1.0, 1.0, 0.0]))
+    nobody = replace(report.server.found, evidence=counted)
     assert votes(nobody)[:, 2].tolist() == [0.25] * 4
-    torch.testing.assert_close(sizes(report.server).sum(), torch.ones(()).double())
+    torch.testing.assert_close(sizes(report.server.found).sum(), torch.ones(()).double())
 
 
 def test_features_that_point_elsewhere_are_not_mixed(task: Task) -> None:
     server = play(task, quick(theta=2.0, student_epochs=0)).server
     for agreement, beside in ((0.29, {"shares"}), (0.31, {"shares", "prototypes"})):
-        shared = quick().combine({**server, "agreement": torch.tensor(agreement)})
+        found = replace(server.found, agreement=torch.tensor(agreement))
+        shared = quick().shared(replace(server, found=found))
         assert isinstance(shared, Predictor)
         assert {name for name in shared.beside if not name.startswith("member.")} == beside
 
 
 def test_a_client_that_was_lost_has_what_was_broadcast(task: Task) -> None:
     report = play(task, quick(theta=2.0), faults=lambda round, clients: clients == 2)
-    assert report.server["clients"].tolist() == [0, 1, 3]
-    assert report.server["models"].clients == 3
+    assert report.server.found.clients.tolist() == [0, 1, 3]
+    assert report.server.found.models.clients == 3
     models = personal_models(report)
-    assert all(torch.equal(models[2][name], leaf) for name, leaf in report.server["model"].items())
-    assert not torch.equal(models[1]["head.weight"], report.server["model"]["head.weight"])
+    assert all(torch.equal(models[2][name], leaf) for name, leaf in report.server.model.items())
+    assert not torch.equal(models[1]["head.weight"], report.server.model["head.weight"])
 
 
 def test_personal_prototypes_stand_beside_the_own_model(task: Task) -> None:
@@ -201,7 +215,7 @@ def test_personal_prototypes_stand_beside_the_own_model(task: Task) -> None:
         w = Params({name: leaf for name, leaf in model.items() if not name.startswith("beside.")}, model.layout)
         z = unit(features_of(task, w, x))
         for c in range(CLASSES):
-            n, shared = int((y == c).sum()), report.server["prototypes"]["prototypes"][c]
+            n, shared = int((y == c).sum()), report.server.found.prototypes[c]
             mine = n / (n + 50) * unit(z[y == c].sum(0)) + 50 / (n + 50) * shared
             torch.testing.assert_close(model["beside.prototypes"][c], unit(mine))
 
@@ -209,7 +223,7 @@ def test_personal_prototypes_stand_beside_the_own_model(task: Task) -> None:
 def test_a_new_client_gets_what_everybody_has(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     report = play(task, quick())
     found = report.algorithm.welcome(report.server, make_cohort(task))
-    assert all(torch.equal(found[name], leaf) for name, leaf in report.server["one"].items())
+    assert all(torch.equal(found[name], leaf) for name, leaf in report.server.found.one.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,15 +232,15 @@ class Watched(ABHS):
 
     seen: ClassVar[dict[str, Tensor]] = {}
 
-    def teaching_logits(self, server: dict[str, Any], replies: Replies, x: Tensor) -> Tensor:
-        self.seen.update(x=x, logits=super().teaching_logits(server, replies, x))
+    def teaching_logits(self, w: Params, found: Found, replies: Replies, x: Tensor) -> Tensor:
+        self.seen.update(x=x, logits=super().teaching_logits(w, found, replies, x))
         return self.seen["logits"]
 
 
 def test_a_student_learns_margins(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     # catches: averaged logits, by which a client with a single class decides everything.
     report = play(task, Watched(theta=2.0, epochs=2, base_epochs=2, student_epochs=1))
-    models, x = report.server["models"], Watched.seen["x"]
+    models, x = report.server.found.models, Watched.seen["x"]
     told = margins(own_moments(make_cohort(task), models)) * SCALE
     features = torch.stack([features_of(task, models.client(k), x) for k in range(task.clients)])
     torch.testing.assert_close(Watched.seen["logits"], margin_logits(features, told), rtol=0, atol=1e-9)
@@ -237,8 +251,8 @@ def test_a_student_of_itself_stays_where_samples_are_augmented(task: Task) -> No
     # Clients that train nothing are the base that the student begins with.
     shaken = replace(task, augment=Shaken())
     report = play(shaken, quick(theta=2.0, epochs=0, student_epochs=5, student_lr=1.0, student_of="logits"))
-    for name, leaf in report.server["model"].items():
-        torch.testing.assert_close(report.server["one"][name], leaf, rtol=0, atol=1e-12)
+    for name, leaf in report.server.model.items():
+        torch.testing.assert_close(report.server.found.one[name], leaf, rtol=0, atol=1e-12)
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
@@ -275,7 +289,7 @@ def test_the_gradient_of_the_personal_part_by_hand(task: Task) -> None:
     # catches: a pull on features where only the head is trained, which would have no gradient at all.
     names, others = blocks_of(task.public_facts()).above(0), [task.network.initial * 1.1, task.network.initial * 0.7]
     batch = Batch(task.x[:5], task.y[:5], None, None, task.network, Variant())
-    given = {"many": others, "shares": torch.tensor([0.25, 0.75]).double(), "beta": 0.4}
+    given = Pull(others, torch.tensor([0.25, 0.75]).double(), beta=0.4)
     g, _, loss = held_gradient(names, task.network.initial, batch, given)
     module = task.network._original.requires_grad_(True)
     wanted = 0.25 * features_of(task, others[0], batch.x) + 0.75 * features_of(task, others[1], batch.x)

@@ -69,11 +69,11 @@ def test_the_server_averages_as_deep_as_most_want_and_all_are_alike(
     task: Task, splits: list[int], theta_c: float, expected: int
 ) -> None:
     server = deciding(task, splits, theta_c=theta_c)
-    assert server["splits"].tolist() == [expected] * 4
-    assert bool(((server["alignment"] > 0) & (server["alignment"] < 1)).all())
-    alone = play(task, quick(theta_d=0.0)).server["models"]
+    assert server.splits.tolist() == [expected] * 4
+    assert bool(((server.alike > 0) & (server.alike < 1)).all())
+    alone = play(task, quick(theta_d=0.0)).server.found.models
     n = torch.tensor([len(own(task, k)[0]) for k in range(4)], dtype=torch.float64)
-    for name, leaf in server["models"].items():
+    for name, leaf in server.found.models.items():
         if name in blocks_of(task.public_facts()).below(expected):
             mean = torch.tensordot(n / n.sum(), alone[name], dims=1)
             torch.testing.assert_close(leaf, mean.expand_as(leaf))
@@ -101,13 +101,13 @@ def test_statistics_of_the_averaged_base_are_those_of_samples(
     normal = make_task(normed, dtype=torch.float64, sizes=(20, 3, 14, 9), shares=(0.6, 0.2, 0.2))
     normal = replace(normal, public=task.public)
     server = deciding(normal, [1, 1, 1, 1], theta_c=0.0, probes=probes)
-    found = server["models"].client(3)
+    found = server.found.models.client(3)
     mean, inside = found["body.1.running_mean"], found["body.1.running_var"]
     if probes == "public":  # found anew: in the mean over batches, those of what enters the layer
         entering = normal.public[0] @ found["body.0.weight"].T + found["body.0.bias"]
         torch.testing.assert_close(mean, entering.mean(0), rtol=0, atol=0.15)
         return
-    alone = play(normal, quick(theta_d=0.0)).server["models"]
+    alone = play(normal, quick(theta_d=0.0)).server.found.models
     n = torch.tensor([len(own(normal, k)[0]) for k in range(4)], dtype=torch.float64)[:, None]
     share, means = n / n.sum(), alone["body.1.running_mean"]
     torch.testing.assert_close(mean, (share * means).sum(0))

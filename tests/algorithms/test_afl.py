@@ -36,7 +36,7 @@ def test_clients_with_one_class_each_tell_all_apart() -> None:
 
 def test_a_class_that_nobody_has_is_answered_with_0(make_task: Callable[..., Task]) -> None:
     task = make_task(classes=4, dtype=torch.float64)
-    head = play(replace(task, y=task.y.clamp(max=2)), AFL()).server["model"].part("head")
+    head = play(replace(task, y=task.y.clamp(max=2)), AFL()).server.answer.part("head")
     assert not head["head.weight"][3].any()
     assert head["head.bias"][3] == 0
     assert head["head.weight"][2].any()

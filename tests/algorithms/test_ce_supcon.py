@@ -52,7 +52,7 @@ def test_the_gradient_by_hand(task: Task, mask: Tensor | None) -> None:
     x, y = task.x[:5], torch.tensor([0, 1, 2, 0, 2])
     keys = Keys(torch.tensor(3), torch.tensor(4))
     raw = Batch(x, y, mask, keys, task.network, Variant(), augment=Shift())
-    g, _, loss = contrast_gradient(task.network.initial, raw.view(0), {"lam": 0.7, "temperature": 0.5})
+    g, _, loss = contrast_gradient(task.network.initial, raw.view(0), lam=0.7, temperature=0.5)
     seen = [raw.view(number).x for number in (0, 1)]
     assert not torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], x)
@@ -71,12 +71,12 @@ def test_statistics_of_batchnorm_are_those_of_samples_as_they_are(make_task: Cal
         return BodyAndHead(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5)), nn.Linear(5, 3))
 
     task = make_task(normed, sizes=(8,), batch_size=8, dtype=torch.float64)
-    models = play(replace(task, augment=Shift()), CESupCon(epochs=1)).server["models"]
+    models = play(replace(task, augment=Shift()), CESupCon(epochs=1)).server.answer.models
     torch.testing.assert_close(models["body.0.running_mean"][0], 0.1 * task.x.mean(0), rtol=0, atol=1e-12)
 
 
 def test_the_contrast_counts(task: Task) -> None:
-    plain, mine = (play(task, one).server["models"] for one in (Ensemble(epochs=1), CESupCon(epochs=1)))
+    plain, mine = (play(task, one).server.answer.models for one in (Ensemble(epochs=1), CESupCon(epochs=1)))
     assert not torch.equal(plain["body.1.weight"][2], mine["body.1.weight"][2])
 
 

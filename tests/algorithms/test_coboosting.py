@@ -11,12 +11,12 @@ from atoll import LocalEngine, Task
 from atoll.algorithms.answers.coboosting import BoostedStudent
 from atoll.algorithms.coboosting import CoBoosting
 from atoll.algorithms.dense import Dense
-from atoll.kernel.params import Params, stack
+from atoll.kernel.params import stack
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
-from atoll.toolbox.server.synthesis import Pool, State
+from atoll.toolbox.server.synthesis import Pool, Teachers
 
 SMALL: dict[str, Any] = {"server_epochs": 3, "generator_steps": 2, "server_batch": 6, "noise": 4, "width": 4}
 
@@ -35,9 +35,9 @@ def votes_of_epochs(task: Task, **more: float) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
 
     class Watched(BoostedStudent):
-        def votes(self, pool: Pool, given: State, epoch: int) -> Params:
+        def votes(self, pool: Pool, given: Teachers, epoch: int) -> torch.Tensor:
             votes = super().votes(pool, given, epoch)
-            seen.append(votes["votes"])
+            seen.append(votes)
             return votes
 
     models = stack([task.network.initial * factor for factor in (1.0, -1.0, 3.0)])
@@ -61,5 +61,5 @@ def test_a_step_of_the_votes_that_is_too_long_is_cut(task: Task) -> None:
 
 
 def test_it_is_not_dense(task: Task) -> None:
-    mine, theirs = (play(task, one).server["model"] for one in (CoBoosting(**SMALL), Dense(**SMALL)))
+    mine, theirs = (play(task, one).server.answer for one in (CoBoosting(**SMALL), Dense(**SMALL)))
     assert (mine - theirs).norm() > 0

@@ -7,7 +7,7 @@ import torch
 from samples import answers
 from torch import Tensor
 
-from atoll import Params, Stack, Task
+from atoll import Params, Task
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.local import Local
 from atoll.testing.conformance import personal_models, play
@@ -50,8 +50,8 @@ def test_answers_by_hand(task: Task, of: Of, weighting: ClassVotes) -> None:
 def test_a_constant_in_the_logits_of_a_member_changes_nothing(of: Of) -> None:
     # catches: class-wise weights on logits as they are, whose sum then depends on a number that no model means.
     outputs = torch.tensor([[[1.0, 0.0, 3.0]], [[2.0, 2.0, -1.0]]], dtype=torch.float64)
-    labels = Stack.of(counts=torch.tensor([[3.0, 1.0, 0.0], [1.0, 0.0, 2.0]], dtype=torch.float64))
-    shares = class_shares(labels, "classes")
+    counts = torch.tensor([[3.0, 1.0, 0.0], [1.0, 0.0, 2.0]], dtype=torch.float64)
+    shares = class_shares(counts, "classes")
     moved = outputs + torch.tensor([5.0, -2.0], dtype=torch.float64)[:, None, None]
     torch.testing.assert_close(combine_votes(moved, shares, of), combine_votes(outputs, shares, of), rtol=0, atol=1e-12)
 
@@ -64,7 +64,7 @@ def test_probabilities_of_sure_members_stay_finite() -> None:
 
 def test_nobody_is_heard_about_a_class_it_never_saw() -> None:
     # The second client alone has class 1, and only it decides on its logit.
-    shares = class_shares(Stack.of(counts=torch.tensor([[4.0, 0.0], [1.0, 5.0]])), "classes")
+    shares = class_shares(torch.tensor([[4.0, 0.0], [1.0, 5.0]]), "classes")
     outputs = torch.tensor([[[3.0, -3.0]], [[-1.0, 1.0]]])
     assert combine_votes(outputs, shares, "logits")[0, 1] == 1.0
 

@@ -22,6 +22,7 @@ from atoll.models import BodyAndHead
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
 from atoll.toolbox.objectives.contrastive import supervised_contrast
+from atoll.toolbox.objectives.prototypical import Given
 
 WEIGHT = "head.weight"
 
@@ -42,7 +43,7 @@ def test_two_steps_by_hand(make_task: Callable[..., Task], profile: str) -> None
     report = play(task, FAFI(profile=profile, epochs=2))  # type: ignore[arg-type]
     x, y = own(task, 0)
     module = task.network._original.requires_grad_(True)
-    module.load_state_dict(dict(report.server["model"]))
+    module.load_state_dict(dict(report.server.start.model))
     parameters = [leaf for name, leaf in module.named_parameters() if name != "head.bias"]
     for epoch in range(2):
         if epoch == 0 or profile == "faithful":
@@ -64,7 +65,7 @@ def test_two_steps_by_hand(make_task: Callable[..., Task], profile: str) -> None
             assert leaf.grad is not None
             leaf.grad *= (0.5 / length).clamp(max=1)
         optimizer.step()
-    found = report.server["models"].client(0)
+    found = report.server.answer.models.client(0)
     for name, leaf in module.named_parameters():
         torch.testing.assert_close(found[name], leaf.detach(), rtol=0, atol=1e-9)
 
@@ -72,7 +73,7 @@ def test_two_steps_by_hand(make_task: Callable[..., Task], profile: str) -> None
 def test_two_different_views_are_seen(make_task: Callable[..., Task]) -> None:
     shaken: Augment = Shaken()
     plain = make_task(dtype=torch.float64, batch_size=12)
-    models = [play(replace(plain, augment=rule), FAFI(epochs=1)).server["models"] for rule in (None, shaken)]
+    models = [play(replace(plain, augment=rule), FAFI(epochs=1)).server.answer.models for rule in (None, shaken)]
     assert not torch.equal(models[0][WEIGHT], models[1][WEIGHT])
 
 
@@ -97,18 +98,18 @@ def test_an_option_overrides_its_profile(half: str, option: str) -> None:
 
 def test_faithful_prototypes_begin_at_normal_draws_the_same_for_all(make_task: Callable[..., Task]) -> None:
     task = make_task(lambda: BodyAndHead(nn.Linear(4, 512), nn.Linear(512, 3)), dtype=torch.float64)
-    still = play(task, FAFI(profile="faithful", epochs=0)).server["models"][WEIGHT]
+    still = play(task, FAFI(profile="faithful", epochs=0)).server.answer.models[WEIGHT]
     assert all(torch.equal(one, still[0]) for one in still)
     lengths = still[0].norm(dim=1)
     torch.testing.assert_close(lengths, torch.full_like(lengths, 512**0.5), rtol=0.1, atol=0)
-    head = play(task, FAFI(epochs=0)).server["models"][WEIGHT][0]
+    head = play(task, FAFI(epochs=0)).server.answer.models[WEIGHT][0]
     assert torch.equal(head, task.network.initial[WEIGHT])
 
 
 @pytest.mark.parametrize("profile", ["clean", "faithful"])
 def test_prototypes_are_averaged_over_owners_or_all(task: Task, profile: str) -> None:
     report = play(task, FAFI(profile=profile))  # type: ignore[arg-type]
-    rows, found = report.server["models"][WEIGHT], report.server["prototypes"]["rows"]
+    rows, found = report.server.answer.models[WEIGHT], report.server.answer.prototypes
     for label in range(3):
         owners = [k for k in range(4) if profile == "faithful" or (own(task, k)[1] == label).any()]
         each = rows[owners, label]
@@ -131,24 +132,24 @@ def test_answers_by_hand(task: Task) -> None:
     # catches: the released "informativeness", averaged over clients before it weighs any of them.
     report = play(task, FAFI())
     server, x = report.server, task.x
-    models = [server["models"].client(k) for k in range(4)]
+    models = [server.answer.models.client(k) for k in range(4)]
     features = [Batch(x, x[:, :0], None, None, task.network, Variant(train=False)).features(w) for w in models]
-    said = [1 - F.cosine_similarity(f, s[None]) for f, s in zip(features, server["noise"]["features"], strict=True)]
+    said = [1 - F.cosine_similarity(f, s[None]) for f, s in zip(features, server.answer.noise["features"], strict=True)]
     mixed = sum(s[:, None] * F.normalize(f) for s, f in zip(said, features, strict=True))
     assert isinstance(mixed, Tensor)
-    expected = 16 * F.cosine_similarity(mixed[:, None], server["prototypes"]["rows"][None], dim=2)
+    expected = 16 * F.cosine_similarity(mixed[:, None], server.answer.prototypes[None], dim=2)
     torch.testing.assert_close(answers(task, FAFI().shared(server), x), expected, rtol=0, atol=1e-9)
 
 
 def test_in_the_faithful_profile_answers_depend_on_who_is_tested_together(make_task: Callable[..., Task]) -> None:
     task = make_task(normalised_batch_model, sizes=(8, 9, 8), dtype=torch.float64)
     report = play(task, FAFI(profile="faithful"))
-    before = {name: leaf.clone() for name, leaf in report.server["models"].items()}
+    before = {name: leaf.clone() for name, leaf in report.server.answer.models.items()}
     deployed = report.algorithm.shared(report.server)
     assert deployed is not None
     together, alone = answers(task, deployed, task.x), answers(task, deployed, task.x[:5])
     assert not torch.allclose(together[:5], alone)
-    assert all(torch.equal(leaf, before[name]) for name, leaf in report.server["models"].items())
+    assert all(torch.equal(leaf, before[name]) for name, leaf in report.server.answer.models.items())
 
 
 def test_noise_is_seen_with_the_statistics_of_the_samples(make_task: Callable[..., Task]) -> None:
@@ -162,7 +163,7 @@ def test_noise_is_seen_with_the_statistics_of_the_samples(make_task: Callable[..
     mixed = torch.zeros(11, 6, dtype=torch.float64)
     shares = []
     for k in range(3):
-        w = server["models"].client(k)
+        w = server.answer.models.client(k)
         linear = {
             name: F.linear(rows, w["body.0.weight"], w["body.0.bias"]) for name, rows in (("x", x), ("noise", images))
         }
@@ -171,7 +172,7 @@ def test_noise_is_seen_with_the_statistics_of_the_samples(make_task: Callable[..
         f, noise = (F.relu((linear[name] - mean) * scale + w["body.1.bias"]) for name in ("x", "noise"))
         shares.append((1 - F.cosine_similarity(f, noise.mean(0)[None])).clamp(min=1e-6))
         mixed = mixed + shares[-1][:, None] * F.normalize(f)
-    expected = 16 * F.cosine_similarity(mixed[:, None], server["prototypes"]["rows"][None], dim=2)
+    expected = 16 * F.cosine_similarity(mixed[:, None], server.answer.prototypes[None], dim=2)
     torch.testing.assert_close(answers(task, report.algorithm.shared(server), x), expected, rtol=0, atol=1e-9)
 
 
@@ -198,7 +199,7 @@ def test_of_too_few_samples_no_step_is_made(task: Task, caplog: pytest.LogCaptur
     # Clients have 5, 1, 12 and 7 samples, batches 4.
     for algorithm, still in ((FAFI(), [1]), (FAFI(drop_last=True), [1]), (FAFI(profile="faithful"), [1])):
         caplog.clear()
-        models = play(task, replace(algorithm, normal_start=False)).server["models"]
+        models = play(task, replace(algorithm, normal_start=False)).server.answer.models
         moved = [k for k in range(4) if not torch.equal(models[WEIGHT][k], task.network.initial[WEIGHT])]
         assert moved == [k for k in range(4) if k not in still]
         assert "take no step" in caplog.text
@@ -212,10 +213,10 @@ def test_incomplete_batches_are_steps_or_not(
         for size, expected in zip((6, 5, 4), steps, strict=True):
             cohort = make_cohort(make_task(sizes=(size, 8), dtype=torch.float64))
             step = algorithm.training.step(cohort)
-            given = {"lr": cohort.lr, "epoch": None, "all": None, "own": None}
+            given = Given(cohort.lr, epoch=None, total=None, own=None)
             end = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=3)
-            assert end["time"]["steps"][0] == 3 * -(-size // 4)
-            assert end["seen"]["steps"][0] == expected
+            assert end.time[0] == 3 * -(-size // 4)
+            assert end.seen["steps"][0] == expected
 
 
 def test_a_head_that_is_not_one_linear_layer_is_refused(make_task: Callable[..., Task]) -> None:
@@ -223,7 +224,7 @@ def test_a_head_that_is_not_one_linear_layer_is_refused(make_task: Callable[...,
     with pytest.raises(ModelError, match="one linear layer of 6 features and 3 classes"):
         FAFI().start(deep.public_facts())
     free = make_task(lambda: BodyAndHead(nn.Linear(4, 6), nn.Linear(6, 3, bias=False)))
-    assert set(FAFI().start(free.public_facts())) == {"model"}
+    assert FAFI().start(free.public_facts()).start.model is free.network.initial
 
 
 def test_classes_are_needed_and_numbers_to_compare_with_noise(task: Task) -> None:
@@ -234,7 +235,7 @@ def test_classes_are_needed_and_numbers_to_compare_with_noise(task: Task) -> Non
     text = Task.of_clients(data, words, classes=3)
     with pytest.raises(TaskError, match="no numbers"):
         FAFI().start(text.public_facts())
-    assert set(FAFI(fusion="uniform").start(text.public_facts())) == {"model"}
+    assert FAFI(fusion="uniform").start(text.public_facts()).start.model is text.network.initial
 
 
 def test_terms_are_logged_by_name(task: Task, make_cohort: Callable[..., Cohort]) -> None:

@@ -34,7 +34,7 @@ def test_a_masked_bank_of_the_only_class_there_is_changes_nothing(task: Task) ->
     x, y = task.public
     alike = replace(task, y=torch.zeros_like(task.y), public=(x, torch.zeros_like(y)))
     plain, masked, blind = (
-        play(alike, algorithm).server["models"]
+        play(alike, algorithm).server.answer.models
         for algorithm in (FAFI(epochs=3), FAFIBank(epochs=3, masked=True), FAFIBank(epochs=3))
     )
     assert all(torch.equal(leaf, masked[name]) for name, leaf in plain.items())

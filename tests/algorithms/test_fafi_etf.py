@@ -26,7 +26,7 @@ def task(make_task: Callable[..., Task]) -> Task:
 @pytest.mark.purpose("fafi-etf")
 def test_prototypes_of_different_clients_agree_more(task: Task) -> None:
     rows = [
-        play(task, algorithm).server["models"][WEIGHT]
+        play(task, algorithm).server.answer.models[WEIGHT]
         for algorithm in (FAFI(epochs=20), FAFIETF(epochs=20, anchor=3.0, anchor_schedule="constant"))
     ]
     counts = torch.stack([torch.bincount(own(task, k)[1], minlength=3) for k in range(3)]).double()
@@ -42,7 +42,7 @@ def test_anchors_with_lengths_shrink_prototypes_and_directions_do_not(task: Task
     # Prototypes begin with lengths of about 2.4 here (22.6 with 512 features), and unit anchors pull them to 1.
     strong = {"anchor": 5.0, "anchor_schedule": "constant", "epochs": 30, "profile": "faithful", "drop_last": False}
     pulled, free = (
-        play(task, FAFIETF(anchor_loss=loss, **strong)).server["models"][WEIGHT].norm(dim=2)  # type: ignore[arg-type]
+        play(task, FAFIETF(anchor_loss=loss, **strong)).server.answer.models[WEIGHT].norm(dim=2)  # type: ignore[arg-type]
         for loss in ("mse", "direction")
     )
     assert pulled.mean() < 0.6 * free.mean()

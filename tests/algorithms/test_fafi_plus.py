@@ -14,6 +14,7 @@ from atoll import Batch, Cohort, Params, Task
 from atoll.algorithms.answers.refined import refine
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_plus import FAFIPlus
+from atoll.algorithms.trainings.pieces import Supplied
 from atoll.kernel.errors import HyperparameterError, ModelError, TaskError
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Stack
@@ -26,7 +27,7 @@ from atoll.toolbox.objectives.contrastive import UNLABELLED, ContrastSet, superv
 from atoll.toolbox.objectives.margins import margin_logits, margins
 from atoll.toolbox.objectives.negatives import filled_queue
 from atoll.toolbox.objectives.prototypical import Seen
-from atoll.toolbox.objectives.terms import Composed
+from atoll.toolbox.objectives.terms import Carry, Composed, Given
 from atoll.toolbox.server.fusion import discernment
 from atoll.toolbox.server.pools import class_means, redraw
 from atoll.toolbox.server.triangles import triangle
@@ -58,7 +59,7 @@ def task(make_task: Callable[..., Task]) -> Task:
 
 def outcome(task: Task, **options: Any) -> list[Tensor]:
     server = play(task, FAFIPlus(epochs=6, **options)).server
-    return [server["models"][WEIGHT], server["prototypes"]["rows"]]
+    return [server.answer.models[WEIGHT], server.answer.prototypes]
 
 
 def test_every_part_makes_a_difference_and_no_two_the_same(task: Task) -> None:
@@ -77,7 +78,7 @@ def test_rare_classes_are_drawn_as_often_as_others() -> None:
     keys = Keys(torch.tensor(5), torch.tensor(7))
     network = Network(nn.Linear(1, 3).double())
     batch = Batch(torch.arange(500.0).double()[:, None], y, mask, keys, network, Variant())
-    given = {"counts": Params.of(counts=torch.tensor([400.0, 80.0, 18.0, 0.0]).double())}
+    given = Given(counts=torch.tensor([400.0, 80.0, 18.0, 0.0]).double())
     drawn = Composed(rarity=1.0, rarity_by="draws").samples(batch, given)
     assert torch.equal(y[drawn.x[:, 0].long()], drawn.y)
     assert drawn.x.max() < 498
@@ -118,8 +119,7 @@ def test_a_reference_may_be_compared_class_by_class(
 
     def loss(rows: Tensor) -> Tensor:
         cohort = make_cohort(task)
-        sent = {"model": task.network.initial, "reference": reference | Params.of(features=rows)}
-        method.training.train(sent, cohort)
+        method.training.train(Supplied(task.network.initial, reference=reference | Params.of(features=rows)), cohort)
         return cohort.notes["loss/reference"]
 
     found, moved = loss(reference["features"]), (labels > 1)[:, None]
@@ -160,10 +160,10 @@ def test_the_measured_conflict_is_the_cosine_of_two_gradients(
 # -- pools -------------------------------------------------------------------------------------------------------------
 
 
-def sent(task: Task, **options: Any) -> dict[str, Params]:
+def sent(task: Task, **options: Any) -> Supplied:
     """What the server of a method sends."""
     report = play(task, FAFIPlus(epochs=0, **options))
-    found: dict[str, Params] = report.algorithm.broadcast(report.server)
+    found: Supplied = report.algorithm.broadcast(report.server)
     return found
 
 
@@ -177,7 +177,7 @@ def sent(task: Task, **options: Any) -> dict[str, Params]:
     ],
 )
 def test_what_is_sent_of_public_samples(task: Task, form: str, leaves: list[str]) -> None:
-    pool = sent(task, pool=form, pool_size=7)["pool"]
+    pool = sent(task, pool=form, pool_size=7).pool
     assert sorted(pool) == leaves
     assert task.public is not None
     if "x" in pool:
@@ -191,22 +191,22 @@ def test_what_is_sent_of_public_samples(task: Task, form: str, leaves: list[str]
 
 def test_clients_begin_with_the_teacher_only_where_its_features_are_meant_for_them(task: Task) -> None:
     initial = task.network.initial["body.1.weight"]
-    assert torch.equal(sent(task, pool="features")["model"]["body.1.weight"], initial)
+    assert torch.equal(sent(task, pool="features").model["body.1.weight"], initial)
     taught = sent(task, pool="anchored")
-    assert not torch.equal(taught["model"]["body.1.weight"], initial)
-    assert torch.equal(taught["model"][WEIGHT], task.network.initial[WEIGHT])  # prototypes are the clients' business
-    batch = Batch(taught["pool"]["x"], taught["pool"]["y"], None, None, task.network, Variant(train=False))
-    z = F.normalize(batch.features(taught["model"]), dim=1)
-    torch.testing.assert_close(taught["pool"]["features"], z, rtol=0, atol=1e-12)
+    assert not torch.equal(taught.model["body.1.weight"], initial)
+    assert torch.equal(taught.model[WEIGHT], task.network.initial[WEIGHT])  # prototypes are the clients' business
+    batch = Batch(taught.pool["x"], taught.pool["y"], None, None, task.network, Variant(train=False))
+    z = F.normalize(batch.features(taught.model), dim=1)
+    torch.testing.assert_close(taught.pool["features"], z, rtol=0, atol=1e-12)
 
 
 def test_controls_are_what_they_say(task: Task) -> None:
-    random = sent(task, pool="features", pool_from="random")["pool"]
+    random = sent(task, pool="features", pool_from="random").pool
     assert (random["y"] == UNLABELLED).all()
     assert (random["features"] < 0).any()  # features after a ReLU are not
-    noise = sent(task, pool="images", pool_from="noise")["pool"]
+    noise = sent(task, pool="images", pool_from="noise").pool
     assert (noise["y"] == UNLABELLED).all()
-    untrained, trained = (sent(task, pool="features", pool_from=who)["pool"] for who in ("untrained", "teacher"))
+    untrained, trained = (sent(task, pool="features", pool_from=who).pool for who in ("untrained", "teacher"))
     assert not torch.allclose(untrained["features"], trained["features"])
     with pytest.raises(HyperparameterError, match="pool_from"):
         FAFIPlus(pool="means", pool_from="noise")
@@ -258,7 +258,7 @@ def test_a_bank_is_masked_or_not(task: Task) -> None:
     bank = Params.of(
         features=torch.from_numpy(generator(1, "bank").normal(size=(5, 6))), y=torch.tensor([0, 1, 2, 2, 1])
     )
-    seen = step_of(task, given={"pool": bank})
+    seen = step_of(task, given=Given(pool=bank))
     z, y = seen.z, seen.batch.y
     blind = Composed(pool="features", masked=False, mass=0.0).terms(seen)["contrast"]
     more = F.normalize(bank["features"]) @ z.T / 0.1
@@ -277,15 +277,15 @@ def test_a_bank_is_masked_or_not(task: Task) -> None:
 def test_stages_switch_once_or_recur(task: Task) -> None:
     bank = Params.of(features=torch.ones(3, 6).double(), y=torch.tensor([2, 2, 2]))
     plain = Composed().terms(step_of(task))
-    banked = Composed(pool="features").terms(step_of(task, given={"pool": bank}))
+    banked = Composed(pool="features").terms(step_of(task, given=Given(pool=bank)))
     for epoch, stage_one in ((0.0, True), (1.0, True), (2.0, False), (5.0, False)):
-        seen = step_of(task, given={"pool": bank}, epoch=epoch)
+        seen = step_of(task, given=Given(pool=bank), epoch=epoch)
         found = Composed(pool="features", stages="once", stage_epochs=2).terms(seen)
         torch.testing.assert_close(found["contrast"], (banked if stage_one else plain)["contrast"])
         for name in ("classification", "separation"):
             torch.testing.assert_close(found[name], 0 * plain[name] if stage_one else plain[name])
     for epoch, stage_one in ((0.0, True), (1.0, False), (4.0, False), (5.0, True)):
-        seen = step_of(task, given={"pool": bank}, epoch=epoch)
+        seen = step_of(task, given=Given(pool=bank), epoch=epoch)
         found = Composed(pool="features", stages="recurring").terms(seen)
         torch.testing.assert_close(found["contrast"], banked["contrast"])  # the bank stays
         assert (found["classification"] == 0).item() is stage_one
@@ -298,10 +298,7 @@ def test_the_weight_of_anchors_over_all_steps(task: Task, schedule: Any) -> None
     # catches: a schedule over the epochs of a round, which with one epoch per round never leaves its start.
     anchors = torch.from_numpy(generator(2, "anchors").normal(size=(3, 6)))
     p, shares = task.network.initial[WEIGHT], {"linear": 0.75, "cosine": 0.8535533905932737, "constant": 1.0}
-    given = {
-        "anchors": Params.of(rows=anchors, start=p),
-        "counts": Params.of(counts=torch.tensor([2.0, 2.0, 0.0]).double()),
-    }
+    given = Given(torch.tensor([2.0, 2.0, 0.0]).double(), anchors=anchors, first=p)
     objective = Composed(anchor=3.0, anchor_schedule=schedule)
     seen = step_of(task, given=given, progress=0.25)
     rows = (
@@ -315,7 +312,7 @@ def test_the_weight_of_anchors_over_all_steps(task: Task, schedule: Any) -> None
 
 def test_anchors_with_lengths_and_anchors_that_move(task: Task) -> None:
     anchors, p = torch.ones(3, 6).double(), task.network.initial[WEIGHT]
-    given = {"anchors": Params.of(rows=anchors, start=p)}
+    given = Given(anchors=anchors, first=p)
     seen = step_of(task, given=given, progress=0.25)
     lengths = Composed(anchor=2.0, anchor_loss="mse", anchor_schedule="constant")
     torch.testing.assert_close(lengths.terms(seen)["anchor"], 2 * (p - anchors).square().mean())
@@ -325,22 +322,22 @@ def test_anchors_with_lengths_and_anchors_that_move(task: Task) -> None:
 
 def test_an_automatic_weight_is_bounded_and_in_proportion(task: Task) -> None:
     anchors, p = torch.ones(3, 6).double(), task.network.initial[WEIGHT]
-    given = {"anchors": Params.of(rows=anchors, start=p)}
+    given = Given(anchors=anchors, first=p)
     objective = Composed(anchor=1.0, anchor_loss="mse", anchor_schedule="auto")
 
     def weight(base: float, apart: float, progress: float = 0.0, seen: float = 0.1) -> float:
         pace = Params.of(base=base * seen, apart=apart * seen, seen=seen).map(lambda leaf: leaf.double())
-        now = step_of(task, given=given, carry={"pace": pace}, progress=progress)
+        now = step_of(task, given=given, carry=Carry(pace=pace), progress=progress)
         return float(objective._anchor_weight(now))
 
     assert weight(4.0, 2.0) == pytest.approx(4 / 2.01)
     assert weight(4.0, 2.0, progress=0.5) == pytest.approx(2 / 2.01)
     assert weight(4.0, 0.0) == 50  # where the published one goes to infinity
     assert weight(4.0, 2.0, progress=1.0) == pytest.approx(0, abs=1e-12)
-    start = {"pace": Params.of(base=0.0, apart=0.0, seen=0.0).map(lambda leaf: leaf.double())}
+    start = Carry(pace=Params.of(base=0.0, apart=0.0, seen=0.0).map(lambda leaf: leaf.double()))
     seen = step_of(task, given=given, carry=start)
     terms = Params.of(**objective.terms(seen))
-    after = objective.next(seen, terms)["pace"]
+    after = objective.next(seen, terms).pace
     base = sum(terms[name] for name in ("classification", "contrast", "separation"))
     torch.testing.assert_close(after["base"] / after["seen"], base)
     torch.testing.assert_close(after["apart"] / after["seen"], (p - anchors).square().mean())
@@ -350,13 +347,13 @@ def test_a_blind_queue_is_made_anew_in_every_epoch(task: Task) -> None:
     rows = F.normalize(torch.from_numpy(generator(3, "rows").normal(size=(5, 6))), dim=1)
     objective = Composed(queue=5, queue_same="blind")
     old = filled_queue(rows.flip(0))
-    begins = step_of(task, given={"rows": Params.of(features=rows)}, carry={"queue": old}, epoch=0.0)
+    begins = step_of(task, given=Given(rows=rows), carry=Carry(queue=old), epoch=0.0)
     later = replace(begins, begins=torch.tensor(False))
     z, y = begins.z, begins.batch.y
     for seen, bank in ((begins, rows), (later, old["features"])):
         expected = supervised_contrast(z, y, temperature=0.1, extra=[ContrastSet(bank, same="negatives")]).mean()
         torch.testing.assert_close(objective.terms(seen)["contrast"], expected)
-        after = objective.next(seen, Params.of())["queue"]
+        after = objective.next(seen, Params.of()).queue
         torch.testing.assert_close(after["features"][:4], z[:4])  # the first view
         torch.testing.assert_close(after["features"][4], bank[4])
 
@@ -365,7 +362,7 @@ def test_a_queue_has_room_for_a_quarter_of_the_samples(
     make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]
 ) -> None:
     cohort = make_cohort(make_task(sizes=(1, 9, 200), dtype=torch.float64))
-    assert Composed(queue=16).initial_carry(cohort)["queue"]["room"].tolist() == [1, 2, 16]
+    assert Composed(queue=16).initial_carry(cohort).queue["room"].tolist() == [1, 2, 16]
 
 
 def test_classes_must_fit_into_a_simplex(make_task: Callable[..., Task]) -> None:
@@ -386,9 +383,9 @@ def test_clients_answer_by_themselves_about_what_they_can_tell_apart(task: Task)
     report = play(task, FAFI(epochs=4))
     server, x = report.server, task.x
     shared = answers(task, FAFI().shared(server), x)
-    votes, expected = discernment(server["labels"]["counts"]), torch.zeros_like(shared)
+    votes, expected = discernment(server.answer.counts), torch.zeros_like(shared)
     for k in range(3):
-        w = server["models"].client(k)
+        w = server.answer.models.client(k)
         z = features_of(task, w, x)
         expected += votes[k] * 16 * F.cosine_similarity(z[:, None], w[WEIGHT][None], dim=2)
     for own_share in (0.0, 0.25, 1.0):
@@ -401,20 +398,20 @@ def test_clients_answer_by_margins_if_asked(task: Task, profile: Literal["clean"
     server = play(task, FAFIPlus(epochs=4, profile=profile, own=1.0, own_by="margins")).server
     sums = []
     for k in range(3):
-        (x, y), w = own(task, k), server["models"].client(k)
+        (x, y), w = own(task, k), server.answer.models.client(k)
         z, same = F.normalize(features_of(task, w, x), dim=1), F.one_hot(y, task.classes or 0).double()
         sums.append((same.sum(0), same.T @ z, triangle(z.T @ z)))
     count, total, square = (torch.stack(part) for part in zip(*sums, strict=True))
     told = margins(Stack.of(count=count, sum=total, square=square), 0.25)
     if profile == "clean":  # the other profile's features depend on the batch
-        features = torch.stack([features_of(task, server["models"].client(k), task.x) for k in range(3)])
+        features = torch.stack([features_of(task, server.answer.models.client(k), task.x) for k in range(3)])
         shared = answers(task, FAFI(profile=profile).shared(server), task.x)
         for share in (0.25, 1.0):
             found = answers(task, FAFIPlus(own=share, own_by="margins").shared(server), task.x)
             torch.testing.assert_close(
                 found, torch.lerp(shared, 16 * margin_logits(features, told), share), rtol=0, atol=1e-9
             )
-    torch.testing.assert_close(server["margins"]["weight"], 16 * told["weight"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(server.answer.margins["weight"], 16 * told["weight"], rtol=0, atol=1e-9)
 
 
 def test_margins_are_sent_only_if_they_have_a_say(task: Task) -> None:
@@ -435,12 +432,12 @@ def test_who_has_one_class_has_no_say_unless_nobody_else_has() -> None:
 
 def test_what_clients_know_weighs_their_prototypes(task: Task) -> None:
     report = play(task, FAFIPlus(dynamic=True, least=1))
-    rows = report.server["prototypes"]["rows"]
+    rows = report.server.answer.prototypes
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(3).double())
     for label in range(3):
         owners = [k for k in range(3) if (own(task, k)[1] == label).any()]
         if len(owners) == 1:
-            mine = F.normalize(report.server["models"][WEIGHT][owners[0], label], dim=0)
+            mine = F.normalize(report.server.answer.models[WEIGHT][owners[0], label], dim=0)
             torch.testing.assert_close(rows[label], mine)
     assert ("up", "statistic") in report.ledger.by_kind()
     more = report.ledger.bytes("up") - play(task, FAFI()).ledger.bytes("up")

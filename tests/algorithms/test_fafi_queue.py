@@ -10,6 +10,7 @@ from atoll import Cohort, Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_queue import FAFIQueue
 from atoll.testing.conformance import play
+from atoll.toolbox.objectives.prototypical import Given
 
 WEIGHT = "head.weight"
 
@@ -23,10 +24,10 @@ def task(make_task: Callable[..., Task]) -> Task:
 def test_of_one_class_a_queue_has_no_negatives_unless_it_is_blind(task: Task) -> None:
     # catches: the published queue, which pushes samples of one class apart, most where clients have few classes.
     alike = replace(task, y=torch.zeros_like(task.y))
-    plain = play(alike, FAFI(epochs=4)).server["models"]
-    aware = play(alike, FAFIQueue(queue=8, epochs=4)).server["models"]
+    plain = play(alike, FAFI(epochs=4)).server.answer.models
+    aware = play(alike, FAFIQueue(queue=8, epochs=4)).server.answer.models
     assert all(torch.equal(leaf, aware[name]) for name, leaf in plain.items())
-    blind = play(alike, FAFIQueue(queue=8, queue_same="blind", epochs=4)).server["models"]
+    blind = play(alike, FAFIQueue(queue=8, queue_same="blind", epochs=4)).server.answer.models
     assert not torch.equal(plain[WEIGHT], blind[WEIGHT])
 
 
@@ -35,7 +36,7 @@ def test_nothing_changes_until_the_queue_is_full(task: Task) -> None:
     for batch_size, same in ((16, True), (4, False)):
         small = replace(task, training=replace(task.training, batch_size=batch_size))
         plain, queue = (
-            play(small, algorithm).server["models"][WEIGHT] for algorithm in (FAFI(epochs=1), FAFIQueue(epochs=1))
+            play(small, algorithm).server.answer.models[WEIGHT] for algorithm in (FAFI(epochs=1), FAFIQueue(epochs=1))
         )
         assert torch.equal(plain, queue) is same
 
@@ -43,9 +44,9 @@ def test_nothing_changes_until_the_queue_is_full(task: Task) -> None:
 def test_a_queue_lasts_for_all_of_training(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     cohort = make_cohort(task)
     step = FAFIQueue(queue=64).training.step(cohort)
-    given = {"lr": cohort.lr, "epoch": None, "all": None, "own": None}
+    given = Given(cohort.lr, epoch=None, total=None, own=None)
     end = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=3)
-    queue = end["own"]["queue"]
+    queue = end.own.queue
     assert queue["room"].tolist() == [4, 3]
     assert queue["age"][0, :4].tolist() == [0] * 4
     assert (queue["age"][0, 4:] < 0).all()

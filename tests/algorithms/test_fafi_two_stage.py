@@ -23,7 +23,7 @@ def task(make_task: Callable[..., Task]) -> Task:
 
 @pytest.mark.closed_form("fafi-two-stage")
 def test_in_the_first_stage_prototypes_stay_where_they_are(task: Task) -> None:
-    models = play(task, FAFITwoStage(epochs=3, stage_share=1.0)).server["models"]
+    models = play(task, FAFITwoStage(epochs=3, stage_share=1.0)).server.answer.models
     assert all(torch.equal(one, task.network.initial[WEIGHT]) for one in models[WEIGHT])
     assert not torch.equal(models["body.1.weight"][0], task.network.initial["body.1.weight"])
 
@@ -31,7 +31,7 @@ def test_in_the_first_stage_prototypes_stay_where_they_are(task: Task) -> None:
 @pytest.mark.parametrize(("epochs", "share"), [(1, 0.2), (2, 0.9)])
 def test_a_first_stage_leaves_the_second_an_epoch(task: Task, epochs: int, share: float) -> None:
     # catches: a share that is rounded up to all epochs, after which prototypes were never trained.
-    models = play(task, FAFITwoStage(epochs=epochs, stage_share=share)).server["models"]
+    models = play(task, FAFITwoStage(epochs=epochs, stage_share=share)).server.answer.models
     assert not any(torch.equal(one, task.network.initial[WEIGHT]) for one in models[WEIGHT])
 
 
@@ -48,13 +48,13 @@ def test_after_the_switch_it_is_fafi(task: Task, make_cohort: Callable[..., Coho
     cohort, algorithm = make_cohort(task), FAFITwoStage(epochs=1, stage_share=1.0)
     first: Stack = algorithm.training.train(report.algorithm.broadcast(report.server), cohort)
     then = train(cohort, first, FAFI().training.step(cohort), epochs=4)
-    for name, leaf in report.server["models"].items():
+    for name, leaf in report.server.answer.models.items():
         torch.testing.assert_close(leaf, then[name], rtol=0, atol=1e-10)
 
 
 def test_what_was_run_is_something_else(task: Task) -> None:
     proposed, run = (
-        play(task, FAFITwoStage(epochs=7, stages=stages)).server["models"]  # type: ignore[arg-type]
+        play(task, FAFITwoStage(epochs=7, stages=stages)).server.answer.models  # type: ignore[arg-type]
         for stages in ("once", "recurring")
     )
     assert not torch.allclose(proposed[WEIGHT], run[WEIGHT])

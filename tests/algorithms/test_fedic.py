@@ -12,7 +12,16 @@ from samples import Shaken, answers, with_public
 from torch import Tensor
 
 from atoll import Batch, LocalEngine, Params, Task
-from atoll.algorithms.answers.fedic import Calibrated, divide, initial_calibration, learn, teacher, teacher_inputs
+from atoll.algorithms.answers.fedic import (
+    Calibrated,
+    Given,
+    Labelled,
+    divide,
+    initial_calibration,
+    learn,
+    teacher,
+    teacher_inputs,
+)
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedic import FEDIC
 from atoll.algorithms.oneshot_avg import OneShotAvg
@@ -26,6 +35,7 @@ from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
 from atoll.toolbox.pairs import Pair
 from atoll.toolbox.server.adam import no_past
+from atoll.toolbox.server.distillation import Student
 
 PUBLIC = 20
 
@@ -88,15 +98,13 @@ def test_labelled_samples_fit_and_the_others_teach(task: Task) -> None:
     assert task.public is not None
     both = torch.cat([x, seen["unlabelled"][0]])
     assert np.array_equal(np.sort(both.numpy(), 0), np.sort(task.public[0].numpy(), 0))
-    average = play(task, OneShotAvg(epochs=3)).server["model"]
+    average = play(task, OneShotAvg(epochs=3)).server.answer
     assert all(torch.equal(seen["average"][name], leaf) for name, leaf in average.items())
     before, after = (F.cross_entropy(answers(task, w, x), y) for w in (average, seen["tuned"]))
     assert after < before
     start = initial_calibration(seen["said"])
     before, after = (F.cross_entropy(teacher(c, seen["said"]), y) for c in (start, seen["fitted"]))
     assert after < before
-    models = play(task, FEDIC(epochs=3, server_epochs=0, fit_epochs=0))
-    assert set(models.server) == {"model"}
     assert all(torch.equal(seen["start"][name], leaf) for name, leaf in task.network.initial.items())
 
 
@@ -104,7 +112,7 @@ def test_wanted_answers_are_those_of_the_teacher(task: Task) -> None:
     play(task, Watched(epochs=1, fit_epochs=2, server_epochs=0, temperature=4.0, student="average"))
     seen = Watching.seen
     x, wanted = seen["unlabelled"]
-    models = play(task, Ensemble(epochs=1)).server["models"]
+    models = play(task, Ensemble(epochs=1)).server.answer.models
     expected = teacher(seen["fitted"], teacher_inputs(seen["bench"], models, seen["tuned"], x))
     torch.testing.assert_close(wanted, (expected / 4).softmax(1), rtol=0, atol=1e-12)
     assert all(torch.equal(seen["start"][name], leaf) for name, leaf in seen["average"].items())
@@ -117,8 +125,8 @@ def test_a_step_of_the_student_by_hand(task: Task, mask: Tensor | None) -> None:
     wanted = torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64).repeat(5, 1)
     batch = Batch(x, wanted, mask, Keys(torch.tensor(3), torch.tensor(4)), task.network, Variant())
     w = task.network.initial
-    given = {"lr": torch.tensor(0.01), "steps": 9, "known": known, "size": 2, "temperature": 2.0}
-    end = learn({"w": w, "past": no_past(w)}, batch, given)["w"]
+    given = Given(torch.tensor(0.01), Labelled(known, size=2, steps=9, temperature=2.0))
+    end = learn(Student(w, no_past(w)), batch, given).w
     module = task.network._original.requires_grad_(True)
     real = torch.ones(5, dtype=torch.float64) if mask is None else mask
     apart = F.kl_div((module(x) / 2).log_softmax(1), wanted, reduction="none").sum(1)
@@ -153,8 +161,8 @@ def test_students_see_what_the_teacher_answered_for(task: Task) -> None:
     found = [
         play(one, FEDIC(epochs=0, fit_epochs=0, server_epochs=3)) for one in (task, replace(task, augment=Shaken()))
     ]
-    for name, leaf in found[0].server["model"].items():
-        assert torch.equal(found[1].server["model"][name], leaf)
+    for name, leaf in found[0].server.answer.items():
+        assert torch.equal(found[1].server.answer[name], leaf)
 
 
 def test_labels_of_the_others_are_read_to_choose_alone(task: Task) -> None:
@@ -168,10 +176,10 @@ def test_labels_of_the_others_are_read_to_choose_alone(task: Task) -> None:
     last = max(place for place, row in enumerate(order) if labelled[row])
     later = torch.zeros_like(labelled).index_fill(0, torch.from_numpy(order[last + 1 :]), 1)
     assert later.any()
-    mine = play(task, FEDIC(epochs=1, server_epochs=2)).server["model"]
+    mine = play(task, FEDIC(epochs=1, server_epochs=2)).server.answer
     for changed, same in ((labelled, False), (later, True)):
         other = replace(task, public=(x, torch.where(changed, (y + 1) % 3, y)))
-        theirs = play(other, FEDIC(epochs=1, server_epochs=2)).server["model"]
+        theirs = play(other, FEDIC(epochs=1, server_epochs=2)).server.answer
         assert all(torch.equal(mine[name], theirs[name]) for name in mine) == same
 
 

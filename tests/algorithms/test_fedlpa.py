@@ -43,7 +43,7 @@ def test_every_layer_of_a_network_satisfies_its_system(
     task = make_task(lambda: LeNet((1, 16, 16), 3), shape=(1, 16, 16), dtype=torch.float64)
     algorithm = FedLPA(epochs=1, damping=0.01)
     sent = algorithm.local(task.network.initial, make_cohort(task)).send
-    found = play(task, algorithm).server["model"]
+    found = play(task, algorithm).server.answer
     n = torch.tensor([5.0, 1.0, 12.0, 7.0], dtype=torch.float64)[:, None, None]
     assert set(sent["inputs"]) == {"body.0", "body.3", "body.7", "body.9", "head"}
     for layer in sent["inputs"]:

@@ -76,11 +76,11 @@ def test_the_head_does_not_depend_on_the_scale_of_features(task: Task) -> None:
 
 
 def test_without_passes_the_head_is_0(task: Task) -> None:
-    model = play(task, FedPFT(server_epochs=0)).server["model"]
+    model = play(task, FedPFT(server_epochs=0)).server.answer
     assert not model["head.weight"].any()
     assert not model["head.bias"].any()
 
 
 def test_random_features(task: Task) -> None:
     report = play(task, FedPFT(width=9, server_epochs=2))
-    assert report.server["beside"]["weight"].shape == (CLASSES, 9)
+    assert report.server.answer["weight"].shape == (CLASSES, 9)

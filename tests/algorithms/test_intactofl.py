@@ -39,9 +39,9 @@ def test_the_gate_on_public_samples_conforms_too(check: Check) -> None:
 
 def test_experts_are_the_models_that_clients_sent(task: Task) -> None:
     server = play(task, IntactOFL(**SMALL)).server
-    assert server["models"].clients == task.clients
-    assert server["gate"]["weight"].shape == (task.clients, 4)
-    assert server["gate"]["weight"].abs().max() > 0
+    assert server.answer.models.clients == task.clients
+    assert server.answer.gate["weight"].shape == (task.clients, 4)
+    assert server.answer.gate["weight"].abs().max() > 0
     expected = play(task, OneShotAvg()).ledger.entries
     assert play(task, IntactOFL(**SMALL)).ledger.entries == expected
 
@@ -49,7 +49,7 @@ def test_experts_are_the_models_that_clients_sent(task: Task) -> None:
 @pytest.mark.parametrize("gate", get_args(Gate))
 def test_what_is_deployed_by_hand(task: Task, gate: Gate) -> None:
     report = play(task, IntactOFL(**SMALL, data="public", gate=gate))
-    values, models = report.server["gate"], report.server["models"]
+    values, models = report.server.answer.gate, report.server.answer.models
     found = answers(task, report.algorithm.shared(report.server), task.x)
     said = task.x @ values["weight"].T + values["bias"]
     g = said.softmax(1) if gate == "softmax" else said / task.clients
@@ -65,7 +65,7 @@ def test_everybody_deploys_experts_and_gate(task: Task) -> None:
 
 def test_generated_samples_need_no_public_ones_and_leave_them_alone(task: Task, make_task: Callable[..., Task]) -> None:
     alone = make_task(dtype=torch.float64)
-    one, other = (play(some, IntactOFL(**SMALL)).server["gate"] for some in (task, alone))
+    one, other = (play(some, IntactOFL(**SMALL)).server.answer.gate for some in (task, alone))
     assert torch.equal(one["weight"], other["weight"])
     with pytest.raises(TaskError, match="needs public data"):
         play(alone, IntactOFL(data="public"))

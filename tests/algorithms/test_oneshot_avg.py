@@ -31,7 +31,7 @@ def normed(make_task: Callable[..., Task]) -> Task:
 
 
 def made(task: Task, **options: str) -> Params:
-    model: Params = play(task, OneShotAvg(epochs=2, **options)).server["model"]  # type: ignore[arg-type]
+    model: Params = play(task, OneShotAvg(epochs=2, **options)).server.answer  # type: ignore[arg-type]
     return model
 
 
@@ -81,4 +81,4 @@ def test_public_samples_are_asked_for_before_training(task: Task) -> None:
 
 def test_everybody_deploys_the_average(task: Task) -> None:
     report = play(task, OneShotAvg(epochs=1), faults=lambda round, clients: clients == 1)
-    assert all(torch.equal(one["head.bias"], report.server["model"]["head.bias"]) for one in personal_models(report))
+    assert all(torch.equal(one["head.bias"], report.server.answer["head.bias"]) for one in personal_models(report))

@@ -36,8 +36,8 @@ def test_a_long_taught_student_answers_as_the_ensemble(make_task: Callable[..., 
     report = play(task, Ensemble(epochs=20, weighting=weighting))
     wanted = answers(task, report.algorithm.shared(report.server), x).softmax(1)
     student = OneShotDF(epochs=20, weighting=weighting, server_epochs=200, server_batch=6, server_lr=0.02)
-    found = answers(task, play(task, student).server["model"], x).softmax(1)
-    untaught = answers(task, play(task, OneShotAvg(epochs=20)).server["model"], x).softmax(1)
+    found = answers(task, play(task, student).server.answer, x).softmax(1)
+    untaught = answers(task, play(task, OneShotAvg(epochs=20)).server.answer, x).softmax(1)
     assert (found - wanted).abs().max() < 0.1 * (untaught - wanted).abs().max()
 
 
@@ -49,8 +49,8 @@ def test_margins_can_be_taught(make_task: Callable[..., Task]) -> None:
     wanted = answers(task, report.algorithm.shared(report.server), x).softmax(1)
     student = OneShotDF(epochs=20, of="margins", server_epochs=400, server_batch=6, server_lr=0.02)
     taught = play(task, student)
-    found = answers(task, taught.server["model"], x).softmax(1)
-    untaught = answers(task, play(task, OneShotAvg(epochs=20)).server["model"], x).softmax(1)
+    found = answers(task, taught.server.answer, x).softmax(1)
+    untaught = answers(task, play(task, OneShotAvg(epochs=20)).server.answer, x).softmax(1)
     assert (found - wanted).abs().max() < 0.1 * (untaught - wanted).abs().max()
     assert taught.ledger.bytes("up") == report.ledger.bytes("up")
 
@@ -63,9 +63,9 @@ def test_margins_need_features(make_task: Callable[..., Task]) -> None:
 
 
 def test_students_begin_where_they_are_told(task: Task) -> None:
-    begun = {one: play(task, OneShotDF(epochs=2, student=one, server_epochs=0)).server["model"] for one in STUDENTS}
-    average = play(task, OneShotAvg(epochs=2)).server["model"]
-    models = play(task, Ensemble(epochs=2)).server["models"]
+    begun = {one: play(task, OneShotDF(epochs=2, student=one, server_epochs=0)).server.answer for one in STUDENTS}
+    average = play(task, OneShotAvg(epochs=2)).server.answer
+    models = play(task, Ensemble(epochs=2)).server.answer.models
     for name, leaf in task.network.initial.items():
         assert torch.equal(begun["fresh"][name], leaf)
         assert torch.equal(begun["average"][name], average[name])
@@ -84,7 +84,7 @@ def test_labels_of_public_samples_are_not_read(task: Task) -> None:
     assert task.public is not None
     x, y = task.public
     other = replace(task, public=(x, (y + 1) % 3))
-    mine, theirs = (play(one, OneShotDF(epochs=1, server_epochs=2)).server["model"] for one in (task, other))
+    mine, theirs = (play(one, OneShotDF(epochs=1, server_epochs=2)).server.answer for one in (task, other))
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
@@ -98,7 +98,7 @@ def test_a_student_of_itself_stays_where_samples_are_augmented(make_task: Callab
     # catches: teachers that answer for samples as they are, and a student that sees them augmented.
     task = replace(with_public(make_task(sizes=(9,), dtype=torch.float64)), augment=Shaken())
     start, end = (
-        play(task, OneShotDF(of=of, epochs=2, server_epochs=n, server_lr=1e-8)).server["model"]  # type: ignore[arg-type]
+        play(task, OneShotDF(of=of, epochs=2, server_epochs=n, server_lr=1e-8)).server.answer  # type: ignore[arg-type]
         for n in (0, 3)
     )
     for name, leaf in start.items():

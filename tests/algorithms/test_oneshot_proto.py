@@ -67,4 +67,4 @@ def test_means_and_counts_are_sent_with_the_model(task: Task) -> None:
     fields = {one.field for one in report.ledger.messages() if one.direction == "up"}
     assert fields == {"model", "labels", "prototypes"}
     _, y = own(task, 0)
-    assert torch.equal(report.server["labels"]["counts"][0], torch.bincount(y, minlength=CLASSES).to(torch.float64))
+    assert torch.equal(report.server.answer.counts[0], torch.bincount(y, minlength=CLASSES).to(torch.float64))

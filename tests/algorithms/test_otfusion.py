@@ -79,11 +79,11 @@ def test_matching_is_the_best_of_all_orders(make_task: Callable[..., Task]) -> N
 
 def test_all_are_matched_to_the_largest_client(make_task: Callable[..., Task]) -> None:
     task = make_task(deep, dtype=torch.float64)
-    sent = play(task, Ensemble(epochs=3)).server
-    largest = sent["models"].client(2)
-    matched = stack([matching(sent["models"].client(k), largest) for k in range(4)])
-    found = play(task, OTFusion(epochs=3, weighting="sqrt")).server["model"]
-    expected = average_models(matched, shares(sent["labels"], "sqrt"))
+    sent = play(task, Ensemble(epochs=3)).server.answer
+    largest = sent.models.client(2)
+    matched = stack([matching(sent.models.client(k), largest) for k in range(4)])
+    found = play(task, OTFusion(epochs=3, weighting="sqrt")).server.answer
+    expected = average_models(matched, shares(sent.counts, "sqrt"))
     assert all(torch.equal(found[name], leaf) for name, leaf in expected.items())
 
 

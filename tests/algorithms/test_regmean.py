@@ -50,7 +50,7 @@ def test_layers_solve_their_regression(make_task: Callable[..., Task], make_coho
     task = make_task(dtype=torch.float64)
     algorithm = RegMean(epochs=2)
     update = algorithm.local(task.network.initial, make_cohort(task))
-    found = play(task, algorithm).server["model"]
+    found = play(task, algorithm).server.answer
     n = torch.tensor([5.0, 1.0, 12.0, 7.0], dtype=torch.float64)
     for layer in ("body.1", "head"):
         grams = symmetric(update.send["grams"][layer])
@@ -64,7 +64,7 @@ def test_what_is_not_linear_is_averaged(make_task: Callable[..., Task]) -> None:
         return BodyAndHead(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 3))
 
     task = make_task(model, dtype=torch.float64)
-    mean, found = play(task, FedAvg(epochs=2)).server, play(task, RegMean(epochs=2)).server["model"]
+    mean, found = play(task, FedAvg(epochs=2)).server, play(task, RegMean(epochs=2)).server.answer
     assert len(mean.part("norm")) == 5
     for name, leaf in mean.part("norm").items():
         torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-12)
@@ -73,7 +73,7 @@ def test_what_is_not_linear_is_averaged(make_task: Callable[..., Task]) -> None:
 
 def test_convolutions_are_averaged(make_task: Callable[..., Task]) -> None:
     task = make_task(lambda: LeNet((1, 16, 16), 3), shape=(1, 16, 16), dtype=torch.float64)
-    mean, found = play(task, FedAvg(epochs=2)).server, play(task, RegMean(epochs=2)).server["model"]
+    mean, found = play(task, FedAvg(epochs=2)).server, play(task, RegMean(epochs=2)).server.answer
     torch.testing.assert_close(found["body.3.weight"], mean["body.3.weight"], rtol=0, atol=1e-12)
     assert not torch.allclose(found["body.7.weight"], mean["body.7.weight"])
 
@@ -81,4 +81,4 @@ def test_convolutions_are_averaged(make_task: Callable[..., Task]) -> None:
 def test_everybody_gets_the_merged_model(make_task: Callable[..., Task]) -> None:
     report = play(make_task(dtype=torch.float64), RegMean(epochs=2))
     for model in personal_models(report):
-        assert all(torch.equal(model[name], leaf) for name, leaf in report.server["model"].items())
+        assert all(torch.equal(model[name], leaf) for name, leaf in report.server.answer.items())

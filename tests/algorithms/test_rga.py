@@ -38,7 +38,7 @@ def features_of(task: Task, w: Params, x: Tensor, prototypes: Prototypes) -> Ten
 def models_of(task: Task, prototypes: Prototypes) -> list[Params]:
     if prototypes == "means":
         return personal_models(play(task, Local(epochs=3)))
-    models = play(task, FedETF(epochs=3)).server["models"]
+    models = play(task, FedETF(epochs=3)).server.answer.models
     return [models.client(k) for k in range(task.clients)]
 
 
@@ -61,7 +61,7 @@ def test_answers_by_hand(task: Task, prototypes: Prototypes, moments: Moments) -
             if (y == label).any():
                 mean = features_of(task, w, x[y == label], prototypes).mean(0)
                 means[label] += len(y) ** 0.5 * (mean - m) / s
-    frame = FedETF().training.frame(task.x, CLASSES)["directions"]
+    frame = FedETF().training.directions(task.x, CLASSES)
     expected = F.cosine_similarity(fused[:, None], frame if prototypes == "frame" else means, dim=2)
     torch.testing.assert_close(found, 16 * expected, rtol=0, atol=1e-9)
 
@@ -92,7 +92,7 @@ def test_an_answer_does_not_depend_on_the_other_samples(task: Task) -> None:
 def test_only_what_is_needed_is_sent(task: Task) -> None:
     for prototypes, fields in (("frame", {"mean", "deviation"}), ("means", {"mean", "deviation", "classes"})):
         report = play(task, RGA(epochs=1, prototypes=prototypes))  # type: ignore[arg-type]
-        assert set(report.server["features"]) == fields
+        assert set(report.server.answer.features) == fields
 
 
 def test_public_samples_are_asked_for_before_training(task: Task) -> None:

@@ -85,9 +85,12 @@ def test_the_step_size_may_fall_and_evaluation_be_left_out():
     ("command", "said"),
     [
         (["run", "fedavg", "--lr-decay", "1.5"], "--lr-decay must be a float in (0, 1]. Got 1.5 instead."),
-        (["run", "fedavg", "--evaluation", "nobody"], "--evaluation must be 'all', 'central' or 'none'. Got 'nobody'."),
+        (
+            ["run", "fedavg", "--evaluation", "nobody"],
+            "--evaluation must be 'auto', 'all', 'sample:N', 'central' or 'none'. Got 'nobody'.",
+        ),
         (["run", "fedavg", "--evaluation", "central"], "needs a task with a central test set"),
-        (["compare", "fedavg", "--evaluation", "none"], "A comparison needs every client's score"),
+        (["compare", "fedavg", "--evaluation", "none"], "A comparison needs the scores of clients"),
     ],
 )
 def test_a_bad_option_is_refused_with_what_must_hold(command, said):

@@ -193,6 +193,60 @@ def test_an_end_in_the_middle_of_everything_loses_nothing(tmp_path, begun):
     assert figures(found) == figures(compare(SMALL, ["local", "fedavg"], seeds=1, rounds=2))
 
 
+# -- side by side ------------------------------------------------------------------------------------------------------
+
+
+def traced():
+    return LocalEngine(device="cpu", strategy="whole traced", dtype=torch.float64)
+
+
+def test_runs_side_by_side_are_those_of_a_comparison_one_by_one(tmp_path, begun):
+    methods = ["local", "fedavg", "ditto", "oneshot-avg"]
+    question = {"seeds": 2, "rounds": 2, "cohort": 3}
+    one_by_one = compare(SMALL, methods, engine=traced(), **question)
+    beside = compare(SMALL, methods, engine=traced(), together=True, folder=tmp_path, on_run=begun.add, **question)
+    assert figures(beside) == figures(one_by_one)
+    assert sorted(begun) == sorted((method, seed, "new") for seed in (0, 1) for method in methods)
+    begun.clear()
+    again = compare(SMALL, methods, engine=traced(), together=True, folder=tmp_path, on_run=begun.add, **question)
+    assert {how for *_, how in begun} == {"reused"}
+    assert again.results == beside.results
+
+
+def test_runs_side_by_side_are_stopped_together_and_go_on_together(tmp_path, begun):
+    seen = []
+
+    def ctrl_c(line):
+        seen.append(line.round)
+        if len(seen) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    question = {"seeds": 2, "rounds": 5, "folder": tmp_path, "together": True, "on_run": begun.add}
+    methods = ["local", "fedavg", "ditto"]
+    with pytest.raises(KeyboardInterrupt, match="continue with `atoll resume"):
+        compare(SMALL, methods, engine=traced(), on_round=ctrl_c, **question)
+    assert max(seen) < 5
+    begun.clear()
+    found = compare(SMALL, methods, engine=traced(), **question)
+    assert {how for *_, how in begun} == {"resumed"}
+    assert figures(found) == figures(compare(SMALL, methods, seeds=2, rounds=5, engine=traced()))
+
+
+def test_what_goes_wrong_in_one_run_side_by_side_is_said_and_stops_the_others(tmp_path):
+    def fail(method, seed, how):
+        def after(line):
+            if (method, seed, line.round) == ("fedavg", 1, 2):
+                raise ValueError("out of paper")
+
+        return after
+
+    question = {"seeds": 2, "rounds": 5, "folder": tmp_path, "together": True}
+    with pytest.raises(ValueError, match="out of paper"):
+        compare(SMALL, ["local", "fedavg"], engine=traced(), on_run=fail, **question)
+    found = compare(SMALL, ["local", "fedavg"], engine=traced(), **question)
+    assert figures(found) == figures(compare(SMALL, ["local", "fedavg"], seeds=2, rounds=5, engine=traced()))
+
+
 def test_runs_of_changed_data_are_refused(tmp_path, make_task):
     tasks = [make_task(sizes=(9, 12), shares=(0.5, 0.2, 0.3), **more) for more in ({}, {"shape": (5,)})]
     compare(tasks[0], ["local", "fedavg"], seeds=1, rounds=1, folder=tmp_path)
@@ -237,7 +291,7 @@ def test_selection_and_target_are_passed_on():
     [
         (SMALL, {"seeds": []}, RunError, "A comparison must have at least 1 seed. Got none."),
         (SMALL, {"select": "bets"}, UnknownName, "Unknown selection 'bets'. Did you mean: best?"),
-        (SMALL, {"evaluation": "none"}, RunError, "needs every client's score: evaluation='all'. Got 'none'."),
+        (SMALL, {"evaluation": "none"}, RunError, "evaluation='all' or 'sample:N'. Got 'none'."),
         (Recipe(clients=4, split="80/20/0"), {}, RunError, "the last round must have test samples. digits has none."),
         (Recipe(clients=4, split="80/0/20"), {"select": "best"}, RunError, "of the best round must have val samples."),
     ],

@@ -22,7 +22,7 @@ from atoll.kernel.errors import RunError, UnknownName
 from atoll.records.report import Report
 from atoll.runtime.channel import Ledger
 from atoll.runtime.channel.ledger import Entry
-from atoll.runtime.engines.planning import one_thread_each
+from atoll.runtime.engines.measuring import one_thread_each
 
 METHODS = ("local", "fedavg", "ditto")
 SIZES = [4, 8, 20, 20, 40, 60]
@@ -622,7 +622,7 @@ def test_an_incomplete_run_says_so(folder, tmp_path):
     assert "ditto with seed 0 is incomplete: 1 of 2 rounds." in text
     assert "Gains compare scores of different rounds" in text
     path.write_text("")
-    with pytest.raises(RunError, match="needs every client's score"):
+    with pytest.raises(RunError, match="needs the scores of clients"):
         Study.read(copied / "ditto-seed0")
 
 

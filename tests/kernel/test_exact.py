@@ -123,7 +123,7 @@ def test_a_head_of_features_that_are_much_alike_needs_fp32(task):
     """The fault that this is about: the same weights answer at random in bf16."""
     report = run(task, "fedcgs", "fp32")
     x, y = task.x, task.y
-    model = report.server["model"]
+    model = report.server.answer
 
     def right(precision):
         batch = Batch(x, y, None, None, task.network, Variant(train=False, precision=precision))

@@ -5,7 +5,18 @@ import pytest
 
 from atoll.kernel.randomness import generator
 from atoll.metrics import fairness
-from atoll.metrics.fairness import bottom, deciles, entropy_fairness, gini, jain, spread, summary, variation, worst
+from atoll.metrics.fairness import (
+    bottom,
+    deciles,
+    entropy_fairness,
+    gini,
+    jain,
+    percentiles,
+    spread,
+    summary,
+    variation,
+    worst,
+)
 
 NAN = math.nan
 EXAMPLE = [0.9, 0.8, 0.5]
@@ -79,6 +90,11 @@ def test_deciles():
     assert deciles([*range(11), NAN]) == {f"p{10 * i}": i for i in range(1, 10)}
     assert set(deciles([0.3]).values()) == {0.3}
     assert all(map(math.isnan, deciles([]).values()))
+
+
+def test_percentiles():
+    assert percentiles([*range(101), NAN]) == [0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100]
+    assert all(map(math.isnan, percentiles([NAN])))
 
 
 def test_wilson_bound_solves_its_equation():

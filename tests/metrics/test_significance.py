@@ -118,6 +118,12 @@ def test_one_seed_has_no_interval():
     assert paired_interval([0.5], [0.25]) == (0.25, None)
 
 
+def test_an_interval_of_a_finite_population_is_narrower():
+    values = [0.2, 0.4, 0.9]
+    assert interval(values, 0.75) == pytest.approx(interval(values) / 2)
+    assert interval(values, 1.0) == 0
+
+
 def test_a_paired_interval_is_one_of_the_differences():
     a, b = [0.9, 0.7, 0.5], [0.8, 0.6, 0.4]  # seeds differ much, the methods always by 0.1
     mean, half = paired_interval(a, b)

@@ -117,8 +117,8 @@ def test_a_run_without_scores_says_what_to_do():
     with pytest.raises(RunError) as error:
         replace(outcome("ditto", [[0.5]]), history=[]).select_round()
     assert str(error.value) == (
-        "A comparison needs every client's score. This run of ditto has none.\n"
-        "hint: finish it with `atoll resume`, and run it with evaluation='all'."
+        "A comparison needs the scores of clients. This run of ditto has none.\n"
+        "hint: finish it with `atoll resume`, and run it with evaluation='all' or 'sample:N'."
     )
 
 

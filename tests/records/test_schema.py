@@ -83,7 +83,7 @@ def test_a_line_has_its_evaluation_as_records():
     line = Round.of_json({**LINE, "evaluation": {"personal": {"test": FIGURES, "val": FIGURES}, "deployed": 40}})
     assert line.personal["test"].clients == line["evaluation"]["personal"]["test"]["clients"] == [0.0, 1.0]
     assert line.evaluation.deployed == 40
-    assert line.evaluation.clients == 2
+    assert line.evaluation.scored == 2
     assert Round.of_json(json.loads(json.dumps(line.as_json()))) == line
     assert Round.of_json(LINE).personal is None
 

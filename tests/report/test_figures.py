@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from atoll.kernel.clusters import Clusters
+from atoll.report.bins import draw_bins
+from atoll.report.drawing import NARROW, WIDTH, find_decades, find_ticks, move_apart, pick_evenly
 from atoll.report.figures import (
     MOST_MARKS,
     MOST_MIXING,
-    NARROW,
-    WIDTH,
     Line,
     assign_styles,
     draw_clusters,
@@ -17,10 +17,6 @@ from atoll.report.figures import (
     draw_gains,
     draw_heatmap,
     draw_strips,
-    find_decades,
-    find_ticks,
-    move_apart,
-    pick_evenly,
     write_palette,
 )
 
@@ -269,3 +265,33 @@ def test_of_very_many_clients_some_are_drawn_with_the_tree_they_have():
 def test_names_of_clients_are_short_enough_or_left_out():
     assert "11" in texts(grouped([0] * 12, names=[f"client {number}" for number in range(12)], width=NARROW))
     assert not {"anna", "ben"} & {*texts(grouped([0, 0], names=["anna", "ben"]))}
+
+
+# -- very many clients -------------------------------------------------------------------------------------------------
+
+
+def test_bins_count_clients_and_the_harmed_among_them():
+    values = {"a": np.array([-10.0, -10.0, 0.0, 0.0, 0.0, 10.0, np.nan]), "b": np.full(7, 10.0)}
+    harmed = {"a": np.array([True, False, False, False, False, False, False])}
+    svg = draw_bins(
+        values, harmed, {"a": "a: some", "b": "b: all"}, assign_styles(["a", "b"]), "T", "gain", width=NARROW
+    )
+    bars = drawn(svg, "bar")
+    notes = [bar.find("title").text.partition(": ")[2] for bar in bars]
+    assert notes == [
+        "2 clients, 1 of them harmed", "2 clients, 1 of them harmed", "3 clients", "1 clients", "7 clients"
+    ]  # fmt: skip
+    heights = [float(bar.get("height")) for bar in bars]
+    assert heights[2] / heights[0] == pytest.approx(3, rel=0.05)
+    assert len(drawn(svg, "harmed")) == 1
+    middles = [float(bar.get("x")) + float(bar.get("width")) / 2 for bar in bars]
+    ticks = {float(text.text): float(text.get("x")) for text in drawn(svg, "tick")}
+    assert middles[2] == pytest.approx(ticks[0], abs=0.2)  # those that gain nothing stand over 0
+    assert {"a: some", "b: all", "gain"} <= {*texts(svg)}
+
+
+def test_a_million_values_make_a_small_figure():
+    values = {"a": np.random.default_rng(0).normal(size=1_000_000)}
+    svg = draw_bins(values, {}, {"a": "a"}, assign_styles(["a"]), "T", "x")
+    assert len(svg) < 12_000
+    assert draw_bins({"a": np.array([np.nan])}, {}, {"a": "a"}, assign_styles(["a"]), "T", "x") == ""

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.local import Local
 from atoll.kernel.algorithm import Replies, Update
-from atoll.kernel.errors import HyperparameterError, PayloadError
+from atoll.kernel.errors import HyperparameterError, PayloadError, RunError
 from atoll.kernel.params import Layout, Params, Stack
+from atoll.records.schema import parse
 from atoll.runtime.channel import Channel, Clip, Entry, Ledger
 from atoll.runtime.serialise import to_bytes
 
@@ -159,3 +162,43 @@ def test_replies_without_a_weight_count_alike_in_the_type_of_what_is_sent(dtype)
     third = arrival._replace(late=2)  # 1 / sqrt(3) has no short form
     mean = Replies([arrival, third], keep=False).mean("delta")["a"]
     assert torch.allclose(mean, torch.tensor(0.1, dtype=dtype), rtol=0, atol=1e-15 if dtype == torch.float64 else 1e-7)
+
+
+# -- very many clients -------------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_that_counts_has_one_entry_per_round_and_field():
+    listed, counting = Ledger(), Ledger(listed=False)
+    for round in (-1, 0, 1):
+        for clients in ((0, 1, 2), (3, 4), (5,)):
+            for ledger in (listed, counting):
+                ledger.record(Entry("down", round, "broadcast", "model", 40, clients))
+                ledger.record(Entry("up", round, "delta", "model", 40 if clients != (5,) else 24, clients))
+                ledger.record(Entry("up", round, "weight", "statistic", 8, clients))
+                ledger.record(Entry("up", round, "nothing", "model", 0, clients))
+    assert len(listed.entries) == 27
+    assert [(one.direction, one.field, one.bytes, one.count, one.clients) for one in counting.entries[:4]] == [
+        ("down", "broadcast", 40, 6, None), ("up", "delta", 40, 5, None), ("up", "weight", 8, 6, None),
+        ("up", "delta", 24, 1, None),
+    ]  # fmt: skip
+    assert len(counting.entries) == 12
+    assert counting.by_kind() == listed.by_kind()
+    for round in (-1, 0, 1):
+        assert counting.bytes_in_round(round) == listed.bytes_in_round(round)
+    assert [counting.bytes(way) for way in ("up", "down")] == [listed.bytes(way) for way in ("up", "down")]
+
+
+def test_counted_messages_have_no_clients():
+    ledger = Ledger(listed=False)
+    ledger.record(Entry("up", 3, "delta", "model", 40, (1, 2)))
+    with pytest.raises(RunError, match="The ledger has 2 counted messages of field 'delta' in round 3"):
+        list(ledger.messages())
+
+
+def test_entries_are_read_as_they_were_written():
+    entry = Entry("up", 3, "delta", "model", 40, (1, 2))
+    written = {"direction": "up", "round": 3, "field": "delta", "kind": "model", "bytes": 40}
+    assert json.loads(json.dumps(entry.as_json())) == {**written, "clients": [1, 2]}  # as before entries could count
+    assert entry.drop_clients().as_json() == {**written, "count": 2}
+    for one in (entry, entry.drop_clients()):
+        assert parse(Entry, json.loads(json.dumps(one.as_json()))) == one

@@ -64,7 +64,7 @@ def test_abhs_of_identical_clients_shares_everything_and_deploys_what_was_broadc
     # However strict the threshold: u = 1 in every block. Nobody trains anything.
     task = clients(*[rows(20, (0, 1, 2), seed=0)] * 3)
     report = play(task, plain(theta=1.0 - 1e-9, personal_epochs=2))
-    assert report.server["splits"].tolist() == [3, 3, 3]
+    assert report.server.splits.tolist() == [3, 3, 3]
     assert_equal(personal_models(report), [task.network.initial] * 3)
 
 
@@ -73,11 +73,11 @@ def test_abhs_local_of_identical_clients_averages_nothing_away() -> None:
     # They make the same model, if their batches are the same: then an average is any of them.
     task = clients(*[rows(8, (0, 1, 2), seed=0)] * 3)
     report = play(task, ABHSLocal(theta_d=1e9, theta_r=0.0, epochs=3))
-    assert report.server["splits"].tolist() == [3, 3, 3]
-    torch.testing.assert_close(report.server["alignment"], torch.ones(3).double())
+    assert report.server.splits.tolist() == [3, 3, 3]
+    torch.testing.assert_close(report.server.alike, torch.ones(3).double())
     alone = personal_models(play(task, Local(epochs=3)))[0]
     for name, leaf in alone.items():
-        torch.testing.assert_close(report.server["one"][name], leaf, rtol=0, atol=1e-12)
+        torch.testing.assert_close(report.server.found.one[name], leaf, rtol=0, atol=1e-12)
 
 
 @pytest.mark.closed_form("abhs", "abhs-local")
@@ -114,7 +114,7 @@ def test_one_client_alone_answers_with_its_own_directions() -> None:
     report = play(task, ABHSLocal(theta_d=0.0, epochs=2, shrinkage=0.0, personal="none", answer="prototypes"))
     shared = report.algorithm.shared(report.server)
     batch = Batch(task.x, task.y, None, None, task.network, Variant(train=False))
-    z = prototypes.unit(batch.features(report.server["models"].client(0)))
+    z = prototypes.unit(batch.features(report.server.found.models.client(0)))
     means = torch.stack([z[task.y == c].mean(0) for c in range(CLASSES)])
     expected = (z @ prototypes.unit(means).T).argmax(1)
     assert torch.equal(shared.answer(shared.model, shared.beside, batch).argmax(1), expected)
@@ -126,10 +126,10 @@ def test_clients_that_are_alike_share_more_blocks() -> None:
     alike = [rows(40, (0, 1), seed=k) for k in range(3)]
     task = clients(*alike, rows(40, (2,), seed=3, shift=5.0))
     server = play(task, plain(theta=0.5)).server
-    assert server["splits"][:3].min() > server["splits"][3]
-    assert server["splits"][3] == 0
+    assert server.splits[:3].min() > server.splits[3]
+    assert server.splits[3] == 0
     closer = play(clients(*alike), plain(theta=0.5)).server
-    assert bool((closer["affinity"].mean(0) > server["affinity"].mean(0)).all())
+    assert bool((closer.alike.mean(0) > server.alike.mean(0)).all())
 
 
 @pytest.mark.purpose("abhs-local")
@@ -137,9 +137,7 @@ def test_blocks_that_hardly_trained_are_shared_and_those_that_went_apart_are_not
     data = [rows(24, (k,), seed=k, shift=float(k)) for k in range(3)]
     task = clients(*data)
     little, much = (
-        play(replace(task, training=Training(lr=lr, batch_size=8)), ABHSLocal(epochs=20, theta_r=0.0)).server["splits"][
-            0
-        ]
+        play(replace(task, training=Training(lr=lr, batch_size=8)), ABHSLocal(epochs=20, theta_r=0.0)).server.splits[0]
         for lr in (1e-4, 0.5)
     )
     assert little == 3

@@ -61,7 +61,7 @@ def features(task: Task, x: Tensor) -> Tensor:
 
 
 def head(task: Task, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    model = play(task, algorithm).server["model"]
+    model = play(task, algorithm).server.answer
     return model["head.weight"], model["head.bias"]
 
 
@@ -126,7 +126,7 @@ def head_of(algorithm: Algorithm, task: Task, moments: Stack) -> Params:
     arrival = Arrival(np.arange(moments.clients), {"moments": moments}, torch.ones(moments.clients))
     bench = Workbench(Population(task, RamMemory(1), 0), LocalEngine(device="cpu"), round=0)
     after = algorithm.aggregate(algorithm.start(task.public_facts()), Replies([arrival], keep=False, workbench=bench))
-    made: Params = after["model"].part("head")
+    made: Params = after.answer.part("head")
     return made
 
 
@@ -237,7 +237,7 @@ def test_fedpft_tells_classes_apart_that_no_client_has_together() -> None:
 def test_regmean_of_clients_with_the_same_inputs_is_the_mean_of_their_models() -> None:
     x, y = samples()
     task = of({"0": (x, y), "1": (x, (y + 1) % CLASSES)}, hidden=())
-    mean, found = play(task, FedAvg(epochs=3)).server, play(task, RegMean(epochs=3)).server["model"]
+    mean, found = play(task, FedAvg(epochs=3)).server, play(task, RegMean(epochs=3)).server.answer
     for name, leaf in mean.items():
         torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-10)
 
@@ -246,7 +246,7 @@ def test_regmean_of_clients_with_the_same_inputs_is_the_mean_of_their_models() -
 @pytest.mark.parametrize("algorithm", [RegMean(epochs=3), FedLPA(epochs=3)], ids=["regmean", "fedlpa"])
 def test_one_client_alone_keeps_its_model(algorithm: Algorithm) -> None:
     task = dealt((ALL,))
-    alone, found = personal_models(play(task, Local(epochs=3)))[0], play(task, algorithm).server["model"]
+    alone, found = personal_models(play(task, Local(epochs=3)))[0], play(task, algorithm).server.answer
     for name, leaf in alone.items():
         torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-8)
 
@@ -298,7 +298,7 @@ def test_fedlpa_solves_its_linear_system() -> None:
 @pytest.mark.limit("fedlpa")
 def test_fedlpa_that_is_damped_without_end_is_fedavg() -> None:
     task = dealt((5, 1, 11, 7))
-    mean, found = play(task, FedAvg(epochs=3)).server, play(task, FedLPA(epochs=3, damping=1e8)).server["model"]
+    mean, found = play(task, FedAvg(epochs=3)).server, play(task, FedLPA(epochs=3, damping=1e8)).server.answer
     for name, leaf in mean.items():
         torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-6)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from samples import answers
 from torch import Tensor, nn
 
-from atoll import Batch, Cohort, Params, Predictor, Stack, Task
+from atoll import Batch, Cohort, Params, Predictor, Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_plus import FAFIPlus
 from atoll.kernel.errors import ModelError
@@ -20,7 +20,7 @@ from atoll.kernel.randomness import default_generator, generator
 from atoll.models import BodyAndHead
 from atoll.testing.conformance import play
 from atoll.toolbox.objectives.etf import simplex_etf
-from atoll.toolbox.objectives.prototypical import Objective, resolve_conflict, train
+from atoll.toolbox.objectives.prototypical import Given, Objective, resolve_conflict, train
 from atoll.toolbox.server.fusion import Fusion, fuse, informativeness, stack_features
 
 RULES: tuple[Fusion, ...] = get_args(Fusion)
@@ -90,13 +90,13 @@ def test_training_in_two_halves_is_training_at_once(
     task = make_task(sizes=(6, 6), dtype=torch.float64, batch_size=6, momentum=0.9)
     cohort, algorithm = make_cohort(task), FAFI(profile=profile)  # type: ignore[arg-type]
     step = algorithm.training.step(cohort)
-    given = {"lr": cohort.lr, "epoch": Stack.of(steps=cohort.steps(1)), "all": None, "own": None}
+    given = Given(cohort.lr, epoch=cohort.steps(1), total=None, own=None)
     at_once = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=4)
     half = cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=2)
     whole = cohort.scan(step, half, given=given, epochs=2)
-    restarted = train(cohort, half["w"], step, epochs=2)
-    for name, leaf in at_once["w"].items():
-        torch.testing.assert_close(whole["w"][name], leaf, rtol=0, atol=1e-12)
+    restarted = train(cohort, half.w, step, epochs=2)
+    for name, leaf in at_once.w.items():
+        torch.testing.assert_close(whole.w[name], leaf, rtol=0, atol=1e-12)
         if name == "head.weight":  # a new optimizer in every round, as published, is what `momentum_reset` says
             assert torch.allclose(restarted[name], leaf, rtol=0, atol=1e-12) is (profile == "faithful")
 
@@ -209,7 +209,7 @@ def test_of_one_client_its_own_prototypes_answer(
     task = make_task(sizes=(12,), dtype=torch.float64)
     algorithm = FAFI(profile=profile, fusion=rule, normalise=normalise, averaging="all")  # type: ignore[arg-type]
     report = play(task, algorithm)
-    w, shared = report.server["models"].client(0), report.algorithm.shared(report.server)
+    w, shared = report.server.answer.models.client(0), report.algorithm.shared(report.server)
     assert isinstance(shared, Predictor)
     features = Batch(task.x, task.y, None, None, task.network, Variant(train=False)).features(w)
     own = algorithm.training.objective.logits(F.normalize(features, dim=1), w["head.weight"])
@@ -224,10 +224,10 @@ def test_of_one_client_or_identical_ones_its_own_prototypes_answer_in_any_mixtur
     make_task: Callable[..., Task], own: float
 ) -> None:
     task = make_task(sizes=(12,), dtype=torch.float64)
-    report = play(task, FAFI())
-    one, many = report.server, {**report.server}
-    for name in ("models", "labels", "noise"):
-        many[name] = one[name].rows(torch.zeros(3, dtype=torch.int64))
+    one, thrice = play(task, FAFIPlus(own=own)).server, torch.zeros(3, dtype=torch.int64)
+    models, noise = (part.rows(thrice) for part in (one.answer.models, one.answer.noise))
+    several = replace(one.answer, models=models, counts=one.answer.counts[thrice], noise=noise)
+    many = replace(one, answer=several)
     alone = answers(task, FAFI().shared(one), task.x)
     for server in (one, many):
         found = answers(task, FAFIPlus(own=own).shared(server), task.x)
@@ -248,12 +248,12 @@ def test_an_answer_does_not_depend_on_who_is_tested_beside(make_task: Callable[.
     report = play(task, FAFI())
     shared = report.algorithm.shared(report.server)
     assert shared is not None
-    before = {name: leaf.clone() for name, leaf in report.server["models"].items()}
+    before = {name: leaf.clone() for name, leaf in report.server.answer.models.items()}
     together_, order = answers(task, shared, task.x), torch.randperm(len(task.x), generator=torch.Generator())
     torch.testing.assert_close(answers(task, shared, task.x[order]), together_[order], rtol=0, atol=1e-12)
     single = torch.cat([answers(task, shared, one) for one in task.x.split(1)])
     torch.testing.assert_close(single, together_, rtol=0, atol=1e-12)
-    assert all(torch.equal(leaf, before[name]) for name, leaf in report.server["models"].items())
+    assert all(torch.equal(leaf, before[name]) for name, leaf in report.server.answer.models.items())
 
 
 @pytest.mark.purpose("fafi")
@@ -275,6 +275,6 @@ def test_fused_features_know_classes_that_no_client_has_together() -> None:
     assert shared is not None
     found = answers(task, shared, task.x).argmax(1)
     assert (found == task.y).double().mean() > 0.95
-    alone = [Params(dict(report.server["models"].client(k)), task.network.layout) for k in range(3)]
+    alone = [Params(dict(report.server.answer.models.client(k)), task.network.layout) for k in range(3)]
     worst = [(answers(task, one, task.x).argmax(1) == task.y).double().mean() for one in alone]
     assert max(worst) < 0.8

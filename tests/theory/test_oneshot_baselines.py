@@ -11,7 +11,8 @@ from samples import answers, with_public
 from torch import Tensor, nn
 
 from atoll import Algorithm, Batch, Params, Task, Training
-from atoll.algorithms.answers.fedic import initial_calibration, learn, teacher
+from atoll.algorithms.answers import fedic
+from atoll.algorithms.answers.fedic import initial_calibration, teacher
 from atoll.algorithms.answers.otfusion import matching, reorder
 from atoll.algorithms.ce_supcon import CESupCon
 from atoll.algorithms.ensemble import Ensemble
@@ -24,7 +25,7 @@ from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.algorithms.oneshot_proto import OneShotProto
 from atoll.algorithms.otfusion import OTFusion
 from atoll.algorithms.rga import RGA
-from atoll.algorithms.trainings.etf import frame_gradient
+from atoll.algorithms.trainings.etf import Given, frame_gradient
 from atoll.kernel.network import Variant
 from atoll.kernel.params import stack
 from atoll.kernel.randomness import Keys, default_generator, generator
@@ -32,6 +33,7 @@ from atoll.models import MLP, BodyAndHead, Linear
 from atoll.testing.conformance import personal_models, play
 from atoll.toolbox.oneshot import average_models
 from atoll.toolbox.server.adam import no_past
+from atoll.toolbox.server.distillation import Student
 from atoll.toolbox.server.voting import Of
 
 CLASSES, FEATURES, SAMPLES = 3, 4, 12
@@ -118,7 +120,7 @@ def test_identical_clients_together_answer_as_one_of_them(algorithm: Algorithm) 
 @pytest.mark.limit("oneshot-avg")
 def test_the_average_of_identical_models_is_the_model_with_its_buffers() -> None:
     task = alike(3, normed)
-    found, own = play(task, OneShotAvg(epochs=4)).server["model"], personal_models(play(task, Local(epochs=4)))[0]
+    found, own = play(task, OneShotAvg(epochs=4)).server.answer, personal_models(play(task, Local(epochs=4)))[0]
     assert set(found) == set(own)
     for name, leaf in own.items():
         torch.testing.assert_close(found[name], leaf, **ROUNDING)
@@ -130,7 +132,7 @@ def test_one_shot_fedavg_is_fedavg_with_one_round() -> None:
     task = Task.of_clients(
         {str(n): drawn(n, seed=n) for n in (3, 7, 12)}, plain().double(), classes=CLASSES, training=Training(lr=0.2)
     )
-    mine, theirs = play(task, OneShotAvg(epochs=5)).server["model"], play(task, FedAvg(epochs=5)).server
+    mine, theirs = play(task, OneShotAvg(epochs=5)).server.answer, play(task, FedAvg(epochs=5)).server
     for name, leaf in theirs.items():
         torch.testing.assert_close(mine[name], leaf, **ROUNDING)
 
@@ -165,7 +167,7 @@ def test_a_network_and_permuted_copies_of_it_fuse_to_the_network() -> None:
 @pytest.mark.parametrize("of", ["logits", "probs"])
 def test_a_student_that_answers_as_its_teachers_stays(of: Of) -> None:
     task = alike(3)
-    found = play(task, OneShotDF(epochs=4, of=of, server_epochs=3, server_lr=STABLE)).server["model"]
+    found = play(task, OneShotDF(epochs=4, of=of, server_epochs=3, server_lr=STABLE)).server.answer
     own = personal_models(play(task, Local(epochs=4)))[0]
     for name, leaf in own.items():
         torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-10)
@@ -206,10 +208,10 @@ def test_what_a_student_knows_already_leaves_it_to_the_labels() -> None:
     w, x = task.network.initial, task.x[:5]
     keys = Keys(torch.tensor(1), torch.tensor(2))
     known = Params.of(x=task.x[5:6].repeat(2, 1), y=torch.tensor([1, 1]))
-    given = {"lr": torch.tensor(0.01), "steps": 9, "known": known, "size": 2, "temperature": 3.0}
+    given = fedic.Given(torch.tensor(0.01), fedic.Labelled(known, size=2, steps=9, temperature=3.0))
     wanted = (answers(task, w, x) / 3).softmax(1)
     batch = Batch(x, wanted, None, keys, task.network, Variant())
-    moved = learn({"w": w, "past": no_past(w)}, batch, given)["w"]
+    moved = fedic.learn(Student(w, no_past(w)), batch, given).w
     g, _, _ = Batch(known["x"], known["y"], None, None, task.network, Variant()).gradient(w)
     for name, leaf in g.items():
         expected = w[name] - 0.01 * (leaf / 2) / ((leaf / 2).abs() + 1e-8)
@@ -225,9 +227,7 @@ def test_the_least_loss_in_a_frame_is_known_and_a_rest_point(scale: float) -> No
     class Point(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.u = nn.Parameter(
-                2.5 * FedETF(scale=1.0).training.frame(torch.zeros(1).double(), classes)["directions"][4]
-            )
+            self.u = nn.Parameter(2.5 * FedETF(scale=1.0).training.directions(torch.zeros(1).double(), classes)[4])
 
         def forward(self, x: Tensor) -> Tensor:
             return self.u.expand(len(x), -1)
@@ -235,8 +235,8 @@ def test_the_least_loss_in_a_frame_is_known_and_a_rest_point(scale: float) -> No
     x, y = torch.zeros(2, 1, dtype=torch.float64), torch.full((2,), 4)
     task = Task.of_clients({"0": (x, y)}, Point(), classes=classes, shares=(1.0, 0.0, 0.0))
     batch = Batch(x, y, None, None, task.network, Variant())
-    frame = FedETF(scale=scale).training.frame(x, classes)
-    g, _, loss = frame_gradient(task.network.initial, batch, {"frame": frame, "counts": None})
+    given = Given(FedETF(scale=scale).training.directions(x, classes), counts=None)
+    g, _, loss = frame_gradient(task.network.initial, batch, given)
     least = math.log1p((classes - 1) * math.exp(-scale * classes / (classes - 1)))
     assert float(loss) == pytest.approx(least, abs=1e-12)
     if scale == 1.0:
@@ -248,10 +248,10 @@ def test_the_least_loss_in_a_frame_is_known_and_a_rest_point(scale: float) -> No
 def test_rga_of_one_client_is_the_nearest_direction_to_its_standardised_features() -> None:
     task = alike(1)
     report = play(task, RGA(epochs=4))
-    w = report.server["models"].client(0)
+    w = report.server.answer.models.client(0)
     u = answers(task, w, task.x)
     z = (u - u.mean(0)) / u.std(0, correction=0)
-    frame = FedETF().training.frame(task.x, CLASSES)["directions"]
+    frame = FedETF().training.directions(task.x, CLASSES)
     found = answers(task, report.algorithm.shared(report.server), task.x)
     torch.testing.assert_close(found, 16 * F.cosine_similarity(z[:, None], frame, dim=2), **ROUNDING)
 
@@ -265,16 +265,13 @@ def test_how_long_a_clients_features_are_does_not_matter_to_rga() -> None:
     task = Task.of_clients(data, network, classes=CLASSES, training=Training(lr=0.2), shares=(1.0, 0.0, 0.0))
     report = play(task, RGA(epochs=4, prototypes="means"))
     longer = torch.tensor([1.0, 50.0, 1.0], dtype=torch.float64)
-    models, features = report.server["models"], report.server["features"]
-    changed = {
-        **report.server,
-        "models": models | models.only(["body.1.weight", "body.1.bias"]) * longer,
-        "features": features * longer,
-    }
+    models, features = report.server.answer.models, report.server.answer.features
+    large = models | models.only(["body.1.weight", "body.1.bias"]) * longer
+    changed = replace(report.server, answer=replace(report.server.answer, models=large, features=features * longer))
     mine, theirs = (answers(task, report.algorithm.shared(one), task.x) for one in (report.server, changed))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
     proto = play(task, OneShotProto(epochs=4))
-    other = {**proto.server, "models": changed["models"]}
+    other = replace(proto.server, answer=replace(proto.server.answer, models=large))
     before, after = (answers(task, proto.algorithm.shared(one), task.x) for one in (proto.server, other))
     assert (before - after).abs().max() > 1  # where features are taken as they are, it does
 

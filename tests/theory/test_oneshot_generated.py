@@ -32,7 +32,7 @@ from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
 from atoll.toolbox.server.distillation import disagreement
-from atoll.toolbox.server.synthesis import Pool
+from atoll.toolbox.server.synthesis import Pool, Teachers
 
 CLASSES, FEATURES = 3, 4
 SMALL: dict[str, Any] = {"server_epochs": 3, "generator_steps": 3, "server_batch": 8, "noise": 4, "width": 4}
@@ -88,8 +88,8 @@ def linear(task: Task, weight: Tensor) -> Params:
     return Params(dict(zip(names, (weight, bias), strict=True)), task.network.layout)
 
 
-def votes(*each: float) -> Params:
-    return Params.of(votes=torch.tensor(each, dtype=torch.float64))
+def votes(*each: float) -> Tensor:
+    return torch.tensor(each, dtype=torch.float64)
 
 
 def answers_of(algorithm: Algorithm, server: Any, batch: Batch) -> Tensor:
@@ -104,7 +104,7 @@ def answers_of(algorithm: Algorithm, server: Any, batch: Batch) -> Tensor:
 @pytest.mark.closed_form("dense")
 def test_a_student_that_is_the_ensemble_has_no_loss_and_no_direction(task: Task) -> None:
     w, batch = task.network.initial, batch_of(task)
-    given = {"models": scaled(task, 1.0, 1.0), "votes": votes(0.5, 0.5)}
+    given = Teachers(scaled(task, 1.0, 1.0), votes(0.5, 0.5), w)
 
     def objective(trained: Params) -> tuple[Tensor, Tensor]:
         loss, _ = dense.lesson(w | trained, batch, given, temperature=4.0)
@@ -120,7 +120,7 @@ def test_a_student_that_is_the_ensemble_has_no_loss_and_no_direction(task: Task)
 @pytest.mark.closed_form("dense")
 def test_what_samples_cost_by_hand(task: Task) -> None:
     batch = batch_of(task)
-    given = {"models": scaled(task, 1.0, 3.0), "votes": votes(0.5, 0.5), "learner": stranger()}
+    given = Teachers(scaled(task, 1.0, 3.0), votes(0.5, 0.5), stranger())
     first, third = (batch.outputs(task.network.initial * factor) for factor in (1.0, 3.0))
     student = batch.outputs(stranger())
     wanted = (first + third) / 2
@@ -135,7 +135,7 @@ def test_what_samples_cost_by_hand(task: Task) -> None:
 
 @pytest.mark.limit("dense")
 def test_without_epochs_the_student_stays_as_it_began(task: Task) -> None:
-    student = play(task, Dense(server_epochs=0)).server["model"]
+    student = play(task, Dense(server_epochs=0)).server.answer
     assert all(torch.equal(student[name], leaf) for name, leaf in task.network.initial.items())
 
 
@@ -148,7 +148,7 @@ def test_the_last_student_is_deployed_whatever_it_is_worth(task: Task) -> None:
     class Watched(dense.Student):
         def pass_over(self, *inputs: Any) -> Any:
             state = super().pass_over(*inputs)
-            seen.append(state["w"].client(0))
+            seen.append(state.w.client(0))
             return state
 
     models = stack([task.network.initial * factor for factor in (0.5, 2.0)])
@@ -188,8 +188,8 @@ def test_votes_go_by_the_sign_and_stay_between_0_and_1() -> None:
     models = stack([linear(task, right), linear(task, -right)])
     x = torch.ones(6, FEATURES, dtype=torch.float64)
     batch = Batch(x, torch.zeros(6, dtype=torch.int64), None, None, task.network, Variant(train=False))
-    given = {"models": Params(models, models.layout), "step": torch.tensor(0.2, dtype=torch.float64)}
-    now = votes(0.5, 0.5)
+    given = coboosting.Revision(Params(models, models.layout), torch.tensor(0.2, dtype=torch.float64))
+    now = Params.of(votes=votes(0.5, 0.5))
     path = [now["votes"]]
     for _ in range(4):
         now = coboosting.revise(now, batch, given)
@@ -204,7 +204,7 @@ def test_votes_go_by_the_sign_and_stay_between_0_and_1() -> None:
 @pytest.mark.closed_form("coboosting")
 def test_hard_samples_count_more_by_hand(task: Task) -> None:
     batch = batch_of(task)
-    given = {"models": scaled(task, 1.0, 3.0), "votes": votes(0.2, 0.6), "learner": stranger()}
+    given = Teachers(scaled(task, 1.0, 3.0), votes(0.2, 0.6), stranger())
     wanted = 0.25 * batch.outputs(task.network.initial) + 0.75 * batch.outputs(task.network.initial * 3.0)
     sure = wanted.softmax(1).gather(1, batch.y[:, None])[:, 0]
     label = ((1 - sure) * -sure.log()).mean()
@@ -216,7 +216,7 @@ def test_hard_samples_count_more_by_hand(task: Task) -> None:
 @pytest.mark.limit("coboosting")
 def test_without_steps_and_moves_the_student_learns_as_in_dense(task: Task) -> None:
     w, batch = task.network.initial, batch_of(task)
-    given = {"models": scaled(task, 0.5, 2.0), "votes": votes(0.5, 0.5)}
+    given = Teachers(scaled(task, 0.5, 2.0), votes(0.5, 0.5), w)
     mine, _ = coboosting.lesson(w, batch, given, temperature=4.0, diversity=0.0)
     theirs, _ = dense.lesson(w, batch, given, temperature=4.0)
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
@@ -226,7 +226,7 @@ def test_without_steps_and_moves_the_student_learns_as_in_dense(task: Task) -> N
     pool.add(batch.x, batch.y)
     for lr, same in ((0.0, True), (0.1, False)):
         after = CoBoosting(vote_lr=lr).answering.votes(pool, given, epoch=1)
-        assert torch.equal(after["votes"], given["votes"]["votes"]) == same
+        assert torch.equal(after, given.votes) == same
 
 
 # -- IntactOFL ---------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_the_gate_of_one_client_is_that_client(data: Literal["generated", "publi
     task = federation([9], hidden=(6,))
     method, batch = IntactOFL(data=data, **SMALL), batch_of(task)
     server = play(task, method).server
-    alone = batch.outputs(server["models"].client(0))
+    alone = batch.outputs(server.answer.models.client(0))
     torch.testing.assert_close(answers_of(method, server, batch), alone, rtol=0, atol=1e-12)
 
 
@@ -273,7 +273,7 @@ def test_what_a_gate_costs_by_hand_and_padding_does_not_count(task: Task, gate: 
         values = Params.of(
             weight=torch.randn(2, FEATURES, dtype=torch.float64), bias=torch.randn(2, dtype=torch.float64)
         )
-    given = {"models": scaled(task, 1.0, 3.0)}
+    given = Teachers(scaled(task, 1.0, 3.0), votes(0.5, 0.5), values)
     found, _ = intactofl.lesson(
         values, replace(batch, mask=mask), given, rule=gate, temperature=4.0, balance=0.3, diversity=0.0
     )
@@ -380,5 +380,5 @@ def test_a_classifier_of_all_classes_from_clients_of_one_class_each(variant: Lit
     )
     report = play(task, method)
     x, y = task.x, task.y
-    right = (bench_of(task).answers(report.server["model"], x).argmax(1) == y).double().mean()
+    right = (bench_of(task).answers(report.server.answer, x).argmax(1) == y).double().mean()
     assert right > 0.95

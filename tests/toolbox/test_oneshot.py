@@ -10,21 +10,28 @@ from torch import Tensor
 
 from atoll import Batch, Params, Stack, Task
 from atoll.algorithms.local import Local
+from atoll.algorithms.trainings.ce import CrossEntropy
 from atoll.kernel.algorithm import Arrival, Predictor, Replies
 from atoll.kernel.errors import OneShotError, TaskError
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.testing.conformance import personal_models, play, quadratics
-from atoll.toolbox.oneshot import OneShot, Server, average_models, class_shares, require_public, shares, uploads
+from atoll.toolbox.oneshot import average_models, class_shares, require_public, shares, uploads
+from atoll.toolbox.pairs import LocalTraining, Models, Pair, ServerAnswer, Start, keep_models
+
+
+class OfTheFirst(ServerAnswer):
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Models:
+        return keep_models(replies)
+
+    def deploy(self, training: LocalTraining, start: Start, answer: Models) -> Predictor:
+        return ensemble(answer.models, Params.of(), first)
 
 
 @dataclass(frozen=True, kw_only=True)
-class First(OneShot):
+class First(Pair, training=CrossEntropy, answering=OfTheFirst):
     """Everybody deploys the model of the first client that replied."""
 
     epochs: int = 2
-
-    def combine(self, server: Server) -> Predictor:
-        return ensemble(server["models"], Params.of(), first)
 
 
 def first(model: Params, beside: Params, batch: Batch) -> Tensor:
@@ -36,27 +43,27 @@ def task(make_task: Callable[..., Task]) -> Task:
     return make_task(shares=(0.6, 0.2, 0.2), dtype=torch.float64)
 
 
-def counts(*rows: tuple[float, ...]) -> Stack:
-    return Stack.of(counts=torch.tensor(rows, dtype=torch.float64))
+def counts(*rows: tuple[float, ...]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def test_clients_train_alone_from_the_initial_model(task: Task) -> None:
-    models = play(task, First(epochs=3)).server["models"]
+    models = play(task, First(epochs=3)).server.answer.models
     alone = personal_models(play(task, Local(epochs=3)))
     for k, model in enumerate(alone):
         assert all(torch.equal(models.client(k)[name], leaf) for name, leaf in model.items())
 
 
 def test_the_server_holds_models_and_label_counts_in_the_order_of_clients(task: Task) -> None:
-    lost = play(task, First(), faults=lambda round, clients: clients == 1).server
-    whole = play(task, First()).server
-    assert lost["models"].clients == lost["labels"].clients == task.clients - 1
-    for name, leaf in lost["models"].items():
-        assert torch.equal(leaf, whole["models"][name][[0, 2, 3]])
+    lost = play(task, First(), faults=lambda round, clients: clients == 1).server.answer
+    whole = play(task, First()).server.answer
+    assert lost.models.clients == len(lost.counts) == task.clients - 1
+    for name, leaf in lost.models.items():
+        assert torch.equal(leaf, whole.models[name][[0, 2, 3]])
     split = task.splits["train"]
     own = [task.y[split.order[split.offsets[k] : split.offsets[k + 1]]] for k in range(task.clients)]
     expected = torch.stack([torch.bincount(y, minlength=3) for y in own])
-    assert torch.equal(whole["labels"]["counts"], expected.to(torch.float64))
+    assert torch.equal(whole.counts, expected.to(torch.float64))
 
 
 def test_uploads_are_sorted_by_client() -> None:
@@ -74,7 +81,7 @@ def test_one_model_goes_down_and_a_model_with_counts_comes_up_once(task: Task) -
 
 def test_everybody_deploys_the_initial_model_if_nobody_replied(task: Task) -> None:
     report = play(task, First(), faults=lambda round, clients: np.ones(len(clients), bool))
-    assert set(report.server) == {"model"}
+    assert report.server.answer is None  # catches: a phase told by what else the state holds
     for model in personal_models(report):
         assert all(torch.equal(model[name], leaf) for name, leaf in task.network.initial.items())
 
@@ -125,7 +132,7 @@ def test_averages_pool_the_statistics_of_batchnorm() -> None:
 
 
 def test_a_task_without_classes_is_refused() -> None:
-    with pytest.raises(TaskError, match="First needs samples of one class each"):
+    with pytest.raises(TaskError, match="ce needs samples of one class each"):
         play(quadratics(torch.ones(2, 1, dtype=torch.float64)), First())
 
 
@@ -147,6 +154,9 @@ def test_more_rounds_are_refused(task: Task) -> None:
 
 
 def test_a_method_must_say_what_it_makes_of_the_uploads(task: Task) -> None:
-    report = play(task, OneShot(epochs=0))
-    with pytest.raises(NotImplementedError, match=r"OneShot must define combine\(\)"):
-        report.algorithm.shared(report.server)
+    @dataclass(frozen=True, kw_only=True)
+    class Silent(Pair, training=CrossEntropy, answering=ServerAnswer):
+        """An answer that never comes."""
+
+    with pytest.raises(NotImplementedError, match=r"ServerAnswer must define conclude\(\)"):
+        play(task, Silent(epochs=0))

@@ -26,7 +26,7 @@ from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.randomness import generator
 from atoll.runtime.engines.local import LocalEngine
 from atoll.testing.conformance import play
-from atoll.toolbox.pairs import LocalTraining, Pair, Piece, ServerAnswer
+from atoll.toolbox.pairs import AnswerPiece, LocalTraining, Pair, ServerAnswer, TrainingPiece
 
 PAIRS = list_pairs()
 SHORT = {
@@ -62,10 +62,27 @@ def test_every_sensible_pair_runs_and_uploads_once(task: Task, name: str) -> Non
     assert sorted(set(up)) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("piece", sorted({*list_parts(Piece)} - {"refined"}))  # which is one of an answer
+@pytest.mark.parametrize("piece", list_parts(TrainingPiece))
 def test_every_piece_changes_the_training(task: Task, piece: str) -> None:
     plain, more = (play(task, create(f"{name}/ensemble:epochs=2")) for name in ("fafi", f"fafi+{piece}"))
-    assert not torch.equal(*(report.server["models"]["body.1.weight"] for report in (plain, more)))
+    assert not torch.equal(*(report.server.answer.models["body.1.weight"] for report in (plain, more)))
+
+
+def test_a_piece_of_an_answer_stands_after_it_and_leaves_the_training_alone(task: Task) -> None:
+    plain, more, plus = (
+        play(task, create(f"{name}epochs=2")) for name in ("fafi:", "fafi/features+refined:", "fafi-plus:own=0.5,")
+    )
+    assert name_of(more.algorithm) == "fafi/features+refined"
+    assert from_record(to_record(more.algorithm)) == more.algorithm
+    assert more.algorithm.training == plain.algorithm.training
+    found = [answers(task, one.algorithm.shared(one.server), task.x) for one in (plain, more, plus)]
+    assert not torch.allclose(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+
+
+def test_a_piece_of_another_answer_is_refused() -> None:
+    with pytest.raises(HyperparameterError, match=r"must be added to the answer `features`\. Got `margins`\."):
+        create("fafi/margins+refined")
 
 
 def test_a_pair_with_a_file_is_that_method() -> None:
@@ -89,6 +106,9 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(name: str) -> None:
         ("fafy/margins", "Unknown training 'fafy'. Did you mean: fafi?"),
         ("fafi/margin", "Unknown answer 'margin'. Did you mean: margins?"),
         ("fafi+bonk/margins", "Unknown piece 'bonk'. Did you mean: bank?"),
+        ("fafi+refined/features", "Unknown piece 'refined'."),
+        ("fafi/features+refine", "Unknown piece 'refine'. Did you mean: refined?"),
+        ("features+refined", "Unknown algorithm 'features'."),
     ],
 )
 def test_names_are_suggested(name: str, said: str) -> None:
@@ -168,7 +188,7 @@ def test_no_one_shot_method_is_a_kind_of_another() -> None:
 
 
 def test_parts_have_names_and_a_sentence() -> None:
-    for kind in (LocalTraining, Piece, ServerAnswer):
+    for kind in (LocalTraining, TrainingPiece, ServerAnswer, AnswerPiece):
         parts = list_parts(kind)
         assert parts
         for name, part in parts.items():
@@ -218,7 +238,7 @@ def test_one_model_of_a_frame_answers_in_the_frame(task: Task) -> None:
     pair, named = (play(task, create(name)) for name in ("etf/average:epochs=3", "fedetf:epochs=3,answer=average"))
     found = [answers(task, report.algorithm.shared(report.server), task.x) for report in (pair, named)]
     assert torch.equal(*found)
-    raw = answers(task, pair.server["one"], task.x)
+    raw = answers(task, pair.server.answer, task.x)
     assert not torch.allclose(found[0], raw)
 
 
@@ -235,5 +255,5 @@ def test_one_client_of_fafi_answers_by_its_prototypes_alone_or_in_an_ensemble(ma
 def test_nobody_replied(task: Task) -> None:
     for name in ("fafi/margins", "etf/average", "ce/rga"):
         report = play(task, create(f"{name}:epochs=1"), faults=lambda round, clients: clients >= 0)
-        assert report.algorithm.shared(report.server) is report.server["model"]
+        assert report.algorithm.shared(report.server) is report.server.start.model
         assert name_of(type(report.algorithm)) == name

@@ -22,9 +22,9 @@ from typing import TypeVar
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import HyperparameterError, UnknownName, unknown
 from atoll.kernel.wrapper import core_of
-from atoll.toolbox.pairs import LocalTraining, Pair, Part, Piece, ServerAnswer, make_pair
+from atoll.toolbox.pairs import AnswerPiece, LocalTraining, Pair, Part, ServerAnswer, TrainingPiece, make_pair
 
-__all__ = ["file_of", "find_pair", "found", "list_pairs", "list_parts", "load_file", "name_of"]
+__all__ = ["file_of", "find_pair", "list_methods", "list_pairs", "list_parts", "load_file", "name_of"]
 
 P = TypeVar("P", bound=Part)
 
@@ -40,7 +40,7 @@ def list_methods() -> dict[str, type[Algorithm]]:
 
 
 def list_parts(kind: type[P]) -> dict[str, type[P]]:
-    """Return what one-shot methods are made of by name: all trainings, pieces of trainings or answers."""
+    """Return what one-shot methods are made of by name: all trainings, answers or pieces of these."""
     modules = [
         importlib.import_module(f"{__name__}.{folder}.{entry.name}")
         for folder in ("trainings", "answers")
@@ -53,17 +53,20 @@ def list_parts(kind: type[P]) -> dict[str, type[P]]:
 
 @functools.cache
 def find_pair(name: str) -> type[Pair]:
-    """Return the method of a training and an answer: `fafi/margins`, with pieces `fafi+bank/margins`.
+    """Return the method of a training and an answer: `fafi/margins`, with pieces `fafi+bank/features+refined`.
 
     A pair that has a file of its own is that method.
     """
     clients, _, server = name.partition("/")
-    training, *pieces = clients.split("+")
+    (training, *more), (answer, *added) = clients.split("+"), server.split("+")
     client_parts = (
         _find_part("training", training, LocalTraining),
-        *(_find_part("piece", one, Piece) for one in pieces),
+        *(_find_part("piece", one, TrainingPiece) for one in more),
     )
-    server_parts = (_find_part("answer", server, ServerAnswer),)
+    server_parts = (
+        _find_part("answer", answer, ServerAnswer),
+        *(_find_part("piece", one, AnswerPiece) for one in added),
+    )
     return _with_file().get((client_parts, server_parts)) or make_pair(client_parts, server_parts)
 
 

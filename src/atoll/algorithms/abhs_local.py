@@ -6,13 +6,14 @@
 w_k is client k's model after training alone, from w^0. S_W and S_B are the scatter within and between classes of what a
 block says about held-out samples: a block that was made for the client's classes has little of the first. X_kl is what
 block l of w_k says about probes: noise that the server draws, or public samples. The blocks up to s are averaged, and
-carry the clients' own blocks above. What the server makes of that: `atoll.toolbox.server.splitting`.
+carry the clients' own blocks above. What the server makes of that: `atoll.toolbox.server.splitting`. This is no pair of
+a training and an answer, because clients train on after the single download.
 
 Reference: none published. An unpublished plan of 2025 describes it in words, as its variant B, without any exchange
 before training; the formulas are ours.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -27,9 +28,9 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.blocks import Blocks, bench_with_block_features, blocks_of, drift, scatter
 from atoll.toolbox.client.statistics import refresh_statistics
-from atoll.toolbox.oneshot import Server, average_models, require_public, uploads
+from atoll.toolbox.oneshot import average_models, require_public, uploads
 from atoll.toolbox.server import depth
-from atoll.toolbox.server.splitting import Splitting
+from atoll.toolbox.server.splitting import Splitting, State
 
 PROBES = 256  # samples at most
 
@@ -47,7 +48,7 @@ class ABHSLocal(Splitting):
     sends: ClassVar[dict[str, str]] = {**Splitting.sends, "split": "statistic"}
     limits: ClassVar[Limits] = {"oneshot-avg": {"theta_d": 1e9, "theta_r": 0.0, "theta_c": 0.0, "personal": "none"}}
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """Return the initial model."""
         if self.probes == "public":
             require_public(self, task)
@@ -66,18 +67,18 @@ class ABHSLocal(Splitting):
         cohort.observe(split=split.to(cohort.initial_dtype))
         return Update(send={"model": w_k, "split": Stack.of(split=split), **self.findings(cohort, w_k)})
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Average the base, as deep as clients want it and as it is alike; keep what lies above."""
         bench, models = replies.workbench, uploads(replies, "model")
         blocks = blocks_of(bench.task)
         alike = self.alignment(blocks, models, bench)
-        wanted = int(uploads(replies, "split")["split"].median())
+        wanted = int(uploads(replies, "split").value.median())
         split = min(wanted, int(depth.depth(alike >= self.theta_c)))
         samples = uploads(replies, "evidence")["count"].sum(1)
         base = average_models(models, samples / samples.sum()).only(blocks.below(split))
         if self.probes == "public":
             base = refresh_statistics(bench.cohort(*bench.public), models.client(0) | base).client(0).only(base)
-        server = {**server, "splits": torch.full_like(server["splits"], split), "alignment": alike}
+        server = replace(server, splits=torch.full_like(server.splits, split), alike=alike)
         return self.conclude(server, replies, models | base, split)
 
     def alignment(self, blocks: Blocks, models: Stack, bench: Workbench) -> Tensor:

@@ -34,7 +34,7 @@ from atoll.algorithms.trainings.hard import Hard
 from atoll.algorithms.trainings.queue import Queue
 from atoll.algorithms.trainings.reference import ToReference
 from atoll.algorithms.trainings.stages import InStages
-from atoll.kernel.algorithm import Limits, Natural, NonNegative
+from atoll.kernel.algorithm import Limits, Natural, NonNegative, Share
 from atoll.toolbox.objectives.prototypical import Conflict
 from atoll.toolbox.objectives.terms import Reference, Stages
 from atoll.toolbox.pairs import Pair
@@ -65,6 +65,7 @@ class FAFIPlus(
     balanced: bool = False  # every class counts the same in the contrast, absent ones by their prototypes
     reference: Reference = "none"  # distance of the client's features to those of a teacher
     conflict: Conflict = "ignored"  # of contrast and the rest: their gradients' cosine measured, or projected apart
+    own: Share = 0.0  # share of what clients answer by themselves, by class, beside that of fused features
 
     needs_public_data: ClassVar[bool] = False  # by default
     limits: ClassVar[Limits] = {"fafi": NOTHING}

@@ -60,11 +60,16 @@ def _list_pairs() -> Group:
     """List trainings, pieces and answers with what they are; then which answers go with each training."""
     from atoll.algorithms import list_pairs, list_parts, name_of
     from atoll.kernel.algorithm import hyperparameters
-    from atoll.toolbox.pairs import LocalTraining, Piece, ServerAnswer
+    from atoll.toolbox.pairs import AnswerPiece, LocalTraining, ServerAnswer, TrainingPiece
 
     rows = [
         [title, name, (part.__doc__ or "").split("\n")[0], ", ".join(one.name for one in hyperparameters(part))]
-        for title, kind in (("training", LocalTraining), ("piece", Piece), ("answer", ServerAnswer))
+        for title, kind in (
+            ("training", LocalTraining),
+            ("piece", TrainingPiece),
+            ("answer", ServerAnswer),
+            ("its piece", AnswerPiece),
+        )
         for name, part in list_parts(kind).items()
     ]
     parts = plain_table(["", "name", "what it is", "hyperparameters"], rows)

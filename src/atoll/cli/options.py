@@ -61,8 +61,13 @@ class Options:
     delay: Annotated[int, option("The most rounds that a late reply needs.", min=1, **ROUNDS)] = 1
     eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
     evaluation: Annotated[
-        str, option("What is scored: all clients and the server's test set, central (that alone), or none.", **ROUNDS)
-    ] = "all"
+        str,
+        option(
+            "Who is scored: all clients, sample:N of them, nobody but the server's test set (central), or none; "
+            "auto: all, of more than 10,000 a sample of 1,000.",
+            **ROUNDS,
+        ),
+    ] = "auto"
     memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
     engine: Annotated[
         str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)

@@ -84,8 +84,10 @@ def bench(
     device: Annotated[str, option("auto, cpu or cuda.")] = "auto",
     quick: Annotated[bool, option("Fewer repetitions.", "--quick")] = False,
     only: Annotated[list[str] | None, option("Only this workload; repeatable.")] = None,
+    peer: Annotated[list[str] | None, option("Run a peer's code beside ours: pfllib=PATH of your copy.")] = None,
+    output: Annotated[Path | None, option("Write the result as JSON to this file.", "--output", "-o")] = None,
 ) -> None:
-    """Measure speed on this machine, against the plain loop a researcher writes."""
+    """Measure speed on this machine: steps, whole comparisons, first results, and peers' code beside ours."""
     from atoll.testing.bench import run as run_bench
 
-    raise typer.Exit(run_bench(device=device, quick=quick, only=only or []))
+    raise typer.Exit(run_bench(device, quick=quick, only=only, peers=peer, file=output))

@@ -8,13 +8,14 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.algorithms import file_of, find_pair, list_methods, load_file, name_of
+from atoll.algorithms import file_of, find_pair, list_methods, list_parts, load_file, name_of
 from atoll.compose.hybrids import InClusters
 from atoll.compose.pieces import PIECES
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import UnknownName, unknown
 from atoll.kernel.hyperparameters import Hyperparameter, hyperparameters
 from atoll.kernel.wrapper import values_of
+from atoll.toolbox.pairs import AnswerPiece
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Plan:
 def read(name: str) -> Plan:
     """Read a method's name or file (`./mine.py`), with pieces (`fedper+prox`), inside clusters (`ditto@ifca`).
 
-    One-shot methods are also named as pairs of a training and an answer: `fafi/margins`.
+    One-shot methods are also named as pairs of a training and an answer: `fafi/margins`. Both may have pieces of their
+    own: `fafi+bank/features+refined`.
     """
     name, at, finder = name.partition("@")
     if at:
@@ -71,11 +73,12 @@ def read(name: str) -> Plan:
         return Plan(InClusters, f"@{inside['finder'].name}", inside)
     before, slash, last = name.rpartition("/")  # in a pair, what stands before the answer belongs to the training
     last, *pieces = re.split(r"\+(?=[a-z]+(?:\+|$))", last)
-    name = f"{before}{slash}{last}"
+    of_answers = list_parts(AnswerPiece) if slash else {}
+    name = "+".join([f"{before}{slash}{last}", *(piece for piece in pieces if piece in of_answers)])
     plan = Plan(load_file(Path(name)) if name.endswith(".py") else _find(name))
-    for piece in pieces:
+    for piece in (piece for piece in pieces if piece not in of_answers):
         if piece not in PIECES:
-            raise unknown("piece", piece, PIECES)
+            raise unknown("piece", piece, {*PIECES, *of_answers})
         plan = Plan(PIECES[piece], f"+{piece}", {"inner": plan})
     return plan
 

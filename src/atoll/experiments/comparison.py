@@ -1,4 +1,4 @@
-"""compare(): several methods, several seeds, every client. Missing runs are made, finished ones reused."""
+"""compare(): several methods, several seeds, the same clients. Missing runs are made, finished ones reused."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.sources import code_digest
 from atoll.records.configuration import AlgorithmSpec, Settings
 from atoll.records.files import read_record, write_record, writing
-from atoll.records.labels import label
+from atoll.records.labels import REFERENCES, label
 from atoll.records.report import Report, Select
-from atoll.records.results import REFERENCES, SELECTIONS, Results
+from atoll.records.results import SELECTIONS, Results
 from atoll.records.runs import quietly
 from atoll.records.schema import Record
 from atoll.records.trust import remember
@@ -35,6 +35,7 @@ from atoll.runtime.engines.trainings import OnEpoch
 from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
 from atoll.runtime.participation import fingerprint
+from atoll.runtime.population import MANY_CLIENTS
 
 log = logging.getLogger("atoll.experiments.comparison")
 
@@ -98,8 +99,10 @@ def compare(
         raise RunError("A comparison must have at least 1 seed. Got none.")
     if select not in SELECTIONS:
         raise unknown("selection", select, SELECTIONS)
-    if settings.evaluation != "all":
-        raise RunError(f"A comparison needs every client's score: evaluation='all'. Got {settings.evaluation!r}.")
+    if not settings.scores_clients:
+        raise RunError(
+            f"A comparison needs the scores of clients: evaluation='all' or 'sample:N'. Got {settings.evaluation!r}."
+        )
     chosen = add_references([create(method) if isinstance(method, str) else method for method in methods])
     build = _builder(task)
     folder = None if folder is None else Path(folder)
@@ -115,6 +118,7 @@ def compare(
             for seed in some:
                 here = build(seed)
                 _require_samples(here, select)
+                _require_kept_scores(here, select, settings)
                 _require_beginnings(here, chosen.values(), settings, seed)
                 cells += [Cell.find(name, method, seed, here, settings, folder) for name, method in chosen.items()]
             for group in group_cells(cells, engine.device) if together else [[cell] for cell in cells]:
@@ -131,6 +135,17 @@ def _require_samples(task: Task, select: Select) -> None:
                 f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
                 hint="give every split a share, as `split=60/15/25`.",
             )
+
+
+def _require_kept_scores(task: Task, select: Select, settings: Settings) -> None:
+    """Raise before the first run if the round that counts would not be kept by client."""
+    scored = len(settings.draw_scored(task.clients))
+    if select != "last" and scored > MANY_CLIENTS:
+        raise RunError(
+            f"A comparison of the {select} round must score at most {MANY_CLIENTS:,} clients: of more, only the last "
+            f"round's scores are kept by client. Got {scored:,}.",
+            hint="score a sample: `evaluation=sample:1000`.",
+        )
 
 
 def _require_beginnings(task: Task, algorithms: Iterable[Algorithm], settings: Settings, seed: int) -> None:

@@ -101,7 +101,7 @@ class Tracking:
         run, self.known, self.bytes = Run.open(self.folder), {}, Counter()
         for entry in run.ledger():
             if entry.round < 0:  # the exchange before the first round, which has no line of its own
-                self.bytes[entry.direction] += entry.bytes * len(entry.clients)
+                self.bytes[entry.direction] += entry.total
         for tracker in [*self.trackers]:
             with self._sparing(tracker):
                 self.known[tracker] = tracker.open(self.folder, flatten_names(run.config))

@@ -204,6 +204,8 @@ class _Look:
     def _methods(self, kind: type) -> Hashable:
         found = list[Hashable]()
         for name, value in vars(kind).items():
+            if name in OF_CLASSES:
+                continue
             match value:
                 case staticmethod() | classmethod():
                     found.append((name, self.at(value.__func__)))
@@ -213,7 +215,7 @@ class _Look:
                     found.append((name, self.at(value.func)))
                 case Tensor() | list() | tuple() | dict():
                     found.append((name, self._as_it_is(value)))
-                case _ if name not in OF_CLASSES:
+                case _:
                     found.append((name, self._global(value)))
         return tuple(found)
 

@@ -108,9 +108,11 @@ class _Leaves(Mapping[str, Tensor]):
         return f"{type(self).__name__}({leaves})"
 
     def _union(self, other: _Leaves) -> Any:
-        """Join both; on a shared name the right one wins."""
+        """Join both; on a shared name the right one wins. Leaves stand in the layout's order, however they met."""
         mine, theirs = self._spread_both(other)
-        return self._result(other)({**mine, **theirs}, self.layout or other.layout)
+        joined, layout = {**mine, **theirs}, self.layout or other.layout
+        known = () if layout is None else [name for name in layout.kinds if name in joined]
+        return self._result(other)({**{name: joined[name] for name in known}, **joined}, layout)
 
     def only(self, names: Iterable[str]) -> Self:
         """Return the leaves with these names; names that do not occur are ignored."""

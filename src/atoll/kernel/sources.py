@@ -51,7 +51,7 @@ def own_digest(file: Path) -> str:
 
 def digest(files: Iterable[Path]) -> str:
     """Digest the names and texts of files; the folder of a package, or of a file by itself, does not count."""
-    each = [(file.relative_to(_top(file)).as_posix(), hashlib.sha256(_read(file)[0]).hexdigest()) for file in files]
+    each = [(file.relative_to(_top(file)).as_posix(), hashlib.sha256(_text(file)).hexdigest()) for file in files]
     return hashlib.sha256(repr(sorted(each)).encode()).hexdigest()
 
 
@@ -72,7 +72,7 @@ def reach(roots: Iterable[Path], around: tuple[str, ...] = ()) -> set[Path]:
             continue
         found.add(file)
         if PACKAGE in file.parents or is_edited(str(file)):
-            waiting += _read(file)[1]
+            waiting += _imported_files(file, _text(file))
     return found
 
 
@@ -102,10 +102,9 @@ def is_edited(file: str | None) -> bool:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _read(file: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """Return the text of a file, and the files that it imports; for Atoll's own, as the snapshot has them."""
-    text = _snapshot().get(file) or file.read_bytes()
-    return text, _imported_files(file, text)
+def _text(file: Path) -> bytes:
+    """Return the text of a file; of Atoll's own, as the snapshot has it."""
+    return _snapshot().get(file) or file.read_bytes()
 
 
 @functools.cache
@@ -175,7 +174,7 @@ def _find_home(package: Path, name: str) -> Path | None:
     """Return the file from which a package of Atoll re-exports a name, if it does."""
     if package.name != "__init__.py":
         return None
-    for node in _imports(_read(package)[0], typing=True):
+    for node in _imports(_text(package), typing=True):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:

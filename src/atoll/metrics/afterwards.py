@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine
 from atoll.kernel.params import Tree
 from atoll.kernel.predictor import predictor_of
-from atoll.metrics.evaluation import collect_observations, evaluate, evaluate_central
+from atoll.metrics.evaluation import Arrays, Clients, collect_observations, evaluate, evaluate_central
 from atoll.metrics.newcomers import evaluate_newcomers
 from atoll.runtime.exchange import Notes
-from atoll.runtime.population import Population
+from atoll.runtime.population import MANY_CLIENTS, Population
 
 
 def evaluate_round(
@@ -26,36 +23,38 @@ def evaluate_round(
     round: int,
     last: bool,
     calls: int,
-    everybody: bool,
+    scored: Clients | None,
     seed: int,
-) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
-    """Score personal models; after the last round also the shared one, and every single test sample.
+) -> tuple[dict[str, Any], Arrays | None]:
+    """Score personal models of the clients `scored`; after the last round also the shared one, and every test sample.
 
-    Without `everybody`, only the shared model is scored, on the server's own test set. Returns the
-    figures, and the scores of single samples.
+    Where `scored` is None, only the shared model is scored, on the server's own test set. Returns the figures and,
+    after the last round, arrays: the score of every test sample, and what the figures leave out of very many clients.
     """
     found: dict[str, Any] = {}
-    outcomes = None
+    outcomes: Arrays | None = None
     shared, task = algorithm.shared(server), population.task
-    if everybody:
+    if scored is not None:
+        listed = len(scored) <= MANY_CLIENTS
+        if listed and len(scored) < task.clients:
+            found["sample"] = scored.tolist()
         both = last and shared is not None and algorithm.defines("personalize")
         for kind in ("personal", "shared") if both else ("personal",):
             each = last and kind == "personal"
             notes: Notes = []
             scores = evaluate(
-                engine, population, algorithm, server, round=round, model=kind, calls=calls, each=each, notes=notes
-            )
+                engine, population, algorithm, server, round=round, model=kind, calls=calls, clients=scored, each=each,
+                notes=notes,
+            )  # fmt: skip
             found[kind] = {split: one.as_json() for split, one in scores.items()}
             if each:
-                outcomes = scores["test"].each
+                each_sample = scores["test"].each
+                assert each_sample is not None
+                outcomes = {"test": each_sample, **({} if listed else {"client": scored}), **scores["test"].as_arrays()}
                 found["deployed"] = scores["test"].deployed
-                found |= {"observed": seen} if (seen := collect_observations(notes)) else {}
-        mixing = algorithm.mixing(server) if last else None
-        if mixing is not None:
-            found["mixing"] = mixing.tolist()
-        clusters = algorithm.found_clusters(server) if last else None
-        if clusters is not None:
-            found["clusters"] = clusters.as_json()
+                found |= {"observed": seen} if (seen := collect_observations(notes, scored)) else {}
+        if outcomes is not None:
+            found |= _describe_structure(algorithm, server, task.clients, outcomes)
         if last and task.unseen is not None:
             found["newcomers"] = evaluate_newcomers(engine, algorithm, server, task.unseen, seed=seed, round=round)
     if task.central is not None and shared is not None:
@@ -64,3 +63,19 @@ def evaluate_round(
         if last:
             found.setdefault("deployed", predictor_of(shared).bytes)
     return found, outcomes
+
+
+def _describe_structure(algorithm: Algorithm, server: Tree, clients: int, outcomes: Arrays) -> dict[str, Any]:
+    """Return who learns from whom and the clusters; of very many clients only these, and among the arrays."""
+    found: dict[str, Any] = {}
+    clusters = algorithm.found_clusters(server)
+    if clients > MANY_CLIENTS:
+        if clusters is not None:
+            outcomes["cluster"] = clusters.of_client
+        return found
+    mixing = algorithm.mixing(server)
+    if mixing is not None:
+        found["mixing"] = mixing.tolist()
+    if clusters is not None:
+        found["clusters"] = clusters.as_json()
+    return found

@@ -1,4 +1,4 @@
-"""Every client's model on every client's own data, vectorised as training is."""
+"""Clients' models on their own data, of all clients or of a sample, vectorised as training is."""
 
 from __future__ import annotations
 
@@ -19,20 +19,26 @@ from atoll.kernel.engine import Engine, Workbench
 from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
-from atoll.metrics import fairness
+from atoll.metrics import fairness, significance
 from atoll.metrics.calibration import bins, ece
 from atoll.runtime.engines.plan import arithmetic
 from atoll.runtime.exchange import Notes
-from atoll.runtime.population import Population
+from atoll.runtime.population import MANY_CLIENTS, Population
 
 LARGEST_BATCH = 256
 CENTRAL_BATCH = 2_000
 BINS = 15  # of confidence
 
+Clients = NDArray[np.int64]
+Arrays = dict[str, NDArray[Any]]  # what was found after the last round, by name
+
 
 @dataclass(frozen=True)
 class ClientScores:
-    """Scores of all clients on one split; `score` is the accuracy where there are classes. NaN: no samples."""
+    """Scores of clients on one split; `score` is the accuracy where there are classes. NaN: no samples.
+
+    Without `drawn_from` all clients were scored, else a sample of so many. Figures are those of the scored clients.
+    """
 
     score: NDArray[np.float64]
     loss: NDArray[np.float64]
@@ -42,11 +48,19 @@ class ClientScores:
     bins: NDArray[np.float64] | None = None  # [client, (count, confidence, right), bin], for calibration
     each: NDArray[np.float64] | None = None  # the score of every sample, client after client
     held: NDArray[np.float64] | None = None  # bytes of what answered
+    drawn_from: int | None = None
 
     @property
     def macro(self) -> float:
         """The mean over clients."""
         return float(np.nanmean(self.score)) if self._any else float("nan")
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95 % interval of the mean over all clients; None if all were scored."""
+        if self.drawn_from is None:
+            return None
+        return significance.interval(fairness.drop_nan(self.score), len(self.score) / self.drawn_from)
 
     @property
     def micro(self) -> float:
@@ -80,23 +94,39 @@ class ClientScores:
         return bool((self.samples > 0).any())
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures of one split, and those of every client."""
+        """Return the figures of one split, and those of every client; of very many, the percentiles of their scores."""
         loss = float(np.nanmean(self.loss)) if self._any else float("nan")
         calibration = {} if self.bins is None else {"ece": float(ece(*self.bins.sum(axis=0)))}
         return {
             "macro": self.macro,
+            **({} if (half := self.interval) is None else {"interval": half}),
             "micro": self.micro,
             "worst": self.worst,
             "bottom10": self.bottom,
             "std": self.spread,
             "loss": loss,
             **calibration,
+            **(self._list_clients() if len(self.score) <= MANY_CLIENTS else self._count_clients()),
+        }
+
+    def _list_clients(self) -> dict[str, Any]:
+        return {
             "clients": self.score.tolist(),
             "losses": self.loss.tolist(),
             "samples": self.samples.tolist(),
             **({} if self.variance is None else {"variances": self.variance.tolist()}),
             **({} if self.bins is None else {"eces": ece(*self.bins.swapaxes(0, 1)).tolist()}),
         }
+
+    def _count_clients(self) -> dict[str, Any]:
+        return {"scored": len(self.score), "percentiles": fairness.percentiles(self.score)}
+
+    def as_arrays(self) -> Arrays:
+        """Return what `as_json` leaves out of very many clients, by name; nothing of fewer."""
+        if len(self.score) <= MANY_CLIENTS:
+            return {}
+        variance = self.score * (1 - self.score) if self.variance is None else self.variance
+        return {"samples": self.samples, "score": self.score, "variance": variance}
 
 
 @dataclass(frozen=True)
@@ -135,19 +165,21 @@ def evaluate(
     round: int,
     model: str = "personal",
     calls: int = 1,
+    clients: Clients | None = None,
     splits: tuple[str, ...] = ("val", "test"),
     each: bool = False,
     notes: Notes | None = None,
 ) -> dict[str, ClientScores]:
-    """Score all clients' personal models, or the shared one; with `each`, on every test sample.
+    """Score personal models of all clients or of some, or the shared one; with `each`, on every test sample.
 
     What clients observe while they make their models is added to `notes`.
     """
     task = population.task
+    clients = np.arange(task.clients) if clients is None else clients
     scorings = tuple(Scoring(split, each=each and split == "test") for split in splits)
-    sums = {one.split: ClientSums(task, one.split) for one in scorings}
+    sums = {one.split: ClientSums(task, one.split, clients) for one in scorings}
     job = Job(
-        Evaluate(model, scorings), algorithm, server, np.arange(task.clients), round, algorithm.groups(server),
+        Evaluate(model, scorings), algorithm, server, clients, round, algorithm.groups(server),
         calls=1 if each else calls,
     )  # fmt: skip
     for outcome in engine.run(job, population):
@@ -160,13 +192,19 @@ def evaluate(
     return {split: one.scores() for split, one in sums.items()}
 
 
-def collect_observations(notes: Notes) -> dict[str, dict[str, float]]:
-    """Collect what clients observed apart from losses: by name, one number for each client."""
+def collect_observations(notes: Notes, scored: Clients | None = None) -> dict[str, dict[str, float]]:
+    """Collect what clients observed apart from losses: by name, one number for each client.
+
+    Of very many clients, only those that are `scored` count; if these are very many too, none.
+    """
     found: dict[str, dict[str, float]] = {}
+    many = sum(len(clients) for clients, _ in notes) > MANY_CLIENTS
+    few = np.empty(0, dtype=np.int64) if scored is None or len(scored) > MANY_CLIENTS else scored
     for clients, values in notes:
+        here = np.isin(clients, few) if many else np.ones(len(clients), dtype=bool)
         for name, value in values.items():
-            if not name.startswith("loss/"):
-                found.setdefault(name, {}).update(zip(map(str, clients), map(float, value), strict=True))
+            if not name.startswith("loss/") and here.any():
+                found.setdefault(name, {}).update(zip(map(str, clients[here]), map(float, value[here]), strict=True))
     return found
 
 
@@ -202,34 +240,45 @@ class Scoring:
 
 
 class ClientSums:
-    """The sums of all clients over one split."""
+    """The sums of clients over one split: of all, or of a sample whose numbers are sorted."""
 
-    def __init__(self, task: Task, split: str) -> None:
-        self.sizes = task.splits[split].sizes(np.arange(task.clients))
+    def __init__(self, task: Task, split: str, clients: Clients) -> None:
+        self.clients = clients
+        self.drawn_from = task.clients if len(clients) < task.clients else None
+        self.sizes = task.splits[split].sizes(clients)
         self.higher_is_better = task.network.score.higher_is_better
         self.totals: dict[str, NDArray[np.float64]] = {
-            name: np.full(task.clients, np.nan) for name in ("score", "square", "loss", "held")
+            name: np.full(len(clients), np.nan) for name in ("score", "square", "loss", "held")
         }
+        self.each: NDArray[np.float64] | None = None  # the score of every sample, client after client
 
-    def add(self, clients: NDArray[np.int64], found: Stack) -> None:
+    def add(self, clients: Clients, found: Stack) -> None:
         """Add the sums of some clients."""
+        places = np.searchsorted(self.clients, clients)
         for name, leaf in found.items():
-            if name != "seen":
+            values = leaf.double().cpu().numpy()
+            if name == "each":
+                self._add_each(places, values)
+            elif name != "seen":
                 table = self.totals.setdefault(name, np.full((len(self.sizes), *leaf.shape[1:]), np.nan))
-                table[clients] = leaf.double().cpu().numpy()
+                table[places] = values
+
+    def _add_each(self, places: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Put the scores of single samples in their places, without what fills up the rows of small clients."""
+        if self.each is None:
+            self.each = np.full(int(self.sizes.sum()), np.nan)
+        columns, starts = np.arange(values.shape[1]), np.cumsum(self.sizes) - self.sizes
+        real = columns < self.sizes[places, None]
+        self.each[(starts[places, None] + columns)[real]] = values[real]
 
     def scores(self) -> ClientScores:
-        """Return the mean scores of all clients."""
+        """Return the mean scores of the clients."""
         sizes = self.sizes.astype(np.float64)
 
         def mean(name: str) -> NDArray[np.float64]:
             return np.divide(self.totals[name], sizes, out=np.full_like(sizes, np.nan), where=sizes > 0)
 
         score = mean("score")
-        each = None
-        if "each" in self.totals:
-            real = np.arange(self.totals["each"].shape[1]) < self.sizes[:, None]
-            each = self.totals["each"][real]
         return ClientScores(
             score,
             mean("loss"),
@@ -237,8 +286,9 @@ class ClientSums:
             self.higher_is_better,
             np.maximum(mean("square") - score**2, 0),
             self.totals.get("bins"),
-            each,
+            self.each,
             self.totals["held"],
+            self.drawn_from,
         )
 
 

@@ -15,6 +15,7 @@ from atoll.data.statistics import gini
 
 Scores = NDArray[np.float64]
 DECILES = tuple(range(10, 100, 10))
+PERCENTILES = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)  # of clients that are too many to be listed
 
 
 def drop_nan(values: ArrayLike) -> Scores:
@@ -47,6 +48,12 @@ def deciles(scores: ArrayLike) -> dict[str, float]:
     some = drop_nan(scores)
     values = np.percentile(some, DECILES) if len(some) else np.full(len(DECILES), np.nan)
     return {f"p{decile}": float(value) for decile, value in zip(DECILES, values, strict=True)}
+
+
+def percentiles(values: ArrayLike) -> list[float]:
+    """Return the values at `PERCENTILES` over clients, interpolated."""
+    some = drop_nan(values)
+    return np.percentile(some, PERCENTILES).tolist() if len(some) else [math.nan] * len(PERCENTILES)
 
 
 def wilson_lower(right: float, samples: float, z: float = 1.96) -> float:

@@ -110,10 +110,11 @@ def evaluate_newcomers(
     """
     own_seed = number(seed, "newcomers") % 2**31  # their batches are not those of the clients with the same numbers
     population = Population(newcomers, open_memory("ram", newcomers.clients, None), own_seed)
-    sums = {name: ClientSums(newcomers, "test") for name in [*map(str, EPOCHS), "unlabelled"]}
+    everybody = np.arange(newcomers.clients)
+    sums = {name: ClientSums(newcomers, "test", everybody) for name in [*map(str, EPOCHS), "unlabelled"]}
 
     def run(phase: Phase) -> None:
-        job = Job(phase, algorithm, server, np.arange(newcomers.clients), round)
+        job = Job(phase, algorithm, server, everybody, round)
         for outcome in engine.run(job, population):
             if isinstance(outcome, Done):
                 for name, found in outcome.result.items():

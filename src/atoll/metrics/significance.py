@@ -61,13 +61,18 @@ def holm(pvalues: ArrayLike) -> Values:
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
 
-def interval(values: Sequence[float] | Values) -> float | None:
-    """Return half the width of the 95 % t-interval of a mean; None for a single value."""
+def interval(values: Sequence[float] | Values, share: float = 0.0) -> float | None:
+    """Return half the width of the 95 % t-interval of a mean; None for a single value.
+
+    With a `share`, the values are this share of a finite population, drawn without replacement, and the interval is
+    that of the population's mean: narrower by sqrt(1 - share), and nothing once all are drawn.
+    """
     if len(values) < 2:
         return None
     from scipy import stats
 
-    return float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    error = np.std(values, ddof=1) / math.sqrt(len(values)) * math.sqrt(1 - share)
+    return float(stats.t.ppf(0.975, len(values) - 1) * error)
 
 
 def paired_interval(values: ArrayLike, reference: ArrayLike) -> tuple[float, float | None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,9 @@ from atoll.records.trust import require_trusted
 from atoll.runtime import participation
 from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Moment, Schedule
+from atoll.runtime.population import MANY_CLIENTS
+
+SAMPLE_SIZE = 1_000  # clients that are scored where there are very many, unless another number is asked for
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Settings:
     late: float = 0.0  # probability that a reply arrives in a later round
     delay: int = 1  # the most rounds that a late reply needs
     eval_every: int | None = None  # rounds; a tenth of all by default
-    evaluation: str = "all"  # "all" clients and the central test set, "central" only, or "none"
+    # who is scored, beside the central test set: "all" clients, "sample:N" of them, nobody ("central"), or nothing at
+    # all ("none"); "auto" is all clients, and a sample of SAMPLE_SIZE where there are more than MANY_CLIENTS
+    evaluation: str = "auto"
     memory: str = "auto"  # where clients keep what they keep: "ram", "disk", or "auto" for the one that fits
 
     def check(self, task: Task, algorithm: Algorithm) -> None:
@@ -67,8 +73,7 @@ class Settings:
         if self.delay < 1:
             raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
         _ = self.schedule  # raises for words or a file that cannot be read
-        if self.evaluation not in ("all", "central", "none"):
-            raise CohortError(f"`evaluation` must be 'all', 'central' or 'none'. Got {self.evaluation!r}.")
+        self._check_evaluation(task.clients)
         if self.evaluation == "central" and task.central is None:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
         if algorithm.needs_public_data:
@@ -77,6 +82,43 @@ class Settings:
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)
         self.cohort_size(task.clients)
+
+    def _check_evaluation(self, clients: int) -> None:
+        size = self._sample_size
+        if size is None and self.evaluation not in ("auto", "all", "central", "none"):
+            raise CohortError(
+                f"`evaluation` must be 'auto', 'all', 'sample:N', 'central' or 'none'. Got {self.evaluation!r}."
+            )
+        if size is not None and not 2 <= size <= clients:
+            raise CohortError(
+                f"A sample that is scored must have 2 to {clients} clients, all that there are. Got "
+                f"{self.evaluation!r}.",
+                hint="`evaluation=all` scores everybody.",
+            )
+
+    @property
+    def _sample_size(self) -> int | None:
+        """How many clients the evaluation asks for; None where it gives no number."""
+        found = re.fullmatch(r"sample:(\d{1,15})", self.evaluation)
+        return None if found is None else int(found[1])
+
+    def resolve(self, clients: int) -> Self:
+        """Return the settings for so many clients: what was left open is decided."""
+        if self.evaluation != "auto":
+            return self
+        return replace(self, evaluation="all" if clients <= MANY_CLIENTS else f"sample:{SAMPLE_SIZE}")
+
+    @property
+    def scores_clients(self) -> bool:
+        """Whether clients are scored, all or some."""
+        return self.evaluation not in ("central", "none")
+
+    def draw_scored(self, clients: int) -> NDArray[np.int64]:
+        """Draw the clients that are scored, by the seed alone: the same in every round and for every method."""
+        size = self.resolve(clients)._sample_size
+        if size is None:
+            return np.arange(clients)
+        return np.sort(generator(self.seed, "scored clients").choice(clients, size, replace=False)).astype(np.int64)
 
     @cached_property
     def schedule(self) -> Schedule:

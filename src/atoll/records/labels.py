@@ -8,6 +8,8 @@ from atoll.algorithms import file_of, name_of
 from atoll.kernel.algorithm import Algorithm, hyperparameters
 from atoll.kernel.wrapper import values_of
 
+REFERENCES = ("local", "fedavg")  # what every method is compared with: each client alone, and one model for all
+
 
 def label(algorithm: Algorithm, name: str | None = None) -> str:
     """Return a method's name in tables, as the command line takes it: `ditto`, `ditto:lam=0.1`, `mine.py`."""

@@ -1,4 +1,4 @@
-"""A `Report` is the evidence of one run: every round, every client, every byte."""
+"""A `Report` is the evidence of one run: every round, every client that was scored, every byte."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.references import bibtex
+from atoll.metrics.evaluation import Arrays
 from atoll.metrics.groups import adjusted_rand
 from atoll.records.configuration import Metric, RunConfig, Settings, describe
 from atoll.records.labels import label
@@ -24,6 +25,7 @@ from atoll.records.rounds import ByName, Evaluation, Figures, Newcomers, Round
 from atoll.records.runs import Run
 from atoll.runtime.channel import Ledger
 from atoll.runtime.channel.ledger import Direction
+from atoll.runtime.population import MANY_CLIENTS
 
 if TYPE_CHECKING:
     from atoll.data.task import Task
@@ -56,7 +58,7 @@ class Report:
     history: Sequence[Round]
     ledger: Ledger
     counted: Statistics | None = None  # what the clients have, as it was written
-    outcomes: Scores | None = None  # the score of every test sample after the last round, client after client
+    outcomes: Arrays | None = None  # after the last round, by name: `test` is the score of every test sample
     folder: Path | None = None
     live: Live | None = None
 
@@ -71,13 +73,13 @@ class Report:
         server: Tree,
         population: Population,
         engine: Engine,
-        each: Scores | None = None,
+        outcomes: Arrays | None = None,
         run: Run | None = None,
     ) -> Report:
         """Make the report of a run that just ended; with a folder, the same that is read from it."""
         live = Live(task, settings, server, population, engine)
         if run is None:
-            return cls(algorithm, None, history, ledger, None, each, None, live)
+            return cls(algorithm, None, history, ledger, None, outcomes, None, live)
         return cls(algorithm, run.config, history, ledger, run.statistics, run.outcomes(), run.folder, live)
 
     @classmethod
@@ -99,15 +101,26 @@ class Report:
         """Raise RunError unless every file of the folder is about the same clients."""
         clients = self.config.task.clients
         counts = {
-            f"round {line.round} of metrics.jsonl": line.evaluation.clients for line in self.history if line.evaluation
+            f"round {line.round} of metrics.jsonl": line.evaluation.find_other_number(clients)
+            for line in self.history
+            if line.evaluation
         }
         counts["clients.json"] = None if self.statistics is None else self.statistics.clients
+        counts["outcomes.npz"] = None if self.outcomes is None else self._count_kept(self.outcomes)
         for where, count in counts.items():
             if count not in (None, clients):
                 raise RunError(
                     f"The files of a run must be about the same clients. {self.folder} has {clients} in config.json "
                     f"and {count} in {where}."
                 )
+
+    def _count_kept(self, outcomes: Arrays) -> int | None:
+        """Return a number of clients that arrays are about and the run is not; None if there is none."""
+        clients, names = self.config.task.clients, ("client", "samples", "score", "variance")
+        kept = [len(outcomes[name]) for name in names if name in outcomes]
+        wrong = [size for size in kept if size != self._last.scored]
+        wrong += [len(outcomes[name]) for name in ("cluster",) if name in outcomes and len(outcomes[name]) != clients]
+        return wrong[0] if wrong else None
 
     # -- what this process holds -------------------------------------------------------------------------------------
     @property
@@ -216,20 +229,21 @@ class Report:
     # -- scores ------------------------------------------------------------------------------------------------------
     @cached_property
     def evaluations(self) -> list[Round]:
-        """The rounds after which all clients were scored."""
+        """The rounds after which clients were scored."""
         return [line for line in self.history if line.personal is not None]
 
     def select_round(self, select: Select = "last") -> Round:
         """Return the evaluated round that counts."""
         if not self.evaluations:
             raise RunError(
-                f"A comparison needs every client's score. This run of {self.label} has none.",
-                hint="finish it with `atoll resume`, and run it with evaluation='all'.",
+                f"A comparison needs the scores of clients. This run of {self.label} has none.",
+                hint="finish it with `atoll resume`, and run it with evaluation='all' or 'sample:N'.",
             )
         if select == "last":
             return self.evaluations[-1]
         split = "val" if select == "best" else "test"
-        if not any(_scores_by_split(self.evaluations[0])[split].samples):
+        first = _scores_by_split(self.evaluations[0])[split]
+        if math.isnan(first.macro) if first.samples is None else not any(first.samples):
             raise RunError(f"Selection by the {split} split needs samples in it. There are none.")
         # of equals the first
         return max(self.evaluations, key=lambda line: self.sign * _scores_by_split(line)[split].macro)
@@ -240,8 +254,38 @@ class Report:
         assert evaluation is not None
         return evaluation
 
+    @cached_property
+    def scored(self) -> NDArray[np.int64]:
+        """The clients that were scored, in order: scores, samples and variances are theirs."""
+        evaluation = self.select_evaluation()
+        if evaluation.sample is not None:
+            return np.array(evaluation.sample, dtype=np.int64)
+        if evaluation.scored == self.config.task.clients:
+            return np.arange(self.config.task.clients)
+        return self._take_kept("client")
+
+    @property
+    def share(self) -> float | None:
+        """The share of the clients that were scored; None if all were."""
+        scored, clients = self.select_evaluation().scored, self.config.task.clients
+        assert scored is not None
+        return None if scored == clients else scored / clients
+
+    def _take_kept(
+        self, name: str, split: str = "test", model: str = "personal", select: Select = "last"
+    ) -> NDArray[Any]:
+        """Return what lines of metrics leave out of very many clients, and is kept after the last round only."""
+        last = self.select_round(select).round == self.rounds
+        if (split, model) != ("test", "personal") or not last or self.outcomes is None or name not in self.outcomes:
+            raise RunError(
+                f"Of more than {MANY_CLIENTS:,} clients, only the test scores of the models that they deploy after the "
+                f"last round are kept. Asked for were those of the {model} models on {split}, {self.progress} done.",
+                hint="a sample keeps all of them: `evaluation=sample:1000`.",
+            )
+        return self.outcomes[name]
+
     def figures(self, split: str = "test", model: str = "personal", select: Select = "last") -> Figures:
-        """Return the figures of all clients."""
+        """Return the figures over clients."""
         found = self.select_evaluation(select)
         models = {name: of_model for name in ("personal", "shared") if (of_model := getattr(found, name)) is not None}
         if model not in models:
@@ -252,29 +296,33 @@ class Report:
         return figures
 
     def scores(self, split: str = "test", model: str = "personal", select: Select = "last") -> Scores:
-        """Return every client's score."""
-        return np.array(self.figures(split, model, select).clients, dtype=np.float64)
+        """Return the score of each client of `scored`."""
+        listed = self.figures(split, model, select).clients
+        return self._take_kept("score", split, model, select) if listed is None else np.array(listed, dtype=np.float64)
 
     def summary(self, split: str = "test", model: str = "personal") -> dict[str, float]:
         """Return mean, worst and so on after the last round."""
         return {name: value for name, value in self.figures(split, model).items() if isinstance(value, float)}
 
     def samples(self, split: str = "test") -> NDArray[np.int64]:
-        """Return how many samples each client was scored on."""
-        return np.array(self.figures(split).samples, dtype=np.int64)
+        """Return how many samples each client of `scored` has."""
+        listed = self.figures(split).samples
+        return self._take_kept("samples", split) if listed is None else np.array(listed, dtype=np.int64)
 
     def variances(self, split: str = "test", select: Select = "last") -> Scores:
         """Return the variance of the score over each client's samples."""
         figures, scores = self.figures(split, select=select), self.scores(split, select=select)
+        if figures.clients is None:
+            return self._take_kept("variance", split, select=select)
         found = scores * (1 - scores) if figures.variances is None else figures.variances
         return np.array(found, dtype=np.float64)
 
-    def each_of(self, client: int) -> Scores | None:
-        """Return the score of every test sample of a client after the last round; None if it is not known."""
-        if self.outcomes is None or len(self.outcomes) != self.samples().sum():
+    def each_of(self, place: int) -> Scores | None:
+        """Return the score of every test sample of a client of `scored` after the last round; None if it is unknown."""
+        if self.outcomes is None or len(self.outcomes["test"]) != self.samples().sum():
             return None
         ends = np.cumsum(self.samples())
-        return self.outcomes[ends[client] - self.samples()[client] : ends[client]]
+        return self.outcomes["test"][ends[place] - self.samples()[place] : ends[place]]
 
     def curve(self, split: str = "val", figure: str = "macro") -> list[tuple[int, float]]:
         """Return one figure by round."""
@@ -282,7 +330,7 @@ class Report:
 
     @property
     def union(self) -> float | None:
-        """The shared model's score on the test samples of all clients together; None if there is no shared model."""
+        """The shared model's score on the test samples of all scored clients together; None without a shared model."""
         if self.select_evaluation().shared is not None:
             return self.figures(model="shared").micro
         same = not self.algorithm.defines("personalize")
@@ -302,7 +350,7 @@ class Report:
 
     @cached_property
     def sensitivity(self) -> tuple[list[str], Scores] | None:
-        """The layers, and how sensitive each client was to each when it last trained; None if nothing was measured."""
+        """The layers, and how sensitive each client of `scored` was when it last trained; None if it is not known."""
         last: dict[str, dict[str, float]] = {}
         for line in self.history:
             for name, values in (line.observed or {}).items():
@@ -310,12 +358,14 @@ class Report:
                     last.setdefault(name.removeprefix("sensitivity/"), {}).update(values)
         if not last:
             return None
-        clients = map(str, range(self.config.task.clients))
+        clients = map(str, self.scored)
         return [*last], np.array([[of.get(client, math.nan) for of in last.values()] for client in clients])
 
     @property
     def clusters(self) -> Clusters | None:
         """The clusters of clients, where the method finds some."""
+        if self.outcomes is not None and "cluster" in self.outcomes:
+            return Clusters(self.outcomes["cluster"])
         found = self.select_evaluation().clusters
         return None if found is None else found.clusters
 

@@ -1,4 +1,4 @@
-"""What runs have shown: every client's score, gains, harm, significance, cost. Arithmetic on what was written down.
+"""What runs have shown: scores of clients, gains, harm, significance, cost. Arithmetic on what was written down.
 
 Every comparison contains Local (each client alone) and FedAvg (one model for all), because what a method is worth to a
 client is what it gains over these two. Gains are paired: the same client, data and seed; a positive gain is good also
@@ -9,6 +9,10 @@ of the difference:
 
 with the variances of the scores of the method and of Local over the n_k test samples of client k; for accuracies they
 are a (1 - a) and r (1 - r).
+
+Where a sample of the clients was scored, it is the same for all methods with a seed: gains stay paired. Figures are
+those of the sample; the mean of a simple random sample is an unbiased estimate of the mean over all clients, and has
+an interval, as the mean gain does.
 """
 
 from __future__ import annotations
@@ -27,15 +31,18 @@ from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.references import bibtex
 from atoll.metrics import cost, fairness, significance
 from atoll.metrics.groups import GroupScore, by_group, groups_of
+from atoll.records.agreement import require_same_task
+from atoll.records.clients import list_clients, list_percentiles
 from atoll.records.configuration import Metric
+from atoll.records.labels import REFERENCES
 from atoll.records.report import Report, Scores, Select
+from atoll.runtime.population import MANY_CLIENTS
 
 SELECTIONS: dict[Select, str] = {
     "last": "after the last round",
     "best": "after the round that is best on validation",
     "oracle": "after the round that is best on test (an oracle: it cannot be chosen in practice)",
 }
-REFERENCES = ("local", "fedavg")
 SIGNIFICANT = 0.05
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
 
@@ -57,7 +64,7 @@ class Results:
             raise RunError(f"All methods of a comparison must have the same seeds. Got {sorted(seeds)}.")
         for of_seed in zip(*self.outcomes.values(), strict=True):
             for outcome in of_seed[1:]:
-                _require_same_task(of_seed[0], outcome)
+                require_same_task(of_seed[0], outcome)
 
     @classmethod
     def of_runs(cls, runs: Iterable[Report], *, absent: Iterable[str] = (), **more: Any) -> Self:
@@ -111,6 +118,16 @@ class Results:
         """How many clients there are."""
         return self.example.config.task.clients
 
+    @property
+    def scored(self) -> int:
+        """How many of them were scored."""
+        return len(self.example.scored)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a sample of the clients was scored."""
+        return self.scored < self.clients
+
     def client(self, client: int) -> str:
         """Return the name of a client."""
         found = self.example.statistics
@@ -131,7 +148,7 @@ class Results:
 
     # -- what a client gains -----------------------------------------------------------------------------------------
     def scores(self, method: str, split: str = "test") -> Scores:
-        """Return every client's score, as [seed, client]."""
+        """Return the score of every client that was scored, as [seed, client]."""
         return np.stack([outcome.scores(split, select=self.select) for outcome in self.outcomes[method]])
 
     def gains(self, method: str, over: str = "local") -> Scores | None:
@@ -166,13 +183,13 @@ class Results:
         reference = self.reference(over)
         if reference is None or self.select != "last":
             return None
-        found = np.full((len(self.seeds), self.clients), math.nan)
+        found = np.full((len(self.seeds), self.scored), math.nan)
         for row, pair in enumerate(zip(self.outcomes[method], self.outcomes[reference], strict=True)):
-            for client in range(self.clients):
-                ours, theirs = (outcome.each_of(client) for outcome in pair)
+            for place in range(self.scored):
+                ours, theirs = (outcome.each_of(place) for outcome in pair)
                 if ours is None or theirs is None or not _right_or_wrong(ours) or not _right_or_wrong(theirs):
                     return None
-                found[row, client] = significance.mcnemar(ours == 1, theirs == 1) if len(ours) else math.nan
+                found[row, place] = significance.mcnemar(ours == 1, theirs == 1) if len(ours) else math.nan
         return found
 
     @cached_property
@@ -188,7 +205,10 @@ class Results:
         return found
 
     def groups(self, method: str) -> dict[str, dict[str, GroupScore]]:
-        """Score clients that are alike (in size, label entropy, divergence, planted group); means over seeds."""
+        """Score clients that are alike (in size, label entropy, divergence, planted group); means over seeds.
+
+        All clients make the groups, also where a sample of them was scored.
+        """
         collected: dict[str, dict[str, list[GroupScore]]] = {}
         for outcome in self.outcomes[method]:
             found = outcome.statistics
@@ -197,7 +217,8 @@ class Results:
             kinds = groups_of(found.samples, found.entropy, found.divergence, found.groups)
             for kind, grouping in kinds.items():
                 higher = self.metric.higher_is_better
-                of_kind = by_group(outcome.scores(select=self.select), grouping, higher_is_better=higher)
+                here = grouping._replace(member=grouping.member[outcome.scored])
+                of_kind = by_group(outcome.scores(select=self.select), here, higher_is_better=higher)
                 for name, score in of_kind.items():
                     collected.setdefault(kind, {}).setdefault(name, []).append(score)
         return {
@@ -256,7 +277,8 @@ class Results:
         return {
             "method": method,
             "mean": float(np.mean(macro)),
-            "interval": significance.interval(macro),
+            "interval": self._interval(macro, self.scores(method)),
+            "interval_of_sample": self._interval_of_sample(self.scores(method)),
             **{name: _nanmean([one[name] for one in spread]) for name in spread[0] if name != "macro"},
             "loss": _mean(one.loss for one in figures),
             "ece": _optional(_mean, [one.ece for one in figures]),
@@ -264,7 +286,7 @@ class Results:
             "central": _optional(_mean, [outcome.central for outcome in outcomes]),
             **{f"gain_{name}": _nanmean(self.gains(method, name)) for name in REFERENCES},
             "gain_local_median": _reduce_known(np.nanmedian, gains),
-            "gain_local_interval": None if gains is None else significance.interval(_known_means(gains)),
+            "gain_local_interval": None if gains is None else self._interval(_known_means(gains), gains),
             **{f"p_{name}": self.significant.get(name, {}).get(method) for name in REFERENCES},
             "helped": None if gains is None else float((gains > 0).sum(axis=1).mean()),
             "harmed": None if harmed is None else float(harmed.sum(axis=1).mean()),
@@ -273,6 +295,7 @@ class Results:
             "clusters": _optional(_mean, [None if one is None else one.number for one in found]),
             "adjusted_rand": _optional(_mean, [outcome.agreement for outcome in outcomes]),
             "clients": self.clients,
+            "scored": self.scored,
             "round": _mean(outcome.select_round(self.select).round for outcome in outcomes),
             "megabytes_up": _mean(outcome.megabytes("up") for outcome in outcomes),
             "megabytes_down": _mean(outcome.megabytes("down") for outcome in outcomes),
@@ -285,6 +308,22 @@ class Results:
             "seeds": len(outcomes),
         }
 
+    def _interval(self, means: Sequence[float], values: Scores) -> float | None:
+        """Return half the 95 % interval of a mean: over seeds; of one seed, that of its sample of clients.
+
+        Seeds draw different samples, so what differs between seeds includes what differs between samples.
+        """
+        return significance.interval(means) if len(means) > 1 else self._interval_of_sample(values)
+
+    def _interval_of_sample(self, values: Scores) -> float | None:
+        """Return half the 95 % interval of a mean over seeds and all clients, as far as clients were sampled."""
+        share = self.example.share
+        if share is None:
+            return None
+        halves = [significance.interval(fairness.drop_nan(of_seed), share) for of_seed in values]
+        known = [half for half in halves if half is not None]
+        return math.hypot(*known) / len(known) if known else None
+
     @cached_property
     def newcomers(self) -> list[dict[str, Any]]:
         """Mean scores of clients that took no part, by method: without labels, and by epochs of tuning with them."""
@@ -296,7 +335,7 @@ class Results:
                 tuned = {epochs: _mean(one[epochs].macro for one in labelled) for epochs in labelled[0]}
                 without = [one.unlabelled.get("macro", math.nan) for one in each]
                 found.append({
-                    "method": method, "clients": len(labelled[0]["0"].clients),
+                    "method": method, "clients": labelled[0]["0"].count,
                     "way": each[0].unlabelled["way"], "unlabelled": _mean(without), "tuned": tuned,
                 })  # fmt: skip
         return found
@@ -307,34 +346,22 @@ class Results:
         return str(max(self.results, key=lambda row: self.example.sign * row["mean"])["method"])
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one row per method, seed and client."""
-        for method, outcomes in self.outcomes.items():
-            of_method = {f"gain_{name}": self.gains(method, name) for name in REFERENCES} | {
-                "harmed": self.find_harmed(method), "mcnemar_local": self.mcnemar(method)
-            }  # fmt: skip
-            for index, outcome in enumerate(outcomes):
-                scores, clusters = outcome.scores(select=self.select), outcome.clusters
-                for client, (score, samples) in enumerate(zip(scores, outcome.samples(), strict=True)):
-                    paired = {
-                        name: None if values is None else values[index, client].item()
-                        for name, values in of_method.items()
-                    }
-                    found = outcome.statistics
-                    yield {
-                        "method": method, "seed": outcome.seed, "client": client,
-                        "name": str(client) if found is None else found.name(client),
-                        "test_samples": int(samples), "score": float(score), **paired,
-                        "cluster": None if clusters is None else int(clusters.of_client[client]),
-                    }  # fmt: skip
+        """Yield one row per method, seed and client that was scored; of very many clients, their percentiles."""
+        return list_percentiles(self) if self.scored > MANY_CLIENTS else list_clients(self)
 
     # -- in words ----------------------------------------------------------------------------------------------------
+    @property
+    def who(self) -> str:
+        """Which clients the figures are of, in words."""
+        return f"a sample of {self.scored:,} of {self.clients:,} clients" if self.sampled else "all clients"
+
     @property
     def protocol(self) -> str:
         """What the figures are figures of."""
         task = self.example.config.task
         recipe = task.recipe or {}
         dealt, split = recipe.get("partition"), recipe.get("split")
-        over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients:,} clients,"
         what = f"{self.metric.name.capitalize()}{' in %' if self.metric.share else ''}"
         cut = f" (train/val/test {split} %)" if split else ""
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
@@ -342,10 +369,17 @@ class Results:
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
         return (
             f"{what} of the model each client would deploy, on its own test split{cut}, {SELECTIONS[self.select]}"
-            f"{rounds}; all {task.clients} clients, each counted the same{over}. "
+            f"{rounds}; {who} each counted the same{self._explain_interval()}. "
             f"{task.name}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
             f"{', '.join(map(str, self.seeds))}.{shared}"
         )
+
+    def _explain_interval(self) -> str:
+        over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        if not self.sampled:
+            return over
+        over = over or f"; ± is the 95 % interval of the mean over all {self.clients:,} clients"
+        return f"{over}; worst client, bottom 10 %, std and harmed clients are those of the sample"
 
     @property
     def citations(self) -> str:
@@ -359,34 +393,6 @@ class Results:
 
 
 # -- small parts -------------------------------------------------------------------------------------------------------
-
-
-def _require_same_task(one: Report, other: Report) -> None:
-    for part in ("task", "model"):
-        mine, theirs = (_drop_place(outcome.config.get(part, {})) for outcome in (one, other))
-        differs = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
-        if differs:
-            shown = "; ".join(f"{name}: {_describe_difference(mine, theirs, name)}" for name in differs)
-            raise RunError(
-                f"The runs of a comparison must have their {part} in common. {one.label} and {other.label} with seed "
-                f"{one.seed} differ in {shown}.",
-                hint="compare runs of the same task, or run them again with one `atoll compare`.",
-            )
-
-
-def _drop_place(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out where the data are: their fingerprint says whether they are the same."""
-    recipe = facts.get("recipe")
-    return facts if recipe is None else {**facts, "recipe": {**recipe, "data": None}}
-
-
-def _describe_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> str:
-    """Say where two configurations differ in one thing."""
-    one, other = mine.get(name), theirs.get(name)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        inner = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
-        return ", ".join(f"{key} {one.get(key)!r} and {other.get(key)!r}" for key in inner)
-    return f"{one!r} and {other!r}"
 
 
 def _right_or_wrong(scores: Scores) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,27 +15,44 @@ ByName = dict[str, dict[str, float]]  # what clients observed: by name, a number
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Figures(Record):
-    """The scores of all clients on one split; NaN for a client without samples."""
+    """The scores of clients on one split; NaN for a client without samples.
+
+    Of very many clients there are percentiles instead of lists. Where a sample was scored, figures are the sample's.
+    """
 
     macro: float  # the mean over clients
+    interval: float | None = None  # half the 95 % interval of the mean over all clients, where a sample was scored
     micro: float  # the mean over samples
     worst: float
     bottom10: float
     std: float
     loss: float
     ece: float | None = None
-    clients: list[float]
+    scored: int | None = None  # how many clients, where there are no lists of them
+    percentiles: list[float] | None = None  # of the scores, at those of `metrics.fairness`
+    clients: list[float] | None = None
     losses: list[float] | None = None
-    samples: list[int]
+    samples: list[int] | None = None
     variances: list[float] | None = None  # of the score over a client's samples
     eces: list[float] | None = None
 
     def check(self) -> None:
-        """Raise SchemaError unless every list has one entry per client."""
-        for name in ("losses", "samples", "variances", "eces"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.clients):
-                raise SchemaError(f"{name} must have {len(self.clients)} entries. It has {len(values)}")
+        """Raise SchemaError unless every list has one entry per client, or there are percentiles."""
+        lists = {name: getattr(self, name) for name in ("clients", "losses", "samples", "variances", "eces")}
+        if self.percentiles is not None:
+            if self.scored is None or any(values is not None for values in lists.values()):
+                raise SchemaError("percentiles must stand for how many clients are scored, without lists of them")
+            return
+        if self.clients is None or self.samples is None:
+            raise SchemaError("there must be 'clients' and 'samples', or percentiles")
+        for name, values in lists.items():
+            if values is not None and len(values) != self.count:
+                raise SchemaError(f"{name} must have {self.count} entries. It has {len(values)}")
+
+    @property
+    def count(self) -> int:
+        """How many clients were scored."""
+        return len(self.clients or ()) if self.scored is None else self.scored
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,6 +103,7 @@ class Newcomers(Record):
 class Evaluation(Record):
     """What was found after a round; the shared model and more after the last one only."""
 
+    sample: list[int] | None = None  # the clients that were scored; None if all were, or too many to be listed
     personal: dict[str, Figures] | None = None  # by split, of the models that clients would deploy
     deployed: float | None = None  # bytes that a client must hold to answer, on average
     observed: ByName | None = None  # when the models were made
@@ -95,21 +114,47 @@ class Evaluation(Record):
     central: Central | None = None
 
     def check(self) -> None:
-        """Raise SchemaError unless scores are there for the test split, and tables for all clients."""
+        """Raise SchemaError unless scores are there for the test split, and tables fit each other."""
         for scored in (self.personal, self.shared):
             if scored is not None and "test" not in scored:
                 raise SchemaError("scores must be there for the test split")
-        if self.clients is not None:
-            for table in (self.mixing, self.clusters and self.clusters.of_client):
-                if table is not None and len(table) != self.clients:
-                    raise SchemaError(f"all {self.clients} clients must be in mixing and clusters")
+        if self.sample is not None:
+            if not self.sample or self.sample != sorted({*self.sample}) or self.sample[0] < 0:
+                raise SchemaError("sample must name clients by their numbers, in order, each once")
+            if self.scored not in (None, len(self.sample)):
+                raise SchemaError(f"all {len(self.sample)} clients of the sample must have scores")
+        elif self.scored is not None and not self._sampled:
+            for table in self._tables:
+                if len(table) != self.scored:
+                    raise SchemaError(f"all {self.scored} clients must be in mixing and clusters")
         if any(len(row) != len(self.mixing or ()) for row in self.mixing or ()):
             raise SchemaError("mixing must be square")
 
     @property
-    def clients(self) -> int | None:
+    def scored(self) -> int | None:
         """How many clients were scored; None if none was."""
-        return None if self.personal is None else len(self.personal["test"].clients)
+        return None if self.personal is None else self.personal["test"].count
+
+    def find_other_number(self, clients: int) -> int | None:
+        """Return how many clients this is about if it cannot be about so many; None if it can."""
+        numbers = [len(table) for table in self._tables]
+        if self.sample is not None:
+            numbers.append(max(clients, 1 + self.sample[-1]))
+        elif self.scored is not None:
+            numbers.append(max(clients, self.scored) if self._sampled else self.scored)
+        return next((number for number in numbers if number != clients), None)
+
+    @property
+    def _tables(self) -> list[Sequence[Any]]:
+        """The tables that have a row for each client."""
+        tables = [self.mixing, None if self.clusters is None else self.clusters.of_client]
+        return [table for table in tables if table is not None]
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether some clients were scored; they may be too many to be listed."""
+        unlisted = self.personal is not None and self.personal["test"].interval is not None
+        return self.sample is not None or unlisted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

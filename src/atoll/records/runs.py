@@ -6,7 +6,7 @@
     ledger.jsonl         every message
     run.log              what the engine chose, who was lost
     checkpoints/         round-000012.safetensors and its round-000012.json, which holds checksums
-    outcomes.npz         the score of every test sample, written after the last round
+    outcomes.npz         the score of every test sample, written after the last round; of very many clients, theirs
     report.html          written at the end
 
 Files are written to a temporary name, flushed to disk and renamed, so a file is either whole or not there. A round
@@ -41,12 +41,12 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 
 from atoll.data.files import open_arrays, reading
 from atoll.data.statistics import Statistics
 from atoll.kernel.errors import CheckpointError, DataError, RunError
 from atoll.kernel.params import Layout, Tree
+from atoll.metrics.evaluation import Arrays
 from atoll.records.configuration import RunConfig
 from atoll.records.files import (
     changed_file_error,
@@ -78,6 +78,11 @@ KEPT_CHECKPOINTS = 2
 LINES = ("metrics.jsonl", "ledger.jsonl")  # files that grow by lines
 WHOLE = ("config.json", "clients.json", "outcomes.npz")  # files that are written at once
 BLOCK = 2**20
+OUTCOMES: dict[str, type] = {  # what outcomes.npz may hold; all but the first is there of very many clients only
+    "test": np.float64,  # the score of every test sample, client after client
+    "client": np.int64, "samples": np.int64, "score": np.float64, "variance": np.float64,  # of each client scored
+    "cluster": np.int64,  # of each client
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -208,26 +213,29 @@ class Run:
         """Read all messages so far."""
         return read_lines(self.folder / "ledger.jsonl", Entry, self._sealed_lines("ledger.jsonl"))
 
-    def save_outcomes(self, outcomes: NDArray[np.float64]) -> None:
-        """Write the score of every test sample after the last round, client after client."""
+    def save_outcomes(self, outcomes: Arrays) -> None:
+        """Write what was found after the last round, by name: `test` is the score of every test sample."""
         data = io.BytesIO()
-        np.savez_compressed(data, test=outcomes.astype(np.float32))
+        arrays: dict[str, Any] = {**outcomes, "test": outcomes["test"].astype(np.float32)}
+        np.savez_compressed(data, **arrays)
         with writing(self.folder):
             write_whole(self.folder / "outcomes.npz", data.getvalue())
 
-    def outcomes(self) -> NDArray[np.float64] | None:
-        """Read the score of every test sample after the last round; None before it."""
+    def outcomes(self) -> Arrays | None:
+        """Read what was found after the last round, by name; None before it."""
         path = self.folder / "outcomes.npz"
         if not path.exists():
             return None
         open_regular(path).close()
         try:
             with reading(path), open_arrays(path) as arrays:
-                found: NDArray[np.float64] = arrays["test"].astype(np.float64)
+                there = [name for name in OUTCOMES if name in arrays or name == "test"]
+                found: Arrays = {name: arrays[name].astype(OUTCOMES[name]) for name in there}
         except (DataError, NotImplementedError, RuntimeError) as error:  # or packed in a way that is not known here
             raise RunError(f"{path} must be what a run writes. It cannot be read.") from error
-        if found.ndim != 1:
-            raise RunError(f"{path} must hold one score for each test sample. It has the shape {found.shape}.")
+        for name, array in found.items():
+            if array.ndim != 1:
+                raise RunError(f"{path} must hold one row of numbers as {name}. It has the shape {array.shape}.")
         return found
 
     def rewind(self, rounds: int) -> None:

@@ -19,12 +19,13 @@ from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, Arrival
 from atoll.kernel.engine import Engine
 from atoll.kernel.params import Tree
+from atoll.metrics.evaluation import Arrays
 from atoll.records.configuration import Settings
 from atoll.records.opening import open_run, rewind, settle_memory
 from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.records.runs import Run
-from atoll.runtime.channel import Channel, Stage
+from atoll.runtime.channel import Channel, Ledger, Stage
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch, Trainings
 from atoll.runtime.exchange import Exchange, Traffic
 from atoll.runtime.files import alone_in
@@ -32,7 +33,7 @@ from atoll.runtime.guards import require_same_kind, warn_of_limits, warn_of_over
 from atoll.runtime.interruptions import interruptions
 from atoll.runtime.memory import open_memory
 from atoll.runtime.participation import Late
-from atoll.runtime.population import Population
+from atoll.runtime.population import MANY_CLIENTS, Population
 
 Clients = NDArray[np.int64]
 CHECKPOINT_SECONDS = 30.0
@@ -58,8 +59,9 @@ class Session:
     server: Tree
     late: Late
     met: NDArray[np.bool_]  # which clients have done the exchanges before their first round
+    scored: Clients | None  # who is evaluated; None if nobody is
     first: int = 0  # the round to begin with
-    outcomes: NDArray[np.float64] | None = None  # the score of every test sample after the last round
+    outcomes: Arrays | None = None  # what was found after the last round, by name
     history: list[Round] = field(default_factory=list)
     saved_at: float = field(default_factory=time.monotonic)
     # of the round under way
@@ -102,12 +104,13 @@ class Session:
             kept_in = Path(trained) if trained else run.folder / TRAINED if run else None
             trainings = Trainings(kept_in, stop, on_epoch) if method.one_shot and kept_in else None
             population = Population(here, memory, settings.seed)
-            channel = Channel(stages)
+            channel = Channel(stages, Ledger(listed=task.clients <= MANY_CLIENTS))
             exchanges = Exchange(method, engine, population, replace(population, trainings=trainings), channel)
             session = cls(
                 task, method, settings, engine, population, channel, exchanges, run, held, stop, trainings, **hooks,
                 server=method.start(population.facts), late=Late(settings.late, settings.delay, settings.seed),
                 met=np.zeros(task.clients, dtype=bool),
+                scored=settings.draw_scored(task.clients) if settings.scores_clients else None,
             )  # fmt: skip
             if run and resumed:
                 session._resume(run)

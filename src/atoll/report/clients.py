@@ -16,7 +16,9 @@ Scores = NDArray[np.float64]
 
 
 def same_clients(comparison: Results) -> bool:
-    """Say whether a client is the same in every seed: it has the same data, or the same name."""
+    """Say whether clients are the same in every seed: the same were scored, and have the same data or names."""
+    if any(not np.array_equal(outcome.scored, comparison.example.scored) for outcome in comparison.first):
+        return False
     data = {str(outcome.config.task.data or outcome.seed) for outcome in comparison.first}
     names = {None if (found := outcome.statistics) is None else found.names for outcome in comparison.first}
     return len(data) == 1 or (len(names) == 1 and None not in names)
@@ -35,13 +37,19 @@ class Clients:
 
     @property
     def words(self) -> str:
-        """A sentence that says which seeds the values come from."""
+        """A sentence that says which clients and which seeds the values come from."""
+        who = self.comparison.who
+        return f"{who[0].upper()}{who[1:]}. {self._seeds}" if self.comparison.sampled else self._seeds
+
+    @property
+    def _seeds(self) -> str:
         seeds = self.comparison.seeds
         if len(seeds) == 1:
             return f"Seed {seeds[0]}."
         if self.together:
             return f"Means over {len(seeds)} seeds, which have the same clients."
-        return f"Seed {seeds[0]} only: every seed has other clients."
+        others = "has another sample of clients" if self.comparison.sampled else "has other clients"
+        return f"Seed {seeds[0]} only: every seed {others}."
 
     @cached_property
     def samples(self) -> NDArray[np.int64]:

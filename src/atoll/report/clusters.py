@@ -24,7 +24,7 @@ def describe_clusters(comparison: Results, method: str, name: str) -> str | None
     low, high = min(numbers), max(numbers)
     many = f"{low} cluster{'' if high == 1 else 's'}" if low == high else f"{low} to {high} clusters"
     seeds = f" with {'each of ' * (low == high)}{len(numbers)} seeds" if len(numbers) > 1 else ""
-    rest = f" {outside} client{' is' if outside == 1 else 's are'} in no cluster." if outside else ""
+    rest = f" {outside:,} client{' is' if outside == 1 else 's are'} in no cluster." if outside else ""
     return f"{name} found {many}{seeds}{_describe_agreement([one.agreement for one in outcomes])}.{rest}"
 
 

@@ -15,6 +15,22 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from atoll.report.drawing import (
+    NARROW,
+    WIDTH,
+    Scale,
+    Style,
+    draw_frame,
+    draw_rule,
+    find_decades,
+    find_ticks,
+    group_marks,
+    make_scale,
+    move_apart,
+    pick_evenly,
+    write_note,
+    write_text,
+)
 from atoll.report.svg import element
 
 if TYPE_CHECKING:
@@ -33,18 +49,9 @@ COLOURS = (
 DARK_COLOURS = ("#4fb0ec", "#ff8f4d", "#35cf9f", "#eda3cc", "#e6bd4f", "#a5d8f7", "#d9a066", "#b79df2")
 GREYS = ("local", "fedavg")  # the references, in the greys of the page
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2")
-WIDTH, NARROW = 760, 360  # for a desk and for a phone
 MOST_MARKS = 200  # clients of one method in one figure
 MOST_MIXING = 60  # rows and columns
 LEVELS = 12  # shades
-
-
-class Style(NamedTuple):
-    """How a method is drawn: its place in the order, the class that gives its colour, its dashes."""
-
-    place: int
-    kind: str
-    dash: str
 
 
 class Line(NamedTuple):
@@ -96,14 +103,19 @@ def draw_curves(
     height, left, top, foot = (340, 44, 30, 300) if width == WIDTH else (270, 40, 30, 230)
     right = width - (140 if width == WIDTH else 12)
     low, high = min(x for x, *_ in points), max(x for x, *_ in points)
-    x = _scale(low if log else 0, high, left, right, log=log)
-    y = _scale(ticks[0], ticks[-1], foot, top)
-    parts = [_rule(left, y(tick), right, y(tick)) + _text(left - 8, y(tick) + 4, f"{tick:g}", "end") for tick in ticks]
+    x = make_scale(low if log else 0, high, left, right, log=log)
+    y = make_scale(ticks[0], ticks[-1], foot, top)
+    parts = [
+        draw_rule(left, y(tick), right, y(tick)) + write_text(left - 8, y(tick) + 4, f"{tick:g}", "end")
+        for tick in ticks
+    ]
     whole = all(x == int(x) for x, *_ in points)  # there is no round 0.5
     linear = [tick for tick in find_ticks(0, high) if tick <= high and (tick == int(tick) or not whole)]
     marks = find_decades(low, high) if log else linear
-    parts += [_text(x(tick), foot + 18, f"{tick:g}", "middle") for tick in marks]
-    parts.append(_text((left + right) / 2, height - 4, across, "middle", "axis") + _text(0, 14, up, kind="axis"))
+    parts += [write_text(x(tick), foot + 18, f"{tick:g}", "middle") for tick in marks]
+    parts.append(
+        write_text((left + right) / 2, height - 4, across, "middle", "axis") + write_text(0, 14, up, kind="axis")
+    )
     clip = f"plot-{''.join(filter(str.isalpha, across))}-{width}"
     area = element("rect", x=left, y=top, width=right - left, height=foot - top)
     parts.append(element("clipPath", area, id=clip))
@@ -113,9 +125,9 @@ def draw_curves(
         parts.append(_draw_curve(line, looks[method], x, y, clip))
         if width == WIDTH:
             tail = f"M{x(line.points[-1][0]):.1f} {ends[method]:.1f}L{right + 12} {places[method]:.1f}"
-            name = _text(right + 16, places[method] + 4, _short(method), kind="axis")
-            parts.append(_group(looks[method], element("path", class_="tail", d=tail), name))
-    return _svg(width, height, parts, title)
+            name = write_text(right + 16, places[method] + 4, _short(method), kind="axis")
+            parts.append(group_marks(looks[method], element("path", class_="tail", d=tail), name))
+    return draw_frame(width, height, parts, title)
 
 
 def _find_range(points: Sequence[tuple[float, float, float | None, str]], most: float) -> tuple[float, float]:
@@ -127,7 +139,7 @@ def _find_range(points: Sequence[tuple[float, float, float | None, str]], most: 
     return max(lowest, low - room, min(0.0, low)), min(highest, high + room, max(most, high))
 
 
-def _draw_curve(line: Line, look: Style, x: _Scale, y: _Scale, clip: str) -> Markup:
+def _draw_curve(line: Line, look: Style, x: Scale, y: Scale, clip: str) -> Markup:
     parts = []
     banded = [(a, b, half) for a, b, half, _ in line.points if half]
     if len(banded) > 1:
@@ -136,24 +148,30 @@ def _draw_curve(line: Line, look: Style, x: _Scale, y: _Scale, clip: str) -> Mar
         parts.append(element("path", class_="band", clip_path=f"url(#{clip})", d=f"M{there}L{back}z"))
     path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b, _, _ in line.points)
     parts.append(element("path", class_="line", stroke_dasharray=look.dash, d=f"M{path}"))
-    parts += [element("circle", _note(note), class_="dot", cx=x(a), cy=y(b), r=2.6) for a, b, _, note in line.points]
-    return _group(look, *parts)
+    parts += [
+        element("circle", write_note(note), class_="dot", cx=x(a), cy=y(b), r=2.6) for a, b, _, note in line.points
+    ]
+    return group_marks(look, *parts)
 
 
 def draw_gains(
     values: NDArray[np.float64], harmed: NDArray[np.bool_], names: Sequence[str], notes: Sequence[str], look: Style,
-    ticks: Sequence[float], title: str,
+    ticks: Sequence[float], title: str, ids: Sequence[int] | None = None,
 ) -> Markup:  # fmt: skip
-    """Draw a bar for each client, sorted; those of harmed ones are hatched, in another colour, and point down."""
+    """Draw a bar for each client, sorted; those of harmed ones are hatched, in another colour, and point down.
+
+    `ids` are the numbers of the clients, by default 0, 1, ..., here and in other figures.
+    """
     known = np.flatnonzero(np.isfinite(values))
     drawn = pick_evenly(known[np.argsort(-values[known], kind="stable")], MOST_MARKS)
     if not len(drawn):
         return Markup("")
     width, height, left, right, top, foot = NARROW, 210, 40, NARROW - 6, 10, 178
     step = (right - left) / len(drawn)
-    y = _scale(ticks[0], ticks[-1], foot, top)
+    y = make_scale(ticks[0], ticks[-1], foot, top)
     parts = [
-        _rule(left, y(tick), right, y(tick)) + _text(left - 6, y(tick) + 4, f"{tick:+g}" if tick else "0", "end")
+        draw_rule(left, y(tick), right, y(tick))
+        + write_text(left - 6, y(tick) + 4, f"{tick:+g}" if tick else "0", "end")
         for tick in ticks
     ]
     named = step >= 13 and all(len(names[client]) <= 3 for client in drawn)
@@ -164,7 +182,7 @@ def draw_gains(
         inner = min(2.0, step * 0.15)
         middle = start + step / 2
         marks = [
-            _note(notes[client]),
+            write_note(notes[client]),
             element("rect", class_="hit", x=start, y=top, width=f"{step:.2f}", height=foot - top),
             element(
                 "rect", class_="bar harmed" if harmed[client] else "bar", x=start + inner, y=upper,
@@ -174,18 +192,18 @@ def draw_gains(
         if harmed[client]:
             marks.append(_triangle(middle, end + 3))
         if named:
-            marks.append(_text(middle, foot + 12, names[client], "middle", "small"))
-        bars.append(element("g", *marks, data_client=client))
-    parts.append(_group(look, *bars))
+            marks.append(write_text(middle, foot + 12, names[client], "middle", "small"))
+        bars.append(element("g", *marks, data_client=client if ids is None else ids[client]))
+    parts.append(group_marks(look, *bars))
     parts.append(element("line", x1=left, y1=y(0), x2=right, y2=y(0), class_="zero"))
     some = f"{len(drawn)} of {len(known)} clients" if len(drawn) < len(known) else f"{len(known)} clients"
-    parts.append(_text((left + right) / 2, height - 3, f"{some}, sorted by gain", "middle", "axis"))
-    return _svg(width, height, parts, title)
+    parts.append(write_text((left + right) / 2, height - 3, f"{some}, sorted by gain", "middle", "axis"))
+    return draw_frame(width, height, parts, title)
 
 
 def draw_strips(
     values: Mapping[str, NDArray[np.float64]], heads: Mapping[str, str], notes: Mapping[str, Sequence[str]],
-    looks: Mapping[str, Style], title: str, across: str, *, width: int = WIDTH,
+    looks: Mapping[str, Style], title: str, across: str, *, width: int = WIDTH, ids: Sequence[int] | None = None,
 ) -> Markup:  # fmt: skip
     """Draw a row for each method with a dot for each client; a box holds the middle half, its line is the median."""
     known = {method: np.flatnonzero(np.isfinite(of_method)) for method, of_method in values.items()}
@@ -195,10 +213,10 @@ def draw_strips(
     ticks = find_ticks(every.min(), every.max())
     row, left, right, top = 70, 14, width - 14, 6
     foot = top + row * len(values) + 4
-    x = _scale(ticks[0], ticks[-1], left, right)
+    x = make_scale(ticks[0], ticks[-1], left, right)
     parts = [
         element("line", x1=x(tick), y1=top, x2=x(tick), y2=foot, class_="rule")
-        + _text(x(tick), foot + 16, f"{tick:g}", "middle")
+        + write_text(x(tick), foot + 16, f"{tick:g}", "middle")
         for tick in ticks
     ]
     for index, (method, of_method) in enumerate(values.items()):
@@ -211,16 +229,17 @@ def draw_strips(
         median = element("path", class_="median", d=f"M{x(middle):.1f} {upper + 22}v44")
         dots = [
             element(
-                "circle", _note(notes[method][client]), class_="client", data_client=client, cx=x(of_method[client]),
+                "circle", write_note(notes[method][client]), class_="client",
+                data_client=client if ids is None else ids[client], cx=x(of_method[client]),
                 # the golden ratio spreads neighbours evenly: the same client is always at the same height
                 cy=upper + 28 + 32 * (client * 0.618034 % 1), r=3.4,
             )
             for client in drawn.tolist()
         ]  # fmt: skip
         head = element("text", heads[method], x=left, y=upper + 16, class_="axis plate")
-        parts.append(_group(looks[method], box, median, *dots, head))
-    parts.append(_text((left + right) / 2, foot + 36, across, "middle", "axis"))
-    return _svg(width, foot + 42, parts, title)
+        parts.append(group_marks(looks[method], box, median, *dots, head))
+    parts.append(write_text((left + right) / 2, foot + 36, across, "middle", "axis"))
+    return draw_frame(width, foot + 42, parts, title)
 
 
 def draw_heatmap(
@@ -229,6 +248,7 @@ def draw_heatmap(
     notes: Sequence[str],
     title: str,
     columns: Sequence[str] | None = None,
+    ids: Sequence[int] | None = None,
 ) -> Markup:
     """Shade a matrix: a row for each client, a column for each client or for each of `columns`."""
     shown = min(len(matrix), MOST_MIXING)
@@ -251,16 +271,18 @@ def draw_heatmap(
     every = max(1, math.ceil(15 / high))
     heads = range(0, shown, 2 * every) if columns is None else range(across)
     called, most = (names, 4) if columns is None else (columns, max(4, int(wide / 7)))
-    parts += [_text(left - 8, top + high * (i + 0.5) + 4, _short(names[i], 10), "end") for i in range(0, shown, every)]
-    parts += [_text(left + wide * (k + 0.5), top - 8, _short(called[k], most), "middle") for k in heads]
+    parts += [
+        write_text(left - 8, top + high * (i + 0.5) + 4, _short(names[i], 10), "end") for i in range(0, shown, every)
+    ]
+    parts += [write_text(left + wide * (k + 0.5), top - 8, _short(called[k], most), "middle") for k in heads]
     parts += [
         element(
-            "rect", _note(notes[client]), class_="hit", data_client=client, x=left, y=top + high * client,
-            width=wide * across, height=f"{high:.2f}",
+            "rect", write_note(notes[client]), class_="hit", data_client=client if ids is None else ids[client], x=left,
+            y=top + high * client, width=wide * across, height=f"{high:.2f}",
         )
         for client in range(shown)
     ]  # fmt: skip
-    return _svg(WIDTH, top + high * shown + 8, parts, title)
+    return draw_frame(WIDTH, top + high * shown + 8, parts, title)
 
 
 def draw_clusters(
@@ -276,26 +298,26 @@ def draw_clusters(
     if found.merges is not None and len(found.merges):
         foot = 210 if width == WIDTH else 160
         parts += [
-            _text(0, 12, found.height, kind="axis"),
+            write_text(0, 12, found.height, kind="axis"),
             *_draw_tree(found, middle, left, step * len(drawn), top, foot),
         ]
     short = {client: names[client].removeprefix("client ") for client in middle}
     if step >= 13 and all(len(name) <= 3 for name in short.values()):
-        parts += [_text(at, foot + 13, short[client], "middle", "small") for client, at in middle.items()]
+        parts += [write_text(at, foot + 13, short[client], "middle", "small") for client, at in middle.items()]
     foot += 19
     rows = {"cluster": ("cluster", found.of_client)} | ({} if planted is None else {"planted": ("group", planted)})
     for row, (kind, of_client) in rows.items():
-        parts.append(_text(left - 8, foot + 16, row, "end"))
+        parts.append(write_text(left - 8, foot + 16, row, "end"))
         parts += _draw_runs(kind, of_client[drawn].tolist(), left, foot, step)
         foot += 30
     parts += [
         element(
-            "rect", _note(notes[client]), class_="hit", data_client=client, x=at - step / 2, y=top,
+            "rect", write_note(notes[client]), class_="hit", data_client=client, x=at - step / 2, y=top,
             width=f"{step:.2f}", height=foot - top,
         )
         for client, at in middle.items()
     ]  # fmt: skip
-    return _svg(width, foot, parts, title)
+    return draw_frame(width, foot, parts, title)
 
 
 def _draw_tree(
@@ -304,11 +326,12 @@ def _draw_tree(
     """Draw the merges of these clients, in the colour of a cluster where all of them are in it."""
     assert found.merges is not None
     clients, highest = len(found.of_client), float(found.merges[:, 2].max()) or 1.0
-    y = _scale(0, highest, foot, top + 6)
+    y = make_scale(0, highest, foot, top + 6)
     whole = bool((found.merges[:, 2] % 1 == 0).all())  # counts
     ticks = [tick for tick in find_ticks(0, highest, 4) if tick <= highest and (tick == int(tick) or not whole)]
     parts = [
-        _rule(left, y(tick), left + wide, y(tick)) + _text(left - 8, y(tick) + 4, f"{tick:g}", "end") for tick in ticks
+        draw_rule(left, y(tick), left + wide, y(tick)) + write_text(left - 8, y(tick) + 4, f"{tick:g}", "end")
+        for tick in ticks
     ]
     nodes = {client: (at, 0.0, int(found.of_client[client])) for client, at in middle.items()}
     paths: dict[int, list[str]] = {}
@@ -336,87 +359,13 @@ def _draw_runs(kind: str, numbers: Sequence[int], left: float, top: float, step:
         width = float(max(wide - 2, 1))
         parts.append(element("rect", class_=f"{kind} {look}", x=start + 1, y=top, width=width, height=24, rx=3))
         if fits:
-            parts.append(_text(start + wide / 2, top + 16.5, fits[0], "middle", "axis"))
+            parts.append(write_text(start + wide / 2, top + 16.5, fits[0], "middle", "axis"))
         start += wide
     return parts
 
 
 def _colour(cluster: int) -> str:
     return f"m{cluster % len(COLOURS)}" if cluster >= 0 else "none"
-
-
-# -- the parts of a figure ---------------------------------------------------------------------------------------------
-
-
-def find_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
-    """List round numbers from below `low` to above `high`."""
-    span = max(high - low, 1e-9)
-    power = 10 ** math.floor(math.log10(span / wanted))
-    step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= wanted)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
-
-
-def find_decades(low: float, high: float) -> list[float]:
-    """List round numbers for a logarithmic axis: powers of ten, with 2 and 5 times them where these are few."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if high < 1000 * low else (1,)
-    found = [factor * 10.0**power for power in powers for factor in factors]
-    return [value for value in found if low <= value <= high] or [low]
-
-
-def pick_evenly(order: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Pick at most `most` of them, evenly spaced, the first and the last among them."""
-    if len(order) <= most:
-        return order
-    return np.asarray(order[np.linspace(0, len(order) - 1, most).round().astype(int)])
-
-
-def move_apart(places: Mapping[str, float], distance: float) -> dict[str, float]:
-    """Move places until neighbours have this distance, keeping their order, as little as a single pass can."""
-    found: dict[str, float] = {}
-    for name, place in sorted(places.items(), key=lambda entry: entry[1]):
-        found[name] = max(place, max(found.values(), default=-math.inf) + distance)
-    if found:  # what was pushed down is shared by all
-        shift = sum(found[name] - places[name] for name in found) / len(found)
-        found = {name: place - shift for name, place in found.items()}
-    return found
-
-
-class _Scale(NamedTuple):
-    low: float
-    factor: float
-    start: float
-    log: bool
-
-    def __call__(self, value: float) -> float:
-        return self.start + ((math.log10(value) if self.log else value) - self.low) * self.factor
-
-
-def _scale(low: float, high: float, start: float, end: float, *, log: bool = False) -> _Scale:
-    low, high = (math.log10(low), math.log10(high)) if log else (low, high)
-    return _Scale(low, (end - start) / ((high - low) or 1), start, log)
-
-
-def _svg(width: float, height: float, parts: Sequence[Markup], title: str) -> Markup:
-    size = {"viewBox": f"0 0 {width:g} {height:g}", "data-width": f"{width:g}"}
-    return element("svg", *parts, role="img", aria_label=title, **size)
-
-
-def _group(look: Style, *parts: Markup) -> Markup:
-    return element("g", *parts, class_=look.kind, data_method=look.place)
-
-
-def _note(text: str) -> Markup:
-    return element("title", text)
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick") -> Markup:
-    return element("text", text, x=float(x), y=float(y), text_anchor=anchor, class_=kind)
-
-
-def _rule(x1: float, y1: float, x2: float, y2: float) -> Markup:
-    return element("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), class_="rule")
 
 
 def _triangle(x: float, y: float) -> Markup:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup
 
 from atoll.report.figures import write_palette
@@ -89,18 +90,21 @@ def _find_clients(bodies: Iterable[Markup]) -> list[int]:
 
 def _describe_clients(view: View, clients: Iterable[int]) -> dict[str, Any]:
     """Collect what the script shows of a client under the pointer: name, test samples, and figures by method."""
-    found = view.clients
+    found, scored = view.clients, view.comparison.example.scored
 
     def describe(client: int) -> list[Any]:
+        place = int(np.searchsorted(scored, client))
+        if place == len(scored) or scored[place] != client:  # it is drawn, but was not scored
+            return [view.name(client), None, []]
         figures = [
             [
-                view.numbers.score(scores[client]),
-                view.numbers.gain(found.gains[method][client]) if method in found.gains else "",
-                int(method in found.harmed and bool(found.harmed[method][client])),
+                view.numbers.score(scores[place]),
+                view.numbers.gain(found.gains[method][place]) if method in found.gains else "",
+                int(method in found.harmed and bool(found.harmed[method][place])),
             ]
             for method, scores in found.scores.items()
         ]
-        return [view.names[client], int(found.samples[client]), figures]
+        return [view.name(client), int(found.samples[place]), figures]
 
     return {"methods": [*found.scores], "clients": {client: describe(client) for client in clients}}
 

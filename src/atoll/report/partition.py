@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from atoll.report.figures import COLOURS, WIDTH, find_ticks
+from atoll.report.drawing import WIDTH, find_ticks
+from atoll.report.figures import COLOURS
 from atoll.report.svg import element, join
 from atoll.report.table import UNKNOWN, plain_table
 

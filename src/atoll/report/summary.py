@@ -56,13 +56,13 @@ def _describe_gains(comparison: Results, method: str, *, first: bool) -> str:
     if not len(known):
         return f"No client has test samples, so gains with {name_methods(comparison)[method]} are unknown."
     seeds, clients = gains.shape
-    counted = f" ({clients} in each of {seeds} seeds)" if first and seeds > 1 and len(known) == gains.size else ""
+    counted = f" ({clients:,} in each of {seeds} seeds)" if first and seeds > 1 and len(known) == gains.size else ""
     alone = " compared with training alone" if first else ""
     mean = float(known.mean())
     change = f"{'gains' if mean >= 0 else 'loses'} {_write_amount(numbers, mean)}"
     name, p = name_methods(comparison)[method], _write_p(comparison.significant["local"][method])
     return (
-        f"{name} helps {(known > 0).sum()} of {_count_clients(len(known))}{counted}{alone}; on average "
+        f"{name} helps {(known > 0).sum():,} of {_count_clients(len(known))}{counted}{alone}; on average "
         f"a client {change} ({p}). {_describe_losses(comparison, gains, harmed)}"
     )
 
@@ -72,13 +72,13 @@ def _describe_losses(comparison: Results, gains: Scores, harmed: NDArray[np.bool
     if not worse:
         return "Nobody is better off alone."
     if not beyond:
-        return f"{worse} {_are(worse)} better off alone, none by more than one standard error."
+        return f"{worse:,} {_are(worse)} better off alone, none by more than one standard error."
     listed = f"{'clients' if beyond > 1 else 'client'} {_name_harmed(comparison, gains, harmed)}"
     if worse == beyond <= MOST_NAMED:
         return f"{listed[0].upper()}{listed[1:]} {_are(beyond)} better off alone."
-    share = "all" if worse == beyond else f"{beyond} of them"
+    share = "all" if worse == beyond else f"{beyond:,} of them"
     which = f", above all {listed}" if beyond > MOST_NAMED else f": {listed}"
-    return f"{worse} {_are(worse)} better off alone, {share} by more than one standard error{which}."
+    return f"{worse:,} {_are(worse)} better off alone, {share} by more than one standard error{which}."
 
 
 def _name_harmed(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
@@ -87,7 +87,8 @@ def _name_harmed(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) 
     by_seed: dict[int, list[str]] = {}
     for seed, client in sorted(sorted(pairs, key=lambda pair: gains[pair])[:MOST_NAMED]):
         found = comparison.first[seed].statistics
-        by_seed.setdefault(seed, []).append(str(client) if found is None else found.name(client))
+        number = int(comparison.first[seed].scored[client])
+        by_seed.setdefault(seed, []).append(str(number) if found is None else found.name(number))
     if len(comparison.seeds) == 1:
         return _join(by_seed[0])
     return ", ".join(f"{_join(names)} (seed {comparison.seeds[seed]})" for seed, names in by_seed.items())
@@ -102,7 +103,7 @@ def _compare_means(comparison: Results) -> list[str]:
     best, level = ranked[0]["method"], f"{numbers.name} {_write_score(numbers, ranked[0]['mean'])}"
     if len(ranked) == 1:
         worst = _write_score(numbers, ranked[0]["worst"])
-        over = _count_clients(comparison.clients)
+        over = comparison.who if comparison.sampled else _count_clients(comparison.clients)
         return [f"{names[best]}: {level} on average over {over}, {worst} for the worst of them."]
     # sums of the same scores in another order differ in their last digit
     equal = [row["method"] for row in ranked if math.isclose(row["mean"], ranked[0]["mean"], rel_tol=1e-12)]
@@ -144,8 +145,8 @@ def _describe_lead(comparison: Results, method: str, other: str) -> str:
         verdict = "although more clients lose than gain"
     behind = name_methods(comparison)[other]
     return (
-        f"{_write_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {better} "
-        f"and worse for {worse} of {_count_clients(known)}, {_write_p(p)})"
+        f"{_write_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {better:,} "
+        f"and worse for {worse:,} of {_count_clients(known)}, {_write_p(p)})"
     )
 
 
@@ -211,6 +212,12 @@ def write_cautions(comparison: Results) -> list[str]:
     seeds = len(comparison.seeds)
     if not numbers.higher_is_better:
         found.append(f"A lower {numbers.name} is better; a positive gain is always good.")
+    if comparison.sampled:
+        found.append(
+            f"Only {comparison.scored:,} of {comparison.clients:,} clients were scored, drawn at random, the same for "
+            "every method. Means estimate those of all clients without bias; the worst client of all is likely worse "
+            "than the worst of the sample."
+        )
     if comparison.select == "oracle":
         found.append(
             "Rounds were chosen by their test score, which cannot be done in practice: all means are too good."
@@ -287,7 +294,7 @@ def _write_p(value: float) -> str:
 
 
 def _count_clients(number: int) -> str:
-    return f"{number} client{'' if number == 1 else 's'}"
+    return f"{number:,} client{'' if number == 1 else 's'}"
 
 
 def _are(number: int) -> str:

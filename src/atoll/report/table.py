@@ -102,9 +102,9 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
     numbers, several = Numbers.of(comparison), len(comparison.results) > 1
     central = has_central(comparison)
     heads = [
-        "method", "mean ± 95 %" if len(comparison.seeds) > 1 else "mean", *(["server's\ntest"] if central else []),
+        "method", "mean ± 95 %" if has_interval(comparison) else "mean", *(["server's\ntest"] if central else []),
         "worst\nclient", "bottom\n10 %", "std", "gain vs\nLocal", "gain vs\nFedAvg",
-        f"harmed\nof {comparison.clients}", "MB\nup", "MB\ndown",
+        f"harmed\nof {comparison.scored:,}", "MB\nup", "MB\ndown",
     ]  # fmt: skip
     rows = [
         [
@@ -120,6 +120,11 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
         for row in comparison.results
     ]
     return heads, rows
+
+
+def has_interval(comparison: Results) -> bool:
+    """Say whether means have an interval: over seeds, or because clients were sampled."""
+    return len(comparison.seeds) > 1 or comparison.sampled
 
 
 def has_central(comparison: Results) -> bool:
@@ -178,9 +183,10 @@ def notes(comparison: Results) -> str:
 
 def gains_note(comparison: Results) -> str:
     """Explain gains and their mark."""
+    over = "the clients of the sample and all seeds" if comparison.sampled else "all clients and seeds"
     return (
         f"Gains are paired by client, in {Numbers.of(comparison).points}; {SIGNIFICANT} significant by Wilcoxon's test "
-        "over all clients and seeds (p < 0.05 after Holm's correction)."
+        f"over {over} (p < 0.05 after Holm's correction)."
     )
 
 
@@ -192,7 +198,8 @@ def harm_note(comparison: Results) -> str:
         for row in comparison.results
         if not is_reference(comparison, row) and row["harm_mass"] is not None
     ]
-    return f" Mean loss against Local over all clients (a gain counts as 0): {', '.join(lost)}." if lost else ""
+    over = "the sample" if comparison.sampled else "all clients"
+    return f" Mean loss against Local over {over} (a gain counts as 0): {', '.join(lost)}." if lost else ""
 
 
 def run_table(outcome: Report) -> Table:
@@ -206,9 +213,10 @@ def run_table(outcome: Report) -> Table:
     for model, split in ((model, split) for model in models for split in ("test", "val")):
         found = (models[model] or {}).get(split)
         if found is not None:
-            shown = (found.macro, found.micro, found.worst, found.bottom10, found.std)
+            mean = mean_text(numbers, {"mean": found.macro, "interval": found.interval})
+            shown = (found.micro, found.worst, found.bottom10, found.std)
             loss = f"{found.loss:.3f}" if math.isfinite(found.loss) else UNKNOWN
-            table.add_row(model, split, *map(numbers.score, shown), loss)
+            table.add_row(model, split, mean, *map(numbers.score, shown), loss)
     if outcome.central is not None:
         table.add_row("shared", "central", UNKNOWN, numbers.score(outcome.central), *[UNKNOWN] * 4)
     return table
@@ -236,7 +244,7 @@ def harmed_text(comparison: Results, row: dict[str, Any]) -> str:
     """Write how many clients are harmed, as a mean over seeds."""
     if is_reference(comparison, row) or row["harmed"] is None:
         return UNKNOWN
-    return f"{row['harmed']:.1f} {HARM}" if row["harmed"] else "0"
+    return f"{row['harmed']:,.1f} {HARM}" if row["harmed"] else "0"
 
 
 def is_reference(comparison: Results, row: dict[str, Any], over: str = "local") -> bool:

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from atoll.report.clients import Clients
-from atoll.report.figures import Style, assign_styles
+from atoll.report.drawing import Style
+from atoll.report.figures import assign_styles
 from atoll.report.table import Numbers
 
 if TYPE_CHECKING:
@@ -36,9 +37,18 @@ class View:
         return assign_styles(list(self.comparison.outcomes))
 
     @cached_property
+    def ids(self) -> list[int]:
+        """The numbers of the clients that were scored with the first seed."""
+        return [int(client) for client in self.comparison.example.scored]
+
+    @cached_property
     def names(self) -> list[str]:
-        """The names of all clients."""
-        return [self.comparison.client(client) for client in range(self.comparison.clients)]
+        """Their names."""
+        return [self.name(client) for client in self.ids]
+
+    def name(self, client: int) -> str:
+        """Return the name of a client by its number."""
+        return self.comparison.client(client)
 
     @property
     def scale(self) -> int:

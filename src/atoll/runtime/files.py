@@ -19,6 +19,14 @@ LOCK, WRITER = ".lock", ".writer"
 LARGEST = 2**32  # bytes of a file that is read
 
 
+def cache_folder() -> Path:
+    """Return the folder of what can be made again: $ATOLL_CACHE, else atoll in $XDG_CACHE_HOME, else ~/.cache/atoll."""
+    own = os.environ.get("ATOLL_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll"
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file under another name, flush it to disk and rename it: nobody ever sees half of it.
 

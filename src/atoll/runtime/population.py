@@ -14,6 +14,8 @@ from atoll.kernel.task import Facts
 if TYPE_CHECKING:
     from atoll.runtime.engines.trainings import Trainings
 
+MANY_CLIENTS = 10_000  # beyond, a sample of clients is scored unless all are asked for, and records count, not list
+
 
 @dataclass(frozen=True)
 class Population:

@@ -5,8 +5,8 @@
 
 A `LocalTraining` says what clients do and knows nothing of servers. So clients that were trained once are found again
 by every answer. A `ServerAnswer` says what clients send of their models, and what server and clients answer with that.
-What is added to a training is a `Piece` (`fafi+bank/margins`). All three are small values with hyperparameters, each in
-a file of its own in `atoll.algorithms.trainings` and `atoll.algorithms.answers`.
+What is added to either is a `Piece` (`fafi+bank/margins`, `fafi/features+refined`). All are small values with
+hyperparameters, each in a file of its own in `atoll.algorithms.trainings` and `atoll.algorithms.answers`.
 
 A `Pair` is a method that calls both halves. Its hyperparameters are those of its parts. A name that two parts have is
 one value if type and default agree, or if the class of the pair has the name itself; otherwise the later part's begins
@@ -16,12 +16,14 @@ with what that part is called: `margins_scale`. `fixed` values cannot be chosen 
     class Ensemble(Pair, training=CrossEntropy, answering=Together): ...
 
 Not every pair makes sense. A training says what it `offers`, a piece and an answer what they need of it.
+
+The server's state has two parts, one of each half: what clients `start` with and, once they replied, the `answer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import new_class
 from typing import Any, ClassVar, get_origin, get_type_hints
@@ -36,10 +38,11 @@ from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.hyperparameters import hyperparameters
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Answer
+from atoll.kernel.record import record
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.labels import label_counts, require_classes
-from atoll.toolbox.oneshot import Server, uploads
+from atoll.toolbox.oneshot import count_labels, uploads
 
 # What a training may offer, and an answer or a piece may need.
 OUTPUTS = "models that answer by their own outputs"
@@ -48,6 +51,29 @@ PROTOTYPES = "prototypes"
 FRAME = "a frame"
 FROZEN = "features in common"
 DECODERS = "decoders"
+
+
+@record
+class Start:
+    """What clients begin with; a training that needs more has a record with more fields."""
+
+    model: Params
+
+
+@record
+class Models:
+    """An answer that keeps the models of all clients, one row each; one that needs more has a record of its own."""
+
+    models: Stack
+    counts: Tensor  # samples of each class that a client has, [client, class]
+
+
+@record
+class State:
+    """The server's state."""
+
+    start: Any  # a `Start`
+    answer: Any = None  # what the server made of the uploads: one model, `Models` or more; None while nobody replied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +96,7 @@ class Part:
 
 
 class LocalTraining(Part):
-    """How clients train alone.
-
-    Until somebody replied, the server's state is {"model": w}, the initial model, and what else the training needs.
-    """
+    """How clients train alone."""
 
     offers: ClassVar[frozenset[str]] = frozenset({OUTPUTS, FEATURES})
     trains_by_sgd: ClassVar[bool] = True
@@ -83,20 +106,20 @@ class LocalTraining(Part):
         """Whether one of its models answers as its network does."""
         return OUTPUTS in self.offers
 
-    def start(self, task: Facts) -> Server:
-        """Return the initial state, of a task with classes."""
+    def start(self, task: Facts) -> Start:
+        """Return what clients begin with, of a task with classes."""
         require_classes(self, task)
-        return {"model": task.network.initial}
+        return Start(task.network.initial)
 
-    def equip(self, server: Server, bench: Workbench) -> Server:
-        """Return the state after what the server does alone before anybody is asked."""
-        return server
+    def equip(self, start: Any, bench: Workbench) -> Any:
+        """Return what clients begin with after what the server does alone before anybody is asked."""
+        return start
 
-    def broadcast(self, server: Server) -> Tree:
+    def broadcast(self, start: Any) -> Tree:
         """Return what all clients are sent: the model that they begin with."""
-        return server["model"]
+        return start.model
 
-    def train(self, received: Tree, cohort: Cohort) -> Any:
+    def train(self, received: Any, cohort: Cohort) -> Any:
         """Return each client's model after training, stacked."""
         raise NotImplementedError(f"{type(self).__name__} must define train().")
 
@@ -106,24 +129,17 @@ class LocalTraining(Part):
         """What one model answers to a batch, with what stands beside it."""
         return own_outputs
 
-    def beside(self, server: Server) -> Params:
+    def beside(self, start: Any) -> Params:
         """Return what `read` needs beside a model."""
         return Params({})
 
-    def outputs(self, bench: Workbench, server: Server, models: Stack, x: Tensor) -> Tensor:
+    def outputs(self, bench: Workbench, start: Any, models: Stack, x: Tensor) -> Tensor:
         """Return what each of several models answers to samples, [model, sample, class]."""
         return bench.answers(models, x)
 
-    def hold(self, server: Server, w: Params) -> Server:
-        """Return the state with one model for all: in place of the first, if it answers as its network does."""
-        return {**server, "model" if self.deploys_a_model else "one": w}
-
-    def deploy(self, server: Server) -> Params | Predictor:
-        """Return the one model for all, which is the initial one if nobody replied."""
-        if "one" in server:
-            return Predictor(server["one"], self.beside(server), self.read)
-        model: Params = server["model"]
-        return model
+    def deploy(self, start: Any, w: Params) -> Params | Predictor:
+        """Return one model for all as it answers."""
+        return w if self.deploys_a_model else Predictor(w, self.beside(start), self.read)
 
 
 def own_outputs(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
@@ -132,10 +148,7 @@ def own_outputs(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa:
 
 
 class ServerAnswer(Part):
-    """What clients send of their models, and what everybody answers with that.
-
-    An answer ends with the `models` of all clients in the server's state, or with one model that the training holds.
-    """
+    """What clients send of their models, and what everybody answers with that: with one model, or with all."""
 
     sends: ClassVar[dict[str, str]] = {"model": "model", "labels": "statistic"}
     needs: ClassVar[frozenset[str]] = frozenset({FEATURES})
@@ -155,17 +168,22 @@ class ServerAnswer(Part):
         """Return what clients send: the model, and how many samples of each class it saw."""
         return Update(send={"model": w, "labels": label_counts(cohort)})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
-        """Return the state after the uploads: by default, these beside the model."""
-        return {**server, "models": uploads(replies, "model"), "labels": uploads(replies, "labels")}
+    def conclude(self, training: LocalTraining, start: Any, replies: Replies) -> Any:
+        """Return what the server makes of the uploads: one model, or a record that `deploy` reads."""
+        raise NotImplementedError(f"{type(self).__name__} must define conclude().")
 
-    def deploy(self, training: LocalTraining, server: Server) -> Params | Predictor:
-        """Return what everybody deploys, if the state holds `models`."""
-        raise NotImplementedError(f"{type(self).__name__} must define deploy(), or conclude() with one model.")
+    def deploy(self, training: LocalTraining, start: Any, answer: Any) -> Params | Predictor:
+        """Return what everybody deploys: by default the one model, as the clients' models answer."""
+        return training.deploy(start, answer)
+
+
+def keep_models(replies: Replies) -> Models:
+    """Return all models, and how many samples of each class they saw."""
+    return Models(uploads(replies, "model"), count_labels(replies))
 
 
 class Piece(Part):
-    """What can be added to a training, or to an answer."""
+    """What can be added to one half of a pair."""
 
     sends: ClassVar[dict[str, str]] = {}  # what more leaves a client
     reads_validation: ClassVar[bool] = False
@@ -178,6 +196,14 @@ class Piece(Part):
     def add_to(self, half: Any) -> Any:
         """Return the training, or the answer, with the piece in it."""
         raise NotImplementedError(f"{type(self).__name__} must define add_to().")
+
+
+class TrainingPiece(Piece):
+    """What can be added to a training: it stands before the slash, `fafi+bank/margins`."""
+
+
+class AnswerPiece(Piece):
+    """What can be added to an answer: it stands after it, `fafi/features+refined`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,31 +279,33 @@ class Pair(Algorithm):
         """Whether one model comes out that answers as its network does."""
         return self.answering.deploys_a_model(self.training)
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """Return the initial state, of a task that both halves can work on."""
         self.answering.require(self.training, task)
-        return self.training.start(task)
+        return State(self.training.start(task))
 
-    def equip(self, server: Server, workbench: Workbench) -> Server:
+    def equip(self, server: State, workbench: Workbench) -> State:
         """Do what the server does before training."""
-        return self.training.equip(server, workbench)
+        return State(self.training.equip(server.start, workbench))
 
-    def broadcast(self, server: Server) -> Tree:
+    def broadcast(self, server: State) -> Tree:
         """Return what clients begin with."""
-        return self.training.broadcast(server)
+        return self.training.broadcast(server.start)
 
     def local(self, received: Tree, cohort: Cohort) -> Update:
         """Train alone; send what the answer asks for."""
         return self.answering.upload(self.training, self.training.train(received, cohort), cohort)
 
-    def aggregate(self, server: Server, replies: Replies) -> Server:
+    def aggregate(self, server: State, replies: Replies) -> State:
         """Conclude from the uploads."""
-        return self.answering.conclude(self.training, server, replies)
+        return replace(server, answer=self.answering.conclude(self.training, server.start, replies))
 
-    def shared(self, server: Server) -> Params | Predictor:
+    def shared(self, server: State) -> Params | Predictor:
         """Return what everybody deploys, new clients as well: the initial model if nobody replied."""
-        several = "models" in server
-        return self.answering.deploy(self.training, server) if several else self.training.deploy(server)
+        if server.answer is None:
+            initial: Params = server.start.model
+            return initial
+        return self.answering.deploy(self.training, server.start, server.answer)
 
 
 def require_sense(training: type[Part], *others: type[Part]) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from atoll.kernel.cohort import Cohort
+from atoll.runtime.engines.measuring import FORCED
 from atoll.runtime.engines.plan import Plan
-from atoll.runtime.engines.planning import FORCED
 from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.memory import RamMemory

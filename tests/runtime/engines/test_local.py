@@ -226,16 +226,16 @@ def test_a_plan_that_does_not_fit_into_memory_is_not_chosen(make_task, monkeypat
     monkeypatch.setattr(planning, "WORTH_MEASURING", 0.0)
     measure = LocalEngine._measure
 
-    def cramped(self, plan, job):
+    def cramped(self, plan, job, *calls):
         if plan.vectorised:
             raise torch.OutOfMemoryError("no room for several clients")
-        return measure(self, plan, job)
+        return measure(self, plan, job, *calls)
 
     monkeypatch.setattr(LocalEngine, "_measure", cramped)
     engine = LocalEngine(compile=False)
     with caplog.at_level(logging.INFO, "atoll.engine"):
         assert len(models(engine.run(*job_of(make_task(), train, calls=1000)))) == 4
-    assert "whole eager one_core fp32 needs more memory than there is" in caplog.text
+    assert "whole traced one_core fp32 needs more memory than there is" in caplog.text
     (plan,) = engine.plans.values()
     assert plan.strategy == "loop"
     with pytest.raises(torch.OutOfMemoryError):
@@ -513,7 +513,7 @@ def test_a_forced_strategy_is_not_overruled_by_an_older_plan(make_task):
 ])  # fmt: skip
 def test_fp32_where_tensor_cores_would_help_is_said(make_task, monkeypatch, caplog, device, precision, fills, said):
     task = make_task()
-    monkeypatch.setattr(type(task), "to", lambda self, device, dtype: self)  # there is no GPU here
+    monkeypatch.setattr(type(task), "to", lambda self, device, dtype, table=None: self)  # there is no GPU here
     monkeypatch.setattr(planning, "_convolves", lambda task: True)
     monkeypatch.setattr(planning, "_fills_a_gpu", lambda task: fills)
     engine = LocalEngine(device="cpu", precision=precision)

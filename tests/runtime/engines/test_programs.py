@@ -72,6 +72,27 @@ def test_a_global_number_counts(monkeypatch):
     assert fingerprint(step) != before
 
 
+@dataclass(frozen=True)
+class Own:
+    """A user's own frozen value, as a method in a file is."""
+
+    lam: float = 1.0
+
+    def step(self, carry, batch, given):
+        return self.lam
+
+
+@dataclass(frozen=True)
+class OtherCode(Own):
+    def step(self, carry, batch, given):
+        return 2 * self.lam
+
+
+def test_a_value_of_ones_own_class_is_known_by_its_fields_and_its_code():
+    assert fingerprint(Own().step) == fingerprint(Own().step)
+    assert len({fingerprint(one.step) for one in (Own(), Own(lam=2.0), OtherCode())}) == 3
+
+
 @dataclass
 class Mutable:
     value: float
@@ -204,3 +225,27 @@ def test_functions_that_call_each_other_have_a_fingerprint():
         return n > 0 and even(n - 1)
 
     assert fingerprint(even) == fingerprint(even) != fingerprint(odd)
+
+
+# -- views that change nothing ---------------------------------------------------------------------------------------
+
+
+def test_a_traced_program_has_no_view_that_leads_back_to_where_it_began():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from atoll.runtime.engines.running import VIEWS, _drop_idle_views
+
+    def function(x, y):
+        there = x.transpose(0, 1)
+        back = there.transpose(0, 1).expand(2, 3).view(2, 3).detach()  # x, after five calls
+        y.copy_(there.unsqueeze(0).squeeze(0) * 2)  # twice the transposed
+        return back + y.transpose(0, 1)
+
+    x, y = torch.arange(6.0).reshape(2, 3), torch.zeros(3, 2)
+    graph = make_fx(function)(x, y)
+    expected, written = function(x, y), y.clone()
+    _drop_idle_views(graph)
+    y.zero_()
+    assert torch.equal(graph(x, y), expected)
+    assert torch.equal(y, written)
+    assert [str(node.target) for node in graph.graph.nodes if node.target in VIEWS] == ["aten.transpose.int"] * 2

@@ -8,8 +8,8 @@ from torch import nn
 
 from atoll.kernel.errors import CohortError
 from atoll.kernel.params import Params, Stack, stack
+from atoll.runtime.engines.measuring import FORCED
 from atoll.runtime.engines.plan import Plan
-from atoll.runtime.engines.planning import FORCED
 from atoll.runtime.engines.programs import Programs
 from atoll.toolbox.client import proximal, sgd
 

@@ -51,13 +51,13 @@ def test_sums_are_exact_on_models_of_single_precision(
 
 def test_features_of_public_samples_are_trained_and_sent(task: Task) -> None:
     report = play(task, AFL(features="public", public_epochs=3))
-    body, head = (report.server["model"].without_part("head"), task.network.initial.without_part("head"))
+    body, head = (report.server.answer.without_part("head"), task.network.initial.without_part("head"))
     assert any(not torch.equal(body[name], head[name]) for name in body)
     numbers = sum(leaf.numel() for leaf in body.values())
     down = report.ledger.bytes("down") / task.clients
     assert numbers * 8 <= down < numbers * 8 + 300
-    still = play(task, AFL(features="public", public_epochs=0)).server["model"]
-    initial = play(task, AFL()).server["model"]
+    still = play(task, AFL(features="public", public_epochs=0)).server.answer
+    initial = play(task, AFL()).server.answer
     assert all(torch.equal(still[name], initial[name]) for name in initial)
 
 
@@ -83,7 +83,7 @@ def test_random_features_answer_beside_the_network(task: Task, make_cohort: Call
     answers = deployed.answer(deployed.model, beside, batch)
     torch.testing.assert_close(answers, phi @ beside["weight"].T + beside["bias"], rtol=0, atol=1e-12)
     assert algorithm.personalize(report.server, make_cohort(task)).answer is deployed.answer
-    other = play(task, algorithm, seed=1).server["beside"]["directions"]
+    other = play(task, algorithm, seed=1).server.answer["directions"]
     assert not torch.equal(other, beside["directions"])
 
 
@@ -99,7 +99,7 @@ def test_a_run_with_random_features_is_evaluated(task: Task) -> None:
 def test_without_replies_the_network_stays_as_it_is(task: Task) -> None:
     for algorithm in (AFL(), AFL(width=5)):
         report = play(task, algorithm, faults=lambda r, clients: clients >= 0)
-        assert algorithm.shared(report.server) is report.server["model"]
+        assert algorithm.shared(report.server) is report.server.start.model
 
 
 def deep_head() -> nn.Module:
@@ -118,7 +118,7 @@ def test_another_head_than_a_linear_one_is_refused_or_replaced(
     with pytest.raises(ModelError, match="linear layer with a bias, from 4 features to 3 classes") as refused:
         play(task, AFL())
     assert "width" in str(refused.value)
-    assert "beside" in play(task, AFL(width=8)).server
+    assert "directions" in play(task, AFL(width=8)).server.answer
 
 
 def test_tasks_without_a_class_per_sample_are_refused() -> None:

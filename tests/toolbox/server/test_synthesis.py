@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,11 @@ from atoll.runtime.workbench import Workbench
 from atoll.toolbox.server.synthesis import (
     LONGEST,
     RULE,
+    Given,
+    Learner,
     Pool,
-    State,
+    Teachers,
+    alike,
     answers,
     answers_and_distance,
     diversify,
@@ -39,17 +43,17 @@ def bench_of(task: Task, round: int = 0) -> Workbench:
     return Workbench(Population(task, RamMemory(task.clients), seed=0), LocalEngine(dtype=torch.float64), round=round)
 
 
-def far_from_three(batch: Batch, given: State) -> Tensor:
+def far_from_three(batch: Batch, given: Any) -> Tensor:
     return (batch.x - 3).square().mean()
 
 
-def asks_the_model(batch: Batch, given: State) -> Tensor:
+def asks_the_model(batch: Batch, given: Any) -> Tensor:
     return -batch.outputs(given["w"]).gather(1, batch.y[:, None]).mean()
 
 
-def made(bench: Workbench, cost=far_from_three, given: State | None = None, **more) -> tuple[Tensor, Tensor]:
+def made(bench: Workbench, cost=far_from_three, given: Any = None, **more) -> tuple[Tensor, Tensor]:
     asked = {"turn": 0, "samples": 12, "steps": 40, "lr": 0.02, "noise": 5, "width": 8} | more
-    return imagine(bench, cost, given or {}, **asked)
+    return imagine(bench, cost, given, **asked)
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------
@@ -105,21 +109,21 @@ def test_a_pool_holds_what_was_added_and_shows_nothing_else(task: Task) -> None:
 def test_a_learner_takes_clipped_steps_with_momentum_and_decay() -> None:
     slope = torch.tensor([30.0, -40.0], dtype=torch.float64)  # of norm 50
 
-    def lesson(w: Params, batch: Batch, given: State) -> tuple[Tensor, Params]:
+    def lesson(w: Params, batch: Batch, given: Any) -> tuple[Tensor, Params]:
         return w["w"] @ slope, w
 
     x = torch.zeros(1, 1, dtype=torch.float64)
     batch = Batch(x, x, None, None, Network(nn.Identity()), Variant())
     w = Params.of(w=torch.tensor([1.0, 2.0], dtype=torch.float64))
-    state = {"w": w, "velocity": w.zeros()}
+    state, given = Learner(w, w.zeros()), Given(alike(stack([w]), w), torch.tensor(0.1, dtype=torch.float64))
     for _ in range(2):
-        state = learn(state, batch, {"lr": torch.tensor(0.1, dtype=torch.float64)}, lesson=lesson)
+        state = learn(state, batch, given, lesson=lesson)
     expected, velocity = w["w"], torch.zeros(2, dtype=torch.float64)
     for _ in range(2):
         g = slope + RULE.weight_decay * expected
         velocity = RULE.momentum * velocity + g * LONGEST / g.norm()
         expected = expected - 0.1 * velocity
-    torch.testing.assert_close(state["w"]["w"], expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(state.w["w"], expected, rtol=0, atol=1e-10)
 
 
 def test_moved_samples_go_one_step_along_the_sign() -> None:
@@ -192,10 +196,10 @@ def test_models_without_batchnorm_have_no_distance(task: Task) -> None:
 def test_the_distance_can_be_lowered(task: Task) -> None:
     network, w = normed(task)
     several = stack([w])
-    given = {"models": Params(several, several.layout)}
+    given = alike(several, w)
 
-    def cost(batch: Batch, given: State) -> Tensor:
-        return answers_and_distance(given["models"], batch)[1]
+    def cost(batch: Batch, given: Teachers) -> Tensor:
+        return answers_and_distance(given.models, batch)[1]
 
     bench = bench_of(replace(task, network=network))
     far, near = (made(bench, cost, given, steps=steps)[0] for steps in (1, 150))

@@ -21,8 +21,7 @@ from atoll.algorithms.trainings.frozen import Frozen
 from atoll.kernel.algorithm import Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer
+from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.frozen import Phi, moments
 from atoll.toolbox.server.triangles import symmetric
 
@@ -45,11 +44,11 @@ class Ridge(ServerAnswer):
         """Add up G_k and Q_k, as they follow from counts, class sums and squares."""
         return Update(send={"moments": moments(cohort, phi)})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Solve for the head."""
         assert isinstance(training, Frozen)
         weight, bias = regression(replies.mean("moments") * replies.total, self.gamma)
-        return training.hold_head(server, weight, bias, replies.workbench)
+        return training.make_head(start, weight, bias, replies.workbench)
 
 
 def regression(sums: Params, gamma: float) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from atoll.kernel.algorithm import Replies
+from atoll.kernel.params import Params
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.statistics import refresh_statistics
-from atoll.toolbox.oneshot import Server, Votes, average_models, require_public, shares, uploads
-from atoll.toolbox.pairs import LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import Votes, average_models, count_labels, require_public, shares, uploads
+from atoll.toolbox.pairs import LocalTraining, ServerAnswer, Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,10 @@ class Average(ServerAnswer):
         if self.batchnorm == "public":
             require_public(self, task)
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Average everything that was sent."""
-        share = shares(uploads(replies, "labels"), self.weighting)
+        share = shares(count_labels(replies), self.weighting)
         w = average_models(uploads(replies, "model"), share, "mean" if self.batchnorm == "mean" else "pooled")
         if self.batchnorm == "public":
             w = refresh_statistics(replies.workbench.cohort(*replies.workbench.public), w).client(0)
-        return training.hold(server, w)
+        return w

@@ -23,8 +23,9 @@ from atoll.kernel.algorithm import NonNegative, Range, Replies
 from atoll.kernel.batch import Batch
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import LocalTraining
+from atoll.kernel.record import record
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import LocalTraining, Start
 from atoll.toolbox.server.distillation import disagreement
 from atoll.toolbox.server.synthesis import (
     ADVERSARIAL,
@@ -32,12 +33,20 @@ from atoll.toolbox.server.synthesis import (
     FromMadeUp,
     Lesson,
     Pool,
-    State,
+    Teachers,
     answers,
     answers_and_distance,
     combine_logits,
     diversify,
 )
+
+
+@record
+class Revision:
+    """What votes are revised by."""
+
+    models: Params
+    step: Tensor  # mu in this epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +60,19 @@ class BoostedStudent(FromMadeUp):
     called: ClassVar[str] = "coboosting"
     cites: ClassVar[str] = "dai2024enhancing"
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Teach a student, who begins as all clients did, what they know together."""
-        return training.hold(server, self.learn(replies.workbench, server["model"], uploads(replies, "model")))
+        return self.learn(replies.workbench, start.model, uploads(replies, "model"))
 
-    def votes(self, pool: Pool, given: State, epoch: int) -> Params:
+    def votes(self, pool: Pool, given: Teachers, epoch: int) -> Tensor:
         """Return the votes after a pass over what was made up before."""
         if not pool.size:
-            votes: Params = given["votes"]
-            return votes
+            return given.votes
         cohort = pool.cohort()
-        asked = {"models": given["models"], "step": cohort.lr.new_tensor(self.vote_lr * self.vote_decay**epoch)}
-        revised: Stack = cohort.scan(revise, given["votes"], given=asked, stream=f"votes {epoch}", train=False)
-        return revised.client(0)
+        by = Revision(given.models, cohort.lr.new_tensor(self.vote_lr * self.vote_decay**epoch))
+        votes = Params.of(votes=given.votes)
+        revised: Stack = cohort.scan(revise, votes, given=by, stream=f"votes {epoch}", train=False)
+        return revised.client(0).value
 
     @property
     def cost(self) -> Cost:
@@ -76,31 +85,31 @@ class BoostedStudent(FromMadeUp):
         return functools.partial(lesson, temperature=self.temperature, diversity=self.diversity)
 
 
-def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -> Tensor:
+def cost(batch: Batch, given: Teachers, *, statistics: float, adversarial: float) -> Tensor:
     """Return a cost: of samples not surely of their class, unlike the clients' own, or easy for the student."""
-    logits, distance = answers_and_distance(given["models"], batch)
-    wanted = combine_logits(logits, given)
+    logits, distance = answers_and_distance(given.models, batch)
+    wanted = combine_logits(logits, given.votes)
     unsure = 1 - wanted.softmax(1).gather(1, batch.y[:, None])[:, 0].detach()
-    apart = disagreement(batch.outputs(given["learner"]), wanted, ADVERSARIAL)
+    apart = disagreement(batch.outputs(given.learner), wanted, ADVERSARIAL)
     return (unsure * cross_entropy(wanted, batch.y)).mean() + statistics * distance - adversarial * apart.mean()
 
 
-def revise(votes: Params, batch: Batch, given: State) -> Params:
+def revise(votes: Params, batch: Batch, given: Revision) -> Params:
     """Take one step of the votes, by the sign of the gradient of the ensemble's loss."""
-    logits = answers(given["models"], batch)
+    logits = answers(given.models, batch)
 
     def objective(at: Params) -> tuple[Tensor, None]:
-        return batch.mean(cross_entropy(combine_logits(logits, {"votes": at}), batch.y)), None
+        return batch.mean(cross_entropy(combine_logits(logits, at.value), batch.y)), None
 
     g, _ = batch.differentiate(objective, votes)
-    return votes.moved(g.map(torch.sign), -given["step"]).map(lambda leaf: leaf.clamp(0, 1))
+    return votes.moved(g.map(torch.sign), -given.step).map(lambda leaf: leaf.clamp(0, 1))
 
 
-def lesson(w: Params, batch: Batch, given: State, *, temperature: float, diversity: float) -> tuple[Tensor, Params]:
+def lesson(w: Params, batch: Batch, given: Teachers, *, temperature: float, diversity: float) -> tuple[Tensor, Params]:
     """Return how far the student answers from the ensemble, where the ensemble's answers change."""
 
     def ask(shown: Batch) -> Tensor:
-        return combine_logits(answers(given["models"], shown.deployed), given)
+        return combine_logits(answers(given.models, shown.deployed), given.votes)
 
     shown = diversify(batch, ask, diversity, temperature)
     outputs, after = shown.forward(w)

@@ -20,14 +20,14 @@ from torch import Tensor
 from atoll.kernel.algorithm import Replies
 from atoll.kernel.batch import Batch
 from atoll.kernel.params import Params
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import LocalTraining
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import LocalTraining, Start
 from atoll.toolbox.server.distillation import disagreement
 from atoll.toolbox.server.synthesis import (
     Cost,
     FromMadeUp,
     Lesson,
-    State,
+    Teachers,
     answers,
     answers_and_distance,
     combine_logits,
@@ -42,9 +42,9 @@ class Student(FromMadeUp):
     called: ClassVar[str] = "dense"
     cites: ClassVar[str] = "zhang2022dense"
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Teach a student, who begins as all clients did, what they know together."""
-        return training.hold(server, self.learn(replies.workbench, server["model"], uploads(replies, "model")))
+        return self.learn(replies.workbench, start.model, uploads(replies, "model"))
 
     @property
     def cost(self) -> Cost:
@@ -57,15 +57,15 @@ class Student(FromMadeUp):
         return functools.partial(lesson, temperature=self.temperature)
 
 
-def cost(batch: Batch, given: State, *, statistics: float, adversarial: float) -> Tensor:
+def cost(batch: Batch, given: Teachers, *, statistics: float, adversarial: float) -> Tensor:
     """Return a cost, low for samples of their class, like the clients' own, and hard for the student."""
-    logits, distance = answers_and_distance(given["models"], batch)
-    label, apart = objections(combine_logits(logits, given), batch.outputs(given["learner"]), batch.y)
+    logits, distance = answers_and_distance(given.models, batch)
+    label, apart = objections(combine_logits(logits, given.votes), batch.outputs(given.learner), batch.y)
     return label + statistics * distance - adversarial * apart
 
 
-def lesson(w: Params, batch: Batch, given: State, *, temperature: float) -> tuple[Tensor, Params]:
+def lesson(w: Params, batch: Batch, given: Teachers, *, temperature: float) -> tuple[Tensor, Params]:
     """Return how far the student answers from the ensemble."""
-    wanted = combine_logits(answers(given["models"], batch.deployed), given)
+    wanted = combine_logits(answers(given.models, batch.deployed), given.votes)
     outputs, after = batch.forward(w)
     return batch.mean(disagreement(outputs, wanted, temperature)), after

@@ -16,12 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atoll.kernel.algorithm import Predictor
+from atoll.kernel.algorithm import Predictor, Replies
 from atoll.kernel.batch import Batch
 from atoll.kernel.params import Params
 from atoll.kernel.predictor import Answer, ensemble, members_of
-from atoll.toolbox.oneshot import ClassVotes, Server, class_shares
-from atoll.toolbox.pairs import LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import ClassVotes, class_shares
+from atoll.toolbox.pairs import LocalTraining, Models, ServerAnswer, Start, keep_models
 from atoll.toolbox.server.voting import Of, combine_votes
 
 
@@ -39,13 +39,17 @@ class Together(ServerAnswer):
         """Return False: there are as many as clients."""
         return False
 
-    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Models:
+        """Keep the models."""
+        return keep_models(replies)
+
+    def deploy(self, training: LocalTraining, start: Start, answer: Models) -> Predictor:
         """Return the models with their shares."""
-        beside = training.beside(server) | Params.of(shares=class_shares(server["labels"], self.weighting))
-        return ensemble(server["models"], beside, partial(answer, read=training.read, of=self.of))
+        beside = training.beside(start) | Params.of(shares=class_shares(answer.counts, self.weighting))
+        return ensemble(answer.models, beside, partial(answer_together, read=training.read, of=self.of))
 
 
-def answer(model: Params, beside: Params, batch: Batch, *, read: Answer, of: Of) -> Tensor:  # noqa: ARG001
+def answer_together(model: Params, beside: Params, batch: Batch, *, read: Answer, of: Of) -> Tensor:  # noqa: ARG001
     """Return the mean of the members' logits, or the logarithm of that of their probabilities."""
     each = torch.stack([read(member, beside, batch) for member in members_of(beside)])
     return combine_votes(each, beside["shares"], of)

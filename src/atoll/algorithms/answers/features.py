@@ -21,13 +21,15 @@ from torch import Tensor
 
 from atoll.kernel.algorithm import Count, NonNegative, Predictor, Replies
 from atoll.kernel.batch import Batch
+from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
-from atoll.toolbox.oneshot import Server, shares
-from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import shares
+from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, Models, ServerAnswer, Start, keep_models
 from atoll.toolbox.server import prototypes
 from atoll.toolbox.server.fusion import Fusion, fuse, stack_features
 
@@ -37,6 +39,14 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 Averaging = Literal["all", "owners", "volume"]
 TEST_BATCH = 256  # samples that share statistics, where a profile says so
+
+
+@record
+class Encoders(Models):
+    """All encoders, and what their fused features are compared with."""
+
+    prototypes: Tensor  # in common, [class, feature]
+    noise: Params | Stack  # `images`, or the mean `features` that encoders see in these; empty if nothing is compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +80,22 @@ class FusedFeatures(ServerAnswer):
         if self.value_of("fusion").startswith("iffi") and not task.sample.is_floating_point():
             raise TaskError(f"Informativeness compares samples with noise. Those of {task.name} are no numbers.")
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Encoders:
         """Hold the encoders; average the prototypes; and see what noise looks like to every encoder."""
-        after = super().conclude(training, server, replies)
-        bench, models, counts = replies.workbench, after["models"], after["labels"]["counts"]
-        rows = self.average(models[prototype_leaf(models.layout)], counts)
-        after["prototypes"] = Params.of(rows=rows)
-        if self.value_of("fusion").startswith("iffi"):
-            sample = bench.task.sample
-            images = torch.from_numpy(bench.generator("noise").normal(size=(self.noise, *sample.shape))).to(sample)
-            if self.value_of("batch_statistics"):  # what noise looks like depends on what it is seen with
-                after["noise"] = Params.of(images=images)
-            else:
-                after["noise"] = Stack.of(features=bench.answers(models, images, features=True).mean(1))
-        return after
+        kept = keep_models(replies)
+        rows = kept.models[prototype_leaf(kept.models.layout)]
+        noise = self.see_noise(replies.workbench, kept.models)
+        return Encoders(kept.models, kept.counts, self.average(rows, kept.counts), noise)
+
+    def see_noise(self, bench: Workbench, models: Stack) -> Params | Stack:
+        """Return what noise looks like to every encoder, where samples are compared with it."""
+        if not self.value_of("fusion").startswith("iffi"):
+            return Params({})
+        sample = bench.task.sample
+        images = torch.from_numpy(bench.generator("noise").normal(size=(self.noise, *sample.shape))).to(sample)
+        if self.value_of("batch_statistics"):  # what noise looks like depends on what it is seen with
+            return Params.of(images=images)
+        return Stack.of(features=bench.answers(models, images, features=True).mean(1))
 
     def average(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the prototypes for all, [C, d], of everybody's, [K, C, d]; one that nobody owns is the mean of all."""
@@ -96,15 +108,14 @@ class FusedFeatures(ServerAnswer):
             weights = torch.where(owned.sum(0) > 0, owned, weights)
         return torch.einsum("kc,kcd->cd", weights, rows)
 
-    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+    def deploy(self, training: LocalTraining, start: Start, answer: Encoders) -> Predictor:
         """Return all encoders, and the prototypes that their fused features are compared with."""
-        return ensemble(server["models"], self.beside(server), functools.partial(answer, how=self.how))
+        return ensemble(answer.models, self.beside(answer), functools.partial(answer_fused, how=self.how))
 
-    def beside(self, server: Server) -> Params:
+    def beside(self, answer: Encoders) -> Params:
         """Return what stands beside the encoders."""
-        beside = Params.of(prototypes=server["prototypes"]["rows"], shares=shares(server["labels"], "samples"))
-        noise = server.get("noise", Params({}))
-        return beside | Params({f"noise.{name}": leaf for name, leaf in noise.items()})
+        beside = Params.of(prototypes=answer.prototypes, shares=shares(answer.counts, "samples"))
+        return beside | Params({f"noise.{name}": leaf for name, leaf in answer.noise.items()})
 
     @property
     def how(self) -> "How":
@@ -141,7 +152,7 @@ class How:
         return Objective(scale=self.scale).logits(self.fuse(features, noise, beside["shares"]), beside["prototypes"])
 
 
-def answer(model: Params, beside: Params, batch: Batch, *, how: How) -> Tensor:  # noqa: ARG001
+def answer_fused(model: Params, beside: Params, batch: Batch, *, how: How) -> Tensor:  # noqa: ARG001
     """Return the logits of fused features."""
     return how.logits(*how.features(beside, batch), beside)
 

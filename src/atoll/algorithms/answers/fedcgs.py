@@ -21,8 +21,7 @@ from atoll.algorithms.trainings.frozen import Frozen
 from atoll.kernel.algorithm import Range, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer
+from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.frozen import Phi, moments
 from atoll.toolbox.server.triangles import shrink, symmetric
 
@@ -48,11 +47,11 @@ class Gaussian(ServerAnswer):
         """Add up counts, class sums and squares."""
         return Update(send={"moments": moments(cohort, phi)})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Make the head of the Gaussians of all samples."""
         assert isinstance(training, Frozen)
         weight, bias = gaussian(replies.mean("moments") * replies.total, self.covariance, self.shrinkage)
-        return training.hold_head(server, weight, bias, replies.workbench)
+        return training.make_head(start, weight, bias, replies.workbench)
 
 
 def gaussian(sums: Params, covariance: Covariance, shrinkage: float) -> tuple[Tensor, Tensor]:

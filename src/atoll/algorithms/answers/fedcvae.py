@@ -14,7 +14,7 @@ Heterogeneity." ICLR 2023.
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,10 +30,9 @@ from atoll.kernel.params import Params, Stack
 from atoll.models.vae import decode, decoder_of
 from atoll.toolbox.client import adam, no_past
 from atoll.toolbox.client.labels import label_counts
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import DECODERS, LocalTraining, ServerAnswer
-
-State = dict[str, Any]
+from atoll.toolbox.oneshot import count_labels, uploads
+from atoll.toolbox.pairs import DECODERS, LocalTraining, ServerAnswer, Start
+from atoll.toolbox.server.distillation import Student
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +58,15 @@ class Generated(ServerAnswer):
         """Send the decoder, and how many samples of each class there are."""
         return Update(send={"decoder": decoder, "labels": label_counts(cohort)})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Train the initial model on generated samples."""
         assert isinstance(training, Autoencoder)
-        bench, decoders = replies.workbench, uploads(replies, "decoder")
-        counts = uploads(replies, "labels")["counts"]
+        bench, decoders, counts = replies.workbench, uploads(replies, "decoder"), count_labels(replies)
         made = self.make_samples(bench, decoders, counts)
         if self.variant == "kd":
             first = decoder_of(training.first(bench.task))
             made = self.make_samples_by_one(bench, self.distil(bench, first, made), counts.sum(0))
-        return training.hold(server, self.train_classifier(bench, server["model"], made))
+        return self.train_classifier(bench, start.model, made)
 
     # -- what is generated -----------------------------------------------------------------------------------------
     def make_samples(self, bench: Workbench, decoders: Stack, counts: Tensor) -> Params:
@@ -106,9 +104,9 @@ class Generated(ServerAnswer):
             torch.cat([made["e"], made["x"]], 1), made["y"], network=NO_NETWORK, batch_size=self.server_batch
         )
         step = functools.partial(imitate, lr=self.lr, latent=self.latent)
-        state = {"decoder": start, "past": no_past(start)}
-        end = cohort.scan(step, state, epochs=self.decoder_epochs, stream="decoder", train=False)
-        one: Params = end["decoder"].client(0)
+        student = Student(start, no_past(start))
+        end = cohort.scan(step, student, epochs=self.decoder_epochs, stream="decoder", train=False)
+        one: Params = end.w.client(0)
         return one
 
     def train_classifier(self, bench: Workbench, start: Params, made: Params) -> Params:
@@ -116,25 +114,23 @@ class Generated(ServerAnswer):
         shape = bench.task.sample.shape
         cohort = bench.cohort(made["x"].reshape(-1, *shape), made["y"], batch_size=self.server_batch)
         step = functools.partial(classify, lr=self.lr)
-        end = cohort.scan(step, {"w": start, "past": no_past(start)}, epochs=self.server_epochs, stream="classifier")
-        model: Params = end["w"].client(0)
+        end = cohort.scan(step, Student(start, no_past(start)), epochs=self.server_epochs, stream="classifier")
+        model: Params = end.w.client(0)
         return model
 
 
-def imitate(state: State, batch: Batch, given: None, *, lr: float, latent: int) -> State:  # noqa: ARG001
+def imitate(student: Student, batch: Batch, given: None, *, lr: float, latent: int) -> Student:  # noqa: ARG001
     """Take one step of Adam on the decoder that learns from the others; a sample is e, and what they made of it."""
     e, wanted = batch.x[:, :latent], batch.x[:, latent:]
 
     def objective(decoder: Params) -> tuple[Tensor, None]:
         return batch.mean((decode(decoder, batch.y, e) - wanted).square().sum(1)), None
 
-    g, _ = batch.differentiate(objective, state["decoder"])
-    decoder, past = adam(state["decoder"], g, state["past"], lr)
-    return {"decoder": decoder, "past": past}
+    g, _ = batch.differentiate(objective, student.w)
+    return Student(*adam(student.w, g, student.past, lr))
 
 
-def classify(state: State, batch: Batch, given: None, *, lr: float) -> State:  # noqa: ARG001
+def classify(student: Student, batch: Batch, given: None, *, lr: float) -> Student:  # noqa: ARG001
     """Take one step of Adam on the classifier."""
-    g, w, _ = batch.gradient(state["w"])
-    w, past = adam(w, g, state["past"], lr)
-    return {"w": w, "past": past}
+    g, w, _ = batch.gradient(student.w)
+    return Student(*adam(w, g, student.past, lr))

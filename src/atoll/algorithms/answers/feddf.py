@@ -21,8 +21,8 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.margins import SCALE, margin_logits, margins, own_moments
-from atoll.toolbox.oneshot import ClassVotes, Server, average_models, class_shares, shares, uploads
-from atoll.toolbox.pairs import LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import ClassVotes, average_models, class_shares, count_labels, shares, uploads
+from atoll.toolbox.pairs import LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.distillation import divergence, last_of, students
 from atoll.toolbox.server.voting import combine_votes
 
@@ -59,29 +59,28 @@ class Distilled(ServerAnswer):
         more = {"moments": own_moments(cohort, w)} if self.of == "margins" else {}
         return Update(send={**update.send, **more})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Distil the clients' models."""
-        bench, models, labels = replies.workbench, uploads(replies, "model"), uploads(replies, "labels")
+        bench, models, counts = replies.workbench, uploads(replies, "model"), count_labels(replies)
         x, _ = bench.public
         if self.of == "margins":
             discriminants = margins(uploads(replies, "moments")) * SCALE
             wanted = margin_logits(bench.answers(models, x, features=True), discriminants).softmax(1)
         else:
-            each = training.outputs(bench, server, models, x)
-            wanted = combine_votes(each, class_shares(labels, self.weighting), self.of).softmax(1)
+            each = training.outputs(bench, start, models, x)
+            wanted = combine_votes(each, class_shares(counts, self.weighting), self.of).softmax(1)
         if self.student == "average":
-            start = average_models(models, shares(labels, "samples"))
+            w = average_models(models, shares(counts, "samples"))
         else:
-            start = server["model"] if self.student == "fresh" else nearest(models, bench.answers(models, x), wanted)
+            w = start.model if self.student == "fresh" else nearest(models, bench.answers(models, x), wanted)
         taught = students(
-            bench, start, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
+            bench, w, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
         )
-        return {**server, "model": last_of(taught, start)}
+        return last_of(taught, w)
 
-    def deploy_one(self, training: LocalTraining, server: Server) -> Params:
-        """Return the student."""
-        student: Params = server["model"]
-        return student
+    def deploy(self, training: LocalTraining, start: Start, answer: Params) -> Params:
+        """Return the student, which answers by its own outputs."""
+        return answer
 
 
 def nearest(models: Stack, outputs: Tensor, wanted: Tensor) -> Params:

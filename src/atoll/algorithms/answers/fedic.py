@@ -28,14 +28,41 @@ from atoll.kernel.cohort import Cohort, Step
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import NO_NETWORK
-from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.toolbox.oneshot import Server, average_models, shares, uploads
-from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
+from atoll.kernel.record import record
+from atoll.toolbox.oneshot import average_models, count_labels, shares, uploads
+from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.adam import adam, annealed_share, no_past
-from atoll.toolbox.server.distillation import divergence, lessons
+from atoll.toolbox.server.distillation import Student, divergence, lessons
 
 Samples = tuple[Tensor, Tensor]
+
+
+@record
+class Given:
+    """What a step reads beside its batch: the step size, and what else there is to know."""
+
+    lr: Tensor
+    more: Any = None
+
+
+@record
+class Sizes:
+    """What rows of the teacher's inputs are made of."""
+
+    clients: int
+    classes: int
+
+
+@record
+class Labelled:
+    """What a student learns beside the teacher's answers."""
+
+    known: Params  # samples `x` with labels `y`
+    size: int  # of these in a step
+    steps: int  # over which the step size is annealed
+    temperature: float  # of the teacher's answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +83,16 @@ class Calibrated(ServerAnswer):
     needs_public_data: ClassVar[bool] = True
     cites: ClassVar[str] = "shang2022fedic"
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Tune, calibrate, distil."""
         bench, models = replies.workbench, uploads(replies, "model")
-        average = average_models(models, shares(uploads(replies, "labels"), "samples"))
+        average = average_models(models, shares(count_labels(replies), "samples"))
         others, known = divide(bench, self.labelled)
         tuned = self.tune(bench, average, known)
         calibration = self.fit_calibration(bench, teacher_inputs(bench, models, tuned, known[0]), known[1])
         wanted = (teacher(calibration, teacher_inputs(bench, models, tuned, others)) / self.temperature).softmax(1)
-        start = average if self.student == "average" else server["model"]
-        return training.hold(server, self.teach(bench, start, (others, wanted), known))
+        first = average if self.student == "average" else start.model
+        return self.teach(bench, first, (others, wanted), known)
 
     def tune(self, bench: Workbench, w: Params, known: Samples) -> Params:
         """Train a model on the labelled samples."""
@@ -76,26 +103,23 @@ class Calibrated(ServerAnswer):
         clients, _, classes = inputs["logits"].shape
         rows = torch.cat([inputs["logits"].transpose(0, 1).flatten(1), inputs["tuned"], inputs["features"]], 1)
         cohort = bench.cohort(rows, y, network=NO_NETWORK, batch_size=self.fit_batch)
-        given = {"sizes": (clients, classes)}
-        return self.descend(cohort, calibrate, initial_calibration(inputs), given, epochs=self.fit_epochs)
+        sizes = Sizes(clients, classes)
+        return self.descend(cohort, calibrate, initial_calibration(inputs), sizes, epochs=self.fit_epochs)
 
     def teach(self, bench: Workbench, w: Params, unlabelled: Samples, known: Samples) -> Params:
         """Teach the student the wanted answers to some samples, and the labels of others."""
-        given = {
-            "steps": self.server_epochs * -(-len(unlabelled[0]) // self.server_batch),
-            "known": Params.of(x=known[0], y=known[1]),
-            "size": min(self.fit_batch, len(known[0])),
-            "temperature": self.temperature,
-        }
+        steps = self.server_epochs * -(-len(unlabelled[0]) // self.server_batch)
+        size = min(self.fit_batch, len(known[0]))
+        labelled = Labelled(Params.of(x=known[0], y=known[1]), size, steps, self.temperature)
         cohort = lessons(bench, *unlabelled, batch_size=self.server_batch)
-        return self.descend(cohort, learn, w, given, epochs=self.server_epochs)
+        return self.descend(cohort, learn, w, labelled, epochs=self.server_epochs)
 
-    def descend(self, cohort: Cohort, step: Step, w: Params, given: Tree = None, *, epochs: int) -> Params:
+    def descend(self, cohort: Cohort, step: Step, w: Params, more: Any = None, *, epochs: int) -> Params:
         """Take a step of Adam on w, again and again."""
-        given = {"lr": torch.full_like(cohort.lr, self.server_lr), **(given or {})}
+        given = Given(torch.full_like(cohort.lr, self.server_lr), more)
         stream = f"server, {step.__name__}"
-        end = cohort.scan(step, {"w": w, "past": no_past(w)}, given=given, epochs=epochs, stream=stream, draws=True)
-        found: Params = end["w"].client(0)
+        end = cohort.scan(step, Student(w, no_past(w)), given=given, epochs=epochs, stream=stream, draws=True)
+        found: Params = end.w.client(0)
         return found
 
 
@@ -140,41 +164,38 @@ def teacher(c: Params, inputs: Params) -> Tensor:
     return gate * (c["s"] * together + c["t"]) + (1 - gate) * inputs["tuned"]
 
 
-def fit(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+def fit(state: Student, batch: Batch, given: Given) -> Student:
     """Take one step of the averaged model on labelled samples."""
-    g, w, _ = batch.gradient(state["w"])
-    w, past = adam(w, g, state["past"], given["lr"], weight_decay=2e-4)
-    return {"w": w, "past": past}
+    g, w, _ = batch.gradient(state.w)
+    return Student(*adam(w, g, state.past, given.lr, weight_decay=2e-4))
 
 
-def calibrate(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+def calibrate(state: Student, batch: Batch, given: Given) -> Student:
     """Take one step of the calibration, on the teacher's inputs of labelled samples."""
-    clients, classes = given["sizes"]
+    clients, classes = given.more.clients, given.more.classes
     logits = batch.x[:, : (clients + 1) * classes].reshape(-1, clients + 1, classes).transpose(0, 1)
     inputs = Params.of(logits=logits[:-1], tuned=logits[-1], features=batch.x[:, (clients + 1) * classes :])
 
     def objective(c: Params) -> tuple[Tensor, None]:
         return batch.mean(F.cross_entropy(teacher(c, inputs), batch.y, reduction="none")), None
 
-    g, _ = batch.differentiate(objective, state["w"])
-    c, past = adam(state["w"], g, state["past"], given["lr"])
-    return {"w": c, "past": past}
+    g, _ = batch.differentiate(objective, state.w)
+    return Student(*adam(state.w, g, state.past, given.lr))
 
 
-def learn(state: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+def learn(state: Student, batch: Batch, given: Given) -> Student:
     """Take one step of the student, on samples with wanted answers and some with labels, in one pass."""
-    known, size = given["known"], given["size"]
+    known, size, temperature = given.more.known, given.more.size, given.more.temperature
     rows = (batch.uniform("labelled", size) * len(known["y"])).long()
     x, y = known["x"][rows], known["y"][rows]
     mask = None if batch.mask is None else torch.cat([batch.mask, batch.mask.new_ones(size)])
     both = replace(batch, x=torch.cat([batch.x, x]), mask=mask, augment=None, raw=None)
 
     def objective(trained: Params) -> tuple[Tensor, Params]:
-        outputs, after = both.forward(state["w"] | trained)
-        apart = batch.mean(divergence(outputs[:-size] / given["temperature"], batch.y))
+        outputs, after = both.forward(state.w | trained)
+        apart = batch.mean(divergence(outputs[:-size] / temperature, batch.y))
         return 0.5 * apart + 0.5 * F.cross_entropy(outputs[-size:], y), after.buffers
 
-    g, buffers = batch.differentiate(objective, state["w"].trained)
-    lr = given["lr"] * annealed_share(state["past"].steps, given["steps"])
-    w, past = adam(state["w"] | buffers, g, state["past"], lr)
-    return {"w": w, "past": past}
+    g, buffers = batch.differentiate(objective, state.w.trained)
+    lr = given.lr * annealed_share(state.past.steps, given.more.steps)
+    return Student(*adam(state.w | buffers, g, state.past, lr))

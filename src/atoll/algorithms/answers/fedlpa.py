@@ -24,14 +24,23 @@ from atoll.kernel.algorithm import Count, Positive, Replies, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, output_gradients, squares, with_matrix
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.mixing import require_bytes
 from atoll.toolbox.server.triangles import symmetric, triangle
 
 CLOSE = 1e-10  # the residual that is small enough, as a share of the right-hand side
+
+
+@record
+class Factors:
+    """Sums over samples, layer by layer."""
+
+    inputs: Each  # of a a^T
+    gradients: Each  # of g g^T
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +69,15 @@ class MostLikely(ServerAnswer):
     def upload(self, training: LocalTraining, w: Stack, cohort: Cohort) -> Update:
         """Send the model, and the factors of each layer."""
         maps = linear_maps(cohort.task, convolutions=True)
-        start = {
-            "inputs": Params({layer: torch.zeros(inputs, inputs) for layer, (_, inputs) in maps.items()}),
-            "gradients": Params({layer: torch.zeros(out, out) for layer, (out, _) in maps.items()}),
-        }
+        start = Factors(
+            Params({layer: torch.zeros(inputs, inputs) for layer, (_, inputs) in maps.items()}),
+            Params({layer: torch.zeros(out, out) for layer, (out, _) in maps.items()}),
+        )
         seen = cohort.scan(partial(_look, layers=tuple(maps)), start, given=w, shuffle=False, train=False, exact=True)
-        means = {side: (sums / cohort.samples).map(triangle) for side, sums in seen.items()}
-        return Update(send={"model": w, **means}, weight=cohort.samples)
+        inputs, gradients = ((sums / cohort.samples).map(triangle) for sums in (seen.inputs, seen.gradients))
+        return Update(send={"model": w, "inputs": inputs, "gradients": gradients}, weight=cohort.samples)
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Solve for each layer."""
         models, inputs, gradients = (uploads(replies, name) for name in ("model", "inputs", "gradients"))
         weights = replies.weights[torch.from_numpy(np.argsort(replies.clients, kind="stable"))].double()
@@ -77,7 +86,7 @@ class MostLikely(ServerAnswer):
             a, b = (self.damp(factor[layer]) for factor in (inputs, gradients))
             found = most_likely(matrix(models, layer).double(), a, b, weights / weights.sum(), self.iterations)
             model = with_matrix(model, layer, found)
-        return training.hold(server, model)
+        return model
 
     def damp(self, factor: Tensor) -> Tensor:
         """Return the factors of all clients as matrices [client, size, size], with damping on their diagonals."""
@@ -113,12 +122,10 @@ def most_likely(models: Tensor, a: Tensor, b: Tensor, p: Tensor, iterations: int
     return m
 
 
-def _look(seen: dict[str, Params], batch: Batch, w: Params, *, layers: Iterable[str]) -> dict[str, Params]:
+def _look(seen: Factors, batch: Batch, w: Params, *, layers: Iterable[str]) -> Factors:
     """Add up a a^T over the places of each sample, and g g^T, of which the mean over places is taken."""
     a, g = inputs_of(batch, w, layers), output_gradients(batch, w, layers)
-    return {
-        "inputs": Params({name: seen["inputs"][name] + squares(batch, rows) for name, rows in a.items()}),
-        "gradients": Params(
-            {name: seen["gradients"][name] + squares(batch, rows) / rows.shape[1] for name, rows in g.items()}
-        ),
-    }
+    return Factors(
+        Params({name: seen.inputs[name] + squares(batch, rows) for name, rows in a.items()}),
+        Params({name: seen.gradients[name] + squares(batch, rows) / rows.shape[1] for name, rows in g.items()}),
+    )

@@ -15,7 +15,7 @@ Learning with Foundation Models." 2024. https://arxiv.org/abs/2402.01862
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -30,15 +30,24 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import default_generator, generator
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
 from atoll.models.linear import Linear
 from atoll.toolbox.client import descend, zero_velocity
 from atoll.toolbox.client.datastore import datastore
 from atoll.toolbox.client.features import feature_size
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.frozen import Phi, expand
 from atoll.toolbox.server.mixtures import draw_from, fit
+
+
+@record
+class Head:
+    """A head on its way."""
+
+    w: Each
+    velocity: Each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +72,20 @@ class Mixtures(ServerAnswer):
         """Fit a mixture to the features of every class."""
         task = cohort.task
         assert task.classes is not None
-        store = datastore(cohort, phi["w"], feature_size(self, task), capacity=None)
+        store = datastore(cohort, phi.w, feature_size(self, task), capacity=None)
         shape = (self.components, task.classes)
         start = [generator(task.seed, "mixtures", int(client)).random(shape) for client in cohort.clients]
         draws = Stack.of(draws=torch.from_numpy(np.stack(start)).to(cohort.device))
         summary = partial(summarise, classes=task.classes, iterations=self.iterations, nu=self.shrinkage)
         return Update(send={"mixtures": cohort.map(summary, store, phi, draws)})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Draw as many features as there are samples, and train a head on them."""
         assert isinstance(training, Frozen)
         bench = replies.workbench
         features, classes = draw_from(uploads(replies, "mixtures").map(Tensor.double), bench.generator("features"))
         weight, bias = self.train_head(features, classes, bench)
-        return training.hold_head(server, weight, bias, bench)
+        return training.make_head(start, weight, bias, bench)
 
     def train_head(self, features: Tensor, classes: Tensor, bench: Workbench) -> tuple[Tensor, Tensor]:
         """Train a linear head; return weight and bias. Features are standardised before, whatever their scale."""
@@ -89,8 +98,8 @@ class Mixtures(ServerAnswer):
         x = ((features - center) / scale).to(bench.network.dtype)
         cohort = bench.cohort(x, classes, network=network, batch_size=self.server_batch)
         rule, start = Training(lr=self.server_lr, momentum=self.momentum), network.initial.zeros()
-        state = {"w": start, "velocity": zero_velocity(rule, start)}
-        end = cohort.scan(partial(_step, rule=rule), state, epochs=self.server_epochs, stream="head")["w"].client(0)
+        head = Head(start, zero_velocity(rule, start))
+        end = cohort.scan(partial(_step, rule=rule), head, epochs=self.server_epochs, stream="head").w.client(0)
         weight, bias = end["head.weight"].double() / scale, end["head.bias"].double()
         return weight, bias - weight @ center
 
@@ -104,7 +113,6 @@ def summarise(store: Params, phi: Phi, draws: Params, *, classes: int, iteration
     return Params.of(count=same.sum(0).float()) | found.map(lambda leaf: leaf.clamp(-largest, largest).half())
 
 
-def _step(state: dict[str, Any], batch: Batch, given: None, *, rule: Training) -> dict[str, Any]:  # noqa: ARG001
-    g, w, _ = batch.gradient(state["w"])
-    w, velocity = descend(rule, w, g, state["velocity"], rule.lr)
-    return {"w": w, "velocity": velocity}
+def _step(head: Head, batch: Batch, given: None, *, rule: Training) -> Head:  # noqa: ARG001
+    g, w, _ = batch.gradient(head.w)
+    return Head(*descend(rule, w, g, head.velocity, rule.lr))

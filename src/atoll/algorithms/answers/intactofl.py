@@ -24,16 +24,18 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.record import record
 from atoll.toolbox.client import zero_velocity
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import LocalTraining
+from atoll.toolbox.pairs import LocalTraining, Models, Start, keep_models
 from atoll.toolbox.server.distillation import disagreement
 from atoll.toolbox.server.synthesis import (
     RULE,
     Cost,
     FromMadeUp,
+    Learner,
     Lesson,
-    State,
+    Teachers,
+    alike,
     answers,
     answers_and_distance,
     diversify,
@@ -41,6 +43,13 @@ from atoll.toolbox.server.synthesis import (
 )
 
 Gate = Literal["softmax", "linear"]
+
+
+@record
+class Experts(Models):
+    """All models, and the gate before them."""
+
+    gate: Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +68,20 @@ class Gated(FromMadeUp):
         """Return False: there are as many as clients."""
         return False
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Experts:
         """Hold the experts, and train the gate."""
-        held, bench = super().conclude(training, server, replies), replies.workbench
+        kept, bench = keep_models(replies), replies.workbench
         train = self.learn if self.data == "generated" else self.learn_in_public
-        return {**held, "gate": train(bench, self.uniform_gate(bench, held["models"].clients), held["models"])}
+        gate = train(bench, self.uniform_gate(bench, kept.models.clients), kept.models)
+        return Experts(kept.models, kept.counts, gate)
 
     def learn_in_public(self, bench: Workbench, gate: Params, models: Stack) -> Params:
         """Train the gate by passes over public samples."""
-        state: State = {"w": gate, "velocity": zero_velocity(RULE, gate)}
-        given: State = {"models": Params(models, models.layout)}
+        state, given = Learner(gate, zero_velocity(RULE, gate)), alike(models, gate)
         cohort = bench.cohort(*bench.public, batch_size=self.server_batch)
         for epoch in range(self.server_epochs):
             state = self.pass_over(state, given, cohort, epoch)
-            gate = state["w"].client(0)
+            gate = state.w.client(0)
         return gate
 
     def uniform_gate(self, bench: Workbench, experts: int) -> Params:
@@ -94,9 +103,9 @@ class Gated(FromMadeUp):
             lesson, rule=self.gate, temperature=self.temperature, balance=self.balance, diversity=moved
         )
 
-    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+    def deploy(self, training: LocalTraining, start: Start, answer: Experts) -> Predictor:
         """Return the experts behind their gate."""
-        return ensemble(server["models"], server["gate"], functools.partial(answer, rule=self.gate))
+        return ensemble(answer.models, answer.gate, functools.partial(answer_behind, rule=self.gate))
 
 
 def open_gate(gate: Params, x: Tensor, rule: Gate) -> Tensor:
@@ -110,30 +119,30 @@ def gate_logits(logits: Tensor, use: Tensor) -> Tensor:
     return torch.einsum("sk,ksc->sc", use, logits) / len(logits)
 
 
-def answer(model: Params, beside: Params, batch: Batch, *, rule: Gate) -> Tensor:  # noqa: ARG001
+def answer_behind(model: Params, beside: Params, batch: Batch, *, rule: Gate) -> Tensor:  # noqa: ARG001
     """Return what the experts answer to samples behind their gate."""
     logits = torch.stack([batch.outputs(member) for member in members_of(beside)])
     return gate_logits(logits, open_gate(beside, batch.x, rule))
 
 
-def cost(batch: Batch, given: State, *, rule: Gate, statistics: float, adversarial: float) -> Tensor:
+def cost(batch: Batch, given: Teachers, *, rule: Gate, statistics: float, adversarial: float) -> Tensor:
     """Return a cost, low for samples of their class behind the gate, like the clients' own, hard for the ensemble."""
-    logits, distance = answers_and_distance(given["models"], batch)
-    wanted = gate_logits(logits, open_gate(given["learner"], batch.x, rule))
+    logits, distance = answers_and_distance(given.models, batch)
+    wanted = gate_logits(logits, open_gate(given.learner, batch.x, rule))
     label, apart = objections(wanted, logits.mean(0), batch.y)
     return label + statistics * distance - adversarial * apart
 
 
 def lesson(
-    gate: Params, batch: Batch, given: State, *, rule: Gate, temperature: float, balance: float, diversity: float
+    gate: Params, batch: Batch, given: Teachers, *, rule: Gate, temperature: float, balance: float, diversity: float
 ) -> tuple[Tensor, Params]:
     """Return how far the gated experts are from the class, from the plain ensemble, and from being used alike."""
 
     def plain(shown: Batch) -> Tensor:
-        return answers(given["models"], shown.deployed).mean(0)
+        return answers(given.models, shown.deployed).mean(0)
 
     shown = diversify(batch, plain, diversity, temperature) if diversity else batch
-    logits, use = answers(given["models"], shown.deployed), open_gate(gate, shown.x, rule)
+    logits, use = answers(given.models, shown.deployed), open_gate(gate, shown.x, rule)
     together = gate_logits(logits, use)
     apart = disagreement(together, logits.mean(0), temperature)
     return batch.mean(cross_entropy(together, batch.y) + apart) + balance * spread(use, batch), gate

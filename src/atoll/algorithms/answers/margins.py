@@ -20,12 +20,20 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.margins import SCALE, SHRINKAGE, margin_logits, margins, own_moments
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import LocalTraining, Models, ServerAnswer, Start, keep_models
 from atoll.toolbox.server.fusion import stack_features
+
+
+@record
+class Discriminants(Models):
+    """All models, and everybody's discriminants."""
+
+    margins: Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +60,16 @@ class Margins(ServerAnswer):
         update = super().upload(training, w, cohort)
         return Update(send={**update.send, "moments": own_moments(cohort, w)})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Discriminants:
         """Hold the models; make everybody's discriminants."""
-        discriminants = margins(uploads(replies, "moments"), self.shrinkage)
-        return {**super().conclude(training, server, replies), "margins": discriminants * self.scale}
+        kept, found = keep_models(replies), margins(uploads(replies, "moments"), self.shrinkage)
+        return Discriminants(kept.models, kept.counts, found * self.scale)
 
-    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+    def deploy(self, training: LocalTraining, start: Start, answer: Discriminants) -> Predictor:
         """Return all models, and what is read from their features."""
-        return ensemble(server["models"], server["margins"], answer)
+        return ensemble(answer.models, answer.margins, sum_margins)
 
 
-def answer(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
+def sum_margins(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
     """Return the sum of all margins."""
     return margin_logits(stack_features([batch.features(w) for w in members_of(beside)]), beside)

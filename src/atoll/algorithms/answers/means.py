@@ -22,10 +22,18 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import class_sums, feature_size, squared_distances
-from atoll.toolbox.oneshot import Server, Votes, average_models, class_shares, shares, uploads
-from atoll.toolbox.pairs import LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import Votes, average_models, class_shares, shares, uploads
+from atoll.toolbox.pairs import LocalTraining, Models, ServerAnswer, Start, keep_models
+
+
+@record
+class Means(Models):
+    """All models, and what their features of each class are in the mean."""
+
+    means: Tensor  # c_kc, [client, class, feature]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +62,21 @@ class ClassMeans(ServerAnswer):
         mean = Stack.of(mean=own["sum"] / own["count"].clamp(min=1)[..., None])
         return Update(send={"model": w, "labels": Stack.of(counts=own["count"]), "prototypes": mean})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Means:
         """Hold the models and everybody's prototypes."""
-        return {**super().conclude(training, server, replies), "prototypes": uploads(replies, "prototypes")}
+        kept = keep_models(replies)
+        return Means(kept.models, kept.counts, uploads(replies, "prototypes").value)
 
-    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+    def deploy(self, training: LocalTraining, start: Start, answer: Means) -> Predictor:
         """Return all models and one prototype of each class; or the averaged model and these."""
-        share = shares(server["labels"], self.weighting)
-        counts = server["labels"]["counts"]
+        share, counts = shares(answer.counts, self.weighting), answer.counts
         owned = (counts > 0).to(counts.dtype)
-        parts = class_shares(Stack.of(counts=owned if self.prototypes == "uniform" else counts), "classes")
-        mean = torch.einsum("kc,kcd->cd", parts, server["prototypes"]["mean"])
+        parts = class_shares(owned if self.prototypes == "uniform" else counts, "classes")
+        mean = torch.einsum("kc,kcd->cd", parts, answer.means)
         beside = Params.of(mean=mean, possible=owned.amax(0))
         if self.encoder == "average":
-            return Predictor(average_models(server["models"], share), beside, nearest)
-        return ensemble(server["models"], beside | Params.of(shares=share), nearest_together)
+            return Predictor(average_models(answer.models, share), beside, nearest)
+        return ensemble(answer.models, beside | Params.of(shares=share), nearest_together)
 
 
 def nearest_together(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001

@@ -25,8 +25,8 @@ from atoll.kernel.params import Params, stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import one_sample, squared_distances
-from atoll.toolbox.oneshot import Server, Votes, average_models, shares, uploads
-from atoll.toolbox.pairs import LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import Votes, average_models, count_labels, shares, uploads
+from atoll.toolbox.pairs import LocalTraining, ServerAnswer, Start
 
 Order = Callable[[str, Tensor], Tensor]  # which neuron of a layer comes where, given its name and incoming weights
 
@@ -44,12 +44,12 @@ class Matched(ServerAnswer):
         """Raise unless hidden neurons can be put into another order."""
         require_chain(self, task)
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Match the neurons of all models to those of the largest client, and average."""
-        models, labels = uploads(replies, "model"), uploads(replies, "labels")
-        reference = models.client(int(labels["counts"].sum(1).argmax()))
+        models, counts = uploads(replies, "model"), count_labels(replies)
+        reference = models.client(int(counts.sum(1).argmax()))
         matched = [matching(models.client(k), reference) for k in range(models.clients)]
-        return training.hold(server, average_models(stack(matched), shares(labels, self.weighting)))
+        return average_models(stack(matched), shares(counts, self.weighting))
 
 
 def matching(model: Params, reference: Params) -> Params:

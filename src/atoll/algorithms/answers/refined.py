@@ -9,26 +9,28 @@ become sure and classes stay as frequent as each other.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithms.answers.features import TEST_BATCH, FusedFeatures, How
+from atoll.algorithms.answers.features import TEST_BATCH, Encoders, FusedFeatures, How
 from atoll.kernel.algorithm import Epochs, Predictor, Replies, Share, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.evidence import evidence
 from atoll.toolbox.objectives.margins import SCALE, margin_logits, margins, own_moments
 from atoll.toolbox.objectives.prototypical import Objective, prototype_leaf
-from atoll.toolbox.oneshot import Server, uploads
-from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, Piece, ServerAnswer
+from atoll.toolbox.oneshot import uploads
+from atoll.toolbox.pairs import PROTOTYPES, AnswerPiece, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server import prototypes
 from atoll.toolbox.server.adam import adam, no_past
 from atoll.toolbox.server.fusion import discernment
@@ -37,10 +39,10 @@ REFINE_LR, REFINE_PULL = 0.01, 0.1  # step size and gamma of refined prototypes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refinements(Piece):
+class Refinements(AnswerPiece):
     """Own answers, prototypes by evidence, and refined ones."""
 
-    own: Share = 0.0  # share of what clients answer by themselves, by class, beside that of fused features
+    own: Share = 0.5  # share of what clients answer by themselves, by class, beside that of fused features
     own_by: Literal["prototypes", "margins"] = "prototypes"  # how: by these, or by what each can tell apart
     dynamic: bool = False  # prototypes weigh by volume, confidence and reliability, which clients upload
     refine: Epochs = 0  # steps of the server on prototypes, with public samples
@@ -56,14 +58,26 @@ class Refinements(Piece):
         """Whether anything is refined."""
         return self.own > 0 or self.dynamic or self.refine > 0
 
-    def add_to(self, half: FusedFeatures) -> "Refined":
-        """Return the answer with refinements."""
+    def add_to(self, half: ServerAnswer) -> "Refined":
+        """Return the answer with refinements; raise unless it is that of fused features."""
+        if not isinstance(half, FusedFeatures):
+            raise HyperparameterError(
+                f"The piece `{self.called}` must be added to the answer `{FusedFeatures.called}`. Got `{half.title}`.",
+                hint=f"write fafi/{FusedFeatures.called}+{self.called}.",
+            )
         return Refined(half, self)
 
     @property
     def by_margins(self) -> bool:
         """Whether margins have a say."""
         return self.own > 0 and self.own_by == "margins"
+
+
+@record
+class WithMargins(Encoders):
+    """All encoders, and the margins by which each answers alone."""
+
+    margins: Params
 
 
 @dataclass(frozen=True)
@@ -95,30 +109,33 @@ class Refined(ServerAnswer):
             found["moments"] = own_moments(cohort, w)
         return Update(send={**update.send, **found})
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Encoders:
         """Conclude as without refinements; then weigh prototypes by what clients know, and refine them."""
-        after = self.plain.conclude(training, server, replies)
+        found = self.plain.conclude(training, start, replies)
         if self.more.dynamic:
-            after["prototypes"] = Params.of(rows=self.by_evidence(after, uploads(replies, "evidence")))
+            found = replace(found, prototypes=self.by_evidence(found.models, uploads(replies, "evidence")))
         if self.more.refine:
-            after["prototypes"] = Params.of(rows=self.refine(training, after, replies.workbench))
-        if self.more.by_margins:
-            after["margins"] = margins(uploads(replies, "moments")) * (self.plain.value_of("scale") or SCALE)
-        return after
+            found = replace(found, prototypes=self.refine(training, start, found, replies.workbench))
+        if not self.more.by_margins:
+            return found
+        own = margins(uploads(replies, "moments")) * (self.plain.value_of("scale") or SCALE)
+        return WithMargins(found.models, found.counts, found.prototypes, found.noise, own)
 
-    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+    def deploy(self, training: LocalTraining, start: Start, answer: Encoders) -> Predictor:
         """Return fused features, with the answers of every client for itself if asked."""
         how, own = self.plain.how, self.more.own
         if not own:
-            return self.plain.deploy(training, server)
-        votes = Params.of(votes=discernment(server["labels"]["counts"]))
-        beside = self.plain.beside(server) | (server["margins"] if self.more.by_margins else votes)
-        rule = answer_with_margins if self.more.by_margins else answer_with_own
-        return ensemble(server["models"], beside, functools.partial(rule, how=how, own=own))
+            return self.plain.deploy(training, start, answer)
+        if isinstance(answer, WithMargins):
+            more, rule = answer.margins, answer_with_margins
+        else:
+            more, rule = Params.of(votes=discernment(answer.counts)), answer_with_own
+        beside = self.plain.beside(answer) | more
+        return ensemble(answer.models, beside, functools.partial(rule, how=how, own=own))
 
-    def by_evidence(self, server: Server, known: Stack) -> Tensor:
+    def by_evidence(self, models: Stack, known: Stack) -> Tensor:
         """Return prototypes weighted by what clients know of their classes."""
-        models, counts, least = server["models"], known["count"], self.plain.least
+        counts, least = known["count"], self.plain.least
         rows = models[prototype_leaf(models.layout)]
         weights = prototypes.weights(
             counts,
@@ -129,9 +146,9 @@ class Refined(ServerAnswer):
         nobody = weights.sum(0) == 0
         return prototypes.fuse(rows, torch.where(nobody, 1 / len(rows), weights))
 
-    def refine(self, training: LocalTraining, server: Server, bench: Workbench) -> Tensor:
+    def refine(self, training: LocalTraining, start: Start, found: Encoders, bench: Workbench) -> Tensor:
         """Return prototypes after steps on the fused features of public samples, which stay as they are."""
-        deployed, how = self.plain.deploy(training, server).beside, self.plain.how
+        deployed, how = self.plain.deploy(training, start, found).beside, self.plain.how
         assert isinstance(deployed, Params)
         x, y = bench.public
         with torch.no_grad():
@@ -140,7 +157,7 @@ class Refined(ServerAnswer):
                 for some in torch.split(x, TEST_BATCH)
             ]
         labels = y if self.more.refine_labels else None
-        return refine(torch.cat(each), labels, server["prototypes"]["rows"], self.more.refine)
+        return refine(torch.cat(each), labels, found.prototypes, self.more.refine)
 
 
 def answer_with_own(model: Params, beside: Params, batch: Batch, *, how: How, own: float) -> Tensor:  # noqa: ARG001

@@ -23,8 +23,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, squares, with_matrix
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import LocalTraining, ServerAnswer
+from atoll.toolbox.pairs import LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.triangles import symmetric, triangle
 
 RIDGE = 1e-6  # of the mean of the diagonal: an input that is always 0 says nothing about its weights
@@ -53,13 +52,13 @@ class Regression(ServerAnswer):
         send = {"rest": rest, "products": products, "grams": grams.map(triangle)}
         return Update(send=send, weight=cohort.samples)
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Solve for each linear layer; weights by samples make sums of what are means over samples."""
-        model: Params = server["model"] | replies.mean("rest")
+        model = start.model | replies.mean("rest")
         products, grams = (replies.mean(name).map(Tensor.double) for name in ("products", "grams"))
         for layer, product in products.items():
             model = with_matrix(model, layer, torch.linalg.solve(symmetric(grams[layer]), product, left=False))
-        return training.hold(server, model)
+        return model
 
 
 def damp(gram: Tensor, damping: float) -> Tensor:

@@ -29,14 +29,22 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size, membership
-from atoll.toolbox.oneshot import Server, Votes, require_public, shares, uploads
-from atoll.toolbox.pairs import FRAME, LocalTraining, ServerAnswer
+from atoll.toolbox.oneshot import Votes, require_public, shares, uploads
+from atoll.toolbox.pairs import FRAME, LocalTraining, Models, ServerAnswer, Start, keep_models
 
 SHARPNESS = 16.0  # logits are so many times the cosines
 Features = Callable[[Batch, Params], Tensor]
 LEAST = 0.01  # of the mean deviation: what varies less, such as a unit that is nearly dead, is divided by this
+
+
+@record
+class Described(Models):
+    """All models, and what their features are like."""
+
+    features: Stack  # their `mean`, `deviation` and, without a frame, those of `classes`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,28 +87,28 @@ class Standardised(ServerAnswer):
         features = task.classes if has_frame(training) else feature_size(self, task)
         return task.classes, features
 
-    def conclude(self, training: LocalTraining, server: Server, replies: Replies) -> Server:
+    def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Described:
         """Hold the models with the moments of their features."""
-        held, features = super().conclude(training, server, replies), uploads(replies, "features")
+        kept, features = keep_models(replies), uploads(replies, "features")
         if self.moments == "public":
             bench = replies.workbench
-            there = bench.answers(held["models"], bench.public[0], features=not has_frame(training))
+            there = bench.answers(kept.models, bench.public[0], features=not has_frame(training))
             features = features | Stack.of(mean=there.mean(1), deviation=there.std(1, correction=0))
-        return {**held, "features": features}
+        return Described(kept.models, kept.counts, features)
 
-    def deploy(self, training: LocalTraining, server: Server) -> Predictor:
+    def deploy(self, training: LocalTraining, start: Start, answer: Described) -> Predictor:
         """Return all models with the moments of their features, and the prototypes."""
-        features, counts = server["features"], server["labels"]["counts"]
-        share = shares(server["labels"], self.weighting)
+        features, counts = answer.features, answer.counts
+        share = shares(counts, self.weighting)
         if has_frame(training):
-            prototypes, possible = server["frame"]["directions"], torch.ones_like(counts[0])
+            prototypes, possible = training.beside(start)["directions"], torch.ones_like(counts[0])
         else:
             owned = (counts > 0).to(counts.dtype)
             own = standardise(features["classes"], features["mean"], features["deviation"])
             prototypes, possible = torch.einsum("kc,kcd->cd", owned * share[:, None], own), owned.amax(0)
         moments = Params.of(mean=features["mean"], deviation=features["deviation"], shares=share)
         beside = moments | Params.of(prototypes=prototypes, possible=possible)
-        return ensemble(server["models"], beside, partial(_nearest, features_of(training)))
+        return ensemble(answer.models, beside, partial(_nearest, features_of(training)))
 
 
 def has_frame(training: LocalTraining) -> bool:

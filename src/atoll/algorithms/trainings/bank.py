@@ -9,16 +9,15 @@ no features of a foreign network: ``images``, ``anchored`` and ``means`` (`serve
 an untrained network, random directions, images of noise. With ``pool = "none"`` nothing is added.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import PrototypeContrast
-from atoll.algorithms.trainings.pieces import ContrastPiece
+from atoll.algorithms.trainings.pieces import ContrastPiece, Supplied
 from atoll.kernel.algorithm import Count, Epochs, NonNegative
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params
-from atoll.toolbox.oneshot import Server
 from atoll.toolbox.server.pools import CONTROLS, Pool, Source, pool, redraw, teacher
 
 
@@ -60,11 +59,11 @@ class Bank(ContrastPiece):
         """Whether clients begin with the teacher: then its features mean something to them."""
         return self.teacher_epochs if self.pool in ("anchored", "means") else None
 
-    def equip(self, server: Server, bench: Workbench, first: Params) -> Server:
+    def equip(self, start: Supplied, bench: Workbench, first: Params) -> Supplied:
         """Make the pool; prototypes stay the clients' business."""
         other = self.another_network(bench, first) if self.pool == "features" and self.pool_from != "random" else None
-        made = pool(bench, self.pool, self.pool_from, size=self.pool_size, start=server["model"], other=other)
-        return {**server, "pool": made}
+        made = pool(bench, self.pool, self.pool_from, size=self.pool_size, start=start.model, other=other)
+        return replace(start, pool=made)
 
     def another_network(self, bench: Workbench, w: Params) -> Params:
         """Return a network that is not the clients': untrained, or trained on the public samples as they are."""

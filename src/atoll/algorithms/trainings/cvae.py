@@ -21,8 +21,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.models.vae import decoder_of
 from atoll.toolbox.client import no_past
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import DECODERS, LocalTraining
+from atoll.toolbox.pairs import DECODERS, LocalTraining, Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +44,13 @@ class Autoencoder(LocalTraining):
         """Whether what an answer makes of decoders answers as its network does."""
         return True
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> Start:
         """Return the initial classifier, of a task whose samples can be generated."""
         if not task.sample.is_floating_point():
             raise TaskError(f"{name_in_messages(self)} generates samples of numbers. {task.name} has others.")
         return super().start(task)
 
-    def broadcast(self, server: Server) -> None:
+    def broadcast(self, start: Start) -> None:
         """Send nothing: everybody can make the initial autoencoder from the seed."""
 
     def train(self, received: None, cohort: Cohort) -> Stack:

@@ -11,7 +11,7 @@ Synthetic and Fixed Classifier." ICCV 2023. https://arxiv.org/abs/2303.10058
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,14 +23,29 @@ from atoll.kernel.engine import Workbench
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import Answer
 from atoll.kernel.randomness import generator
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.objectives.balance import balanced_softmax
 from atoll.toolbox.objectives.etf import simplex_etf
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import FEATURES, FRAME, LocalTraining
+from atoll.toolbox.pairs import FEATURES, FRAME, LocalTraining, Start
+
+
+@record
+class InFrame(Start):
+    """What clients begin with, and the classifier that they are given."""
+
+    directions: Tensor  # the frame times s, [class, output]
+
+
+@record
+class Given:
+    """What a step reads beside the batch."""
+
+    directions: Tensor
+    counts: Each  # samples of each class, if the loss is balanced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,53 +60,45 @@ class ToFrame(LocalTraining):
     offers: ClassVar[frozenset[str]] = frozenset({FEATURES, FRAME})
     cites: ClassVar[str] = "li2023no"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> InFrame:
         """Return the initial model and the frame."""
-        server = super().start(task)
-        like = next(iter(task.network.initial.floating.values()))
-        return {**server, "frame": self.frame(like, task.classes)}
+        model = super().start(task).model
+        return InFrame(model, self.directions(next(iter(model.floating.values())), task.classes))
 
     def train(self, w: Params, cohort: Cohort) -> Stack:
         """Return each client's model after training to the frame."""
-        given = {
-            "frame": self.frame(cohort.lr, cohort.task.classes),
-            "counts": label_counts(cohort) if self.balanced else None,
-        }
+        counts = label_counts(cohort).value if self.balanced else None
+        given = Given(self.directions(cohort.lr, cohort.task.classes), counts)
         return sgd(cohort, start=w, epochs=self.epochs, gradient=frame_gradient, given=given)
 
-    def frame(self, like: Tensor, classes: int | None) -> Params:
+    def directions(self, like: Tensor, classes: int | None) -> Tensor:
         """Return the frame times s; it is no secret, and the same in every run."""
         assert classes is not None, "the task has classes"
         rows = simplex_etf(classes, classes, generator(0, "FedETF's frame"))
-        return Params.of(directions=self.scale * rows.to(like.device, like.dtype))
+        return self.scale * rows.to(like.device, like.dtype)
 
     @property
     def read(self) -> Answer:
         """What one model answers in the frame."""
         return in_frame
 
-    def beside(self, server: Server) -> Params:
+    def beside(self, start: InFrame) -> Params:
         """Return the frame."""
-        frame: Params = server["frame"]
-        return frame
+        return Params.of(directions=start.directions)
 
-    def outputs(self, bench: Workbench, server: Server, models: Stack, x: Tensor) -> Tensor:
+    def outputs(self, bench: Workbench, start: InFrame, models: Stack, x: Tensor) -> Tensor:
         """Return what each model answers in the frame."""
-        return _frame_logits(server["frame"], bench.answers(models, x))
+        return _frame_logits(start.directions, bench.answers(models, x))
 
 
-def frame_gradient(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
+def frame_gradient(w: Params, batch: Batch, given: Given) -> Found:
     """Return the gradient of the cross-entropy of the answers in the frame."""
-    counts = given["counts"]
+    counts = given.counts
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
         outputs, after = batch.forward(w | trained)
-        z = _frame_logits(given["frame"], outputs)
-        each = (
-            F.cross_entropy(z, batch.y, reduction="none")
-            if counts is None
-            else balanced_softmax(z, batch.y, counts["counts"])
-        )
+        z = _frame_logits(given.directions, outputs)
+        each = F.cross_entropy(z, batch.y, reduction="none") if counts is None else balanced_softmax(z, batch.y, counts)
         loss = batch.mean(each)
         return loss, (loss, after.buffers)
 
@@ -101,8 +108,8 @@ def frame_gradient(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
 
 def in_frame(model: Params, beside: Params, batch: Batch) -> Tensor:
     """Return what one model answers."""
-    return _frame_logits(beside, batch.outputs(model))
+    return _frame_logits(beside["directions"], batch.outputs(model))
 
 
-def _frame_logits(frame: Params, outputs: Tensor) -> Tensor:
-    return F.normalize(outputs, dim=-1) @ frame["directions"].T
+def _frame_logits(directions: Tensor, outputs: Tensor) -> Tensor:
+    return F.normalize(outputs, dim=-1) @ directions.T

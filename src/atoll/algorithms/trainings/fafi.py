@@ -14,7 +14,7 @@ One-shot Federated Learning." ICML 2025. https://openreview.net/forum?id=2XvF67v
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,8 +29,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import Answer
 from atoll.kernel.task import Facts
 from atoll.toolbox.objectives.prototypical import Objective, Step, prototype_leaf, require_prototypes, train
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import FEATURES, PROTOTYPES, LocalTraining
+from atoll.toolbox.pairs import FEATURES, PROTOTYPES, LocalTraining, Start
 
 Profile = Literal["clean", "faithful"]
 PROFILES: dict[str, dict[str, Any]] = {
@@ -70,20 +69,20 @@ class PrototypeContrast(LocalTraining):
         value = getattr(self, option)
         return PROFILES[self.profile][option] if value is None else value
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> Start:
         """Return the initial model, whose head is the prototypes."""
         require_prototypes(self, task)
         return super().start(task)
 
-    def equip(self, server: Server, bench: Workbench) -> Server:
+    def equip(self, start: Start, bench: Workbench) -> Start:
         """Draw the prototypes, if they do not begin where the head does, which has no bias from now on."""
-        w: Params = server["model"]
+        w = start.model
         name = prototype_leaf(w.layout)
         head = w.part("head").map(torch.zeros_like) | w.only([name])
         if self.value_of("normal_start"):
             drawn = bench.generator("prototypes").normal(size=w[name].shape)
             head = head | Params({name: torch.from_numpy(drawn).to(w[name])})
-        return {**server, "model": w | head}
+        return replace(start, model=w | head)
 
     def train(self, w: Params, cohort: Cohort) -> Stack:
         """Return each client's encoder and prototypes."""
@@ -116,7 +115,7 @@ class PrototypeContrast(LocalTraining):
         """What one model answers by its own prototypes."""
         return functools.partial(by_prototypes, scale=self.value_of("scale"))
 
-    def outputs(self, bench: Workbench, server: Server, models: Stack, x: Tensor) -> Tensor:
+    def outputs(self, bench: Workbench, start: Start, models: Stack, x: Tensor) -> Tensor:
         """Return what each model answers by its own prototypes."""
         z = F.normalize(bench.answers(models, x, features=True), dim=-1)
         objective, rows = Objective(scale=self.value_of("scale")), models[prototype_leaf(models.layout)]

@@ -11,7 +11,7 @@ Reference: Papyan, Han, Donoho. "Prevalence of Neural Collapse during the Termin
 PNAS 2020, for the simplex. https://arxiv.org/abs/2008.08186
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from atoll.algorithms.trainings.fafi import PrototypeContrast
@@ -24,7 +24,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.etf import random_directions, simplex_etf
 from atoll.toolbox.objectives.prototypical import prototype_leaf
-from atoll.toolbox.objectives.terms import Schedule
+from atoll.toolbox.objectives.terms import Given, Schedule
 
 Anchors = Literal["none", "etf", "random"]
 
@@ -60,9 +60,9 @@ class Frame(ContrastPiece):
             "anchor_moves": self.anchor_moves,
         }
 
-    def provide(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+    def provide(self, given: Given, w: Params, cohort: Cohort) -> Given:
         """Return the anchors, and where prototypes begin."""
         p = w[prototype_leaf(w.layout)]
         make = simplex_etf if self.anchors == "etf" else random_directions
         rows = make(p.shape[0], p.shape[1], generator(cohort.task.seed, "anchors")).to(p)
-        return {"anchors": Params.of(rows=rows, start=p)}
+        return replace(given, anchors=rows, first=p)

@@ -22,8 +22,7 @@ from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.features import feature_size, one_sample
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import FROZEN, LocalTraining
+from atoll.toolbox.pairs import FROZEN, LocalTraining, Start
 from atoll.toolbox.server.frozen import Phi, answer, head_leaves
 
 
@@ -44,24 +43,24 @@ class Frozen(LocalTraining):
         """With random features the head stands beside the network."""
         return self.width is None
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> Start:
         """Return the initial network; raise unless its head is a linear layer, if that is to be replaced."""
         size = feature_size(self, task)
         assert task.classes is not None
         if self.width is None:
             head_leaves(self, task.network.initial, (task.classes, size))
-        return {"model": task.network.initial}
+        return Start(task.network.initial)
 
-    def equip(self, server: Server, bench: Workbench) -> Server:
+    def equip(self, start: Start, bench: Workbench) -> Start:
         """Train the network on public samples, if these make the features."""
         if self.features == "initial":
-            return server
-        trained = sgd(bench.cohort(*bench.public), start=server["model"], epochs=self.public_epochs)
-        return {"model": trained.client(0)}
+            return start
+        trained = sgd(bench.cohort(*bench.public), start=start.model, epochs=self.public_epochs)
+        return Start(trained.client(0))
 
-    def broadcast(self, server: Server) -> Params | None:
+    def broadcast(self, start: Start) -> Params | None:
         """Return what computes features; nothing if everybody has it."""
-        return None if self.features == "initial" else server["model"].without_part("head")
+        return None if self.features == "initial" else start.model.without_part("head")
 
     def train(self, body: Params | None, cohort: Cohort) -> Phi:
         """Return what makes features."""
@@ -69,22 +68,22 @@ class Frozen(LocalTraining):
 
     def phi(self, task: Facts, body: Params | None = None) -> Phi:
         """Return what makes features, from what was sent and what everybody has."""
-        given = {"w": task.network.initial if body is None else body}
-        if self.width is not None:
-            size = one_sample(task).features(task.network.initial).shape[1]
-            draw = generator(task.seed, "random features").normal(size=(size, self.width))
-            given["random"] = Params.of(directions=torch.from_numpy(draw * math.sqrt(2 / size)).to(task.sample.device))
-        return given
-
-    def hold_head(self, server: Server, weight: Tensor, bias: Tensor, bench: Workbench) -> Server:
-        """Return the state with a head, weight [class, feature] and bias [class]."""
-        model = server["model"]
+        w = task.network.initial if body is None else body
         if self.width is None:
-            names = head_leaves(self, model, tuple(weight.shape))
-            head = {name: leaf.to(model[name]) for name, leaf in zip(names, (weight, bias), strict=True)}
-            return {"model": model | Params(head)}
-        return {"model": model, "beside": self.phi(bench.task)["random"] | Params.of(weight=weight, bias=bias)}
+            return Phi(w)
+        size = one_sample(task).features(task.network.initial).shape[1]
+        draw = generator(task.seed, "random features").normal(size=(size, self.width))
+        return Phi(w, torch.from_numpy(draw * math.sqrt(2 / size)).to(task.sample.device))
 
-    def deploy(self, server: Server) -> Params | Predictor:
+    def make_head(self, start: Start, weight: Tensor, bias: Tensor, bench: Workbench) -> Params:
+        """Return the network with a head, weight [class, feature] and bias [class]; or a head on random features."""
+        directions = self.phi(bench.task).directions
+        if directions is not None:
+            return Params.of(directions=directions, weight=weight, bias=bias)
+        names = head_leaves(self, start.model, tuple(weight.shape))
+        head = {name: leaf.to(start.model[name]) for name, leaf in zip(names, (weight, bias), strict=True)}
+        return start.model | Params(head)
+
+    def deploy(self, start: Start, w: Params) -> Params | Predictor:
         """Return the network with its new head, or with one on random features beside it."""
-        return Predictor(server["model"], server["beside"], answer) if "beside" in server else server["model"]
+        return w if self.width is None else Predictor(start.model, w, answer)

@@ -5,7 +5,7 @@ server is sent once, before training. Each piece has a file of its own: `bank`, 
 `balance`, `reference`, `conflict`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -13,20 +13,26 @@ from torch import Tensor
 from atoll.algorithms.trainings.fafi import PrototypeContrast
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
-from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import Answer
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.objectives.prototypical import Step, train
-from atoll.toolbox.objectives.terms import Composed
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, Piece
+from atoll.toolbox.objectives.terms import Composed, Given
+from atoll.toolbox.pairs import PROTOTYPES, LocalTraining, Start, TrainingPiece
 from atoll.toolbox.server.pools import teacher
 
-SENT = ("model", "pool", "reference")  # of the server's state, where pieces have put the latter there
+
+@record
+class Supplied(Start):
+    """What clients begin with, and what pieces send with it, once."""
+
+    pool: Params | None = None  # further negatives, or what they are made of
+    reference: Params | None = None  # a teacher's features of public samples
 
 
-class ContrastPiece(Piece):
+class ContrastPiece(TrainingPiece):
     """Base of what can be added to this training: terms of the objective, and what they are made of."""
 
     needs: ClassVar[frozenset[str]] = frozenset({PROTOTYPES})
@@ -49,13 +55,13 @@ class ContrastPiece(Piece):
         """For how many epochs the server trains on public samples what clients begin with; None: it does not."""
         return None
 
-    def equip(self, server: Server, bench: Workbench, first: Params) -> Server:
-        """Return the state with what is sent once, before training; `first` is the model before it was taught."""
-        return server
+    def equip(self, start: Supplied, bench: Workbench, first: Params) -> Supplied:
+        """Return what is sent once, before training, with this in it; `first` is the model before it was taught."""
+        return start
 
-    def provide(self, w: Params, cohort: Cohort) -> dict[str, Any]:
-        """Return what the objective reads beside the batch, and everybody can make."""
-        return {}
+    def provide(self, given: Given, w: Params, cohort: Cohort) -> Given:
+        """Return what the objective reads beside the batch, with what everybody can make in it."""
+        return given
 
     def change(self, step: Step) -> Step:
         """Return what clients do with a batch."""
@@ -81,38 +87,34 @@ class Supplemented(LocalTraining):
         added = {name: value for piece in self.pieces for name, value in piece.settings(self.plain).items()}
         return Composed(**self.plain.settings, **added)
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> Supplied:
         """Return the initial model, whose head is the prototypes."""
         for piece in self.pieces:
             piece.require(self.plain, task)
-        return self.plain.start(task)
+        return Supplied(self.plain.start(task).model)
 
-    def equip(self, server: Server, bench: Workbench) -> Server:
+    def equip(self, start: Supplied, bench: Workbench) -> Supplied:
         """Train what clients begin with on public samples, if a piece asks for it; make what is sent."""
-        server = self.plain.equip(server, bench)
-        first: Params = server["model"]
+        first = self.plain.equip(start, bench).model
         lessons = [piece.taught_for for piece in self.pieces if piece.taught_for is not None]
-        if lessons:
-            taught = teacher(bench, first, lessons[0])
-            server = {**server, "model": first | taught.without_part("head")}
+        taught = teacher(bench, first, lessons[0]).without_part("head") if lessons else Params({})
+        start = replace(start, model=first | taught)
         for piece in self.pieces:
-            server = piece.equip(server, bench, first)
-        return server
+            start = piece.equip(start, bench, first)
+        return start
 
-    def broadcast(self, server: Server) -> Tree:
+    def broadcast(self, start: Supplied) -> Supplied | Params:
         """Return the model, and what pieces send with it, once."""
-        sent = {name: server[name] for name in SENT if name in server}
-        return sent if len(sent) > 1 else server["model"]
+        return start.model if start.pool is None and start.reference is None else start
 
-    def train(self, received: Tree, cohort: Cohort) -> Stack:
+    def train(self, received: Supplied | Params, cohort: Cohort) -> Stack:
         """Return each client's encoder and prototypes."""
-        w, sent = (received, {}) if isinstance(received, Params) else (received["model"], received)
-        objective, step = self.objective, self.step(cohort)
-        given: dict[str, Any] = {"counts": label_counts(cohort)} if objective.counts else {}
-        given |= {name: value for name, value in sent.items() if name != "model"}
+        sent = Supplied(received) if isinstance(received, Params) else received
+        counts = label_counts(cohort).value if self.objective.counts else None
+        given = Given(counts, sent.pool, sent.reference)
         for piece in self.pieces:
-            given |= piece.provide(w, cohort)
-        return train(cohort, w, step, epochs=self.plain.epochs, given=given or None)
+            given = piece.provide(given, sent.model, cohort)
+        return train(cohort, sent.model, self.step(cohort), epochs=self.plain.epochs, given=given)
 
     def step(self, cohort: Cohort) -> Step:
         """Return what clients do with a batch."""
@@ -126,6 +128,6 @@ class Supplemented(LocalTraining):
         """What one model answers."""
         return self.plain.read
 
-    def outputs(self, bench: Workbench, server: Server, models: Stack, x: Tensor) -> Tensor:
+    def outputs(self, bench: Workbench, start: Supplied, models: Stack, x: Tensor) -> Tensor:
         """Return what each model answers."""
-        return self.plain.outputs(bench, server, models, x)
+        return self.plain.outputs(bench, start, models, x)

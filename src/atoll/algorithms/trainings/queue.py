@@ -10,7 +10,7 @@ Reference: He, Fan, Wu, Xie, Girshick. "Momentum Contrast for Unsupervised Visua
 for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import PrototypeContrast
@@ -21,7 +21,7 @@ from atoll.kernel.params import Params
 from atoll.kernel.randomness import generator
 from atoll.toolbox.objectives.etf import random_directions
 from atoll.toolbox.objectives.prototypical import prototype_leaf
-from atoll.toolbox.objectives.terms import QueueSame
+from atoll.toolbox.objectives.terms import Given, QueueSame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class Queue(ContrastPiece):
         """Return what the queue is, and how it counts."""
         return {"queue": self.queue, "queue_same": self.queue_same, "decay": self.decay, "queue_mass": self.mass}
 
-    def provide(self, w: Params, cohort: Cohort) -> dict[str, Any]:
+    def provide(self, given: Given, w: Params, cohort: Cohort) -> Given:
         """Return random rows for a queue that begins full."""
         if self.queue_same != "blind":
-            return {}
+            return given
         p = w[prototype_leaf(w.layout)]
         rows = random_directions(self.queue, p.shape[1], generator(cohort.task.seed, "queue"))
-        return {"rows": Params.of(features=rows.to(p))}
+        return replace(given, rows=rows.to(p))

@@ -6,16 +6,15 @@ The distance is a maximum mean discrepancy, one of covariances (CORAL) or a slic
 Clients begin with the teacher; features of public samples are sent once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import PrototypeContrast
-from atoll.algorithms.trainings.pieces import ContrastPiece
+from atoll.algorithms.trainings.pieces import ContrastPiece, Supplied
 from atoll.kernel.algorithm import Count, Epochs, NonNegative
 from atoll.kernel.engine import Workbench
 from atoll.kernel.params import Params
 from atoll.toolbox.objectives.terms import Reference, ReferenceBy
-from atoll.toolbox.oneshot import Server
 from atoll.toolbox.server.pools import directions, sample
 
 
@@ -53,7 +52,7 @@ class ToReference(ContrastPiece):
         """How long the teacher is trained that clients begin with."""
         return self.teacher_epochs
 
-    def equip(self, server: Server, bench: Workbench, first: Params) -> Server:
+    def equip(self, start: Supplied, bench: Workbench, first: Params) -> Supplied:
         """Find the teacher's features of public samples."""
         x, y = sample(bench, self.pool_size)
-        return {**server, "reference": Params.of(features=directions(bench, server["model"], x), y=y)}
+        return replace(start, reference=Params.of(features=directions(bench, start.model, x), y=y))

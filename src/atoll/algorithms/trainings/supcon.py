@@ -10,7 +10,8 @@ Reference: Khosla et al. "Supervised Contrastive Learning." NeurIPS 2020. https:
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,8 +24,7 @@ from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.objectives.contrastive import supervised_contrast
-from atoll.toolbox.oneshot import Server
-from atoll.toolbox.pairs import LocalTraining
+from atoll.toolbox.pairs import LocalTraining, Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +38,18 @@ class SupCon(LocalTraining):
     called: ClassVar[str] = "supcon"
     cites: ClassVar[str] = "khosla2020supervised"
 
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> Start:
         """Return the initial model, which has features."""
         feature_size(self, task)
         return super().start(task)
 
     def train(self, w: Params, cohort: Cohort) -> Stack:
         """Return each client's model after training with the contrast."""
-        given = {"lam": self.lam, "temperature": self.temperature}
-        return sgd(cohort, start=w, epochs=self.epochs, gradient=contrast_gradient, given=given)
+        gradient = partial(contrast_gradient, lam=self.lam, temperature=self.temperature)
+        return sgd(cohort, start=w, epochs=self.epochs, gradient=gradient)
 
 
-def contrast_gradient(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
+def contrast_gradient(w: Params, batch: Batch, *, lam: float, temperature: float) -> Found:
     """Return the gradient of the loss on the samples as they are, and of the contrast of their views."""
     plain = batch if batch.raw is None else replace(batch, x=batch.raw)
     views = batch.views(2)
@@ -58,8 +58,8 @@ def contrast_gradient(w: Params, batch: Batch, given: dict[str, Any]) -> Found:
         whole = w | trained
         outputs, after = plain.forward(whole)
         loss = batch.mean(batch.network.loss(outputs, batch.y))
-        contrast = supervised_contrast(views.features(whole), views.y, views.mask, temperature=given["temperature"])
-        return loss + given["lam"] * views.mean(contrast), (loss, after.buffers)
+        contrast = supervised_contrast(views.features(whole), views.y, views.mask, temperature=temperature)
+        return loss + lam * views.mean(contrast), (loss, after.buffers)
 
     g, (loss, buffers) = batch.differentiate(objective, w.trained)
     return g, w | buffers, loss

@@ -14,8 +14,9 @@ from atoll.experiments.explain.words import count_text, join_names, p_text, perc
 from atoll.kernel.randomness import generator
 from atoll.metrics import significance
 from atoll.metrics.groups import terciles
+from atoll.records.labels import REFERENCES
 from atoll.records.report import Report
-from atoll.records.results import REFERENCES, SIGNIFICANT
+from atoll.records.results import SIGNIFICANT
 
 SMALL, LARGE = 0, 2  # thirds of the clients
 FAR = 2  # times what chance alone gives
@@ -36,9 +37,14 @@ class Case:
         return self.study.statistics
 
     @cached_property
+    def place(self) -> int:
+        """Its place among the clients that were scored."""
+        return int(np.searchsorted(self.study.outcome.scored, self.client))
+
+    @cached_property
     def test_samples(self) -> int:
         """The number of its test samples."""
-        return int(self.study.outcome.samples()[self.client])
+        return int(self.study.outcome.samples()[self.place])
 
     @cached_property
     def gain(self) -> Gain | None:
@@ -51,13 +57,13 @@ class Case:
         if reference is None or gains is None or reference == study.method or not self.test_samples:
             return None
         other = study.comparison.outcomes[reference][study.index]
-        score = float(other.scores(select=study.select)[self.client])
+        score = float(other.scores(select=study.select)[self.place])
         value, error = (float(part[self.client]) for part in gains)
         return Gain(reference, score, value, error, self._compare_samples(other))
 
     def _compare_samples(self, other: Report) -> tuple[int, int, float] | None:
         """Count the samples that only one of two methods has right, with McNemar's p; None if they are not known."""
-        ours, theirs = self.study.outcome.each_of(self.client), other.each_of(self.client)
+        ours, theirs = self.study.outcome.each_of(self.place), other.each_of(self.place)
         if ours is None or theirs is None or self.study.select != "last":
             return None
         if not np.isin([ours, theirs], (0, 1)).all():

@@ -119,21 +119,21 @@ def _no_room(case: Case, gain: Gain) -> Reason | None:
 
 def _against_shared(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
     """Compare its own model with the shared one, on the same samples."""
-    study, client = case.study, case.client
+    study, place = case.study, case.place
     models = study.outcome.select_round(study.select)["evaluation"]
     if "shared" not in models:
         return None
     own, shared = (models[name]["test"] for name in ("personal", "shared"))
-    error = float(significance.standard_error(own["variances"][client], shared["variances"][client], case.test_samples))
-    difference = study.outcome.sign * (own["clients"][client] - shared["clients"][client])
+    error = float(significance.standard_error(own["variances"][place], shared["variances"][place], case.test_samples))
+    difference = study.outcome.sign * (own["clients"][place] - shared["clients"][place])
     if abs(difference) <= error:
         return None
     verdict = (
         "personalization helps it" if difference > 0 else "personalization costs it, as can happen with few samples"
     )
     return Reason(
-        f"Its own model has {study.score(own['clients'][client])}, the shared one "
-        f"{study.score(shared['clients'][client])} (standard error {study.numbers.score(error)}): {verdict}.",
+        f"Its own model has {study.score(own['clients'][place])}, the shared one "
+        f"{study.score(shared['clients'][place])} (standard error {study.numbers.score(error)}): {verdict}.",
         () if difference > 0 else _less_personal(case),
     )
 
@@ -141,9 +141,9 @@ def _against_shared(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
 def _worse_validation(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
     """Suggest overfitting if its validation loss was lowest long ago, too large steps if it jumped just now."""
     figures = [(line["round"], line["evaluation"]["personal"]["val"]) for line in case.study.outcome.evaluations]
-    if len(figures) < 2 or figures[-1][1]["samples"][case.client] < FEWEST_SAMPLES:
+    if len(figures) < 2 or figures[-1][1]["samples"][case.place] < FEWEST_SAMPLES:
         return None
-    losses = [(val["losses"][case.client], round) for round, val in figures]
+    losses = [(val["losses"][case.place], round) for round, val in figures]
     (lowest, when), (before, _), (last, now) = min(losses), losses[-2], losses[-1]
     if not last > WORSE * lowest:
         return None
@@ -203,9 +203,9 @@ def _less_personal(case: Case) -> tuple[str, ...]:
 
 def best_on_validation(case: Case) -> list[str]:
     """Name the method of the comparison that its validation samples prefer."""
-    study, samples = case.study, int(case.study.outcome.samples("val")[case.client])
+    study, samples = case.study, int(case.study.outcome.samples("val")[case.place])
     scores = {
-        method: float(study.outcome.sign * study.comparison.scores(method, "val")[study.index, case.client])
+        method: float(study.outcome.sign * study.comparison.scores(method, "val")[study.index, case.place])
         for method in study.comparison.outcomes
     }
     best = max(scores, key=lambda method: scores[method])

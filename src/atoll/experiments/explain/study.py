@@ -17,10 +17,12 @@ from atoll.algorithms import name_of
 from atoll.data.statistics import Statistics
 from atoll.experiments.comparison import Comparison, read_runs
 from atoll.experiments.explain.words import join_names, p_text
-from atoll.kernel.errors import UnknownName, unknown
+from atoll.kernel.errors import RunError, UnknownName, unknown
+from atoll.records.labels import REFERENCES
 from atoll.records.report import Report, Select
-from atoll.records.results import REFERENCES, SIGNIFICANT
+from atoll.records.results import SIGNIFICANT
 from atoll.report.table import Numbers
+from atoll.runtime.population import MANY_CLIENTS
 
 Values = NDArray[np.float64]
 
@@ -83,6 +85,12 @@ class Study:
             method = run.label if method is None else method
         if method not in comparison.outcomes:
             raise unknown("method", method, comparison.outcomes)
+        if comparison.scored > MANY_CLIENTS:
+            raise RunError(
+                f"An explanation needs the scores of clients after every evaluation, which are kept of at most "
+                f"{MANY_CLIENTS:,} clients. Here {comparison.scored:,} were scored.",
+                hint="a sample keeps them: `evaluation=sample:1000`.",
+            )
         if seed is not None and seed not in comparison.seeds:
             raise unknown("seed", str(seed), map(str, comparison.seeds))
         return cls(comparison, method, 0 if seed is None else comparison.seeds.index(seed))
@@ -109,8 +117,14 @@ class Study:
 
     @property
     def scores(self) -> Values:
-        """Every client's score."""
-        return self.outcome.scores(select=self.select)
+        """Every client's score; NaN for one that was not scored."""
+        return self.for_all(self.outcome.scores(select=self.select))
+
+    def for_all(self, values: Values) -> Values:
+        """Return the values of the clients that were scored in an array for all, with NaN for the others."""
+        found = np.full(self.clients, math.nan)
+        found[self.outcome.scored] = values
+        return found
 
     @property
     def over(self) -> str | None:
@@ -124,7 +138,9 @@ class Study:
     def gains(self, over: str) -> tuple[Values, Values] | None:
         """Return the gain of every client over a reference, and the standard errors."""
         values, errors = self.comparison.gains(self.method, over), self.comparison.errors(self.method, over)
-        return None if values is None or errors is None else (values[self.index], errors[self.index])
+        if values is None or errors is None:
+            return None
+        return self.for_all(values[self.index]), self.for_all(errors[self.index])
 
     def most_affected(self, most: int) -> list[int]:
         """Return the clients that lose or gain most, beyond one standard error: half of them harmed, and these first.
@@ -169,6 +185,8 @@ class Study:
             return None
         who: dict[int, set[int]] = {}
         for entry in self.outcome.ledger.entries:
+            if entry.clients is None:  # of very many clients, replies are counted together
+                return None
             if entry.direction == "up" and entry.round >= 0:
                 who.setdefault(entry.round, set()).update(entry.clients)
         return np.bincount([client for some in who.values() for client in some], minlength=self.clients)
@@ -204,14 +222,24 @@ class Study:
         """Find a client by name or number; names count first."""
         names = [self.name(client) for client in range(self.clients)]
         if text in names:
-            return names.index(text)
+            return self._require_scored(names.index(text))
         if text.isdecimal() and int(text) < self.clients:
-            return int(text)
+            return self._require_scored(int(text))
         near = get_close_matches(text, names)
         raise UnknownName(
             f"A client must be given by its name or by a number from 0 to {self.clients - 1}. Got {text!r}.",
             hint=f"did you mean: {', '.join(near)}?" if near else f"they are called {join_names(names)}.",
         )
+
+    def _require_scored(self, client: int) -> int:
+        scored = self.outcome.scored
+        if client not in scored:
+            raise UnknownName(
+                f"A client that is explained must have been scored. Client {client} is not in the sample of "
+                f"{len(scored):,} of {self.clients:,} clients.",
+                hint=f"of the sample are {join_names([str(one) for one in scored[:5]])}, for example.",
+            )
+        return client
 
 
 def overview(study: Study) -> list[str]:
@@ -219,9 +247,10 @@ def overview(study: Study) -> list[str]:
     outcome, task = study.outcome, study.outcome.config.task
     dealt = (task.recipe or {}).get("partition")
     lower = "" if study.numbers.higher_is_better else "; lower is better, and a positive gain is good"
+    over = f"{study.comparison.scored:,} of {study.clients:,}" if study.comparison.sampled else f"{study.clients}"
     level = (
         f"{study.method} on {task.name}{f' ({dealt})' if dealt else ''}, seed {outcome.seed}: {study.numbers.name} "
-        f"{study.score(outcome.figures(select=study.select).macro)} on average over {study.clients} clients after "
+        f"{study.score(outcome.figures(select=study.select).macro)} on average over {over} clients after "
         f"round {outcome.select_round(study.select).round}{lower}."
     )
     gains = _explain_no_gains(study) if study.over is None else _describe_gains(study, study.over)

@@ -10,6 +10,7 @@ import numpy as np
 
 from atoll.metrics import significance
 from atoll.report import figures
+from atoll.report.drawing import NARROW, WIDTH
 from atoll.report.figures import Line
 from atoll.report.parts import Figure, Part, Row, Table, Widths
 from atoll.report.table import newcomers_cells, newcomers_notes
@@ -27,7 +28,7 @@ def collect_curves(view: View) -> list[Part]:
     seeds = len(view.comparison.seeds)
     bands = "bands are 95 % t-intervals, cut where they leave the figure"
     over = f" Means over {seeds} seeds; {bands}." if seeds > 1 else ""
-    words = f"Validation score after each evaluated round, mean over all clients.{over}"
+    words = f"Validation score after each evaluated round, mean over {view.comparison.who}.{over}"
     title = f"Mean validation {view.numbers.name} by round, one line per method"
     return _draw(view, lines, words, title, "round")
 
@@ -46,7 +47,8 @@ def collect_megabytes(view: View) -> list[Part]:
         lines[method] = Line([(at, *point[1:]) for point in last for at in (low, high)])
     log = high > WIDE_SPREAD * low
     level = f" {silent[0]} sends nothing: its last score is drawn as a horizontal line." if len(silent) == 1 else ""
-    words = f"Mean validation score of all clients, by the megabytes that clients and server have sent so far.{level}"
+    whose = f"Mean validation score of {view.comparison.who}"
+    words = f"{whose}, by the megabytes that clients and server have sent so far.{level}"
     title = f"Mean validation {view.numbers.name} against megabytes, one line per method"
     across = f"megabytes, both directions{', logarithmic' if log else ''}"
     return _draw(view, lines, words, title, across, log=log)
@@ -100,6 +102,6 @@ def _draw(
     up, most = f"{split} {view.numbers.name}{view.numbers.unit}", 100 if view.numbers.share else math.inf
     wide, narrow = (
         figures.draw_curves(lines, view.looks, title, across, up, width=width, log=log, most=most)
-        for width in (figures.WIDTH, figures.NARROW)
+        for width in (WIDTH, NARROW)
     )
     return [Figure(words, Widths(wide, narrow))] if wide else []

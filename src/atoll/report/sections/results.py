@@ -15,6 +15,7 @@ from atoll.report.table import (
     gain_text,
     gains_note,
     harmed_text,
+    has_interval,
     mean_text,
     megabytes,
 )
@@ -28,14 +29,14 @@ def collect_results(view: View) -> list[Part]:
     comparison, numbers = view.comparison, view.numbers
     several = len(comparison.outcomes) > 1
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "Mean" if len(comparison.seeds) == 1 else "Mean ±\u00a095\u00a0%": lambda row: mean_text(numbers, row),
+        "Mean ±\u00a095\u00a0%" if has_interval(comparison) else "Mean": lambda row: mean_text(numbers, row),
         "Server's test": lambda row: numbers.score(row["central"]),
         "Worst client": lambda row: numbers.score(row["worst"]),
         "Bottom 10\u00a0%": lambda row: numbers.score(row["bottom10"]),
         "Std over clients": lambda row: numbers.score(row["std"]),
         "Gain vs Local": lambda row: gain_text(comparison, row),
         "Gain vs FedAvg": lambda row: gain_text(comparison, row, "fedavg"),
-        f"Harmed of\u00a0{comparison.clients}": lambda row: harmed_text(comparison, row),
+        f"Harmed of\u00a0{comparison.scored:,}": lambda row: harmed_text(comparison, row),
         "Mean over samples": lambda row: numbers.score(row["micro"]),
         "Shared model": lambda row: numbers.score(row["shared_union"]),
         "ECE": lambda row: _write_figure(row["ece"]),
@@ -67,7 +68,7 @@ def _explain_columns(view: View, columns: Iterable[str]) -> str:
         "Gain": gains_note(comparison),
         "Harmed": f"{HARM} Harmed: worse than with Local by more than one standard error, mean over seeds.",
         "Server": SERVERS_TEST,
-        "Shared": "Shared model: the global model, on the test samples of all clients together.",
+        "Shared": f"Shared model: the global model, on the test samples of {comparison.who} together.",
         "ECE": "ECE: expected calibration error, 0 is best.",
         "Rounds": f"Target: a validation score of {target}, as a mean of three evaluations; – if a seed does not "
         "reach it. MB count all clients and both directions.",
@@ -92,6 +93,7 @@ def _list_details(view: View) -> Table:
         "Clusters": ("clusters", _write_count),
         "Adjusted Rand index of clusters and planted groups": ("adjusted_rand", _write_figure),
         "Median gain vs Local": ("gain_local_median", numbers.gain),
+        "± 95 % of the mean by its sample": ("interval_of_sample", numbers.score),
         "± 95 % of the gain vs Local": ("gain_local_interval", numbers.score),
         "Mean loss against Local (a gain counts as 0)": ("harm_mass", numbers.score),
         "Clients that gain vs Local": ("helped", _write_count),

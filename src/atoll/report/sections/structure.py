@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from atoll.report import figures
 from atoll.report.clusters import describe_clusters, order_clients
+from atoll.report.drawing import NARROW, WIDTH
 from atoll.report.partition import describe_picture, draw_partition
 from atoll.report.parts import Block, Figure, Part, Row, Scrolled, Table, Widths
 from atoll.report.summary import name_methods
 from atoll.report.view import View
+from atoll.runtime.population import MANY_CLIENTS
 
 if TYPE_CHECKING:
     from atoll.kernel.clusters import Clusters
@@ -48,13 +50,16 @@ def collect_clusters(view: View) -> list[Part]:
         groups = "" if planted is None else ", planted groups"
         some = f" {figures.MOST_MARKS} of them are drawn." if view.comparison.clients > figures.MOST_MARKS else ""
         seed = f" Seed {one.seed}; other seeds have other clusters." if others else ""
+        if view.comparison.clients > MANY_CLIENTS:
+            parts.append(Block(view.place(method), [_list_members(view, clusters, planted)], method, words, "clusters"))
+            continue
         caption = f"Each column is a client. From top to bottom: {tree}clusters{groups}.{some}{seed}"
         order = order_clients(clusters, planted)
         notes = [_describe_client(view, client, clusters, planted) for client in range(len(clusters.of_client))]
-        title = f"Clusters of clients with {method}"
+        title, names_of_all = f"Clusters of clients with {method}", _name_all(view)
         wide, narrow = (
-            figures.draw_clusters(clusters, planted, order, view.names, notes, title, width=width)
-            for width in (figures.WIDTH, figures.NARROW)
+            figures.draw_clusters(clusters, planted, order, names_of_all, notes, title, width=width)
+            for width in (WIDTH, NARROW)
         )
         inner = [Figure(caption, Widths(wide, narrow)), _list_members(view, clusters, planted)]
         parts.append(Block(view.place(method), inner, method, words, "clusters"))
@@ -65,7 +70,12 @@ def _describe_client(view: View, client: int, clusters: Clusters, planted: Group
     cluster = int(clusters.of_client[client])
     where = f"in cluster {cluster}" if cluster >= 0 else "in no cluster"
     group = "" if planted is None else f", of planted group {planted[client]}"
-    return f"client {view.names[client]} is {where}{group}"
+    return f"client {view.name(client)} is {where}{group}"
+
+
+def _name_all(view: View) -> list[str]:
+    """Name all clients, whether they were scored or not."""
+    return [view.name(client) for client in range(view.comparison.clients)]
 
 
 def _list_members(view: View, clusters: Clusters, planted: Groups) -> Table:
@@ -73,7 +83,7 @@ def _list_members(view: View, clusters: Clusters, planted: Groups) -> Table:
     rows = []
     for cluster in sorted({*clusters.of_client.tolist()}, key=lambda number: (number < 0, number)):
         members = np.flatnonzero(clusters.of_client == cluster)
-        names = ", ".join(view.names[client] for client in members[:MOST_MEMBERS])
+        names = ", ".join(view.name(client) for client in members[:MOST_MEMBERS].tolist())
         more = f" and {len(members) - MOST_MEMBERS} more" if len(members) > MOST_MEMBERS else ""
         cells = [str(len(members)), f"{names}{more}"]
         if planted is not None:
@@ -102,15 +112,15 @@ def collect_mixing(view: View) -> list[Part]:
             f"{method}, seed {one.seed}. Each row is a client, each column a client that it learns from; the strongest "
             f"shade is {np.nanmax(matrix):.3g}.{some}"
         )
-        drawing = figures.draw_heatmap(matrix, view.names, notes, title)
+        drawing = figures.draw_heatmap(matrix, _name_all(view), notes, title)
         parts.append(Block(view.place(method), [Figure(words, Scrolled(drawing))]))
     return parts
 
 
 def _describe_mixing(view: View, client: int, row: NDArray[np.float64]) -> str:
     most = np.argsort(-row, kind="stable")[:3]
-    takes = ", ".join(f"{row[other]:.2g} from {view.names[other]}" for other in most if row[other] > 0)
-    return f"client {view.names[client]} takes {takes or 'nothing'}"
+    takes = ", ".join(f"{row[other]:.2g} from {view.name(other)}" for other in most.tolist() if row[other] > 0)
+    return f"client {view.name(client)} takes {takes or 'nothing'}"
 
 
 def collect_sensitivity(view: View) -> list[Part]:
@@ -130,6 +140,6 @@ def collect_sensitivity(view: View) -> list[Part]:
             f"{method}, seed {one.seed}. Each row is a client when it last trained, each column a layer; the "
             "strongest shade is the client's most sensitive layer."
         )
-        drawing = figures.draw_heatmap(shares, view.names, notes, title, layers)
+        drawing = figures.draw_heatmap(shares, view.names, notes, title, layers, view.ids)
         parts.append(Block(view.place(method), [Figure(words, Scrolled(drawing))]))
     return parts

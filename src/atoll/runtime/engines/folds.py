@@ -56,6 +56,7 @@ class Fold:
     inputs: Inputs
     width: int  # lanes
     calls: int  # how often such a fold comes
+    round: int = 0
     limit: int | None = None  # ticks after which a measurement ends
 
     @property

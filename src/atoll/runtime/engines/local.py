@@ -23,9 +23,10 @@ from atoll.data.task import Task
 from atoll.kernel.errors import AtollError, EngineError
 from atoll.kernel.job import Done, Job, Lost
 from atoll.kernel.network import Precision
+from atoll.runtime.engines.measuring import limit_cores, one_thread_each
 from atoll.runtime.engines.parts import Part, parts_of, sort_by_size, work_of
 from atoll.runtime.engines.plan import NotVectorisable, Plan, arithmetic
-from atoll.runtime.engines.planning import Planner, limit_cores, one_thread_each, parse_strategy
+from atoll.runtime.engines.planning import Planner, parse_strategy
 from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.engines.together import Together
@@ -44,7 +45,8 @@ class LocalEngine(Planner):
     `strategy` is `auto`, `loop`, `threads`, `whole` or `chunk:N`, or a whole plan as logs name it, such as
     `whole traced graph`: then nothing is measured. `compile` is True, False or None for what pays. A reply that takes
     longer than `timeout` seconds counts as lost; a client that never returns is waited for, because work in this
-    process cannot be interrupted.
+    process cannot be interrupted. With `remember`, what is measured is kept in the user's cache folder for the next
+    process, and what is found there is not measured again.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class LocalEngine(Planner):
         precision: Precision = "fp32",
         dtype: torch.dtype = torch.float32,
         timeout: float | None = None,
+        remember: bool = True,
     ) -> None:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -82,6 +85,7 @@ class LocalEngine(Planner):
         self.strategy, self.chunk = parse_strategy(grouping)
         self.spelled = self._parse_plan(words, precision, compile) if words else None
         self.compile, self.precision, self.dtype, self.timeout = compile, precision, dtype, timeout
+        self.remember = remember
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self.programs = Programs()
         self.plans = {}

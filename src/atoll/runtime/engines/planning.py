@@ -1,34 +1,34 @@
 """Choosing a plan: which grouping of clients and which kind of program are fastest is measured, not guessed.
 
 Which is fastest depends on the model, the batch and the hardware. On the first steps of real work the candidates worth
-trying are timed, and the winner is remembered. Measuring has no side effects, because local work is a pure function.
-How much is tried depends on how much work lies ahead.
+trying are timed, and the winner is remembered. How much is tried depends on how much work lies ahead. What another
+process has measured on this machine is not measured again, see `figures.py`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
-import numpy as np
 import torch
 from torch import nn
 
 from atoll.data.task import Task
 from atoll.kernel.errors import AtollError, EngineError
+from atoll.kernel.fingerprints import Unstable
 from atoll.kernel.network import Precision
 from atoll.kernel.params import Tree
 from atoll.kernel.task import Facts
-from atoll.runtime.engines.parts import Part, work_of
-from atoll.runtime.engines.plan import VARIANTS, Mode, NotVectorisable, Plan, arithmetic
+from atoll.runtime.engines.figures import Figures, Measured, describe_work
+from atoll.runtime.engines.measuring import FORCED, Trial
+from atoll.runtime.engines.parts import Part
+from atoll.runtime.engines.plan import VARIANTS, Mode, NotVectorisable, Plan
 from atoll.runtime.engines.programs import Programs
-from atoll.runtime.engines.scan import Scanner
 
 log = logging.getLogger("atoll.engine")
 
@@ -37,23 +37,10 @@ PlanKey = tuple[str, Hashable, Hashable, int]  # phase, method, facts of the tas
 LARGEST_CHUNK = 128  # larger ones gain nothing, and memory would grow with the cohort
 WORTH_MEASURING = 3.0  # seconds of work ahead
 WORTH_COMPILING = 60.0
+WORTH_LOADING = 10.0  # what another process compiled, which takes a second or two
 MEASURING_SHARE = 0.1  # of the work ahead may go into measuring
 FILLS_A_GPU = 10**9  # parameters times samples in a batch: with so many, one client at a time is as fast as several
 MODES = get_args(Mode)
-FORCED = 10**9  # calls ahead of a plan that is being measured or was asked for: its programs are always made
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The result of calibration: seconds per client-step, and the client-steps of one job."""
-
-    plan: Plan
-    seconds: float
-    steps: float
-
-    def ahead(self, part: Part) -> float:
-        """Return the seconds that this and all coming jobs would take."""
-        return self.seconds * self.steps * part.job.calls
 
 
 class Planner:
@@ -66,9 +53,15 @@ class Planner:
     compile: bool | None
     precision: Precision
     threads: int
+    remember: bool  # whether what is measured is kept for other processes, and what they kept is used
     spelled: Plan | None  # what was asked for in words: then nothing is measured
     programs: Programs
     plans: dict[PlanKey, Plan]
+
+    @cached_property
+    def _tried(self) -> set[tuple[PlanKey, Plan]]:
+        """The plans whose programs were made here."""
+        return set()
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -88,15 +81,25 @@ class Planner:
     # -- choosing a plan -------------------------------------------------------------------------------------------
     def _plan(self, part: Part) -> Plan:
         key = self._key(part)
-        if key not in self.plans:
-            try:
+        try:
+            if key not in self.plans:
                 self.plans[key] = self._calibrate(part)
-            except (AtollError, torch.OutOfMemoryError):
-                raise
-            except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
-                log.info("%s: nothing was measured, because a client failed (%s)", part.name, error)
-                return self._first_plan(part)
-        return self.plans[key]
+            self._make_programs(self.plans[key], part)
+        except (AtollError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a client fails; the round will find out which
+            log.info("%s: nothing was measured, because a client failed (%s)", part.name, error)
+        return self.plans.get(key) or self._first_plan(part)
+
+    def _make_programs(self, plan: Plan, part: Part) -> None:
+        """Take one step under a plan that was found, because measuring it would have made its programs.
+
+        However seldom they are called then, they are there: otherwise a run that measured and one that did not would
+        differ in their last bits.
+        """
+        if plan.mode != "eager" and self.spelled is None and (self._key(part), plan) not in self._tried:
+            self._tried.add((self._key(part), plan))
+            self._trial(plan, part, self._calls(part, plan)).take(limit=1)
 
     def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
         """Return how a method's jobs run here: a resumed run needs the same plans to get the same bits."""
@@ -142,13 +145,19 @@ class Planner:
         return Plan(strategy, self.chunk, one_core=one_core, precision=self.precision)
 
     def _first_plan(self, part: Part) -> Plan:
-        """Return the plan to begin with: the forced one, else as many clients at once as is sensible."""
-        if self.strategy != "auto":
-            return self._plan_for(self.strategy)
-        if self.best_alone(part.task):
-            return self._plan_for("loop")
+        """Return the plan to begin with: the forced one, else as many clients at once as is sensible.
+
+        Of several clients it is traced on a CPU, if there are calls enough: a step then takes a third of the time. On a
+        GPU a program also needs a graph, which takes longer to make than a short run.
+        """
         on_cpu = self.device.type == "cpu"
-        return replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
+        if self.strategy != "auto":
+            plan = self._plan_for(self.strategy)
+        elif self.best_alone(part.task):
+            plan = self._plan_for("loop")
+        else:
+            plan = replace(self._group_plan(min(part.usual, LARGEST_CHUNK), part.usual), one_core=on_cpu)
+        return replace(plan, mode="traced") if on_cpu and plan.vectorised else plan
 
     def _plan_alone(self, part: Part, reason: NotVectorisable) -> Plan:
         """Return the plan for a step that fails under `vmap`."""
@@ -172,9 +181,9 @@ class Planner:
             # Compiling takes long and is asked for where most of the time goes.
             compiles = part.job.phase.name == "local" or self.spelled.mode != "compiled"
             return self.spelled if compiles else replace(self.spelled, mode="traced")
-        first = self._first_plan(part)
+        first, figures = self._first_plan(part), self._figures(part)
         try:
-            best = self._measure(first, part)
+            best = self._look_up(first, part, figures, self._calls(part, first))
         except NotVectorisable as reason:
             return self._plan_alone(part, reason)
         except torch.OutOfMemoryError:
@@ -182,21 +191,45 @@ class Planner:
                 raise
             log.info("%s: %s needs more memory than there is", part.name, first)
             torch.cuda.empty_cache()
-            best = self._measure(self._plan_for("loop"), part)
+            best = self._look_up(self._plan_for("loop"), part, figures)
         tried = [best]
         if best.ahead(part) > WORTH_MEASURING or self.compile:
-            tried += self._try(self._candidates(part, best), part, tried)
+            tried += self._try(self._candidates(part, best), part, tried, figures)
         best = min(tried, key=lambda measured: measured.seconds)
-        if self.compile or (self.compile is None and best.ahead(part) > WORTH_COMPILING):
-            compiled = self._try(self._compiled_candidates(part, tried), part, tried)
+        if plans := self._worth_compiling(part, tried, figures):
+            compiled = self._try(plans, part, tried, figures)
             best = min(compiled if self.compile and compiled else [*tried, *compiled], key=lambda one: one.seconds)
             tried += compiled
+        if best.ahead(part) > WORTH_MEASURING or self.compile:
+            figures.save()
         log.info(
-            "%s: %s, %.1f us per client-step, %.1f s ahead (tried %s)",
+            "%s: %s, %.1f us per client-step, %.1f s ahead (%s %s)",
             part.name, best.plan, best.seconds * 1e6, best.ahead(part),
+            "tried" if figures.grew else "known from an earlier run:",
             "; ".join(f"{one.plan} {one.seconds * 1e6:.1f}" for one in tried),
         )  # fmt: skip
         return best.plan
+
+    def _figures(self, part: Part) -> Figures:
+        """Return what is known of this kind of work."""
+        sizes, batch = part.task.splits["train"].sizes(part.clients), part.task.training.batch_size
+        one_pass = float((-(-sizes // batch)).sum())
+        try:
+            return Figures(describe_work(part, self.device, self.threads) if self.remember else None, one_pass)
+        except (Unstable, RuntimeError) as reason:  # a user may be without a home
+            log.info("%s: what is measured is not kept (%s)", part.name, reason)
+            return Figures(None, one_pass)
+
+    def _look_up(self, plan: Plan, part: Part, figures: Figures, calls: int = FORCED) -> Measured:
+        """Return the figure of a plan; measure it if there is none, or none good enough for the work ahead.
+
+        Its programs are made if so many `calls` pay for them.
+        """
+        found = figures.get(plan)
+        if found is None or (found.rough and self._matters(found, part)):
+            found = self._measure(plan, part, calls)
+            figures.add(found)
+        return found
 
     def _candidates(self, part: Part, first: Measured) -> list[Plan]:
         """Return plans that need no compiler."""
@@ -249,70 +282,52 @@ class Planner:
         plans = [replace(one.plan, mode="compiled") for one in chosen]
         return list(dict.fromkeys(plans))
 
-    def _try(self, plans: list[Plan], part: Part, so_far: list[Measured]) -> list[Measured]:
-        """Measure plans one after another, as long as the work ahead is worth it."""
+    def _worth_compiling(self, part: Part, tried: list[Measured], figures: Figures) -> list[Plan]:
+        """Return the plans to compile, if any: those whose programs torch has already pay sooner."""
+        ahead = min(one.ahead(part) for one in tried)
+        if self.compile is False or (not self.compile and ahead <= WORTH_LOADING):
+            return []
+        plans = self._compiled_candidates(part, tried)
+        if self.compile or ahead > WORTH_COMPILING:
+            return plans
+        return [plan for plan in plans if figures.has_programs(plan)]
+
+    def _try(self, plans: list[Plan], part: Part, so_far: list[Measured], figures: Figures) -> list[Measured]:
+        """Return the figures of plans; those that are not known are measured as long as the work ahead is worth it."""
         measured: list[Measured] = []
-        began = time.perf_counter()
-        for plan in plans:
+        spent = 0.0  # also by other processes, so a run that is repeated tries the same plans
+        known = [one.plan for one in so_far]
+        for plan in [plan for plan in plans if plan not in known]:
             ahead = min(one.ahead(part) for one in [*so_far, *measured])
-            if time.perf_counter() - began > MEASURING_SHARE * ahead and not self.compile:
-                break
+            if figures.get(plan) is None and spent > MEASURING_SHARE * ahead and not self.compile:
+                continue
+            began = time.perf_counter()
             try:
-                measured.append(self._measure(plan, part))
+                measured.append(self._look_up(plan, part, figures))
+                spent += max(measured[-1].took, time.perf_counter() - began)
             except NotVectorisable as reason:
+                spent += time.perf_counter() - began
                 log.info("%s: %s is not possible (%s)", part.name, plan, reason)
             except torch.OutOfMemoryError:
+                spent += time.perf_counter() - began
                 log.info("%s: %s needs more memory than there is", part.name, plan)
                 torch.cuda.empty_cache()
         return measured
 
-    def _measure(self, plan: Plan, part: Part) -> Measured:
+    def _matters(self, measured: Measured, part: Part) -> bool:
+        """Return whether a figure decides anything."""
+        return bool(self.compile) or measured.ahead(part) > WORTH_MEASURING / 3
+
+    def _measure(self, plan: Plan, part: Part, calls: int) -> Measured:
         """Time a plan on a few real steps, after one that makes its programs."""
-        size = plan.size(len(part.clients))
-        workers = self.threads if plan.strategy == "threads" else 1
-        starts = range(0, min(workers * size, len(part.clients)), size)
-        groups = [part.clients[start : start + size] for start in starts]
+        self._tried.add((self._key(part), plan))
+        began = time.perf_counter()
+        found = self._trial(plan, part, calls).measure(lambda measured: self._matters(measured, part))
+        programs = self.programs.compiler.kept_in if plan.mode == "compiled" else None
+        return replace(found, took=time.perf_counter() - began, programs=programs)
 
-        def time_steps(limit: int) -> tuple[float, int, int]:
-            scanners = [Scanner(part.population, plan, self.programs, calls=FORCED, limit=limit) for _ in groups]
-
-            def one(position: int) -> None:
-                with torch.no_grad(), arithmetic(plan.precision), limit_cores(plan):
-                    assignment, cohort = part.prepare(groups[position], scanners[position])
-                    work_of(assignment)(cohort)
-
-            if plan.strategy == "threads":
-                with one_thread_each():
-                    list(self._pool.map(one, range(len(groups))))
-            else:
-                one(0)
-            steps = sum(scanner.tally.client_steps for scanner in scanners)
-            planned = sum(scanner.tally.planned for scanner in scanners)
-            return max(scanner.tally.seconds for scanner in scanners), steps, planned
-
-        samples = part.task.splits["train"].sizes(part.clients)
-        share = samples[: sum(map(len, groups))].sum() / max(samples.sum(), 1)
-
-        def estimate(seconds: float, steps: int, planned: int) -> Measured:
-            return Measured(plan, seconds / max(steps, 1), planned / max(share, 1e-9))
-
-        def matters(one: Measured) -> bool:
-            """Return whether the figure decides anything."""
-            return bool(self.compile) or one.ahead(part) > WORTH_MEASURING / 3
-
-        first = estimate(*time_steps(limit=1))  # it also makes the programs, and so takes longer than the others
-        if not matters(first):
-            return first
-        # The better of two, so a moment in which the machine was busy elsewhere decides nothing.
-        seconds, steps, planned = min(time_steps(limit=2), time_steps(limit=2))
-        rough = estimate(seconds, steps, planned)
-        if not steps or seconds >= 0.2 or not matters(rough):
-            return rough
-        # Too short to trust: take as many steps as fit into a fifth of a second.
-        limit = int(np.clip(0.4 / max(seconds, 1e-6), 2, 64))
-        found = [time_steps(limit)]
-        found += [time_steps(limit) for _ in range(int(np.clip(0.2 / max(found[0][0], 1e-6), 1, 8)))]
-        return min((estimate(*one) for one in found), key=lambda one: one.seconds)
+    def _trial(self, plan: Plan, part: Part, calls: int) -> Trial:
+        return Trial(plan, part, self.programs, self.threads, lambda: self._pool, calls)
 
 
 def parse_strategy(text: str) -> tuple[Any, int | None]:
@@ -325,22 +340,6 @@ def parse_strategy(text: str) -> tuple[Any, int | None]:
     raise EngineError(
         f"`strategy` must be auto, loop, threads, whole, chunk:N or threads:N with N at least 1. Got {text!r}."
     )
-
-
-def limit_cores(plan: Plan) -> AbstractContextManager[None]:
-    """Use one core for a plan that asks for it; in threads, each has one already."""
-    return one_thread_each() if plan.one_core else nullcontext()
-
-
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Let several threads share the cores, with one core each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _speed_facts(task: Facts) -> Hashable:

@@ -2,7 +2,8 @@
 
 Tracing runs the author's Python once and keeps only the tensor operations, so later steps pay for neither Python nor
 `vmap`. Programs are found again by a fingerprint of the step, so a method's step is traced or compiled once for all
-rounds; a step that captures tensors has no fingerprint and stays eager.
+rounds; a step that captures tensors has no fingerprint and stays eager. Methods whose steps come to the same operations
+share what is compiled.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from atoll.kernel.fingerprints import Unstable, fingerprint
 if TYPE_CHECKING:
     pass
 
+from atoll.runtime.engines.compiling import Compiler
 from atoll.runtime.engines.plan import Mode, Plan
 from atoll.runtime.engines.running import EagerProgram, Running, SeededProgram, TracedProgram, copy_leaves
 from atoll.runtime.engines.work import Leaves, Timed, Work
@@ -63,8 +65,8 @@ class GraphProgram(Running):
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             after = program.call(*arguments)
-            if not program.in_place:
-                for old, new in zip(self.carry, after, strict=True):
+            if not program.in_place:  # a value may be on its way to another place
+                for old, new in zip(self.carry, [leaf.clone() for leaf in after], strict=True):
                     old.copy_(new)
 
     def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
@@ -138,6 +140,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._made: dict[Hashable, TracedProgram | EagerProgram] = {}
+        self.compiler = Compiler()
         self._lock = threading.Lock()
         self._read: Hashable = None  # the clients' data, which their graphs read
         self._forget_graphs()
@@ -184,7 +187,8 @@ class Programs:
     def _make(self, mode: Mode, graph: bool, work: Work, example: tuple[Any, ...]) -> TracedProgram | EagerProgram:
         EagerProgram().call(work, *example)  # a fault of the step itself must show as such
         try:
-            return TracedProgram(work, example, compiled=mode == "compiled", in_place=graph or mode == "compiled")
+            compiler = self.compiler if mode == "compiled" else None
+            return TracedProgram(work, example, compile=compiler, in_place=graph or compiler is not None)
         except Exception as error:  # noqa: BLE001 - whatever stops the compiler must not stop the run
             return _fall_back(error, mode)
 

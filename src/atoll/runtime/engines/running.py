@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 from atoll.runtime.engines.plan import vectorising
 from atoll.runtime.engines.work import Leaves, Timed, Work
 
+Compile = Callable[[torch.fx.GraphModule, Leaves], Callable[..., Any]]  # traced operations, and an example of inputs
+
 
 class Running:
     """A scan under way: `carry` after the steps so far. This one calls a function that returns new tensors."""
@@ -92,9 +94,12 @@ class SeededProgram:
 
 
 class TracedProgram:
-    """Calls the traced operations; a compiled one overwrites its carry, which saves a pass over memory."""
+    """Calls the traced operations, or what `compile` makes of them.
 
-    def __init__(self, work: Work, example: tuple[Any, ...], *, compiled: bool, in_place: bool) -> None:
+    With `in_place` it overwrites its carry, which saves a pass over memory, unless a value moves within it.
+    """
+
+    def __init__(self, work: Work, example: tuple[Any, ...], *, compile: Compile | None, in_place: bool) -> None:  # noqa: A002
         self.in_place = in_place
         counts = len(example[0]), len(example[1])
         carry, given, *rest = example
@@ -107,30 +112,26 @@ class TracedProgram:
             supply = iter(some)
             arguments = [next(supply) if present else None for present in optional]
             after = replace(work, x=x, y=y).all_clients(carry, given, *arguments)  # type: ignore[arg-type]
-            if not in_place:
+            self.in_place = in_place and not _moves(carry, after)
+            if not self.in_place:
                 return after
             for old, new in zip(carry, after, strict=True):
                 old.copy_(new)
             return []
 
-        inputs = [
-            *copy_leaves(carry),
-            *copy_leaves(given),
-            work.x,
-            work.y,
-            *(value for value in rest if value is not None),
-        ]
+        def make_inputs() -> Leaves:
+            """Copy the example, because what overwrites its carry also does so while it is traced and compiled."""
+            some = (value for value in rest if value is not None)
+            return [*copy_leaves(carry), *copy_leaves(given), work.x, work.y, *some]
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Every value is described by an empty copy of it. Without a context, each copy makes a mode of its own,
             # which takes longer than the tracing itself.
             with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-                graph = make_fx(run_flat)(*inputs)
-            _drop_detaches(graph)
-            self._run: Callable[..., Any] = graph
-            if compiled:
-                self._run = torch.compile(graph, dynamic=False)
-                self._run(*inputs)
+                graph = make_fx(run_flat)(*make_inputs())
+            _drop_idle_views(graph)
+            self._run: Callable[..., Any] = graph if compile is None else compile(graph, make_inputs())
         self.gradients = work.gradients[0]
 
     def call(self, work: Work, carry: Leaves, given: Leaves, *rest: Any) -> Leaves:
@@ -145,15 +146,49 @@ class TracedProgram:
         return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], timed)
 
 
+def _moves(before: Leaves, after: Leaves) -> bool:
+    """Return whether a value moves to another place, whose own place may be overwritten before it is read.
+
+    The compiler takes no care of that, not even if the value is copied first.
+    """
+    places = [leaf.untyped_storage().data_ptr() for leaf in before]
+    return any(
+        leaf.untyped_storage().data_ptr() in places[:number] + places[number + 1 :] for number, leaf in enumerate(after)
+    )
+
+
 def copy_leaves(leaves: Leaves) -> Leaves:
     """Copy leaves into plain layout: a traced program holds for one layout of its inputs only."""
     return [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
 
 
-def _drop_detaches(graph: torch.fx.GraphModule) -> None:
-    """Drop every `detach`: without autograd it means nothing, and would cost a call each."""
+VIEWS = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        ("detach", "default"), ("expand", "default"), ("permute", "default"), ("squeeze", "dim"), ("squeeze", "dims"),
+        ("t", "default"), ("transpose", "int"), ("unsqueeze", "default"), ("view", "default"),
+        ("_unsafe_view", "default"),
+    )
+)  # fmt: skip
+
+
+def _drop_idle_views(graph: torch.fx.GraphModule) -> None:
+    """Drop views that lead back to a tensor as it was: `vmap` and autograd leave many, and each would cost a call."""
     for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
+        if node.target not in VIEWS:
+            continue
+        source = node
+        while source.target in VIEWS:
+            source = source.args[0]
+            if _layout(source) == _layout(node):
+                node.replace_all_uses_with(source)
+                break
+    for node in reversed(graph.graph.nodes):  # what led to them may be of no use either
+        if node.target in VIEWS and not node.users:
             graph.graph.erase_node(node)
     graph.recompile()
+
+
+def _layout(node: torch.fx.Node) -> tuple[torch.Size, tuple[int, ...]]:
+    value = node.meta["val"]
+    return value.shape, value.stride()

@@ -176,9 +176,11 @@ class Scanner:
             timed = None if dropout is None else Timed(dropout.low, dropout.high, before)
             inputs = Inputs(carry, given_leaves, table.index, mask, timed, table.steps)
             ahead = self.calls * -(-(epochs - first) // (last - first)) if last > first else self.calls
+            if self.limit is not None:  # a run takes all steps
+                ahead *= max(1, int(steps_each.max(initial=0)) * epochs // self.limit)
             if self.plan.mode != "eager" and vectorised:
                 width = choose_width(max(len(cohort), self.nominal), data.evenness(batch_size))
-                return self._fold_in_lanes(Fold(self._plan_for(work), work, inputs, width, ahead, self.limit))
+                return self._fold_in_lanes(Fold(self._plan_for(work), work, inputs, width, ahead, round, self.limit))
             order = np.argsort(-table.steps, kind="stable")
             if (order[1:] > order[:-1]).all():
                 return self._fold(work, inputs, ahead)

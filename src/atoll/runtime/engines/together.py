@@ -2,9 +2,9 @@
 
 One run with unequal clients leaves a GPU half idle: when few of its clients are left, most lanes are empty. Seeds,
 hyperparameters and methods of a comparison fill them. Each run is a thread with a loop, a server and a folder of its
-own, and only one of them goes on at a time, until it comes to a scan. When all have come to one, those whose steps
-agree run as one (`folds.py`), those of the smallest group first: it then catches up with the others. A run does not
-notice: it gets the numbers that it would get alone.
+own, and only one of them goes on at a time, until it comes to a scan. When all have come to one, those that are
+furthest behind run, and as one with them all whose steps agree (`folds.py`), so runs stay in step with each other. A
+run does not notice: it gets the numbers that it would get alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from atoll.data.task import Task
 from atoll.runtime.engines.folds import Fold, run_joined
+from atoll.runtime.engines.measuring import limit_cores
 from atoll.runtime.engines.plan import keep_arithmetic
-from atoll.runtime.engines.planning import limit_cores
 from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.work import Leaves
 
@@ -74,7 +74,7 @@ class Together:
                 for one in ready:
                     self._let_go_on(one)
                 if not ready:
-                    self._run_smallest_group(going)
+                    self._run_next_group(going)
         except BaseException:  # such as Ctrl-C: no run may go on in the background
             self._stopping = True
             if self._going is not None:
@@ -129,13 +129,13 @@ class Together:
         self._back.release()
 
     # -- scans -----------------------------------------------------------------------------------------------------
-    def _run_smallest_group(self, waiting: Sequence[Companion[Any]]) -> None:
-        """Run the scans of the fewest runs whose steps agree: those are behind, and join the others afterwards."""
+    def _run_next_group(self, waiting: Sequence[Companion[Any]]) -> None:
+        """Run the scans of those runs that are furthest behind, and of all whose steps agree with theirs."""
         groups: dict[Hashable, list[tuple[Companion[Any], Fold]]] = {}
         for one in waiting:
             assert one.fold is not None
             groups.setdefault(one.key, []).append((one, one.fold))
-        group = min(groups.values(), key=len)
+        group = min(groups.values(), key=lambda group: (min(_progress(fold) for _, fold in group), len(group)))
         group = group[: self._count_fitting([fold for _, fold in group])]
         folds = [fold for _, fold in group]
         began = time.perf_counter()
@@ -185,6 +185,11 @@ class Together:
             if total > MEMORY_SHARE * free:
                 return max(count, 1)
         return len(folds)
+
+
+def _progress(fold: Fold) -> tuple[int, bool]:
+    """Return how far a run is: it is evaluated after a round, with the number of the next one, in which it trains."""
+    return fold.round, fold.work.variant.train
 
 
 class Pool:

@@ -16,9 +16,9 @@ from atoll.kernel.job import Done, Lost
 from atoll.kernel.params import Tree
 from atoll.kernel.task import Facts
 from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.engines.measuring import FORCED
 from atoll.runtime.engines.parts import Part
 from atoll.runtime.engines.plan import Plan
-from atoll.runtime.engines.planning import FORCED
 from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.memory import Memory

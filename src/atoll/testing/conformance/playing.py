@@ -19,7 +19,7 @@ from atoll.kernel.job import AtTheEnd, Done, Job
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import BESIDE, Answer, predictor_of
 from atoll.records.report import Report
-from atoll.runtime.engines.planning import one_thread_each
+from atoll.runtime.engines.measuring import one_thread_each
 from atoll.runtime.memory import Memory, RamMemory
 from atoll.runtime.population import Population
 from atoll.testing.conformance.engines import find_engine

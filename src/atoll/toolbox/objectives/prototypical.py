@@ -25,6 +25,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Layout, Params, Stack, Tree, flatten, unflatten
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client.descent import descend, zero_velocity
 from atoll.toolbox.client.features import feature_size
@@ -64,8 +65,8 @@ class Seen:
     batch: Batch  # two views of every sample, one after the other
     w: Params
     z: Tensor  # unit features of the views
-    carry: Tree  # what the objective carries from step to step
-    given: Tree  # what it was given
+    carry: Any  # what the objective carries from step to step
+    given: Any  # what it was given
     epoch: Tensor | None  # how many are over, if the objective asks for it
     begins: Tensor | None  # whether this is the first step of an epoch
     progress: Tensor | None  # the share of all steps that is done, if the objective asks for it
@@ -111,15 +112,15 @@ class Objective:
         """Whether a step must know how many samples of each class the client has."""
         return False
 
-    def initial_carry(self, cohort: Cohort) -> Tree:
+    def initial_carry(self, cohort: Cohort) -> Any:
         """Return what is carried from step to step, before the first one."""
         return None
 
-    def next(self, seen: Seen, terms: Params) -> Tree:
+    def next(self, seen: Seen, terms: Params) -> Any:
         """Return what is carried on from a step with these terms."""
         return seen.carry
 
-    def samples(self, batch: Batch, given: Tree) -> Batch:
+    def samples(self, batch: Batch, given: Any) -> Batch:
         """Return what a step sees of a batch."""
         return batch
 
@@ -149,6 +150,27 @@ class Objective:
         return F.cross_entropy(self.logits(rows, rows), torch.arange(len(rows), device=rows.device))
 
 
+@record
+class Carry:
+    """What a client carries from step to step."""
+
+    w: Each
+    velocity: Each
+    own: Any  # of the objective
+    seen: Each  # sums of all terms over the steps that were taken, and how many these are
+    time: Each  # batches that passed
+
+
+@record
+class Given:
+    """What a step reads beside its batch."""
+
+    lr: Tensor
+    epoch: Each  # steps in an epoch, if the step must know its epoch
+    total: Each  # steps of the whole training, if it must know how many there will be
+    own: Any  # of the objective
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of a client, on two views of a batch."""
@@ -164,45 +186,37 @@ class Step:
         """How many samples make a step."""
         return self.rule.batch_size if self.drop_last else min(LEAST, self.rule.batch_size)
 
-    def start(self, cohort: Cohort, w: Params | Stack) -> dict[str, Any]:
+    def start(self, cohort: Cohort, w: Params | Stack) -> Carry:
         """Return what is carried before the first step."""
         sums = dict.fromkeys((*self.objective.names, *(["cosine"] if self.conflict != "ignored" else [])), 0.0)
-        return {
-            "w": w,
-            "velocity": zero_velocity(self.rule, w),
-            "own": self.objective.initial_carry(cohort),
-            "seen": Params.of(steps=0.0, **sums),
-            "time": Params.of(steps=0.0),
-        }
+        own = self.objective.initial_carry(cohort)
+        return Carry(w, zero_velocity(self.rule, w), own, Params.of(steps=0.0, **sums), cohort.each(0.0))
 
-    def __call__(self, carry: dict[str, Any], batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, carry: Carry, batch: Batch, given: Given) -> Carry:
         """Return the carry after a batch; of a batch that is too small, only time passes."""
-        w, velocity, time = carry["w"], carry["velocity"], carry["time"]["steps"]
+        w, velocity, time = carry.w, carry.velocity, carry.time
         epoch = begins = progress = None
-        if given["epoch"] is not None:
-            epoch, begins = time // given["epoch"]["steps"], time % given["epoch"]["steps"] == 0
-        if given["all"] is not None:
-            progress = time / given["all"]["steps"]
+        if given.epoch is not None:
+            epoch, begins = time // given.epoch, time % given.epoch == 0
+        if given.total is not None:
+            progress = time / given.total
         if self.afresh:
             assert begins is not None
             velocity = velocity * (~begins).to(time.dtype)
-        views = self.objective.samples(batch, given["own"]).views(2)
-        seen = Seen(views, w, torch.empty(0), carry["own"], given["own"], epoch, begins, progress)
+        views = self.objective.samples(batch, given.own).views(2)
+        seen = Seen(views, w, torch.empty(0), carry.own, given.own, epoch, begins, progress)
         g, passed = self.gradient(seen)
         cosine = {}
         if self.conflict != "ignored":
             contrast, _ = self.gradient(seen, only=("contrast",))
             g, cosine["cosine"] = resolve_conflict(g, contrast, project=self.conflict == "projected")
-        moved, velocity = descend(self.rule, w | passed["buffers"], g, velocity, given["lr"])
-        after = {
-            "w": moved,
-            "velocity": velocity,
-            "own": self.objective.next(replace(seen, z=passed["z"]), passed["terms"]),
-            "seen": carry["seen"] + (passed["terms"] | Params.of(steps=torch.ones_like(time), **cosine)),
-        }
+        moved, velocity = descend(self.rule, w | passed["buffers"], g, velocity, given.lr)
+        own = self.objective.next(replace(seen, z=passed["z"]), passed["terms"])
+        sums = carry.seen + (passed["terms"] | Params.of(steps=torch.ones_like(time), **cosine))
+        after = Carry(moved, velocity, own, sums, time)
         if batch.mask is not None:
-            after = choose(batch.count >= self.least, after, {name: carry[name] for name in after})
-        return {**after, "time": Params.of(steps=time + 1)}
+            after = choose(batch.count >= self.least, after, carry)
+        return replace(after, time=time + 1)
 
     def gradient(self, seen: Seen, only: Iterable[str] | None = None) -> tuple[Params, dict[str, Any]]:
         """Return the gradient of the sum of all terms, or of those named; and what the pass left."""
@@ -219,24 +233,20 @@ class Step:
         return batch.differentiate(total, w.trained)
 
 
-def train(cohort: Cohort, start: Params | Stack, step: Step, *, epochs: int, given: Tree = None) -> Stack:
+def train(cohort: Cohort, start: Params | Stack, step: Step, *, epochs: int, given: Any = None) -> Stack:
     """Train every client's model for so many epochs from `start`; record terms as losses, each by its name."""
     objective, per_epoch = step.objective, cohort.steps(1)
     _say_who_takes_no_step(cohort, step)
-    everything = {
-        "lr": cohort.lr,
-        "epoch": Stack.of(steps=per_epoch) if step.afresh or objective.by_epoch else None,
-        # Only where it matters: without it, training for more epochs goes on from where one for fewer ended.
-        "all": Stack.of(steps=per_epoch * epochs) if objective.scheduled else None,
-        "own": given,
-    }
-    carry = step.start(cohort, start)
-    end = cohort.scan(step, carry, given=everything, epochs=epochs, draws=objective.draws)
-    taken = end["seen"]["steps"].clamp(min=1)
-    cohort.observe(**{f"loss/{name}": end["seen"][name] / taken for name in objective.names})
-    if "cosine" in end["seen"]:
-        cohort.observe(conflict=end["seen"]["cosine"] / taken)
-    trained: Stack = end["w"]
+    by_epoch = per_epoch if step.afresh or objective.by_epoch else None
+    # Only where it matters: without it, training for more epochs goes on from where one for fewer ended.
+    total = per_epoch * epochs if objective.scheduled else None
+    reads = Given(cohort.lr, by_epoch, total, given)
+    end = cohort.scan(step, step.start(cohort, start), given=reads, epochs=epochs, draws=objective.draws)
+    taken = end.seen["steps"].clamp(min=1)
+    cohort.observe(**{f"loss/{name}": end.seen[name] / taken for name in objective.names})
+    if "cosine" in end.seen:
+        cohort.observe(conflict=end.seen["cosine"] / taken)
+    trained: Stack = end.w
     return trained
 
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import Each, record
 from atoll.toolbox.client.features import membership
 from atoll.toolbox.objectives import alignment
 from atoll.toolbox.objectives.balance import balanced_softmax, class_mean, class_weights, resample
@@ -56,6 +57,26 @@ SYNTHETIC_FROM = 0.1  # of all steps: before, all features look alike
 SLICES = 64  # directions of a sliced distance
 PACE = 0.9  # of the running means that set an automatic weight
 LARGEST, SOFTENED = 50.0, 1e-2  # the largest automatic weight, and what keeps it finite
+
+
+@record
+class Given:
+    """What the terms read beside the batch; None where none of them does."""
+
+    counts: Each = None  # samples of each class that the client has
+    pool: Params | None = None  # what was sent of public samples
+    reference: Params | None = None  # a teacher's `features` of public samples, and their classes `y`
+    anchors: Tensor | None = None  # directions of classes
+    first: Tensor | None = None  # prototypes before training
+    rows: Tensor | None = None  # what a queue is full of at first, if it is
+
+
+@record
+class Carry:
+    """What is carried from step to step; None where nothing is."""
+
+    queue: Each = None
+    pace: Each = None  # running means, of the terms and of the distance to anchors
 
 
 @dataclass(frozen=True)
@@ -130,46 +151,45 @@ class Composed(Objective):
         return self.rarity > 0 and self.rarity_by == "draws"
 
     # -- what is carried -----------------------------------------------------------------------------------------
-    def initial_carry(self, cohort: Cohort) -> Tree:
+    def initial_carry(self, cohort: Cohort) -> Carry:
         """Return an empty queue, and running means."""
-        carry: dict[str, Params | Stack] = {}
+        queue = pace = None
         if self.queue:
             size = cohort.initial[prototype_leaf(cohort.initial.layout)].shape[1]
             queue = cohort.stacked(empty_queue(self.queue, size))
             if not self._blind:
                 room = (cohort.samples // SMALLEST_SHARE).clamp(1, self.queue).long()
                 queue = queue | Stack.of(room=room)
-            carry["queue"] = queue
         if self.anchor_schedule == "auto" and self.anchor:
-            carry["pace"] = Params.of(base=0.0, apart=0.0, seen=0.0)
-        return carry
+            pace = Params.of(base=0.0, apart=0.0, seen=0.0)
+        return Carry(queue, pace)
 
-    def next(self, seen: Seen, terms: Params) -> Tree:
+    def next(self, seen: Seen, terms: Params) -> Carry:
         """Return the queue with the first view of the batch, and running means with this step's terms."""
-        carry = dict(seen.carry)
+        carry: Carry = seen.carry
         if self.queue:
             half = len(seen.z) // 2
             mask = None if seen.batch.mask is None else seen.batch.mask[:half]
-            carry["queue"] = enqueue(self._queue(seen), seen.z[:half], seen.batch.y[:half], mask)
-        if "pace" in carry:
+            carry = replace(carry, queue=enqueue(self._queue(seen), seen.z[:half], seen.batch.y[:half], mask))
+        if carry.pace is not None:
             base = torch.stack([terms[name] for name in super().names]).sum()
             now = Params.of(base=base, apart=self._off_anchor(seen), seen=torch.ones_like(base))
-            carry["pace"] = carry["pace"].lerp(now, 1 - PACE)
+            carry = replace(carry, pace=carry.pace.lerp(now, 1 - PACE))
         return carry
 
     def _queue(self, seen: Seen) -> Params:
-        queue: Params = seen.carry["queue"]
+        queue: Params = seen.carry.queue
         if not self._blind:
             return queue
         assert seen.begins is not None
-        fresh = filled_queue(seen.given["rows"]["features"])  # made anew in every epoch, as published
+        fresh = filled_queue(seen.given.rows)  # made anew in every epoch, as published
         return Params({name: torch.where(seen.begins, leaf, queue[name]) for name, leaf in fresh.items()})
 
-    def samples(self, batch: Batch, given: Tree) -> Batch:
+    def samples(self, batch: Batch, given: Given) -> Batch:
         """Return the samples of the batch, or as many drawn from it, rare classes first."""
         if not self._redraws:
             return batch
-        likely = class_weights(given["counts"]["counts"], self.rarity)[batch.y]
+        likely = class_weights(given.counts, self.rarity)[batch.y]
         return batch.rows(resample(batch.uniform("rows", len(batch.y)), likely, batch.mask))
 
     # -- terms -----------------------------------------------------------------------------------------------------
@@ -203,14 +223,14 @@ class Composed(Objective):
         """Return the cross-entropy of every view, with the client's prior if asked."""
         if self.prior == "none":
             return super().misfit(seen)
-        logits, counts = self.logits(seen.z, seen.prototypes), seen.given["counts"]["counts"]
+        logits, counts = self.logits(seen.z, seen.prototypes), seen.given.counts
         return balanced_softmax(logits, seen.batch.y, counts, restricted=self.prior == "restricted")
 
     def _weigh(self, seen: Seen, losses: Tensor) -> Tensor:
         """Weigh losses of samples, those of rare classes more if asked."""
         if not self.rarity or self._redraws:
             return losses
-        return losses * class_weights(seen.given["counts"]["counts"], self.rarity)[seen.batch.y]
+        return losses * class_weights(seen.given.counts, self.rarity)[seen.batch.y]
 
     def _contrast_mean(self, seen: Seen, losses: Tensor) -> Tensor:
         """Return the mean over samples or, if it is balanced, over classes."""
@@ -259,7 +279,7 @@ class Composed(Objective):
     # -- the pool ----------------------------------------------------------------------------------------------------
     def _encode_pool(self, seen: Seen) -> Params:
         """Encode some samples of the pool by the client's network as it is now, in the mode in which it trains."""
-        pool, batch = seen.given["pool"], seen.batch
+        pool, batch = seen.given.pool, seen.batch
         here = draw_rows(batch.uniform("pool", len(pool["y"])), self.pool_draw)
         some = pool.map(lambda leaf: leaf[here])
         features = replace(batch, x=some["x"], y=some["y"], mask=None).features(seen.w)
@@ -267,9 +287,9 @@ class Composed(Objective):
         return encoded
 
     def _pool_set(self, seen: Seen, pooled: Params | None, on: Tensor | float) -> ContrastSet:
-        pool: Params = seen.given["pool"]
+        pool: Params = seen.given.pool
         if self.pool == "means":
-            means = absent_classes(pool["features"], seen.given["counts"]["counts"], mass=self.mass or None)
+            means = absent_classes(pool["features"], seen.given.counts, mass=self.mass or None)
             return replace(means, weight=means.weight * on)
         if self.pool == "images":
             assert pooled is not None
@@ -287,13 +307,13 @@ class Composed(Objective):
         return 1 - seen.progress
 
     def _off_anchor(self, seen: Seen) -> Tensor:
-        anchors, p = seen.given["anchors"]["rows"], seen.prototypes
+        anchors, p = seen.given.anchors, seen.prototypes
         if self.anchor_moves:
             assert seen.progress is not None
-            anchors = torch.lerp(seen.given["anchors"]["start"], anchors, seen.progress)
+            anchors = torch.lerp(seen.given.first, anchors, seen.progress)
         if self.anchor_loss == "mse":
             return F.mse_loss(p, anchors)
-        counts = seen.given["counts"]["counts"]
+        counts = seen.given.counts
         return alignment.direction_loss(seen.z, seen.batch.y, seen.batch.mask, p, anchors, counts)
 
     def _anchor_weight(self, seen: Seen) -> Tensor | float:
@@ -310,13 +330,13 @@ class Composed(Objective):
         fading = annealed_share(seen.progress, 1)
         if self.anchor_schedule == "cosine":
             return self.anchor * fading
-        pace, tiny = seen.carry["pace"], torch.finfo(seen.z.dtype).tiny
+        pace, tiny = seen.carry.pace, torch.finfo(seen.z.dtype).tiny
         base, apart = (pace[name] / pace["seen"].clamp(min=tiny) for name in ("base", "apart"))
         automatic: Tensor = self.anchor * (fading * base / (apart + SOFTENED)).clamp(max=LARGEST)
         return automatic
 
     def _off_reference(self, seen: Seen) -> Tensor:
-        batch, reference = seen.batch, seen.given["reference"]
+        batch, reference = seen.batch, seen.given.reference
         here = draw_rows(batch.uniform("reference", len(reference["y"])), self.pool_draw)
         rows, labels = reference["features"][here], reference["y"][here]
         slices = batch.normal("slices", SLICES, rows.shape[1]) if self.reference == "sliced" else None
@@ -332,5 +352,5 @@ class Composed(Objective):
             classes = len(seen.prototypes)
             theirs = (labels[:, None] == torch.arange(classes, device=labels.device)).to(rows.dtype)
             return alignment.by_class(distance, seen.z, rows, membership(batch, classes), theirs)
-        share = alignment.weigh_as_client(labels, seen.given["counts"]["counts"])
+        share = alignment.weigh_as_client(labels, seen.given.counts)
         return distance(seen.z, rows, batch.mask, share)

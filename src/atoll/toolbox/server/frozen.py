@@ -19,11 +19,17 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import record
 from atoll.toolbox.client.features import membership, one_sample
 from atoll.toolbox.server.triangles import triangle
 
-Server = dict[str, Params]  # `model` and, with a `width`, what stands `beside` it once there is a head
-Phi = dict[str, Params]  # what makes features: `w` and, with a `width`, `random`
+
+@record
+class Phi:
+    """What makes features."""
+
+    w: Params
+    directions: Tensor | None = None  # R, with a `width`
 
 
 def head_leaves(method: object, w: Params, shape: tuple[int, ...]) -> tuple[str, str]:
@@ -42,17 +48,17 @@ def head_leaves(method: object, w: Params, shape: tuple[int, ...]) -> tuple[str,
 
 def frozen_features(batch: Batch, phi: Phi) -> Tensor:
     """Return the features of a batch, in float64: sums of many squares are to be exact."""
-    return expand(batch.features(phi["w"]).double(), phi)
+    return expand(batch.features(phi.w).double(), phi)
 
 
 def expand(z: Tensor, phi: Phi) -> Tensor:
     """Return random features of z, if they are asked for."""
-    return torch.relu(z @ phi["random"]["directions"]) if "random" in phi else z
+    return z if phi.directions is None else torch.relu(z @ phi.directions)
 
 
 def answer(model: Params, beside: Params, batch: Batch) -> Tensor:
     """Return what a head on random features answers."""
-    features = frozen_features(batch, {"w": model, "random": beside})
+    features = frozen_features(batch, Phi(model, beside["directions"]))
     return (features @ beside["weight"].T + beside["bias"]).to(batch.network.dtype)
 
 

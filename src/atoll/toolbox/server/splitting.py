@@ -18,27 +18,28 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.kernel.algorithm import Deployed, Epochs, NonNegative, Positive, Predictor, Replies
+from atoll.kernel.algorithm import Algorithm, Deployed, Epochs, NonNegative, Positive, Predictor, Replies
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack, spread
+from atoll.kernel.params import Params, Stack, Tree, spread
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.randomness import generator
+from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.blocks import Blocks, bench_with_block_features, blocks_of, train_above
-from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.descent import Found as Gradient
 from atoll.toolbox.client.evidence import evidence
 from atoll.toolbox.client.features import class_sums, feature_size, features_and_outputs
 from atoll.toolbox.objectives.etf import simplex_etf
 from atoll.toolbox.objectives.margins import margin_logits, margins, own_moments
-from atoll.toolbox.oneshot import OneShot, Server, require_public, uploads
+from atoll.toolbox.oneshot import require_public, uploads
 from atoll.toolbox.server import prototypes
 from atoll.toolbox.server.distillation import lessons
 from atoll.toolbox.server.fusion import fuse, stack_features
@@ -51,10 +52,53 @@ SCALE = 16.0  # s: of cosines that are logits
 TEMPERATURE = 4.0  # T
 
 
+@record
+class Found:
+    """What the server made of the uploads."""
+
+    clients: Tensor  # who replied, in the order of the rows of all that follows
+    models: Stack
+    evidence: Stack
+    agreement: Tensor  # of clients on the directions of classes
+    prototypes: Tensor  # p_c, [class, feature]
+    one: Params | None = None  # the student, or any of the models if all are the same
+
+
+@record
+class State:
+    """The server's state."""
+
+    model: Params  # what clients begin with
+    anchors: Tensor  # a_c
+    splits: Tensor  # how many blocks each client shares
+    alike: Tensor | None = None  # how alike clients are, block by block, once they have shown it
+    found: Found | None = None  # None while nobody has uploaded
+
+
+@record
+class Back:
+    """What clients are sent after their upload."""
+
+    one: Params | None = None  # one model, or all of them:
+    models: Stack | None = None
+    shares: Tensor | None = None  # how much each of these counts
+    prototypes: Params | None = None
+
+
+@record
+class Pull:
+    """What holds a client's features: these models, as much as they count."""
+
+    many: list[Params]
+    shares: Tensor
+    beta: float
+
+
 @dataclass(frozen=True, kw_only=True)
-class Splitting(OneShot):
+class Splitting(Algorithm):
     """Base of such methods: a subclass says where the split is, and ends its `aggregate` with `conclude`."""
 
+    epochs: Epochs = 10  # E: local epochs
     answer: Literal["auto", "prototypes", "outputs"] = "auto"  # how models answer together; auto: if they agree
     volume: NonNegative = 1.0  # a: of samples in the weight of a client's prototype
     reliability: NonNegative = 1.0  # b: of its accuracy on held-out samples
@@ -72,6 +116,8 @@ class Splitting(OneShot):
     personal_epochs: Epochs = 5  # of clients, above the base, after the single download
     beta: NonNegative = 0.1  # pull of own features to those that came back
 
+    one_shot: ClassVar[bool] = True
+    sums_suffice: ClassVar[bool] = False
     sends: ClassVar[dict[str, str]] = {"model": "model", "evidence": "statistic", "moments": "statistic"}
 
     # -- the clients -------------------------------------------------------------------------------------------------
@@ -87,7 +133,7 @@ class Splitting(OneShot):
         return self.personal == "head" or (self.personal == "none" and self.student_epochs > 0)
 
     # -- the server --------------------------------------------------------------------------------------------------
-    def start(self, task: Facts) -> Server:
+    def start(self, task: Facts) -> State:
         """Return the initial model and the corners of a simplex; nobody shares anything yet."""
         size, model = feature_size(self, task), task.network.initial
         blocks_of(task)  # raises for a network without blocks
@@ -96,9 +142,13 @@ class Splitting(OneShot):
         assert task.classes is not None
         anchors = simplex_etf(task.classes, size, generator(0, "anchors")).to(next(iter(model.floating.values())))
         splits = torch.zeros(task.clients, dtype=torch.int64, device=task.sample.device)
-        return {"model": model, "anchors": Params.of(anchors=anchors), "splits": splits}
+        return State(model, anchors, splits)
 
-    def conclude(self, server: Server, replies: Replies, models: Stack, split: int) -> Server:
+    def broadcast(self, server: State) -> Tree:
+        """Return the model that all clients begin with."""
+        return server.model
+
+    def conclude(self, server: State, replies: Replies, models: Stack, split: int) -> State:
         """Return the state with all models, whose first `split` blocks are the same, their prototypes, and one for all.
 
         That is the student, or simply any of them if all their blocks are the same.
@@ -106,18 +156,16 @@ class Splitting(OneShot):
         sent = uploads(replies, "evidence")
         agreement = prototypes.agreement(sent["sum"], sent["count"])
         log.info("directions of a class agree with cosine %.2f between clients", float(agreement))
-        clients = torch.from_numpy(replies.clients).to(server["splits"].device).sort().values
-        server = {**server, "clients": clients, "models": models, "evidence": sent, "agreement": agreement}
-        server["prototypes"] = Params.of(prototypes=self.directions(server))
+        clients = torch.from_numpy(replies.clients).to(server.splits.device).sort().values
+        found = Found(clients, models, sent, agreement, self.directions(sent, server.anchors))
         if split == len(blocks_of(replies.workbench.task)):
-            server["one"] = models.client(0)
+            found = replace(found, one=models.client(0))
         elif self.student_epochs:
-            server["one"] = self.distil(server, replies, split)
-        return server
+            found = replace(found, one=self.distil(server.model, found, replies, split))
+        return replace(server, found=found)
 
-    def directions(self, server: Server) -> Tensor:
-        """Return the prototypes p_c, [classes, features]."""
-        sent, anchors = server["evidence"], server["anchors"]["anchors"]
+    def directions(self, sent: Stack, anchors: Tensor) -> Tensor:
+        """Return the prototypes p_c, [classes, features], of what clients sent."""
         omega = prototypes.weights(
             sent["count"],
             prototypes.reliability(sent["correct"], sent["tested"]),
@@ -127,68 +175,69 @@ class Splitting(OneShot):
         mean = prototypes.fuse(sent["sum"], omega, robust=self.robust)
         return prototypes.shrink(mean, anchors, sent["count"].sum(0), strength=self.shrinkage)
 
-    def distil(self, server: Server, replies: Replies, split: int) -> Params:
+    def distil(self, w: Params, found: Found, replies: Replies, split: int) -> Params:
         """Teach one model to say below the split what all say, and to answer what all answer."""
         bench, task = replies.workbench, replies.workbench.task
         (x, y), blocks, talkative = bench.public, blocks_of(task), bench_with_block_features(bench)
-        base = torch.einsum("k,ksd->sd", sizes(server), talkative.answers(server["models"], x, features=True))
-        likely = (self.teaching_logits(server, replies, x) / TEMPERATURE).softmax(1)
+        base = torch.einsum("k,ksd->sd", sizes(found), talkative.answers(found.models, x, features=True))
+        likely = (self.teaching_logits(w, found, replies, x) / TEMPERATURE).softmax(1)
         classes = F.one_hot(y, task.classes or 0).to(base.dtype)
         cohort = lessons(bench, x, torch.cat([base, likely, classes], 1), network=talkative.network)
         step = functools.partial(student_gradient, blocks, split, self.align, self.labels)
         lr = torch.full_like(cohort.lr, self.student_lr)
-        return sgd(cohort, server["model"], epochs=self.student_epochs, lr=lr, gradient=step).client(0)
+        return sgd(cohort, w, epochs=self.student_epochs, lr=lr, gradient=step).client(0)
 
-    def teaching_logits(self, server: Server, replies: Replies, x: Tensor) -> Tensor:
+    def teaching_logits(self, w: Params, found: Found, replies: Replies, x: Tensor) -> Tensor:
         """Return what all models together answer to samples, as the student is taught it."""
-        bench, models = replies.workbench, server["models"]
+        bench, models = replies.workbench, found.models
         if self.student_of == "logits":
-            return torch.einsum("kc,ksc->sc", votes(server), bench.answers(models, x))
-        trained = spread(server["model"], models.clients) | uploads(replies, "model")  # whose moments were sent
+            return torch.einsum("kc,ksc->sc", votes(found), bench.answers(models, x))
+        trained = spread(w, models.clients) | uploads(replies, "model")  # whose moments were sent
         scaled = margins(uploads(replies, "moments")) * SCALE
         return margin_logits(bench.answers(trained, x, features=True), scaled)
 
     # -- what comes out ----------------------------------------------------------------------------------------------
-    def combine(self, server: Server) -> Params | Predictor:
-        """Return the one model that there is, or all together."""
-        if "one" in server:
-            one: Params = server["one"]
-            return one
-        if self.answer == "outputs" or (self.answer == "auto" and server["agreement"] < AGREED):
-            return ensemble(server["models"], Params.of(shares=votes(server)), of_logits)
-        beside = Params.of(shares=sizes(server), prototypes=server["prototypes"]["prototypes"])
-        return ensemble(server["models"], beside, by_directions)
+    def shared(self, server: State) -> Params | Predictor:
+        """Return what everybody deploys: the one model that there is, or all together; the first if nobody replied."""
+        found = server.found
+        if found is None:
+            return server.model
+        if found.one is not None:
+            return found.one
+        if self.answer == "outputs" or (self.answer == "auto" and found.agreement < AGREED):
+            return ensemble(found.models, Params.of(shares=votes(found)), of_logits)
+        return ensemble(found.models, Params.of(shares=sizes(found), prototypes=found.prototypes), by_directions)
 
-    def last_broadcast(self, server: Server) -> Server | None:
+    def last_broadcast(self, server: State) -> Back | None:
         """Return what all others found: the one model or all, and prototypes to be near to."""
-        if self.personal == "none" or "models" not in server:
+        found = server.found
+        if self.personal == "none" or found is None:
             return None
-        found = {"one": server["one"]} if "one" in server else {"models": server["models"], "shares": sizes(server)}
-        return found | ({"prototypes": server["prototypes"]} if self.personal == "prototypes" else {})
+        back = Back(found.one) if found.one is not None else Back(models=found.models, shares=sizes(found))
+        near = Params.of(prototypes=found.prototypes) if self.personal == "prototypes" else None
+        return replace(back, prototypes=near)
 
-    def finish(self, server: Server, cohort: Cohort) -> Stack | None:
+    def finish(self, server: State, cohort: Cohort) -> Stack | None:
         """Train what lies above the base of every client's own model, held to what all others found."""
-        received = self.last_broadcast(server)
-        if received is None:
+        if self.personal == "none" or server.found is None:
             return None
-        w = self.own(server, cohort)
-        if "one" in received:
-            many, shares = [received["one"]], torch.ones_like(sizes(server)[:1])
+        one, models, shares = server.found.one, server.found.models, sizes(server.found)
+        w = self.own(server.model, server.found, cohort)
+        if one is None:
+            given = Pull([models.client(k) for k in range(models.clients)], shares, self.beta)
         else:
-            models, shares = received["models"], received["shares"]
-            many = [models.client(k) for k in range(models.clients)]
-        given = {"many": many, "shares": shares, "beta": self.beta}
+            given = Pull([one], torch.ones_like(shares[:1]), self.beta)
 
         def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:
             step = functools.partial(held_gradient, names)
             return sgd(some, start, epochs=self.personal_epochs, only=names, gradient=step, given=given)
 
-        return train_above(cohort, blocks_of(cohort.task), w, server["splits"][cohort.ids], train)
+        return train_above(cohort, blocks_of(cohort.task), w, server.splits[cohort.ids], train)
 
-    def own(self, server: Server, cohort: Cohort) -> Stack:
-        """Return what each client sent; the broadcast model for who sent nothing."""
-        start, models = cohort.stacked(server["model"]), server["models"]
-        same = server["clients"] == cohort.ids[:, None]
+    def own(self, first: Params, found: Found, cohort: Cohort) -> Stack:
+        """Return what each client sent; the first model for who sent nothing."""
+        start, models = cohort.stacked(first), found.models
+        same = found.clients == cohort.ids[:, None]
         there, row = same.any(1), same.long().argmax(1)
         return Stack(
             {
@@ -198,33 +247,33 @@ class Splitting(OneShot):
             start.layout,
         )
 
-    def personalize(self, server: Server, cohort: Cohort) -> Deployed:
+    def personalize(self, server: State, cohort: Cohort) -> Deployed:
         """Return the client's own model, with its head or with prototypes near its own; or what everybody has."""
-        if self.personal == "none" or "models" not in server:
+        if self.personal == "none" or server.found is None:
             return self.shared(server)
-        v = cohort.recall(default=self.own(server, cohort))
+        v = cohort.recall(default=self.own(server.model, server.found, cohort))
         if self.personal == "head":
             return v
-        everybody = server["prototypes"]["prototypes"]
+        everybody = server.found.prototypes
         mine = class_sums(cohort, v, everybody.shape[1], unit=True)
         near = prototypes.personal(mine["sum"], everybody, mine["count"])
         return Predictor(v, Stack.of(prototypes=near), by_own_directions)
 
-    def welcome(self, server: Server, cohort: Cohort) -> Deployed:
+    def welcome(self, server: State, cohort: Cohort) -> Deployed:
         """Give a new client what everybody deploys."""
         return self.shared(server)
 
 
 # -- how much clients count --------------------------------------------------------------------------------------------
-def sizes(server: Server) -> Tensor:
+def sizes(found: Found) -> Tensor:
     """Return each client's share of samples, n_k / n."""
-    samples: Tensor = server["evidence"]["count"].sum(1)
+    samples: Tensor = found.evidence["count"].sum(1)
     return samples / samples.sum()
 
 
-def votes(server: Server) -> Tensor:
+def votes(found: Found) -> Tensor:
     """Return a_kc ~ n_kc r_k: who has no sample of a class has no vote on it; where nobody has one, all count alike."""
-    sent = server["evidence"]
+    sent = found.evidence
     shares = prototypes.weights(sent["count"], prototypes.reliability(sent["correct"], sent["tested"]), least=1)
     return torch.where(shares.sum(0) > 0, shares, 1 / len(shares))
 
@@ -243,7 +292,7 @@ def by_own_directions(model: Params, beside: Params, batch: Batch) -> Tensor:
 
 
 # -- what is minimised -------------------------------------------------------------------------------------------------
-def student_gradient(blocks: Blocks, split: int, align: float, labels: float, w: Params, batch: Batch) -> Found:
+def student_gradient(blocks: Blocks, split: int, align: float, labels: float, w: Params, batch: Batch) -> Gradient:
     """Return the gradient of the student's loss; targets are what blocks should say, probabilities, and classes."""
     widths = [*blocks.widths, blocks.widths[-1], blocks.widths[-1]]
     *wanted, _, likely, right = torch.split(batch.y, widths, dim=1)
@@ -268,16 +317,16 @@ def relative(here: Tensor, there: Tensor) -> Tensor:
     return torch.where(length > 0, apart / torch.where(length > 0, length, 1), 0)
 
 
-def held_gradient(names: frozenset[str], v: Params, batch: Batch, given: dict[str, Any]) -> Found:
+def held_gradient(names: frozenset[str], v: Params, batch: Batch, given: Pull) -> Gradient:
     """Return the gradient, for some leaves, of the loss plus the distance of features to the given models'."""
-    each = stack_features([batch.deployed.features(one) for one in given["many"]])
-    wanted = torch.einsum("k,ksd->sd", given["shares"], each)
+    each = stack_features([batch.deployed.features(one) for one in given.many])
+    wanted = torch.einsum("k,ksd->sd", given.shares, each)
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
         features, outputs, after = features_and_outputs(batch, v | trained)
         loss = batch.mean(batch.network.loss(outputs, batch.y))
         apart = batch.mean((features - wanted).square().mean(1))
-        return loss + given["beta"] * apart, (loss, after.buffers.only(names))
+        return loss + given.beta * apart, (loss, after.buffers.only(names))
 
     g, (loss, buffers) = batch.differentiate(objective, v.trained.only(names))
     return g, v | buffers, loss

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,21 +26,56 @@ from atoll.kernel.network import Network
 from atoll.kernel.objective import cross_entropy
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.portable import MaskedBatchNorm
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
 from atoll.models.synthesis import draw_values, generator_of
 from atoll.toolbox.client.descent import descend, zero_velocity
 from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer
-from atoll.toolbox.server.adam import adam, annealed_share, no_past
+from atoll.toolbox.server.adam import Past, adam, annealed_share, no_past
 from atoll.toolbox.server.distillation import disagreement
-
-State = dict[str, Any]
-Cost = Callable[[Batch, State], Tensor]  # of samples, and what is given
-Lesson = Callable[[Params, Batch, State], tuple[Tensor, Params]]  # the loss of a learner; it, with the pass's buffers
 
 LONGEST = 10.0  # norm of a gradient, of generator and learner alike
 RULE = Training(momentum=0.9, weight_decay=1e-4, clip=LONGEST)  # how a learner takes its steps
 ADVERSARIAL = 3.0  # temperature at which samples are made hard for a rival
 FIRST_DECAY = 0.5  # beta_1 of Adam on a generator
+
+
+@record
+class Teachers:
+    """What samples and learners are judged by."""
+
+    models: Params  # of all clients, a row each
+    votes: Tensor  # how much each of these counts in the ensemble
+    learner: Params  # as it is now
+
+
+@record
+class Given:
+    """What a learner's step reads beside its batch."""
+
+    teachers: Teachers
+    lr: Tensor
+
+
+@record
+class Learner:
+    """A learner on its way."""
+
+    w: Each
+    velocity: Each
+
+
+@record
+class Imagined:
+    """A generator with its noise on their way, and the best that they made."""
+
+    at: Each
+    past: Past
+    best: Each  # samples `x`, and their `cost`
+
+
+Cost = Callable[[Batch, Teachers], Tensor]  # of samples
+Lesson = Callable[[Params, Batch, Teachers], tuple[Tensor, Params]]  # a learner's loss; it, with the pass's buffers
 
 
 # -- making samples ----------------------------------------------------------------------------------------------------
@@ -49,7 +84,7 @@ FIRST_DECAY = 0.5  # beta_1 of Adam on a generator
 def imagine(
     bench: Workbench,
     cost: Cost,
-    given: State,
+    given: Teachers,
     *,
     turn: int,
     samples: int,
@@ -67,13 +102,14 @@ def imagine(
     at = Params({**draw_values(generator, draw), "z": z})
     best = Params.of(cost=math.inf, x=task.sample.new_zeros(samples, *task.sample.shape))
     step = functools.partial(_imagine_step, cost=cost, network=bench.network, lr=lr)
-    state = {"at": at, "past": no_past(at), "best": best}
     server = bench.cohort(z, y, network=generator, batch_size=samples)
-    end = server.scan(step, state, given=given, epochs=steps, shuffle=False)
-    return end["best"].client(0)["x"], y
+    end = server.scan(step, Imagined(at, no_past(at), best), given=given, epochs=steps, shuffle=False)
+    return end.best.client(0)["x"], y
 
 
-def _imagine_step(state: State, batch: Batch, given: State, *, cost: Cost, network: Network, lr: float) -> State:
+def _imagine_step(
+    state: Imagined, batch: Batch, given: Teachers, *, cost: Cost, network: Network, lr: float
+) -> Imagined:
     """Take one step of Adam on generator and noise."""
 
     def objective(at: Params) -> tuple[Tensor, Params]:
@@ -81,12 +117,12 @@ def _imagine_step(state: State, batch: Batch, given: State, *, cost: Cost, netwo
         value = cost(replace(batch, x=x, network=network).deployed, given)
         return value, Params.of(cost=value, x=x)
 
-    g, now = batch.differentiate(objective, state["at"])
+    g, now = batch.differentiate(objective, state.at)
     g = g * (LONGEST / (g.norm() + 1e-12)).clamp(max=1.0)
-    at, past = adam(state["at"], g, state["past"], lr, decay=FIRST_DECAY)
-    better = now["cost"] < state["best"]["cost"]
-    best = Params({name: torch.where(better, leaf, state["best"][name]) for name, leaf in now.items()})
-    return {"at": at, "past": past, "best": best}
+    at, past = adam(state.at, g, state.past, lr, decay=FIRST_DECAY)
+    better = now["cost"] < state.best["cost"]
+    best = Params({name: torch.where(better, leaf, state.best[name]) for name, leaf in now.items()})
+    return Imagined(at, past, best)
 
 
 class Pool:
@@ -112,17 +148,16 @@ class Pool:
 # -- learning from them ------------------------------------------------------------------------------------------------
 
 
-def learn(state: State, batch: Batch, given: State, *, lesson: Lesson) -> State:
-    """Take one step of a learner w, given its step size `lr`."""
-    w: Params = state["w"]
+def learn(learner: Learner, batch: Batch, given: Given, *, lesson: Lesson) -> Learner:
+    """Take one step of a learner w."""
+    w: Params = learner.w
 
     def objective(trained: Params) -> tuple[Tensor, Params]:
-        loss, after = lesson(w | trained, batch, given)
+        loss, after = lesson(w | trained, batch, given.teachers)
         return loss, after.buffers
 
     g, buffers = batch.differentiate(objective, w.trained)
-    w, velocity = descend(RULE, w | buffers, g, state["velocity"], given["lr"])
-    return {"w": w, "velocity": velocity}
+    return Learner(*descend(RULE, w | buffers, g, learner.velocity, given.lr))
 
 
 def answers(models: Params, batch: Batch) -> Tensor:
@@ -205,32 +240,31 @@ class FromMadeUp(ServerAnswer):
 
     def learn(self, bench: Workbench, learner: Params, models: Stack) -> Params:
         """Return the learner after the last epoch: there are no data to choose an earlier one by."""
-        evenly = bench.task.sample.new_full((models.clients,), 1 / models.clients)
-        given: State = {"models": Params(models, models.layout), "votes": Params.of(votes=evenly), "learner": learner}
-        state: State = {"w": learner, "velocity": zero_velocity(RULE, learner)}
+        given = alike(models, learner)
+        state = Learner(learner, zero_velocity(RULE, learner))
         pool = Pool(bench, self.server_epochs, self.server_batch)
         for epoch in range(self.server_epochs):
             x, y = imagine(
                 bench, self.cost, given, turn=epoch, samples=self.server_batch, steps=self.generator_steps,
                 lr=self.generator_lr, noise=self.noise, width=self.width,
             )  # fmt: skip
-            given["votes"] = self.votes(pool, given, epoch)
+            given = replace(given, votes=self.votes(pool, given, epoch))
             pool.add(x, y)
             state = self.pass_over(state, given, pool.cohort(), epoch)
-            given["learner"] = learner = state["w"].client(0)
+            learner = state.w.client(0)
+            given = replace(given, learner=learner)
         return learner
 
-    def pass_over(self, state: State, given: State, cohort: Cohort, epoch: int) -> State:
+    def pass_over(self, learner: Learner, given: Teachers, cohort: Cohort, epoch: int) -> Learner:
         """Return a learner and its velocity after a pass over the server's samples."""
         lr = cohort.lr.new_tensor(self.server_lr) * annealed_share(cohort.lr.new_tensor(epoch), self.server_epochs)
         step = functools.partial(learn, lesson=self.lesson)
-        after: State = cohort.scan(step, state, given={**given, "lr": lr}, stream=f"epoch {epoch}", draws=True)
+        after: Learner = cohort.scan(step, learner, given=Given(given, lr), stream=f"epoch {epoch}", draws=True)
         return after
 
-    def votes(self, pool: Pool, given: State, epoch: int) -> Params:
-        """Return how much each client counts in the ensemble: all alike."""
-        votes: Params = given["votes"]
-        return votes
+    def votes(self, pool: Pool, given: Teachers, epoch: int) -> Tensor:
+        """Return how much each client counts in the ensemble: as much as before."""
+        return given.votes
 
     @property
     def cost(self) -> Cost:
@@ -243,9 +277,14 @@ class FromMadeUp(ServerAnswer):
         raise NotImplementedError(f"{type(self).__name__} must define lesson.")
 
 
-def combine_logits(logits: Tensor, given: State) -> Tensor:
+def alike(models: Stack, learner: Params) -> Teachers:
+    """Return teachers that all count the same."""
+    like = next(iter(models.floating.values()))
+    return Teachers(Params(models, models.layout), like.new_full((models.clients,), 1 / models.clients), learner)
+
+
+def combine_logits(logits: Tensor, votes: Tensor) -> Tensor:
     """Return what the ensemble answers, from the logits of every model, [model, sample, class]."""
-    votes = given["votes"]["votes"]
     return torch.einsum("k,ksc->sc", votes / votes.sum().clamp(min=1e-12), logits)
 
 
