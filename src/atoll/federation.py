@@ -129,7 +129,7 @@ def close(session: Session, round: int) -> None:
     took = session.engine.clock() - session.began
     if done == settings.rounds:
         everybody = settings.list_present(session.task.clients, round)
-        reachable = np.setdiff1d(everybody, np.setdiff1d(session.cohort, session.present))
+        reachable = everybody[~np.isin(everybody, np.setdiff1d(session.cohort, session.present))]
         session.exchanges.finish(session.server, reachable, done, traffic)
     found = describe(session, round)
     if settings.evaluates_after(done):

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from atoll.data.splits import SHARES, SPLITS, Shares, _deal_turns, cut_splits
+from atoll.data.splits import SHARES, SPLITS, Shares, cut_splits, deal_turns
 from atoll.kernel.errors import TaskError
 from atoll.kernel.randomness import generator
 
@@ -35,7 +35,7 @@ def cut(parts, shares=SHARES, labels=None, gap=None, seed=0):
 
 @pytest.mark.parametrize("shares", ALL_SHARES)
 def test_after_every_sample_all_splits_have_their_share(shares):
-    turns = _deal_turns(shares, 1000)
+    turns = deal_turns(shares, 1000)
     have = np.cumsum(turns[:, None] == np.arange(3), axis=0)
     assert (np.abs(have - np.arange(1, 1001)[:, None] * np.array(shares)) < 1).all()
     assert turns[0] == 0
@@ -43,7 +43,7 @@ def test_after_every_sample_all_splits_have_their_share(shares):
 
 def test_the_pattern_of_the_usual_shares_by_hand():
     # how far train, val and test are behind, place by place: .6 .15 .25, .2 .3 .5, .8 .45 -.25, .4 .6 0, 1 -.25 .25
-    assert _deal_turns(SHARES, 5).tolist() == [0, 2, 0, 1, 0]
+    assert deal_turns(SHARES, 5).tolist() == [0, 2, 0, 1, 0]
 
 
 # -- without a time order ----------------------------------------------------------------------------------------------

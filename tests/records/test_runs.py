@@ -30,6 +30,7 @@ from atoll.records.runs import KEPT_CHECKPOINTS, Run
 from atoll.records.schema import SCHEMA
 from atoll.runtime.channel.ledger import Entry
 from atoll.runtime.files import alone_in
+from atoll.runtime.memory import disk
 from atoll.runtime.serialise import to_bytes
 
 CPU = torch.device("cpu")
@@ -633,7 +634,7 @@ def stopped(make_task, tmp_path):
     asked = {"rounds": 5, "eval_every": 1, "memory": "disk", "folder": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
         federate(make_task(), Ditto(), on_round=lambda line: line["round"] == 3 and stop_now(), **asked)
-    return lambda: federate(make_task(), Ditto(), resume=True, **asked), tmp_path / "run"
+    return lambda **more: federate(make_task(), Ditto(), resume=True, **asked | more), tmp_path / "run"
 
 
 def stop_now():
@@ -793,13 +794,47 @@ def test_a_run_is_resumed_only_with_what_its_clients_kept(stopped, change, said)
         resume()
 
 
-def test_what_clients_kept_before_there_were_checksums_is_taken(stopped):
+def make_older(folder, *, checksums):
+    """Write what clients kept as older versions did: rows say themselves what they hold."""
+    connection = sqlite3.connect(folder / "memory.sqlite")
+    rows = connection.execute("SELECT client, round, leaves, tree FROM kept JOIN forms USING (form)").fetchall()
+    with connection:
+        for table in ("kept", "pieces", "forms", "holders"):
+            connection.execute(f"DROP TABLE {table}")
+        column = ", checksum TEXT" if checksums else ""
+        connection.execute(
+            f"CREATE TABLE kept (piece TEXT, client INTEGER, round INTEGER, tree BLOB{column}, "
+            "PRIMARY KEY (piece, client, round))"
+        )
+        for client, round, leaves, tree in rows:
+            message = to_bytes([leaf[0] for leaf in disk._Form(leaves).read([tree])])
+            found = hashlib.blake2b(f"|{client}|{round}|".encode() + message, digest_size=16).hexdigest()
+            row = ("", client, round, message, *([found] if checksums else []))
+            connection.execute(f"INSERT INTO kept VALUES ({', '.join('?' * len(row))})", row)
+        if not checksums:
+            connection.execute("PRAGMA user_version = 0")
+    connection.close()
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_what_clients_kept_with_an_older_version_is_taken(stopped, tmp_path, checksums):
     resume, folder = stopped
-    in_memory(
-        folder, "UPDATE kept SET checksum = NULL", "ALTER TABLE kept DROP COLUMN checksum", "PRAGMA user_version = 0"
-    )
+    shutil.copytree(folder, tmp_path / "other")
+    make_older(folder, checksums=checksums)
     resume()
     assert Report.read(folder).finished
+    straight = resume(folder=tmp_path / "other")
+    np.testing.assert_equal(
+        [line["evaluation"] for line in Report.read(folder).history], [line["evaluation"] for line in straight.history]
+    )
+
+
+def test_damage_to_what_an_older_version_kept_is_found(stopped):
+    resume, folder = stopped
+    make_older(folder, checksums=True)
+    in_memory(folder, "UPDATE kept SET tree = x'00' WHERE client = 1")
+    with pytest.raises(RunError, match="client 1 kept is damaged"):
+        resume()
 
 
 # -- every write point, and every kind of damage -----------------------------------------------------------------------

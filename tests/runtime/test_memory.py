@@ -12,6 +12,7 @@ from atoll.algorithms.fedper import FedPer
 from atoll.kernel.errors import CohortError, RunError, UnknownName
 from atoll.kernel.params import Params, Stack
 from atoll.records.runs import KEPT_CHECKPOINTS
+from atoll.runtime import memory as memories
 from atoll.runtime.memory import DiskMemory, RamMemory, open_memory
 
 
@@ -236,6 +237,95 @@ def test_a_run_removes_rows_that_no_checkpoint_needs(make_task, tmp_path):
     # Checkpoints after 7 and 8 rounds remain; they need what was kept in rounds 6 and 7.
     assert KEPT_CHECKPOINTS == 2
     assert stored(tmp_path / "run" / "memory.sqlite") == [(client, round) for client in range(4) for round in (6, 7)]
+
+
+def test_a_resumed_memory_is_pruned_as_one_that_went_on(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    for round in range(4):
+        keep(memory, [0, 1], float(round), 10.0 + round, round=round)
+        keep(memory.beside("gate"), [round], 7.0, round=round)
+    memory.save(round=4)
+    again = DiskMemory(tmp_path / "m.sqlite")
+    again.load(None, round=4)
+    for one in (again, memory):
+        one.prune(round=3)
+        assert stored(tmp_path / "m.sqlite") == sorted([(0, 2), (0, 3), (1, 2), (1, 3), *((k, k) for k in range(4))])
+    assert recalled(again.beside("gate"), [2, 0]) == [7.0, 7.0]
+
+
+def test_pruning_touches_only_who_kept_something_since(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    keep(memory, range(100), *map(float, range(100)), round=0)
+    memory.prune(round=1)
+    keep(memory, [3], 33.0, round=1)
+    statements = []
+    memory._connection.set_trace_callback(statements.append)
+    memory.prune(round=2)
+    assert sum("DELETE" in one for one in statements) == 1
+    assert recalled(memory, [3, 4]) == [33.0, 4.0]
+
+
+def test_holders_are_counted_as_of_a_round(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    keep(memory, [0, 1], 0.0, 1.0, round=0)
+    keep(memory, [1, 2], 1.0, 2.0, round=1)
+    keep(memory.beside("gate"), [1], 1.0, round=1)
+    assert [memory.holders(before=before) for before in (0, 1, 2)] == [0, 2, 4]
+    memory.load(None, round=1)
+    assert memory.holders(before=9) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.bool])
+def test_values_of_all_types_and_shapes_come_back_in_their_bits(memory, dtype):
+    values = {"a": torch.arange(6).reshape(2, 3).to(dtype), "none": torch.zeros(2, 0), "b": torch.tensor([0.1, -0.0])}
+    memory.keep(np.array([4, 7]), Stack.of(**values), round=0)
+    like = {name: torch.zeros_like(leaf)[:1] for name, leaf in values.items()}
+    found = memory.recall(np.array([7]), Stack.of(**like), before=1)
+    for name, leaf in values.items():
+        assert found[name].dtype == leaf.dtype
+        assert torch.equal(found[name], leaf[1:])
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_what_all_clients_have_in_common_is_kept_for_each(memory, clients):
+    shared = {"w": torch.arange(4.0).reshape(2, 2).expand(clients, 2, 2), "n": torch.tensor(7).expand(clients)}
+    memory.keep(np.arange(clients), Stack.of(**shared), round=0)
+    found = memory.recall(
+        np.array([0]), Stack.of(w=torch.zeros(1, 2, 2), n=torch.zeros(1, dtype=torch.int64)), before=1
+    )
+    assert found["w"].tolist() == [[[0.0, 1.0], [2.0, 3.0]]]
+    assert found["n"].tolist() == [7]
+
+
+def test_what_a_row_cannot_name_is_refused(tmp_path):
+    memory = DiskMemory(tmp_path / "m.sqlite")
+    for clients, round in ([2**31], 0), ([0], 2**22):
+        with pytest.raises(RunError, match="A memory on disk can tell apart"):
+            keep(memory, clients, 1.0, round=round)
+
+
+def test_the_memory_that_fits_is_chosen(make_task, tmp_path, monkeypatch):
+    task = make_task()
+    size = sum(leaf.nbytes for leaf in task.network.initial.values())
+    chosen = []
+    for name, of_all in ("ram", 8 * 4 * size), ("disk", 8 * 4 * size - 1):
+        monkeypatch.setattr(memories, "_memory_of", lambda device, of_all=of_all: of_all)
+        report = federate(task, Ditto(), rounds=2, folder=tmp_path / name)
+        chosen.append(report.config.settings.memory)
+    assert chosen == ["ram", "disk"]
+    assert federate(task, Ditto(), rounds=1).config.settings.memory == "ram"  # there is no folder
+
+
+def test_a_run_goes_on_with_the_memory_it_began_with(make_task, tmp_path, monkeypatch):
+    def stop(line):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memories, "_memory_of", lambda device: 0)
+    with pytest.raises(KeyboardInterrupt):
+        federate(make_task(), Ditto(), rounds=2, eval_every=1, folder=tmp_path / "run", on_round=stop)
+    monkeypatch.undo()
+    again = federate(make_task(), Ditto(), rounds=2, eval_every=1, folder=tmp_path / "run", resume=True)
+    assert again.config.settings.memory == "disk"
 
 
 def test_the_file_is_closed_when_nobody_holds_the_memory(tmp_path):

@@ -68,7 +68,7 @@ class Options:
             **ROUNDS,
         ),
     ] = "auto"
-    memory: Annotated[str, option("Where clients keep their state: ram or disk.", **ROUNDS)] = "ram"
+    memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
     engine: Annotated[
         str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)
     ] = "auto"

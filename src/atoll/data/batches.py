@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.kernel.fingerprints import content
 from atoll.kernel.randomness import Keys
+
+
+class Held(NamedTuple):
+    """Samples and targets of some clients, and where each client's are: it is number `clients[k]` of `split`."""
+
+    x: Tensor
+    y: Tensor
+    split: Split
+    clients: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Split:
-    """The samples of every client in one split: client k owns `order[offsets[k] : offsets[k + 1]]`."""
+    """The samples of every client in one split: client k owns `order[offsets[k] : offsets[k + 1]]`.
 
+    `order` are rows of the task's samples. A split whose samples are not `stored` has none, and overrides what reads
+    them: `hold`, `of`, `to` and `digest`.
+    """
+
+    stored: ClassVar[bool] = True
     order: Tensor
     offsets: NDArray[np.int64]
+    among: Split | None = None  # all clients, where these are some of them
     _short: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
     _evenness: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     def has_short_batch(self, batch_size: int) -> bool:
         """Return whether any client's last batch is short. All clients count, so every cohort computes alike."""
+        if self.among is not None:
+            return self.among.has_short_batch(batch_size)
         if batch_size not in self._short:
             self._short[batch_size] = bool((np.diff(self.offsets) % batch_size).any())
         return self._short[batch_size]
 
     def evenness(self, batch_size: int) -> float:
         """Return the mean number of steps of a client over that of the largest one: 1 if all are equal."""
+        if self.among is not None:
+            return self.among.evenness(batch_size)
         if batch_size not in self._evenness:
             steps = -(-np.diff(self.offsets) // batch_size)
             self._evenness[batch_size] = float(steps.mean() / max(steps.max(initial=0), 1))
@@ -38,6 +59,31 @@ class Split:
         """Return how many samples these clients have."""
         sizes: NDArray[np.int64] = self.offsets[clients + 1] - self.offsets[clients]
         return sizes
+
+    def hold(self, x: Tensor, y: Tensor, clients: NDArray[np.int64]) -> Held:
+        """Return the samples of some clients, of a task that holds `x` and `y`."""
+        return Held(x, y, self, clients)
+
+    def of(self, clients: NDArray[np.int64]) -> Split:
+        """Return the split of some clients only."""
+        parts = [self.order[self.offsets[k] : self.offsets[k + 1]] for k in clients]
+        return Split(torch.cat(parts) if parts else self.order[:0], find_offsets(self.sizes(clients)))
+
+    def to(self, device: torch.device, first: int = 0) -> Split:
+        """Return the split on a device, of samples that begin at row `first` there."""
+        return Split((self.order + first if first else self.order).to(device), self.offsets)
+
+    @property
+    def digest(self) -> tuple[object, ...]:
+        """Who has which samples, as digests."""
+        return content(self.order), content(torch.from_numpy(self.offsets))
+
+
+def find_offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each client's samples begin, and where the last one's end."""
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
 
 
 @dataclass(frozen=True)

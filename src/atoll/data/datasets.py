@@ -13,6 +13,7 @@ Files are taken as they lie: the layouts below, or those that torchvision leaves
     shakespeare     shakespeare_by_role.npz, or Jon Bosak's plays as *.xml, in shakespeare/
     movietweetings  movietweetings_100k.npz, or the original ratings.dat, in movietweetings/
     gaussian, linear, rotated-mnist, rotated-fashion-mnist: made by `atoll.data.synthetic`
+    million         made by `atoll.data.million` for the clients that are asked, and not stored
 """
 
 import os
@@ -385,6 +386,13 @@ def _make_synthetic(kind: str, _folder: str, _paths: list[Path], _merge: bool) -
     return made
 
 
+def _refuse_million(_folder: str, _paths: list[Path], _merge: bool) -> Dataset:
+    raise DataError(
+        "`million` is made client by client and cannot be read as a whole.",
+        hint='build its task: Recipe("million", clients=1000).build().',
+    )
+
+
 # -- the catalogue -----------------------------------------------------------------------------------------------------
 
 IDX_STEMS = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -430,6 +438,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "gaussian": Entry(partial(_make_synthetic, "Gaussian"), "1,200", 5, 20, "–"),
     "linear": Entry(partial(_make_synthetic, "Linear"), "1,200", None, 20, "–"),
+    "million": Entry(_refuse_million, "30 each", 10, 1_000_000, "–"),
     "rotated-mnist": Entry(partial(_read_rotated, "mnist"), "16,884", 10, 36, SHARE_ALIKE, MNIST),
     "rotated-fashion-mnist": Entry(partial(_read_rotated, "fashion-mnist"), "16,884", 10, 36, ZALANDO, FASHION),
 }  # fmt: skip

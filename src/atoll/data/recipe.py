@@ -10,6 +10,7 @@ from typing import Any
 
 from atoll.data import augment, datasets, partition
 from atoll.data.datasets import Dataset
+from atoll.data.million import Million
 from atoll.data.splits import Shares
 from atoll.data.task import Task, Training
 from atoll.kernel.errors import RunError, TaskError
@@ -22,7 +23,7 @@ class Recipe:
 
     dataset: str = "digits"
     partition: str = "auto"  # natural where samples belong to somebody, else dirichlet:0.3
-    clients: int | None = None  # 20, or all natural ones
+    clients: int | None = None  # 20, or all natural ones; of `million`, a million
     model: str = "auto"  # cnn, mlp:64; with slashes, clients have different ones in turn: cnn/mlp:64
     seed: int = 0  # of the model's initial values, and of the partition unless it has its own
     partition_seed: int | None = None
@@ -37,6 +38,8 @@ class Recipe:
 
     def build(self) -> Task:
         """Build the task."""
+        if self.dataset == "million":
+            return self._generate()
         folder = datasets.data_folder(None if self.data is None else Path(self.data))
         dataset = _load(self.dataset, folder, merge=self.central != "official")
         deal = self.seed if self.partition_seed is None else self.partition_seed
@@ -58,6 +61,27 @@ class Recipe:
             public=self.public,
             augment=augment.parse(self.augment),
             facts={"recipe": {**self.words, "partition": words}},
+        )
+        return task.hold_out(self.unseen, deal)
+
+    def _generate(self) -> Task:
+        """Build the task whose clients' samples are made when they are needed."""
+        fixed = {"samples": None, "central": "none", "public": 0.0, "augment": "none"}
+        changed = [name for name, value in fixed.items() if getattr(self, name) != value]
+        changed += [] if self.partition in ("auto", "natural") else ["partition"]
+        if changed:
+            raise TaskError(
+                f"The samples of million are made for their clients, so {', '.join(changed)} cannot be chosen.",
+                hint="choose `clients`, `split`, `unseen` and `partition_seed`.",
+            )
+        deal = self.seed if self.partition_seed is None else self.partition_seed
+        made = Million(seed=deal) if self.clients is None else Million(self.clients, deal)
+        task = made.task(
+            model="mlp:32" if self.model == "auto" else self.model.split("/"),
+            seed=self.seed,
+            training=self.training,
+            shares=shares_of(self.split),
+            facts={"recipe": {**self.words, "partition": "natural"}},
         )
         return task.hold_out(self.unseen, deal)
 

@@ -26,7 +26,7 @@ def cut_splits(
     """
     if not (len(shares) == 3 and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6 and shares[0] > 0):
         raise TaskError(f"`shares` must be three shares (train, val, test) that sum to 1. Got {shares!r}.")
-    turns = _deal_turns(shares, max(map(len, parts), default=0))
+    turns = deal_turns(shares, max(map(len, parts), default=0))
     cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, part in enumerate(parts):
         order = part if gap is not None else generator(seed, "split", client).permutation(part)
@@ -60,7 +60,7 @@ def cut_shared_splits(
     }
 
 
-def _deal_turns(shares: Shares, most: int) -> NDArray[np.int64]:
+def deal_turns(shares: Shares, most: int) -> NDArray[np.int64]:
     """Return which split each next sample goes to: the one furthest behind its share, of equals train first.
 
     The first n of these hold every split's share of n, to rounding, for every n; so do the samples of any one class

@@ -43,6 +43,8 @@ from atoll.kernel.task import Facts, Training
 
 __all__ = ["Model", "Task", "Training"]
 
+MOST_DESCRIBED = 20_000  # clients whose samples are made to describe them
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -135,10 +137,7 @@ class Task:
 
     def _move_splits(self, device: torch.device, first: int) -> dict[str, Split]:
         """Return who owns which samples, on a device, where they begin at row `first`."""
-        return {
-            name: Split((split.order + first if first else split.order).to(device), split.offsets)
-            for name, split in self.splits.items()
-        }
+        return {name: split.to(device, first) for name, split in self.splits.items()}
 
     def _share_tensors(self, seen: Task, first: int) -> Task:
         """Return these clients with the samples and the network of `seen`, so no tensor is there twice."""
@@ -163,15 +162,9 @@ class Task:
 
     def of(self, clients: NDArray[np.int64]) -> Task:
         """Return the task of some clients only."""
-
-        def choose(split: Split) -> Split:
-            parts = [split.order[split.offsets[k] : split.offsets[k + 1]] for k in clients]
-            offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-            return Split(torch.cat(parts) if parts else split.order[:0], offsets)
-
         return replace(
             self,
-            splits={name: choose(split) for name, split in self.splits.items()},
+            splits={name: split.of(clients) for name, split in self.splits.items()},
             names=None if self.names is None else tuple(self.names[k] for k in clients),
             groups=None if self.groups is None else self.groups[clients],
             architecture=None if self.architecture is None else self.architecture[clients],
@@ -195,6 +188,12 @@ class Task:
 
     def with_public(self, x: Any, y: Any) -> Task:
         """Return the same task with public samples of yours; none may be a client's or the server's."""
+        if not self.splits["train"].stored:
+            raise TaskError(
+                f"Public samples are compared with those of all clients. {self.name} makes its samples when they are "
+                "needed, and has never all of them.",
+                hint="take a task whose samples are stored, or a method that needs no public data.",
+            )
         samples, targets = torch.as_tensor(x).to(self.x), torch.as_tensor(y).to(self.y)
         if not len(samples):
             raise TaskError("Public data must be at least 1 sample. Got 0.")
@@ -218,10 +217,7 @@ class Task:
     @property
     def samples(self) -> str:
         """A digest of all samples and targets of the clients, of who has them, and of how they are split."""
-        splits = [
-            (name, content(split.order), content(torch.from_numpy(split.offsets)))
-            for name, split in self.splits.items()
-        ]
+        splits = [(name, *split.digest) for name, split in self.splits.items()]
         return _digest(content(self.x), content(self.y), splits)
 
     @property
@@ -232,11 +228,14 @@ class Task:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """The statistics of the clients' training data."""
-        train = self.splits["train"]
-        parts = np.split(train.order.cpu().numpy(), train.offsets[1:-1])
-        features = self.x.cpu().numpy() if self.x.is_floating_point() else None
-        return statistics(self.y.cpu().numpy(), parts, self.classes, features, self.groups, self.names)
+        """The statistics of the clients' training data; of very many clients that are not stored, the sizes."""
+        train, everybody = self.splits["train"], np.arange(self.clients)
+        if not train.stored and self.clients > MOST_DESCRIBED:
+            return Statistics(samples=train.sizes(everybody))
+        x, y, held, _ = train.hold(self.x, self.y, everybody)
+        parts = np.split(held.order.cpu().numpy(), held.offsets[1:-1])
+        features = x.cpu().numpy() if x.is_floating_point() else None
+        return statistics(y.cpu().numpy(), parts, self.classes, features, self.groups, self.names)
 
     @classmethod
     def build(
@@ -393,11 +392,12 @@ class Task:
         from atoll.kernel.batch import Batch
         from atoll.kernel.network import Variant
 
-        few = self.splits["train"].order[:2]
+        x, y, split, _ = self.splits["train"].hold(self.x, self.y, np.zeros(1, dtype=np.int64))
+        few = split.order[:2]
 
         @torch.no_grad()
         def outputs_of(*, train: bool) -> Tensor:
-            batch = Batch(self.x[few], self.y[few], None, None, network, Variant(train=train))
+            batch = Batch(x[few], y[few], None, None, network, Variant(train=train))
             return batch.outputs(network.initial)
 
         model = type(network._original).__name__

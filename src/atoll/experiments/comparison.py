@@ -130,7 +130,7 @@ def compare(
 def _require_samples(task: Task, select: Select) -> None:
     """Raise before the first run if samples would be missing after the last one."""
     for split in ("test", "val") if select == "best" else ("test",):
-        if not len(task.splits[split].order):
+        if not task.splits[split].offsets[-1]:
             raise RunError(
                 f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
                 hint="give every split a share, as `split=60/15/25`.",
@@ -239,6 +239,8 @@ def _claim(
     path = folder / "comparison.json"
     if path.exists():
         before = read_record(path, Question)
+        # Where clients keep their state changes no number.
+        before = replace(before, settings=replace(before.settings, memory=settings.memory))
         differs = [name for name in ("recipe", "settings", "schedule") if before[name] != asked[name]]
         if differs:
             raise RunError(

@@ -49,7 +49,7 @@ class Settings:
     # who is scored, beside the central test set: "all" clients, "sample:N" of them, nobody ("central"), or nothing at
     # all ("none"); "auto" is all clients, and a sample of SAMPLE_SIZE where there are more than MANY_CLIENTS
     evaluation: str = "auto"
-    memory: str = "ram"  # where clients keep what they keep: "ram" or "disk"
+    memory: str = "auto"  # where clients keep what they keep: "ram", "disk", or "auto" for the one that fits
 
     def check(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for settings that make no sense for this task and algorithm."""
@@ -145,9 +145,10 @@ class Settings:
 
     def choose(self, clients: int, round: int, busy: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Draw the clients asked in a round, of those that are there and not busy with an older reply."""
-        present = self.list_present(clients, round)
+        there = self.schedule(Moment(round, clients, self.seed, self.rounds))
         if busy is not None:
-            present = np.setdiff1d(present, busy)
+            there[busy] = False
+        present = np.flatnonzero(there).astype(np.int64)
         size = self.cohort_size(clients)
         if size >= len(present):
             return present

@@ -29,15 +29,15 @@ T = TypeVar("T")
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a JSON file with its version and seal, whole or not at all."""
+def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = 2) -> None:
+    """Write a JSON file with its version and seal, whole or not at all; without `indent`, in one line."""
     content = {"schema": SCHEMA, **{name: value for name, value in record.items() if name != "schema"}}
-    write_json(path, {**content, "seal": _seal_of(content)})
+    write_json(path, {**content, "seal": _seal_of(content)}, indent=indent)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    """Write a JSON file, whole or not at all; without `indent`, in one line."""
+    write_whole(path, (json.dumps(value, indent=indent) + "\n").encode())
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ from atoll.kernel.errors import RunError
 from atoll.kernel.params import Tree
 from atoll.records.configuration import Settings, describe, is_another_model
 from atoll.records.runs import Run
+from atoll.runtime.memory import choose_memory
 
 log = logging.getLogger("atoll.federation")
 
@@ -35,6 +36,21 @@ def open_run(
     if run.statistics is None:
         run.keep_statistics(task.statistics.as_json())
     return run, resume
+
+
+def settle_memory(
+    settings: Settings, task: Task, engine: Engine, folder: Path | str | None, *, resume: bool
+) -> Settings:
+    """Return the settings with a memory that is chosen: the run's own, or the one that a model per client fits in."""
+    if settings.memory != "auto":
+        return settings
+    if folder is None:
+        return replace(settings, memory="ram")
+    if resume:
+        return replace(settings, memory=Run.open(folder).config.settings.memory)
+    networks = task.networks or (task.network,)
+    models = [sum(leaf.nbytes for leaf in network.initial.values()) for network in networks]
+    return replace(settings, memory=choose_memory(task.clients * max(models), engine.device))
 
 
 def _require_same(written: Mapping[str, Any], asked: Mapping[str, Any], task: Task) -> None:

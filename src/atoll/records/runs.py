@@ -147,7 +147,7 @@ class Run:
     def keep_statistics(self, found: Mapping[str, Any]) -> None:
         """Write down what the clients have."""
         with writing(self.folder):
-            write_record(self.folder / "clients.json", found)
+            write_record(self.folder / "clients.json", found, indent=None)  # a million numbers are no lines to read
 
     # -- metrics and ledger ----------------------------------------------------------------------------------------
     def record(self, line: Round, entries: Iterable[Entry], outcomes: Arrays | None = None) -> None:

@@ -21,7 +21,7 @@ from atoll.kernel.engine import Engine
 from atoll.kernel.params import Tree
 from atoll.metrics.evaluation import Arrays
 from atoll.records.configuration import Settings
-from atoll.records.opening import open_run, prune, rewind
+from atoll.records.opening import open_run, prune, rewind, settle_memory
 from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.records.runs import Run
@@ -96,6 +96,7 @@ class Session:
         with ExitStack() as held:
             if folder is not None:
                 held.enter_context(alone_in(Path(folder)))
+            settings = settle_memory(settings, task, engine, folder, resume=resume)
             run, resumed = open_run(task, method, settings, engine, folder, resume=resume)
             here = engine.place(task)
             memory = open_memory(settings.memory, task.clients, run.folder if run else None)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from atoll.data.batches import BatchTable, batch_table
+from atoll.data.batches import BatchTable, Held, batch_table
 from atoll.kernel.fingerprints import Unstable
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Stack, Tree, flatten, stacked_leaves, unflatten
@@ -75,6 +75,7 @@ class Scanner:
         self.nominal, self.calls, self.limit, self.together = nominal, calls, limit, together
         self.tally, self.memory = Tally(), population.memory
         self._population = population
+        self._held: dict[str, tuple[NDArray[np.int64], Held]] = {}  # by split: the last clients, and their samples
 
     @property
     def passes(self) -> int:
@@ -89,6 +90,13 @@ class Scanner:
     def sizes(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
         """Return how many samples these clients have in a split."""
         return self._population.task.splits[split].sizes(clients)
+
+    def _hold(self, clients: NDArray[np.int64], split: str) -> Held:
+        """Return the samples of these clients in a split; the scans of one piece of work make them once."""
+        task = self._population.task
+        if split not in self._held or not np.array_equal(self._held[split][0], clients):
+            self._held[split] = clients, task.splits[split].hold(task.x, task.y, clients)
+        return self._held[split][1]
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
         """Return what these clients kept before a round."""
@@ -123,8 +131,9 @@ class Scanner:
         """Fold a step over batches; see `Cohort.scan`."""
         forbid_captured_stacks(step)
         task, network, seed, round = self._population.task, cohort.task.network, cohort.task.seed, cohort.round
-        data, ids = task.splits[split], cohort.ids
-        steps_each = -(-data.sizes(cohort.clients) // batch_size)
+        x, y, data, members = self._hold(cohort.clients, split)
+        ids = cohort.ids
+        steps_each = -(-data.sizes(members) // batch_size)
         self.tally.planned += int(steps_each.sum()) * epochs
         streams = (stream,) if isinstance(stream, str) else stream
         augment = task.augment if train and split == "train" else None
@@ -141,7 +150,7 @@ class Scanner:
         carry_leaves, carry_structure = flatten(carry)
         given_leaves, given_structure = flatten(given)
         work = Work(
-            step, carry_structure, given_structure, network, variant, vectorised, task.x, task.y,
+            step, carry_structure, given_structure, network, variant, vectorised, x, y,
             data.has_short_batch(batch_size), dropout is not None,
             functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
             augment=augment, streams=None if isinstance(stream, str) else len(stream),
@@ -152,7 +161,7 @@ class Scanner:
             each = [Keys.of(ids, seed, "batches", round, one) if shuffle else None for one in streams]
             return _join_tables([
                 batch_table(
-                    data, cohort.clients, keys, batch_size=batch_size, epochs=last - first, limit=self.limit,
+                    data, members, keys, batch_size=batch_size, epochs=last - first, limit=self.limit,
                     first=first,
                 )
                 for keys in each
@@ -171,7 +180,7 @@ class Scanner:
                 ahead *= max(1, int(steps_each.max(initial=0)) * epochs // self.limit)
             if self.plan.mode != "eager" and vectorised:
                 width = choose_width(max(len(cohort), self.nominal), data.evenness(batch_size))
-                return self._fold_in_lanes(Fold(self.plan, work, inputs, width, ahead, round, self.limit))
+                return self._fold_in_lanes(Fold(self._plan_for(work), work, inputs, width, ahead, round, self.limit))
             order = np.argsort(-table.steps, kind="stable")
             if (order[1:] > order[:-1]).all():
                 return self._fold(work, inputs, ahead)
@@ -228,7 +237,7 @@ class Scanner:
                 here, given, index[start, :size], None if mask is None else mask[start, :size],
                 *(timed or (None, None, None)),
             )  # fmt: skip
-            running = self.programs.get(self.plan, work, example, int(stop - start) * calls).begin(
+            running = self.programs.get(self._plan_for(work), work, example, int(stop - start) * calls).begin(
                 work, here, given, timed
             )
             for t in range(start, stop):
@@ -238,6 +247,12 @@ class Scanner:
         self.tally.seconds += self._clock(index.device) - began
         pieces = [carry, *reversed(done)]
         return carry if len(pieces) == 1 else [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+
+    def _plan_for(self, work: Work) -> Plan:
+        """Return the plan of a step; a graph reads samples that were just made from a copy, as others follow."""
+        if work.x is self._population.task.x or not self.plan.graph:
+            return self.plan
+        return replace(self.plan, own_data=True)
 
     def _vectorises(self, cohort: Cohort) -> bool:
         """Return whether clients run under `vmap`: one alone runs plain autograd, which has less overhead.

@@ -52,8 +52,14 @@ def _memory(device: torch.device) -> int | None:
 
 
 def identity_mixing(models: Stack) -> Tensor:
-    """Return the matrix in which every client has its own model and nothing else."""
+    """Return the matrix in which every client has its own model and nothing else; raise if it needs too much memory."""
     leaf = next(iter(models.values()))
+    require_bytes(
+        len(leaf) ** 2 * leaf.itemsize,
+        leaf.device,
+        f"The server must hold a number for every pair of {len(leaf)} clients",
+        hint="take fewer clients, or a method whose server needs sums only.",
+    )
     return torch.eye(len(leaf), dtype=leaf.dtype, device=leaf.device)
 
 
