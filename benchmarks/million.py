@@ -119,8 +119,9 @@ def digest(folder: Path) -> dict[str, str]:
     found["checkpoint"] = f"{newest.name} {hashlib.sha256(newest.read_bytes()).hexdigest()}"
     if (folder / "memory.sqlite").exists():
         connection, rows = sqlite3.connect(folder / "memory.sqlite"), hashlib.sha256()
-        for number, checksum in connection.execute("SELECT id, checksum FROM kept ORDER BY id"):
-            rows.update(number.to_bytes(8, "little") + checksum)
+        newest = "SELECT piece, client, MAX(round), checksum FROM kept GROUP BY piece, client"
+        for row in connection.execute(f"{newest} ORDER BY piece, client"):
+            rows.update(repr(row).encode())
         found["memory"] = rows.hexdigest()
         connection.close()
     return found

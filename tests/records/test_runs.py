@@ -799,7 +799,7 @@ def make_older(folder, *, checksums):
     connection = sqlite3.connect(folder / "memory.sqlite")
     rows = connection.execute("SELECT client, round, leaves, tree FROM kept JOIN forms USING (form)").fetchall()
     with connection:
-        for table in ("kept", "pieces", "forms", "holders"):
+        for table in ("kept", "pieces", "forms"):
             connection.execute(f"DROP TABLE {table}")
         column = ", checksum TEXT" if checksums else ""
         connection.execute(

@@ -214,9 +214,16 @@ def test_rows_are_there_for_the_next_process(tmp_path):
     assert recalled(DiskMemory(tmp_path / "m.sqlite"), [3]) == [3.0]
 
 
-def stored(path):
+def stored(memory, piece=0):
+    """The rows that are not free to be written over: whose they are, and of which round."""
+    own = memory._rows._pieces[piece]
+    older = [(client, round) for client, versions in own.older.items() for round, _ in versions]
+    return sorted([*older, *((int(client), int(own.round[client])) for client in np.flatnonzero(own.slot >= 0))])
+
+
+def size_of(path):
     connection = sqlite3.connect(path)
-    found = connection.execute("SELECT client, round FROM kept ORDER BY client, round").fetchall()
+    found = connection.execute("SELECT COUNT(*) FROM kept").fetchone()[0]
     connection.close()
     return found
 
@@ -227,16 +234,17 @@ def test_pruning_leaves_what_a_checkpoint_can_need(tmp_path):
         keep(memory, [0], float(round), round=round)
     keep(memory, [1], 10.0, round=0)
     memory.prune(round=4)  # checkpoints after 4 and 5 rounds remain: they see rounds below 4 and below 5
-    assert stored(tmp_path / "m.sqlite") == [(0, 3), (0, 4), (0, 5), (1, 0)]
+    assert stored(memory) == [(0, 3), (0, 4), (0, 5), (1, 0)]
     assert [recalled(memory, [0], before=before)[0] for before in (4, 5, 6)] == [3.0, 4.0, 5.0]
 
 
 def test_a_run_removes_rows_that_no_checkpoint_needs(make_task, tmp_path):
     task = make_task()
-    federate(task, Ditto(), rounds=8, folder=tmp_path / "run", memory="disk", eval_every=1)
+    report = federate(task, Ditto(), rounds=8, folder=tmp_path / "run", memory="disk", eval_every=1)
     # Checkpoints after 7 and 8 rounds remain; they need what was kept in rounds 6 and 7.
     assert KEPT_CHECKPOINTS == 2
-    assert stored(tmp_path / "run" / "memory.sqlite") == [(client, round) for client in range(4) for round in (6, 7)]
+    assert stored(report.population.memory) == [(client, round) for client in range(4) for round in (6, 7)]
+    assert size_of(tmp_path / "run" / "memory.sqlite") <= 4 * (KEPT_CHECKPOINTS + 2)  # the others were written over
 
 
 def test_a_resumed_memory_is_pruned_as_one_that_went_on(tmp_path):
@@ -246,23 +254,45 @@ def test_a_resumed_memory_is_pruned_as_one_that_went_on(tmp_path):
         keep(memory.beside("gate"), [round], 7.0, round=round)
     memory.save(round=4)
     again = DiskMemory(tmp_path / "m.sqlite")
-    again.load(None, round=4)
+    gate = again.beside("gate")
+    again.load([], round=4)
     for one in (again, memory):
         one.prune(round=3)
-        assert stored(tmp_path / "m.sqlite") == sorted([(0, 2), (0, 3), (1, 2), (1, 3), *((k, k) for k in range(4))])
-    assert recalled(again.beside("gate"), [2, 0]) == [7.0, 7.0]
+        assert stored(one) == [(0, 2), (0, 3), (1, 2), (1, 3)]
+        assert stored(one, gate._piece) == [(client, client) for client in range(4)]
+    assert recalled(gate, [2, 0]) == [7.0, 7.0]
 
 
-def test_pruning_touches_only_who_kept_something_since(tmp_path):
+def test_free_rows_are_written_over_and_others_are_not(tmp_path):
+    memory, draw = DiskMemory(tmp_path / "m.sqlite"), np.random.default_rng(0)
+    kept = {}
+    for round in range(40):
+        clients = draw.choice(20, 6, replace=False)
+        keep(memory, clients, *(100.0 * round + clients).tolist(), round=round)
+        for client in clients.tolist():
+            kept.setdefault(client, {})[round] = 100.0 * round + client
+        if round % 3 == 2:
+            memory.save(round=round + 1)
+            memory.prune(round=round - 2)  # as after a checkpoint, with another before it
+        if round % 10 == 9:  # resumed from the newest one or from that before it
+            back = round + 1 - (round + 1) % 3 - (3 if round == 19 else 0)
+            memory = DiskMemory(tmp_path / "m.sqlite")
+            memory.load([], round=back)
+            kept = {client: {r: v for r, v in one.items() if r < back} for client, one in kept.items()}
+        for before in (round - 2, round, round + 1):
+            newest = [max((r for r in kept.get(client, {}) if r < before), default=None) for client in range(20)]
+            expected = [-1.0 if r is None else kept[client][r] for client, r in enumerate(newest)]
+            assert recalled(memory, range(20), before=before) == expected
+    assert size_of(tmp_path / "m.sqlite") <= 20 + 6 * 8  # of 240 that were kept
+
+
+def test_who_keeps_twice_in_a_round_has_one_row(tmp_path):
     memory = DiskMemory(tmp_path / "m.sqlite")
-    keep(memory, range(100), *map(float, range(100)), round=0)
-    memory.prune(round=1)
-    keep(memory, [3], 33.0, round=1)
-    statements = []
-    memory._connection.set_trace_callback(statements.append)
-    memory.prune(round=2)
-    assert sum("DELETE" in one for one in statements) == 1
-    assert recalled(memory, [3, 4]) == [33.0, 4.0]
+    keep(memory, [4, 5], 1.0, 2.0, round=3)
+    keep(memory, [5, 6], 20.0, 30.0, round=3)
+    assert recalled(memory, [4, 5, 6]) == [1.0, 20.0, 30.0]
+    assert stored(memory) == [(4, 3), (5, 3), (6, 3)]
+    assert size_of(tmp_path / "m.sqlite") == 3
 
 
 def test_holders_are_counted_as_of_a_round(tmp_path):
@@ -295,13 +325,6 @@ def test_what_all_clients_have_in_common_is_kept_for_each(memory, clients):
     )
     assert found["w"].tolist() == [[[0.0, 1.0], [2.0, 3.0]]]
     assert found["n"].tolist() == [7]
-
-
-def test_what_a_row_cannot_name_is_refused(tmp_path):
-    memory = DiskMemory(tmp_path / "m.sqlite")
-    for clients, round in ([2**31], 0), ([0], 2**22):
-        with pytest.raises(RunError, match="A memory on disk can tell apart"):
-            keep(memory, clients, 1.0, round=round)
 
 
 def test_the_memory_that_fits_is_chosen(make_task, tmp_path, monkeypatch):

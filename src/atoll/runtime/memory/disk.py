@@ -1,9 +1,9 @@
 """The memory of clients in one SQLite file: for more clients than RAM holds, and intact after `kill -9`.
 
-A row is what one client kept in one round, as plain bytes; what these are, `forms` says once for all clients. Its `id`
-is made of the piece, the client and the round, so the newest row of a client is found by one search, and a run resumed
-at an earlier round does not see what later rounds kept. A checkpoint removes what it supersedes. Rows hold a checksum,
-and the file the number of rounds after which it was saved last: a resumed run finds what was kept, or is refused.
+A row is what one client kept in one round, as plain bytes; what these are, `forms` says once for all clients. Which row
+is whose is known in RAM (`slots.py`), and read from the file when a run is resumed, which does not see what later
+rounds kept. What a checkpoint supersedes is written over. Rows hold a checksum, and the file the number of rounds after
+which it was saved last: a resumed run finds what was kept, or is refused.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import hashlib
 import json
 import sqlite3
 import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,17 +25,15 @@ from torch import Tensor
 from atoll.kernel.errors import CohortError, RunError
 from atoll.kernel.params import Tree, flatten, unflatten
 from atoll.runtime.files import open_regular, require_no_link
+from atoll.runtime.memory.slots import NOBODY, Slots
 from atoll.runtime.serialise import from_bytes
 
 LARGEST = 2**62  # bytes: what clients keep has no limit
-ROUNDS, CLIENTS, PIECES = 2**22, 2**31, 2**9  # that an id can tell apart
-BEFORE = 2**10  # rounds before the first one, in which clients prepare
 ROW = "id INTEGER PRIMARY KEY, piece INTEGER, client INTEGER, round INTEGER, form INTEGER, tree BLOB, checksum BLOB"
 SCHEMA = (
     f"CREATE TABLE IF NOT EXISTS kept ({ROW})",
     "CREATE TABLE IF NOT EXISTS pieces (piece INTEGER PRIMARY KEY, name TEXT UNIQUE)",
     "CREATE TABLE IF NOT EXISTS forms (form INTEGER PRIMARY KEY, leaves TEXT UNIQUE)",
-    "CREATE TABLE IF NOT EXISTS holders (id INTEGER PRIMARY KEY, first INTEGER)",  # since which round
 )
 PRAGMAS = (
     "journal_mode=WAL",
@@ -57,9 +53,8 @@ class DiskMemory:
             require_no_link(file)
             if file.exists():
                 open_regular(file, largest=LARGEST).close()
-        self._written = list[_Written]()  # since the last pruning, in all pieces
         self._forms = dict[int, _Form]()
-        self._holders = _Holders()
+        self._slots = Slots()
         with self._reading():
             self._connection = sqlite3.connect(path, check_same_thread=False)
             self.close = weakref.finalize(self, self._connection.close)  # by itself, when nobody holds the memory
@@ -73,15 +68,15 @@ class DiskMemory:
                 for statement in SCHEMA:
                     self._connection.execute(statement)
                 self._connection.execute("INSERT OR IGNORE INTO pieces VALUES (0, '')")
-            self._count_holders()
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:
         """Recall what clients kept last; see `Memory.recall`."""
         leaves, structure = flatten(default)
         found: dict[int, list[tuple[int, bytes]]] = {}  # by form
-        for position, row in enumerate(self._newest("form, tree", clients, before)):
-            if row is not None:
-                found.setdefault(row[0], []).append((position, row[1]))
+        for position, slot in enumerate(self._rows.find(self._piece, clients, before)):
+            if slot != NOBODY:
+                form, message = self._connection.execute("SELECT form, tree FROM kept WHERE id = ?", (slot,)).fetchone()
+                found.setdefault(form, []).append((position, message))
         if not found:
             return default
         mixed = [leaf.clone() for leaf in leaves]
@@ -96,45 +91,42 @@ class DiskMemory:
 
     def holds(self, clients: NDArray[np.int64], *, before: int) -> NDArray[np.bool_]:
         """Return who kept anything; see `Memory.holds`."""
-        return np.array([row is not None for row in self._newest("round", clients, before)], dtype=np.bool_)
-
-    def _newest(self, columns: str, clients: NDArray[np.int64], before: int) -> Iterator[tuple[int, bytes] | None]:
-        """Yield columns of what each client kept last, before a round; None for one that kept nothing."""
-        question = f"SELECT {columns} FROM kept WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT 1"
-        first = _make_ids(self._piece, clients, -BEFORE).tolist()
-        last = _make_ids(self._piece, clients, min(before, ROUNDS - BEFORE - 1)).tolist()
-        for between in zip(first, last, strict=True):
-            yield self._connection.execute(question, between).fetchone()
+        return np.array([slot != NOBODY for slot in self._rows.find(self._piece, clients, before)], dtype=np.bool_)
 
     def keep(self, clients: NDArray[np.int64], tree: Tree, *, round: int) -> None:
         """Keep a tree per client; see `Memory.keep`."""
-        form, trees = _Form.write(flatten(tree)[0])
+        slots = self._rows.choose(self._piece, clients, round)
         try:
             with self._connection:
-                new = self._insert(self._piece, clients, form, trees, round)
+                self._write(slots, self._piece, round, clients.tolist(), flatten(tree)[0])
         except sqlite3.OperationalError as error:
             raise RunError(
                 f"What clients keep must be written to {self._path}. It cannot be: {error}.",
                 hint=f"make room, then continue with `atoll resume {self._path.parent}`.",
             ) from error
-        self._written.append(_Written(self._piece, np.array(clients), round))
-        self._holders.count += new
-        self._holders.last = max(self._holders.last, round)
+        self._rows.fill(self._piece, clients, round, slots)
 
-    def _insert(
-        self, piece: int, clients: NDArray[np.int64], form: _Form, trees: Sequence[memoryview], round: int
-    ) -> int:
-        """Write the rows of some clients; return how many of these had none before."""
-        number, ids = self._number("forms", "form", form.text), _make_ids(piece, clients, round).tolist()
+    @property
+    def _rows(self) -> Slots:
+        """Which row is whose; read from the file if there were rows when it was opened."""
+        if not self._slots.known:
+            with self._reading():
+                self._slots.load(self._connection.execute("SELECT id, piece, client, round FROM kept").fetchall())
+        return self._slots
+
+    def _write(
+        self, slots: Iterable[int], piece: int, round: int, clients: Iterable[int], tree: Sequence[Tensor]
+    ) -> None:
+        """Write what clients keep, in a piece and a round, into slots of the file."""
+        form, rows = _Form.write(tree)
+        number = self._number("forms", "form", form.text)
         self._connection.executemany(
             "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
-                (one, piece, client, round, number, tree, _checksum(one, number, tree))
-                for one, client, tree in zip(ids, clients.tolist(), trees, strict=True)
+                (slot, piece, client, round, number, row, _checksum(piece, client, round, number, row))
+                for slot, client, row in zip(slots, clients, rows, strict=True)
             ),
         )
-        owners = ((one // ROUNDS, round) for one in ids)
-        return self._connection.executemany("INSERT OR IGNORE INTO holders VALUES (?, ?)", owners).rowcount
 
     def _number(self, table: str, column: str, name: str) -> int:
         """Return the number of a form or a piece; a new one gets the next."""
@@ -167,43 +159,24 @@ class DiskMemory:
                     hint="put the file back, or begin a new run in another folder.",
                 )
             self._connection.execute("DELETE FROM kept WHERE round >= ?", (round,))
-            self._connection.execute("DELETE FROM holders WHERE first >= ?", (round,))
-            self._count_holders()
-            self._written.clear()
-            before = -1
-            for one, form, tree, checksum in self._connection.execute("SELECT id, form, tree, checksum FROM kept"):
-                piece, client, kept_in = _read_id(one)
-                if checksum != _checksum(one, form, tree):
-                    raise RunError(
-                        f"A run must be resumed with what its clients kept. In {self._path}, what client {client} kept "
-                        "is damaged.",
-                        hint="put the file back, or begin a new run in another folder.",
-                    )
-                if one // ROUNDS == before // ROUNDS:  # it has an older row, which is to be pruned
-                    self._written.append(_Written(piece, np.array([client]), kept_in))
-                before = one
+            found, question = list[tuple[int, int, int, int]](), "SELECT id, piece, client, round, form, tree, checksum"
+            for slot, *row, checksum in self._connection.execute(f"{question} FROM kept"):
+                if checksum != _checksum(*row):
+                    raise _damage_error(self._path, row[1])
+                found.append((slot, *row[:3]))
+            self._slots.load(found)
 
     def holders(self, *, before: int) -> int | None:
         """Count who kept anything, in all pieces together; see `Memory.holders`."""
-        if before > self._holders.last:  # nobody began later, so there is nothing to look up
-            return self._holders.count
-        question = "SELECT COUNT(*) FROM holders WHERE first < ?"
+        if before > self._rows.last:
+            return self._rows.count()
+        question = "SELECT COUNT(*) FROM (SELECT DISTINCT piece, client FROM kept WHERE round < ?)"
         with self._reading():
             return int(self._connection.execute(question, (before,)).fetchone()[0])
 
-    def _count_holders(self) -> None:
-        count, last = self._connection.execute("SELECT COUNT(*), MAX(first) FROM holders").fetchone()
-        self._holders.count, self._holders.last = int(count), -BEFORE if last is None else int(last)
-
     def prune(self, *, round: int) -> None:
-        """Remove what the checkpoint at `round` supersedes; see `Memory.prune`."""
-        done = [one for one in self._written if one.round < round]
-        with self._connection:
-            for piece, clients, newest in done:
-                first, last = (_make_ids(piece, clients, when).tolist() for when in (-BEFORE, newest))
-                ranges = zip(first, last, strict=True)
-                self._connection.executemany("DELETE FROM kept WHERE id >= ? AND id < ?", ranges)
-        self._written[:] = [one for one in self._written if one.round >= round]
+        """Let what the checkpoint at `round` supersedes be written over; see `Memory.prune`."""
+        self._rows.prune(round)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -222,18 +195,13 @@ class DiskMemory:
         for statement in SCHEMA:
             self._connection.execute(statement)
         column = "checksum" if checked else "NULL"
-        for name, client, round, message, checksum in self._connection.execute(
-            f"SELECT piece, client, round, tree, {column} FROM older"
-        ):
+        self._connection.execute("INSERT INTO pieces VALUES (0, '')")
+        rows = self._connection.execute(f"SELECT piece, client, round, tree, {column} FROM older")
+        for slot, (name, client, round, message, checksum) in enumerate(rows):
             if checksum is not None and checksum != _older_checksum(name, client, round, message):
-                raise RunError(
-                    f"A run must be resumed with what its clients kept. In {self._path}, what client {client} kept is "
-                    "damaged.",
-                    hint="put the file back, or begin a new run in another folder.",
-                )
-            form, trees = _Form.write([leaf[None] for leaf in from_bytes(message)])
-            piece = self._number("pieces", "piece", name) if name else 0
-            self._insert(piece, np.array([client]), form, trees, round)
+                raise _damage_error(self._path, client)
+            leaves = [leaf[None] for leaf in from_bytes(message)]
+            self._write([slot], self._number("pieces", "piece", name), round, [client], leaves)
         self._connection.execute("DROP TABLE older")
 
     def beside(self, name: str) -> DiskMemory:
@@ -243,22 +211,6 @@ class DiskMemory:
         with self._connection:
             apart._piece = self._number("pieces", "piece", f"{mine}/{name}")
         return apart
-
-
-@dataclass
-class _Holders:
-    """How many clients kept anything, in all pieces, and the last round in which anybody did."""
-
-    count: int = 0
-    last: int = -BEFORE
-
-
-class _Written(NamedTuple):
-    """Rows that were written: in which piece, of whom, and in which round."""
-
-    piece: int
-    clients: NDArray[np.int64]
-    round: int
 
 
 class _Form:
@@ -291,26 +243,15 @@ class _Form:
         return found
 
 
-def _make_ids(piece: int, clients: NDArray[np.int64], round: int) -> NDArray[np.int64]:
-    """Return the numbers of rows: sorted by piece, client and round."""
-    if not (piece < PIECES and -BEFORE <= round < ROUNDS - BEFORE and clients.max(initial=0) < CLIENTS):
-        raise RunError(
-            f"A memory on disk can tell apart {PIECES} pieces of a method, {CLIENTS:,} clients and {ROUNDS - BEFORE:,} "
-            f"rounds. Got piece {piece}, client {clients.max(initial=0)} and round {round}.",
-            hint="keep it in RAM: memory='ram'.",
-        )
-    numbers: NDArray[np.int64] = (piece * CLIENTS + np.asarray(clients, dtype=np.int64)) * ROUNDS + (round + BEFORE)
-    return numbers
+def _damage_error(path: Path, client: int) -> RunError:
+    return RunError(
+        f"A run must be resumed with what its clients kept. In {path}, what client {client} kept is damaged.",
+        hint="put the file back, or begin a new run in another folder.",
+    )
 
 
-def _read_id(number: int) -> tuple[int, int, int]:
-    """Return the piece, the client and the round of a row."""
-    owner, round = divmod(number, ROUNDS)
-    return (*divmod(owner, CLIENTS), round - BEFORE)
-
-
-def _checksum(number: int, form: int, tree: bytes | memoryview) -> bytes:
-    found = hashlib.blake2b(number.to_bytes(8, "little") + form.to_bytes(8, "little"), digest_size=16)
+def _checksum(piece: int, client: int, round: int, form: int, tree: bytes | memoryview) -> bytes:
+    found = hashlib.blake2b(f"{piece}|{client}|{round}|{form}|".encode(), digest_size=16)
     found.update(tree)
     return found.digest()
 
