@@ -138,9 +138,9 @@ def test_workloads_of_the_other_device_can_be_asked_for():
 def test_the_workload_of_pfl_research_reports_the_servers_score(monkeypatch):
     from atoll.testing.bench import pfl
 
-    x, y = generator(0, "images").normal(size=(60, 3, 32, 32)), generator(0, "labels").integers(10, size=60)
+    x, y = generator(0, "images").normal(size=(110, 3, 32, 32)), generator(0, "labels").integers(10, size=110)
     images, labels = torch.from_numpy(x).float(), torch.from_numpy(y)
-    small = Dataset("few images", images[:50], labels[:50], 10, (images[50:], labels[50:]), "random")
+    small = Dataset("few images", images[:100], labels[:100], 10, (images[100:], labels[100:]), "random")
     monkeypatch.setattr(pfl, "find_images", lambda _: small)
     row = pfl.PflCifar10(rounds=2, clients=50, precision="fp32").measure("cpu")
     assert row.note.startswith("2 rounds; accuracy 0.")
