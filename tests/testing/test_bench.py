@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from atoll.data.datasets import Dataset
 from atoll.data.recipe import Recipe
 from atoll.data.task import Training
 from atoll.kernel.errors import RunError, UnknownName
+from atoll.kernel.randomness import generator
 from atoll.testing import bench
 from atoll.testing.bench.comparisons import Whole
 from atoll.testing.bench.peers import Duel, duels
@@ -130,6 +133,18 @@ def test_workloads_of_the_other_device_can_be_asked_for():
 
 
 # -- peers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_workload_of_pfl_research_reports_the_servers_score(monkeypatch):
+    from atoll.testing.bench import pfl
+
+    x, y = generator(0, "images").normal(size=(110, 3, 32, 32)), generator(0, "labels").integers(10, size=110)
+    images, labels = torch.from_numpy(x).float(), torch.from_numpy(y)
+    small = Dataset("few images", images[:100], labels[:100], 10, (images[100:], labels[100:]), "random")
+    monkeypatch.setattr(pfl, "find_images", lambda _: small)
+    row = pfl.PflCifar10(rounds=2, clients=50, precision="fp32").measure("cpu")
+    assert row.note.startswith("2 rounds; accuracy 0.")
+    assert row.first > 0
 
 
 def test_a_peer_has_the_same_clients_and_initial_values(pfllib):

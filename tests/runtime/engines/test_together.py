@@ -3,6 +3,7 @@
 import logging
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from atoll import LocalEngine, federate
 from atoll.compose import create
 from atoll.kernel.errors import EngineError
 from atoll.kernel.params import flatten
-from atoll.runtime.engines import together
+from atoll.runtime.engines import figures, together
 from atoll.runtime.engines.together import Together
 
 SIZES = ((40, 3, 17, 4, 9, 25), (5, 31, 8, 12, 4, 20))
@@ -163,6 +164,20 @@ def test_ctrl_c_ends_all_threads(tasks):
         if thread.daemon and thread is not threading.current_thread():
             thread.join(timeout=5)
     assert threading.active_count() == before
+
+
+def test_runs_side_by_side_pay_for_a_compilation_together(tasks, monkeypatch):
+    """What one run would not pay for, three do: all of their work lies ahead of the program that they share."""
+    ahead = []
+    measured = figures.Measured.ahead
+    monkeypatch.setattr(figures.Measured, "ahead", lambda one, part: ahead.append(part.runs) or measured(one, part))
+    engine = LocalEngine(device="cpu", strategy="whole", remember=False)
+    works = [lambda seed=seed: federate(tasks[0], "fedavg", engine=engine, seed=seed, rounds=2) for seed in range(3)]
+    engine.run_together([tasks[0]], works)
+    assert set(ahead) == {3}
+    one = figures.Measured(None, seconds=2.0, steps=5.0)
+    part = SimpleNamespace(job=SimpleNamespace(calls=10), runs=3)
+    assert measured(one, part) == 300.0
 
 
 def test_seconds_are_shared_by_steps(tasks):

@@ -47,8 +47,8 @@ class Measured:
     programs: str | None = None  # the folder in which torch keeps what was compiled for it
 
     def ahead(self, part: Part) -> float:
-        """Return the seconds that this and all coming jobs would take."""
-        return self.seconds * self.steps * part.job.calls
+        """Return the seconds that this and all coming jobs would take, with those of the runs beside it."""
+        return self.seconds * self.steps * part.job.calls * part.runs
 
 
 class Figures:

@@ -160,7 +160,8 @@ class LocalEngine(Planner):
     # -- running ---------------------------------------------------------------------------------------------------
     def _run_part(self, part: Part) -> Iterator[Done[Any] | Lost | Exception]:
         """Yield the outcomes of all clients of a part, who have one architecture."""
-        part = replace(part, clients=sort_by_size(part), usual=max(part.usual, len(part.clients)))
+        runs = 1 if self.together is None else self.together.runs
+        part = replace(part, clients=sort_by_size(part), usual=max(part.usual, len(part.clients)), runs=runs)
         waiting, plan = part.clients, self._plan(part)
         while len(waiting):
             try:

@@ -26,6 +26,7 @@ class Part:
     population: Population
     clients: Clients
     usual: int
+    runs: int = 1  # side by side, which share programs
 
     @property
     def task(self) -> Task:

@@ -269,10 +269,8 @@ class Planner:
         if not ranked:
             return []
         chosen = ranked[:1]
-        if self.device.type == "cuda":  # the compiler favours either form of convolution, so both are tried
-            chosen += [
-                one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=not ranked[0].plan.columns)
-            ]
+        if self.device.type == "cuda":  # the compiler makes more of columns, so they are tried even if they are slower
+            chosen += [one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=True)]
         elif ranked[0].plan.vectorised and self.strategy == "auto":
             # Compiled steps are bound by memory, so a chunk that fits the cache may win, or one per core.
             size = min(part.usual, 10)

@@ -57,6 +57,7 @@ class Together:
         self._companions: dict[int, Companion[Any]] = {}  # by their threads
         self._going: Companion[Any] | None = None
         self._stopping = False
+        self.runs = 1  # how many there are
         self._widths: dict[Hashable, set[int]] = {}
 
     def place(self, task: Task) -> Task:
@@ -66,6 +67,7 @@ class Together:
     def run(self, works: Sequence[Callable[[], T]]) -> list[T | BaseException]:
         """Do all works, in turns; return what each of them returned or raised."""
         companions = [Companion(work) for work in works]
+        self.runs = len(companions)
         for companion in companions:
             threading.Thread(target=self._live, args=(companion,), daemon=True).start()
         try:

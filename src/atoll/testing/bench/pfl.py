@@ -58,7 +58,10 @@ class PflCifar10:
             began = time.perf_counter()
             report = federate(task, algorithm, rounds=self.rounds, **settings)
             took.append(time.perf_counter() - began)
-        score = report.evaluations[-1]["evaluation"]["central"]["score"]
+        last = report.history[-1].evaluation  # of the server's test set alone
+        assert last is not None
+        assert last.central is not None
+        score = last.central["score"]
         note = f"{self.rounds} rounds; accuracy {score:.4f} on {dataset.name}"
         plan = next(str(plan) for (phase, *_), plan in engine.plans.items() if phase == "local")
         return Row(workload=self.name, unit="s", atoll=min(took), first=first, most=self.most, plan=plan, note=note)
