@@ -50,5 +50,5 @@ def test_the_bank_travels_once_to_each_client(task: Task) -> None:
 
 
 def test_without_public_samples_there_is_no_bank(task: Task) -> None:
-    with pytest.raises(TaskError, match="--public"):
+    with pytest.raises(TaskError, match="public=0.1"):
         play(replace(task, public=None), FAFIBank())

@@ -229,7 +229,7 @@ def test_another_network_has_the_same_numbers_elsewhere(task: Task) -> None:
 
 
 def test_a_pool_needs_public_samples_and_is_counted(task: Task) -> None:
-    with pytest.raises(TaskError, match="--public"):
+    with pytest.raises(TaskError, match="public=0.1"):
         play(replace(task, public=None), FAFIPlus(pool="images"))
     plain, more = (play(task, FAFIPlus(epochs=0, pool=pool)).ledger.bytes("down") for pool in ("none", "images"))
     numbers = 12 * 4 + 12
@@ -460,7 +460,7 @@ def test_refined_prototypes_classify_better_and_stay_near() -> None:
 
 
 def test_refining_needs_public_samples(task: Task) -> None:
-    with pytest.raises(TaskError, match="--public"):
+    with pytest.raises(TaskError, match="public=0.1"):
         play(replace(task, public=None), FAFIPlus(refine=3))
 
 

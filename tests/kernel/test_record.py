@@ -16,7 +16,7 @@ from atoll.kernel.errors import CohortError, RunError
 from atoll.kernel.params import Params, Stack, flatten, named_leaves, rows_of, stacked_leaves, unflatten
 from atoll.kernel.record import Each, is_record, record
 from atoll.kernel.task import Facts
-from atoll.records import runs
+from atoll.records import checkpoints
 from atoll.runtime.engines.plan import Plan
 from atoll.runtime.serialise import from_bytes, pack, size_of, to_bytes, unpack
 from atoll.testing.conformance import personal_models, quadratics
@@ -252,7 +252,7 @@ def test_a_run_is_resumed_from_records(tmp_path, memory):
 
 def test_a_state_that_was_a_dict_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as older:
-        older.setattr(runs, "pack", partial(pack, classes=False))
+        older.setattr(checkpoints, "pack", partial(pack, classes=False))
         federate(TASK, Recording(), rounds=2, folder=tmp_path / "run")
     with pytest.raises(RunError, match="must be a Server record of the method. It is a dict.\nhint: an older version"):
         federate(TASK, Recording(), rounds=2, folder=tmp_path / "run", resume=True)

@@ -51,6 +51,13 @@ def test_it_says_who_has_kept_something(memory):
     assert memory.holds(np.array([2, 4, 5]), before=9).tolist() == [True, False, True]
 
 
+def test_a_tree_without_leaves_is_kept_as_well(memory):
+    """Such as the norm layers of a network that has none."""
+    memory.keep(np.array([5, 2]), Stack({}), round=0)
+    assert memory.holds(np.array([2, 4, 5]), before=9).tolist() == [True, False, True]
+    assert dict(memory.recall(np.array([2, 4, 5]), Stack({}), before=9)) == {}
+
+
 def test_the_newest_counts(memory):
     for round in range(5):
         keep(memory, [1, 2], float(round), 10.0 + round, round=round)

@@ -101,7 +101,7 @@ def pretended(monkeypatch):
     capturing, counts = [], {"captured": 0, "begun": 0}
 
     @contextmanager
-    def capture(graph, pool):
+    def capture(graph, pool, capture_error_mode):
         capturing.append(graph)
         counts["captured"] += 1
         yield

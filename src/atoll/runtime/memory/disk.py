@@ -115,10 +115,10 @@ class DiskMemory:
         return self._slots
 
     def _write(
-        self, slots: Iterable[int], piece: int, round: int, clients: Iterable[int], tree: Sequence[Tensor]
+        self, slots: Iterable[int], piece: int, round: int, clients: Sequence[int], tree: Sequence[Tensor]
     ) -> None:
         """Write what clients keep, in a piece and a round, into slots of the file."""
-        form, rows = _Form.write(tree)
+        form, rows = _Form.write(tree, len(clients))
         number = self._number("forms", "form", form.text)
         self._connection.executemany(
             "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -221,18 +221,20 @@ class _Form:
         self.leaves = [(getattr(torch, name), tuple(shape)) for name, shape in json.loads(text)]
 
     @classmethod
-    def write(cls, leaves: Sequence[Tensor]) -> tuple[_Form, list[memoryview]]:
-        """Return the form of stacked leaves, and the bytes of each client."""
+    def write(cls, leaves: Sequence[Tensor], clients: int) -> tuple[_Form, list[memoryview]]:
+        """Return the form of stacked leaves, and the bytes of each of the clients."""
         # Copied: one row of an expanded leaf counts as contiguous, and cannot be seen as bytes.
         here = [leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for leaf in leaves]
         form = cls(json.dumps([[str(leaf.dtype).removeprefix("torch."), [*leaf.shape[1:]]] for leaf in here]))
-        if not here:
-            raise CohortError("A method must keep at least one tensor.", hint="leave out `keep` to keep nothing.")
+        if not here:  # such as the norm layers of a network that has none
+            return form, [memoryview(b"")] * clients
         table = torch.cat([leaf.flatten().view(torch.uint8).reshape(len(leaf), -1) for leaf in here], dim=1).numpy()
         return form, [memoryview(row) for row in table]
 
     def read(self, trees: Sequence[bytes]) -> list[Tensor]:
         """Return the leaves of some clients, stacked."""
+        if not self.leaves:
+            return []
         table = torch.from_numpy(np.frombuffer(bytearray(b"".join(trees)), dtype=np.uint8)).reshape(len(trees), -1)
         found, start = [], 0
         for dtype, shape in self.leaves:
