@@ -221,15 +221,15 @@ def test_runs_side_by_side_are_stopped_together_and_go_on_together(tmp_path, beg
         if len(seen) == 4:
             os.kill(os.getpid(), signal.SIGINT)
 
-    question = {"seeds": 2, "rounds": 5, "folder": tmp_path, "together": True, "on_run": begun.add}
+    question = {"seeds": 1, "rounds": 4, "folder": tmp_path, "together": True, "on_run": begun.add}
     methods = ["local", "fedavg", "ditto"]
     with pytest.raises(KeyboardInterrupt, match="continue with `atoll resume"):
         compare(SMALL, methods, engine=traced(), on_round=ctrl_c, **question)
-    assert max(seen) < 5
+    assert max(seen) < 4
     begun.clear()
     found = compare(SMALL, methods, engine=traced(), **question)
     assert {how for *_, how in begun} == {"resumed"}
-    assert figures(found) == figures(compare(SMALL, methods, seeds=2, rounds=5, engine=traced()))
+    assert figures(found) == figures(compare(SMALL, methods, seeds=1, rounds=4, engine=traced()))
 
 
 def test_what_goes_wrong_in_one_run_side_by_side_is_said_and_stops_the_others(tmp_path):
@@ -240,11 +240,11 @@ def test_what_goes_wrong_in_one_run_side_by_side_is_said_and_stops_the_others(tm
 
         return after
 
-    question = {"seeds": 2, "rounds": 5, "folder": tmp_path, "together": True}
+    question = {"seeds": 2, "rounds": 3, "folder": tmp_path, "together": True}
     with pytest.raises(ValueError, match="out of paper"):
         compare(SMALL, ["local", "fedavg"], engine=traced(), on_run=fail, **question)
     found = compare(SMALL, ["local", "fedavg"], engine=traced(), **question)
-    assert figures(found) == figures(compare(SMALL, ["local", "fedavg"], seeds=2, rounds=5, engine=traced()))
+    assert figures(found) == figures(compare(SMALL, ["local", "fedavg"], seeds=2, rounds=3, engine=traced()))
 
 
 def test_runs_of_changed_data_are_refused(tmp_path, make_task):

@@ -135,6 +135,7 @@ def test_workloads_of_the_other_device_can_be_asked_for():
 # -- peers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_workload_of_pfl_research_reports_the_servers_score(monkeypatch):
     from atoll.testing.bench import pfl
 
@@ -166,6 +167,7 @@ def test_a_peer_whose_needs_are_not_met_says_so(pfllib):
         SmallDuel("digits", "DNN", pfllib, rounds=6).measure("cpu", repeats=1)
 
 
+@pytest.mark.slow
 def test_a_peer_that_ends_is_an_error(pfllib, capfd):
     (pfllib / "system/flcore/trainmodel/models.py").write_text("DNN = FedAvgCNN = None")
     with pytest.raises(RunError, match="it ended"):
@@ -203,6 +205,7 @@ def test_a_whole_comparison_is_timed_cold_and_warm():
     assert row.note == f"compare {words}"
 
 
+@pytest.mark.slow
 def test_a_comparison_that_fails_is_an_error():
     with pytest.raises(RunError, match="nobody-knows-this` failed"):
         Whole("tiny", "nobody-knows-this", most=1.0).measure("cpu", repeats=1)

@@ -101,6 +101,7 @@ def test_operations_that_write_on_the_way_are_compared_by_their_text():
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler, when it is imported
+@pytest.mark.slow
 def test_a_program_is_shared_by_the_same_step_with_its_inputs_in_another_order():
     compiler = Compiler()
     first = compiler(trace(step, "wbx"), inputs("wbx"))

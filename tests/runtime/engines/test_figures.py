@@ -286,6 +286,7 @@ def test_the_oldest_files_are_removed(task, monkeypatch):
     assert numbers == [2, 3, 4]
 
 
+@pytest.mark.slow
 def test_two_processes_may_write_at_once():
     """Whoever is last has what both measured, or its own: the file is whole, and nothing else is left behind."""
     script = (

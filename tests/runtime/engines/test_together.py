@@ -86,7 +86,8 @@ def require_same(beside, alone):
 
 @pytest.mark.parametrize(
     "method",
-    ["fedavg", "ditto", "scaffold", "apfl", "pfedme", "perfedavg", "fedavg+sam", "fedper@ifca:cluster_rounds=1"],
+    ["fedavg", "ditto", "scaffold", "fedavg+sam", "fedper@ifca:cluster_rounds=1"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("apfl", "pfedme", "perfedavg")],
 )
 def test_seeds_do_side_by_side_what_they_do_alone(tasks, groups, method):
     runs = [(task, method, seed) for seed, task in enumerate([*tasks, tasks[0]])]
