@@ -147,7 +147,7 @@ def test_a_client_that_fails_is_lost_in_its_own_run(tasks, groups):
 
 
 def test_ctrl_c_ends_all_threads(tasks):
-    engine, before = make_engine(), threading.active_count()
+    engine, before = make_engine(), set(threading.enumerate())
 
     def stop(line):
         raise KeyboardInterrupt
@@ -160,11 +160,9 @@ def test_ctrl_c_ends_all_threads(tasks):
     engine.together = caught
     with pytest.raises(KeyboardInterrupt):
         caught.run([interrupted, interrupted])
-    assert threading.active_count() <= before + 2  # they have ended, or are about to
-    for thread in threading.enumerate():
-        if thread.daemon and thread is not threading.current_thread():
-            thread.join(timeout=5)
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=5)
+    assert set(threading.enumerate()) <= before
 
 
 def test_runs_side_by_side_pay_for_a_compilation_together(tasks, monkeypatch):
