@@ -46,7 +46,7 @@ from atoll.records.files import _seal_of
 
 BAD = ("SILENT", "TRACEBACK", "HANG")
 WORDS = ("incomplete", "left out", "is not there", "damaged", "cannot be read", "begins again", "trained again")
-FEWER = r"\b[0-3]/4\b"  # rounds in the list of runs
+FEWER = r"\b[0-3]/[2-4]\b"  # rounds in the list of runs
 SECONDS = 60
 SMALL = {"clients": 4, "samples": 160, "model": "mlp:8"}
 Draw = np.random.Generator

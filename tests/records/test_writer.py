@@ -1,6 +1,7 @@
 import json
 import logging
 import resource
+import shutil
 import threading
 
 import numpy as np
@@ -291,3 +292,24 @@ def test_a_file_of_tensors_that_does_not_fit_on_the_disk_is_an_error_to_write(tm
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_run_whose_checkpoints_are_gone_begins_again(tmp_path, make_task):
+    task = make_task(shares=(0.6, 0.2, 0.2))
+    first = federate(task, create("ditto"), rounds=2, folder=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    again = federate(task, create("ditto"), rounds=2, folder=tmp_path / "run", resume=True)
+    np.testing.assert_array_equal(again.scores(), first.scores())
+    assert [line.round for line in again.history] == [1, 2]
+    assert list((tmp_path / "run" / "checkpoints").glob("round-000002.json"))
+
+
+def test_a_run_whose_model_is_not_described_any_more_is_refused(tmp_path, make_task):
+    task = make_task(shares=(0.6, 0.2, 0.2))
+    federate(task, create("ditto"), rounds=1, folder=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    del config["computes"]["digest"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError):
+        federate(task, create("ditto"), rounds=1, folder=tmp_path / "run", resume=True)

@@ -289,4 +289,4 @@ def digest_models(task: Task) -> dict[str, str] | None:
 def is_another_model(config: Mapping[str, Any], task: Task) -> bool:
     """Return whether the models of a run are known to differ from those of a task."""
     before, now = config.get("computes"), digest_models(task)
-    return bool(before and now and before["torch"] == now["torch"] and before["digest"] != now["digest"])
+    return bool(before and now and before.get("torch") == now["torch"] and before.get("digest") != now["digest"])

@@ -242,6 +242,7 @@ class Run:
         """
         with writing(self.folder):
             require_no_link(self.folder / "checkpoints")
+            (self.folder / "checkpoints").mkdir(exist_ok=True)  # a run whose checkpoints are gone begins again
             for name in LINES:  # what a checkpoint builds on must not be lost after it
                 if (self.folder / name).exists():
                     with (self.folder / name).open("rb") as file:
