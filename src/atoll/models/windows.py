@@ -1,6 +1,6 @@
 """Networks for windows of measurements over time, of shape (channels, length).
 
-The GRU is written out, not taken from `nn.GRU`, so the model runs for many clients at once and is traced like any other.
+The GRU is written out, not taken from `nn.GRU`, so the model runs for many clients at once and is traced as others are.
 """
 
 from collections.abc import Sequence
