@@ -51,7 +51,7 @@ def test_a_key_that_the_server_does_not_know_is_refused(keys, link, tmp_path):
 
 
 def test_plain_text_is_refused_on_both_sides(keys, link):
-    assert "leave out --insecure" in refuse(make_node(keys, link, "Ulm", authority=None))
+    assert "leave out `insecure`" in refuse(make_node(keys, link, "Ulm", authority=None))
     with open_link(keys, certificate=None) as open_text:
         assert "answers in plain text" in refuse(make_node(keys, open_text, "Ulm"))
 

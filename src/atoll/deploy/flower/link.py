@@ -229,14 +229,11 @@ class Link:
             return Missing(name, str(error))
 
     def _configure(self, sites: int) -> uvicorn.Config:
-        certificate = {}
-        if self._certificate is not None:
-            certificate = {"ssl_certfile": str(self._certificate[0]), "ssl_keyfile": str(self._certificate[1])}
+        certificate, key = self._certificate or (None, None)
         return uvicorn.Config(
             _fleet_only(self._state, sites), log_config=None, access_log=False, lifespan="on", server_header=False,
-            limit_concurrency=64 + 8 * sites, timeout_keep_alive=60, timeout_graceful_shutdown=1,
-            ws="none", loop="asyncio", http="h11",
-            **certificate,
+            limit_concurrency=64 + 8 * sites, timeout_keep_alive=60, timeout_graceful_shutdown=1, ws="none",
+            loop="asyncio", http="h11", ssl_certfile=certificate, ssl_keyfile=None if key is None else str(key),
         )  # fmt: skip
 
     def _serve(self) -> None:
@@ -246,7 +243,7 @@ class Link:
             self._socket.close()
 
 
-class _State(InMemoryLinkState):  # type: ignore[misc] # Flower is not typed throughout
+class _State(InMemoryLinkState):
     """Flower's list of nodes and messages, in this process, with what a long-lived node and bounded sizes need."""
 
     def __init__(self, patience: float, hold: float, largest: int) -> None:
@@ -267,6 +264,7 @@ class _State(InMemoryLinkState):  # type: ignore[misc] # Flower is not typed thr
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )  # fmt: skip
         task = self.run_ids[number].run.primary_task_id
+        assert task is not None
         self.claim_task(task)
         self.activate_task(task)
         return int(number)
@@ -307,8 +305,8 @@ class _State(InMemoryLinkState):  # type: ignore[misc] # Flower is not typed thr
             names = list_objects(self.object_store.get_object_tree(message), self._largest)
         except NoObjectInStoreError:
             raise PayloadError("A reply was given up while it was being sent.") from None
-        found = {name: self.get_object(run, name) for name in names}
-        return None if any(content in (b"", None) for content in found.values()) else found
+        found = {name: self.get_object(run, name) or b"" for name in names}
+        return found if all(found.values()) else None
 
     def forget(self, message: str) -> None:
         """Remove a message, and the reply to it if there is one."""
@@ -450,5 +448,5 @@ def _listen(address: tuple[str, int]) -> socket.socket:
     except OSError as error:
         raise EngineError(
             f"The server must be able to listen at {address[0]}:{address[1]}. {error.strerror or error}.",
-            hint="choose another address with --listen HOST:PORT, or end what uses this one.",
+            hint="choose another address with `listen`, or end what uses this one.",
         ) from None

@@ -209,11 +209,11 @@ class Node:
         if any(word in text for word in ("WRONG_VERSION_NUMBER", "SSL", "TLS")):
             raise EngineError(
                 f"The server must speak TLS. {self.server} answers in plain text.",
-                hint="start the server with its certificate, or both sides with --insecure.",
+                hint="start the server with its certificate, or both sides with `insecure`.",
             )
         if isinstance(error, httpx.RemoteProtocolError) and self.authority is None:
             raise EngineError(
-                f"The server at {self.server} does not answer in plain text.", hint="leave out --insecure."
+                f"The server at {self.server} does not answer in plain text.", hint="leave out `insecure`."
             )
         return f"no connection to {self.server} ({type(error).__name__})"
 
