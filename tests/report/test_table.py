@@ -8,13 +8,12 @@ from reports import change, report_of
 from rich.console import Console
 
 from atoll.experiments.comparison import Comparison
+from atoll.records.numbers import Numbers, mean_text
 from atoll.report.table import (
     LESS_IMPORTANT,
-    Numbers,
     comparison_cells,
     gain_text,
     harmed_text,
-    mean_text,
     megabytes,
     notes,
     run_table,

@@ -225,7 +225,7 @@ def _r2(kept: Values, targets: Values, weights: Values) -> Values:
 def _divide(above: Values, below: Values) -> Values:
     """Divide; NaN by 0."""
     above, below = np.broadcast_arrays(above, below)
-    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
+    return np.asarray(np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0))
 
 
 def _mean_known(values: Values) -> Values:

@@ -47,7 +47,7 @@ SIGNIFICANT = 0.05
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Results:
     """Methods side by side: for each, one outcome per seed. A single run is a comparison of one."""
 
@@ -65,6 +65,11 @@ class Results:
         for of_seed in zip(*self.outcomes.values(), strict=True):
             for outcome in of_seed[1:]:
                 require_same_task(of_seed[0], outcome)
+
+    def __repr__(self) -> str:
+        methods, seeds = ", ".join(self.outcomes), ", ".join(map(str, self.seeds))
+        task = f"{self.example.task_name}, {self.example.clients:,} clients"
+        return f"<{type(self).__name__} of {methods} on {task}; seed{'s' * (len(self.seeds) > 1)} {seeds}>"
 
     @classmethod
     def of_runs(cls, runs: Iterable[Report], *, absent: Iterable[str] = (), **more: Any) -> Self:
@@ -237,7 +242,7 @@ class Results:
         outcomes = self.outcomes[method]
         if self.select != "last" or any(outcome.classes is None for outcome in outcomes):
             return None
-        return np.sum([outcome.confusion() for outcome in outcomes], axis=0)
+        return np.asarray(np.sum([outcome.confusion() for outcome in outcomes], axis=0))
 
     @cached_property
     def classes(self) -> list[dict[str, Any]]:
@@ -398,7 +403,7 @@ class Results:
         recipe = task.recipe or {}
         dealt, split = recipe.get("partition"), recipe.get("split")
         who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients:,} clients,"
-        what = f"{self.metric.name[0].upper()}{self.metric.name[1:]}{' in %' if self.metric.share else ''}"
+        what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
         cut = f" (train/val/test {split} %)" if split else ""
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
         rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
@@ -418,8 +423,8 @@ class Results:
         tested = int((self.example.samples() > 0).sum())
         each = " of each seed" if len(self.seeds) > 1 else ""
         return (
-            f" {self.metric.name[0].upper()}{self.metric.name[1:]} is undefined for {most:g} of {tested:,} clients{each}, "
-            f"whose test samples do not differ in their targets; means are over the others."
+            f" {self.metric.title} is undefined for {most:g} of {tested:,} clients{each}, whose test samples do not "
+            "differ in their targets; means are over the others."
         )
 
     def _explain_interval(self) -> str:
