@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from atoll.compose import create
 from atoll.compose.architectures import within_architectures
+from atoll.compose.steps import adopt_step_size
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, Replies
 from atoll.kernel.engine import Engine
@@ -72,6 +73,7 @@ def federate(
     whose clients train the same way find it.
     """
     method = create(algorithm) if isinstance(algorithm, str) else algorithm
+    task = adopt_step_size(task, method)
     settings = replace(settings or Settings(), **more).resolve(task.clients)
     settings.check(task, method)
     opened = Session.open(
