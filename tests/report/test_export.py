@@ -118,7 +118,8 @@ def test_a_markdown_table_has_as_many_cells_in_every_row(found):
     assert heads[8] == "harmed of 5"
     assert [line.strip("|").split("|")[0].strip().removesuffix(" \\*") for line in lines[2:]] == list(found.outcomes)
     assert sum(" \\* |" in line for line in lines) == 1
-    assert text.startswith("\\* best on validation samples (val), by which a method may be chosen.")  # without the backslash it would be a list
+    # without the backslash it would be a list
+    assert text.startswith("\\* best on validation samples (val), by which a method may be chosen.")
     assert found.protocol in text
 
 

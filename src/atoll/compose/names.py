@@ -13,7 +13,7 @@ from atoll.compose.hybrids import InClusters
 from atoll.compose.pieces import PIECES
 from atoll.compose.steps import STEP_SIZE, WithStepSize
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import UnknownName, unknown
+from atoll.kernel.errors import UnknownName, describe_given, unknown
 from atoll.kernel.hyperparameters import Hyperparameter, hyperparameters
 from atoll.kernel.wrapper import values_of
 from atoll.toolbox.pairs import AnswerPiece
@@ -116,6 +116,19 @@ def create(text: str, /, **more: str) -> Algorithm:
             raise UnknownName(f"Hyperparameters must be written name=value. Got {pair!r}.")
         values[key] = known[key].parse(plan.title, value)
     return plan.build(values)
+
+
+def as_method(given: Any) -> Algorithm:
+    """Return a method that is given as itself or by its name; raise for anything else."""
+    if isinstance(given, Algorithm):
+        return given
+    if isinstance(given, str):
+        return create(given)
+    example = f"{given.__name__}()" if isinstance(given, type) and issubclass(given, Algorithm) else "Ditto(lam=0.1)"
+    raise UnknownName(
+        f"A method must be an algorithm or the name of one. Got {describe_given(given)}.",
+        hint=f"write {example}, or a name such as 'ditto:lam=0.1'.",
+    )
 
 
 def to_record(algorithm: Algorithm) -> dict[str, Any]:

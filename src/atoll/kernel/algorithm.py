@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import NamesChecked
 from atoll.kernel.hyperparameters import (
     Count,
     Epochs,
@@ -83,7 +84,7 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class Algorithm(NamesChecked):
     """Base of all methods. Override what differs from federated averaging; most methods need two or three.
 
     Hyperparameters are fields, with their ranges in the annotation; a bad value raises when the object is made.

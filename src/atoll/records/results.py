@@ -47,7 +47,7 @@ SIGNIFICANT = 0.05
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Results:
     """Methods side by side: for each, one outcome per seed. A single run is a comparison of one."""
 
@@ -65,6 +65,11 @@ class Results:
         for of_seed in zip(*self.outcomes.values(), strict=True):
             for outcome in of_seed[1:]:
                 require_same_task(of_seed[0], outcome)
+
+    def __repr__(self) -> str:
+        methods, seeds = ", ".join(self.outcomes), ", ".join(map(str, self.seeds))
+        task = f"{self.example.task_name}, {self.example.clients:,} clients"
+        return f"<{type(self).__name__} of {methods} on {task}; seed{'s' * (len(self.seeds) > 1)} {seeds}>"
 
     @classmethod
     def of_runs(cls, runs: Iterable[Report], *, absent: Iterable[str] = (), **more: Any) -> Self:

@@ -19,9 +19,9 @@ from atoll.experiments.comparison import Comparison, read_runs
 from atoll.experiments.explain.words import join_names, p_text
 from atoll.kernel.errors import RunError, UnknownName, unknown
 from atoll.records.labels import REFERENCES
+from atoll.records.numbers import Numbers
 from atoll.records.report import Report, Select
 from atoll.records.results import SIGNIFICANT
-from atoll.report.table import Numbers
 from atoll.runtime.population import MANY_CLIENTS
 
 Values = NDArray[np.float64]

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from atoll.metrics.fairness import DECILES
+from atoll.records.numbers import UNKNOWN, mean_text
 from atoll.report.parts import Cell, Details, Part, Row, Table
 from atoll.report.table import (
     HARM,
     SERVERS_TEST,
-    UNKNOWN,
     gain_text,
     gains_note,
     harmed_text,
     has_interval,
-    mean_text,
     megabytes,
     validation_note,
     validation_text,
