@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from atoll.compose import as_method
 from atoll.compose.architectures import within_architectures
+from atoll.compose.steps import adopt_step_size
 from atoll.data.task import Task, require_task
 from atoll.kernel.algorithm import Algorithm, Replies
 from atoll.kernel.engine import Engine, require_engine
@@ -76,6 +77,7 @@ def federate(
     require_task(task)
     require_engine(engine)
     method = as_method(algorithm)
+    task = adopt_step_size(task, method)
     settings = (settings or Settings()).change(more, federate).resolve(task.clients)
     settings.check(task, method)
     with show_progress(settings.rounds, enabled=progress) as bar:
