@@ -167,6 +167,11 @@ class Task:
         splits = self._move_splits(seen.x.device, first)
         return replace(self, x=seen.x, y=seen.y, splits=splits, network=seen.network, networks=seen.networks)
 
+    def with_training(self, **changes: Any) -> Task:
+        """Return the same task whose clients take their steps differently: `task.with_training(lr=0.05)`."""
+        unseen = None if self.unseen is None else self.unseen.with_training(**changes)
+        return replace(self, training=replace(self.training, **changes), unseen=unseen)
+
     def hold_out(self, share: float, seed: int = 0) -> Task:
         """Hold out a share of the clients: they become the `unseen` ones of the others' task."""
         if not 0 <= share < 1:
