@@ -97,8 +97,9 @@ def run(
 
 def _is_short(workload: Measurable) -> bool:
     """Return whether a workload takes seconds only: one of each network, clients of equal size, small batches."""
-    small = isinstance(workload, Workload) and workload.batch <= 10 and workload.seeds == 1 and not workload.skewed
-    return small and workload.model in ("mlp", "cnn")
+    if not isinstance(workload, Workload) or workload.skewed or workload.seeds > 1:
+        return False
+    return workload.model in ("mlp", "cnn") and workload.batch <= 10
 
 
 def _shorten(workload: Measurable) -> Measurable:
