@@ -102,7 +102,8 @@ def _list_partitions() -> Table:
 def _list_models() -> Table:
     from atoll import models
 
-    return plain_table(["model"], [["auto"], *([name] for name in models.names())])
+    auto = ["auto", "the data set's own, or cnn for images from 16x16, else mlp"]
+    return plain_table(["model", "what it is for"], [auto, *([*both] for both in models.purposes().items())])
 
 
 def _list_runs() -> Table:
