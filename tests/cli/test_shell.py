@@ -111,6 +111,7 @@ def test_a_list_has_one_line_for_each_method_and_details_on_demand(monkeypatch):
     lines = short.stdout.strip().splitlines()
     assert len(lines) == 2 + len(list_methods())
     assert max(map(len, lines)) <= 100
+    assert [line.split()[0] for line in lines[2:]] == sorted(list_methods())
     assert "lam=1.0" not in short.stdout
     assert "atoll show NAME" in short.stderr
     long = CliRunner().invoke(app, ["list", "--long"]).stdout

@@ -61,7 +61,8 @@ def _list_algorithms(one_shot: bool, long: bool) -> Table:
         }
         rows = [[name, text, values[name]] for name, text in described.items()]
         return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
-    table = plain_table(["algorithm"])
+    table = plain_table([])
+    table.add_column("algorithm", min_width=max(map(len, described)))
     table.add_column("what it is", no_wrap=True, overflow="ellipsis")
     for name, text in described.items():
         table.add_row(Text(name), Text(text))
