@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from atoll.compose import as_method
 from atoll.compose.architectures import within_architectures
+from atoll.compose.steps import adopt_step_size
 from atoll.data.task import Task, require_task
 from atoll.kernel.algorithm import Algorithm, Replies
 from atoll.kernel.engine import Engine, require_engine
@@ -76,6 +77,7 @@ def federate(
     require_task(task)
     require_engine(engine)
     method = as_method(algorithm)
+    task = adopt_step_size(task, method)
     settings = (settings or Settings()).change(more, federate).resolve(task.clients)
     settings.check(task, method)
     with show_progress(settings.rounds, enabled=progress) as bar:
@@ -142,6 +144,7 @@ def close(session: Session, round: int) -> None:
         found["evaluation"], session.outcomes = evaluate_round(
             session.engine, session.population, session.method, session.server, round=done, seed=settings.seed,
             last=done == settings.rounds, calls=settings.rounds // settings.every + 1, scored=session.scored,
+            metric=settings.metric,
         )  # fmt: skip
     found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
     if session.trainings and session.trainings.found:

@@ -127,6 +127,11 @@ class Algorithm(NamesChecked):
         """Whether what a client deploys is a model of the task's network, and no `Predictor`."""
         return True
 
+    @property
+    def step_size(self) -> float | None:
+        """The step size of its clients, where the method brings one of its own; None: the task's."""
+        return None
+
     def pulls(self, lr: float) -> dict[str, float]:
         """Say how far steps go towards what pulls them, by name: beyond 2, they end further from it than before."""
         return {}

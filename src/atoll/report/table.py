@@ -75,13 +75,15 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
     numbers, several = Numbers.of(comparison), len(comparison.results) > 1
     central = has_central(comparison)
     heads = [
-        "method", "mean ± 95 %" if has_interval(comparison) else "mean", *(["server's\ntest"] if central else []),
+        "method", "val", "mean ± 95 %" if has_interval(comparison) else "mean",
+        *(["server's\ntest"] if central else []),
         "worst\nclient", "bottom\n10 %", "std", "gain vs\nLocal", "gain vs\nFedAvg",
         f"harmed\nof {comparison.scored:,}", "MB\nup", "MB\ndown",
     ]  # fmt: skip
     rows = [
         [
             f"{row['method']} {BEST}" if several and row["method"] == comparison.best else row["method"],
+            validation_text(numbers, row),
             mean_text(numbers, row),
             *([numbers.score(row["central"])] if central else []),
             *(numbers.score(row[name]) for name in ("worst", "bottom10", "std")),
@@ -148,10 +150,19 @@ def notes(comparison: Results) -> str:
     """Explain the table of a comparison."""
     central = f"{SERVERS_TEST} " if has_central(comparison) else ""
     return (
-        f"{BEST} best mean. {comparison.protocol} {central}{gains_note(comparison)} Harmed ({HARM}): worse than with "
-        f"Local by more than one standard error.{harm_note(comparison)} Std is over clients. MB and seconds (s) of "
-        "training are totals of all clients, for one seed."
+        f"{validation_note(comparison, BEST)} {comparison.protocol} {central}{gains_note(comparison)} Harmed ({HARM}): "
+        f"worse than with Local by more than one standard error.{harm_note(comparison)} Std is over clients. MB and "
+        "seconds (s) of training are totals of all clients, for one seed."
     )
+
+
+def validation_note(comparison: Results, mark: str) -> str:
+    """Explain the mark of the best method, and the column that it rests on."""
+    if all(row["validation"] is None for row in comparison.results):
+        return "No method is marked as the best: there are no validation samples to choose by."
+    rough = any(row["reads_validation"] for row in comparison.results)
+    brackets = " In brackets: the method reads these samples itself, so its score on them is too good." if rough else ""
+    return f"{mark} best on validation samples (val), by which a method may be chosen.{brackets}"
 
 
 def gains_note(comparison: Results) -> str:
@@ -187,6 +198,12 @@ def run_table(outcome: Report) -> Table:
 
 
 # -- how figures are written, here and on the page ---------------------------------------------------------------------
+
+
+def validation_text(numbers: Numbers, row: dict[str, Any]) -> str:
+    """Write the mean score on validation samples; in brackets if the method reads them itself."""
+    score = numbers.score(row["validation"])
+    return f"({score})" if row["reads_validation"] and score != UNKNOWN else score
 
 
 def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> str:

@@ -351,5 +351,5 @@ def best_method(comparison: Comparison) -> str:
     local, fedavg = (comparison.reference(name) for name in REFERENCES)
     rows = [row for row in comparison.results if row["method"] not in (local, fedavg)]
     if not rows:
-        return fedavg or comparison.best
+        return fedavg or local or next(iter(comparison.outcomes))
     return str(max(rows, key=lambda row: comparison.example.sign * row["mean"])["method"])
