@@ -11,6 +11,11 @@ from atoll.deploy.store import Store
 from atoll.kernel.params import flatten
 
 
+@pytest.fixture
+def rehearsal(tmp_path):
+    return Rehearsal(tmp_path)
+
+
 def same(one, other):
     mine, theirs = flatten(one)[0], flatten(other)[0]
     return len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))

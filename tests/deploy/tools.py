@@ -28,7 +28,7 @@ class Rehearsal:
         facts = self.task.public_facts(0)
         self.terms = write_terms(facts, self.places, rounds=rounds, largest=facts.largest)
         self.key = Key.make("coordinator")
-        self.federation = Federation.found(self.terms, self.key)
+        self.federation = Federation.begin(self.terms, self.key)
         self.keys = {name: Key.make(name) for name in self.places}
         self.sites = {name: self.site(name) for name in self.places}
 

@@ -1,6 +1,6 @@
 """The coordinator: who has no data and drives the one round loop, with clients that are at sites.
 
-    federation = Federation.found(terms, key)
+    federation = Federation.begin(terms, key)
     report = coordinate(federation, task, method, transport, folder)
 
 It stops where the transport stops, in the middle of a round if need be, and `resume=True` goes on there: the round is

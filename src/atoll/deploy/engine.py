@@ -109,8 +109,8 @@ class Federation:
     key: Key  # the coordinator's
 
     @classmethod
-    def found(cls, terms: Terms, key: Key) -> Federation:
-        """Found a federation with a number of its own."""
+    def begin(cls, terms: Terms, key: Key) -> Federation:
+        """Begin a federation with a number of its own."""
         return cls(secrets.token_hex(16), terms, key)
 
 

@@ -47,7 +47,7 @@ def sites_agree(method: Algorithm) -> str | None:
     require_same(here.server, report.server, message, PURE)
     require_same(read_kept(here.population.memory), kept, "Sites must keep what clients keep on one machine.", PURE)
     scores = [one.history[-1]["evaluation"]["personal"]["test"]["losses"] for one in (here, report)]
-    if not np.allclose(*scores, rtol=1e-12, atol=0, equal_nan=True):  # sums over a batch are rounded
+    if not np.allclose(scores[0], scores[1], rtol=1e-12, atol=0, equal_nan=True):  # sums over a batch are rounded
         raise ConformanceError(
             f"Models at sites must score as on one machine. Test losses are {scores[1]}, not {scores[0]}."
         )
@@ -60,7 +60,8 @@ def sites_agree(method: Algorithm) -> str | None:
 def is_named(method: Algorithm) -> bool:
     """Return whether a method can be made again from how it is written down."""
     try:
-        return from_record(to_record(method)) == method
+        written = to_record(method)
+        return to_record(from_record(written)) == written  # a file is read anew, so its class is another one
     except (AtollError, ValueError, TypeError):
         return False
 
@@ -82,7 +83,7 @@ def play_at_sites(method: Algorithm, task: Task, folder: Path) -> tuple[Report, 
         task.name, task.network, task.x[0], task.y[0], clients=task.clients, classes=task.classes,
         training=task.training, public=task.public,
     )  # fmt: skip
-    federation = Federation.found(terms, Key.make("coordinator"))
+    federation = Federation.begin(terms, Key.make("coordinator"))
     engine = SitesEngine(federation, InProcess(sites), engine=find_engine("whole"))
     report = federate(there, method, engine=engine, rounds=rounds, eval_every=rounds)
     kept: dict[str, Tree] = {}
