@@ -10,6 +10,7 @@ played again from its checkpoint with the replies of the journal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from atoll.deploy.terms import Place
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
+from atoll.records.configuration import Settings
 from atoll.records.report import Report
 from atoll.records.runs import Run
 from atoll.runtime.engines import LocalEngine
@@ -50,10 +52,9 @@ def coordinate(
     if resume:  # what all checkpoints cover is not played again; exchanges before a round carry earlier numbers
         for oldest in Run.open(folder).checkpoints()[:1]:
             journal.forget(oldest - 1 - method.exchanges)
-    sites = SitesEngine(federation, transport, journal, engine=engine)
-    return federate(
-        task, method, engine=sites, folder=folder, resume=resume, rounds=terms.rounds, seed=terms.seed, **more
-    )
+    settings = replace(more.pop("settings", None) or Settings(), rounds=terms.rounds, seed=terms.seed)
+    sites = SitesEngine(federation, transport, journal, engine=engine, metric=more.get("metric", settings.metric))
+    return federate(task, method, settings=settings, engine=sites, folder=folder, resume=resume, **more)
 
 
 def seat_sites(sites: Iterable[PublicKey | str], clients: Mapping[str, int] | None = None) -> dict[str, Place]:

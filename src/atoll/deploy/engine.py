@@ -30,6 +30,7 @@ from atoll.kernel.params import Tree, flatten
 from atoll.kernel.task import Facts
 from atoll.metrics.afterwards import models_after
 from atoll.metrics.evaluation import Evaluate
+from atoll.metrics.measures import OWN
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.population import Population
 
@@ -125,9 +126,11 @@ class SitesEngine:
         *,
         engine: LocalEngine | None = None,
         largest: int = messages.LARGEST_BODY,
+        metric: str = OWN,
     ) -> None:
         self.federation, self.transport, self.journal = federation, transport, journal or Journal()
         self.local = engine or LocalEngine()
+        self._metric = metric  # by which sites score at the end
         self._largest, self._answers = largest, dict[tuple[int, str], Answer]()  # to the last exchange
 
     # -- what the server computes here -----------------------------------------------------------------------------
@@ -203,7 +206,9 @@ class SitesEngine:
         phase: Any = job.phase
         if not isinstance(phase, Finish | Evaluate) or job.round < self.federation.terms.rounds:
             return (phase,)
-        scores = tuple(Evaluate(model) for model in models_after(job.method, job.server, last=True))
+        scores = tuple(
+            Evaluate(model, metric=self._metric) for model in models_after(job.method, job.server, last=True)
+        )
         return (phase, *scores) if isinstance(phase, Finish) else scores
 
     def _answered(self, job: Job, exchange: Exchange) -> tuple[Phase, ...]:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from atoll.compose import from_record, to_record
 from atoll.deploy.messages import Message
 from atoll.kernel.algorithm import Algorithm, Update
-from atoll.kernel.errors import PayloadError
+from atoll.kernel.errors import DeployError, PayloadError
 from atoll.kernel.job import Assignment, AtTheEnd, Done, Finish, Job, Phase
 from atoll.kernel.params import Layout, Stack, Tree, flatten, rows_of
 from atoll.kernel.sources import own_digest
-from atoll.metrics.evaluation import Evaluate
+from atoll.metrics.evaluation import KEPT, Evaluate
 from atoll.runtime.assignments import PHASES as WORK
 
 Clients = NDArray[np.int64]
@@ -232,4 +232,9 @@ def outcome_of(phase: Phase, done: Done[Any]) -> Outcome:
         result = None if done.result is None else {}
     else:
         result = done.result
+    if isinstance(phase, Evaluate) and any(name in KEPT for stack in done.result.values() for name in stack):
+        raise DeployError(
+            f"Only sums of scores leave a site. {phase.metric!r} needs the answers to single samples.",
+            hint="choose a metric that is a mean over samples.",
+        )
     return Outcome(done.clients, result, weight, done.gradients)
