@@ -4,6 +4,7 @@ import functools
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -61,12 +62,9 @@ def _list_algorithms(one_shot: bool, long: bool) -> Table:
         }
         rows = [[name, text, values[name]] for name, text in described.items()]
         return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
-    table = plain_table([])
-    table.add_column("algorithm", min_width=max(map(len, described)))
-    table.add_column("what it is", no_wrap=True, overflow="ellipsis")
-    for name, text in described.items():
-        table.add_row(Text(name), Text(text))
-    return table
+    room = out().width - max(map(len, described)) - 3
+    rows = [[name, textwrap.shorten(text, room, placeholder=" …")] for name, text in described.items()]
+    return plain_table(["algorithm", "what it is"], rows)
 
 
 def _list_pairs(long: bool) -> Group:
