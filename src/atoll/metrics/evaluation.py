@@ -17,7 +17,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Engine, Workbench
 from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
-from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.params import Params, Stack, Tree, widest
 from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
 from atoll.kernel.task import Facts
 from atoll.metrics import fairness, significance
@@ -272,7 +272,8 @@ class Scoring:
             train=False,
             exact=isinstance(deployed, Predictor),
         )
-        held = torch.full((len(cohort),), float(one.bytes), dtype=torch.float64, device=found["score"].device)
+        device = found["score"].device
+        held = torch.full((len(cohort),), float(one.bytes), dtype=widest(device), device=device)
         return found | Stack.of(held=held)
 
     def _kept_widths(self, measure: Measure, task: Facts) -> dict[str, int]:
@@ -304,8 +305,8 @@ class ClientSums:
         """Add the sums of some clients."""
         places = np.searchsorted(self.clients, clients)
         leaves = {name: leaf for name, leaf in found.items() if name != "seen"}
-        columns = [leaf.double().reshape(len(clients), -1) for leaf in leaves.values()]
-        numbers = torch.cat(columns, 1).cpu().numpy()  # all at once: the device is waited for once
+        columns = [leaf.to(widest(leaf.device)).reshape(len(clients), -1) for leaf in leaves.values()]
+        numbers = torch.cat(columns, 1).cpu().double().numpy()  # all at once: the device is waited for once
         ends = np.cumsum([one.shape[1] for one in columns])
         for (name, leaf), part in zip(leaves.items(), np.split(numbers, ends[:-1], axis=1), strict=True):
             if name in KEPT:
