@@ -8,9 +8,10 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from atoll.cli import completion
 from atoll.cli.display import listen
 from atoll.cli.program import VERBOSE, option
-from atoll.kernel.errors import EngineError, UnknownName
+from atoll.kernel.errors import UnknownName
 
 if TYPE_CHECKING:
     from atoll.data.own import Own
@@ -70,10 +71,14 @@ class OwnOptions:
 class Options(OwnOptions):
     """The options of `run` and `compare`, with their help."""
 
-    task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK)] = "digits"
-    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.", **TASK)] = "auto"
+    task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK, **completion.TASKS)] = "digits"
+    partition: Annotated[
+        str, option("How samples are dealt; see `atoll list partitions`.", **TASK, **completion.PARTITIONS)
+    ] = "auto"
     clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.", **TASK)] = None
-    model: Annotated[str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK)] = "auto"
+    model: Annotated[
+        str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK, **completion.MODELS)
+    ] = "auto"
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", **TASK)] = None
     samples: Annotated[int | None, option("So many of the data set's samples; else all.", **TASK)] = None
     partition_seed: Annotated[int | None, option("Who gets what; else the seed.", **TASK)] = None
@@ -127,7 +132,7 @@ class Options(OwnOptions):
     ] = "auto"
     compile: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None
     precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
-    device: Annotated[str, option("auto, cpu or cuda.", **ENGINE)] = "auto"
+    device: Annotated[str, option("auto, cpu, cuda or mps.", **ENGINE, **completion.WHERE)] = "auto"
     timeout: Annotated[
         float | None,
         option("Seconds after which a reply counts as lost (one that never comes is waited for).", **ENGINE),
@@ -225,6 +230,4 @@ def build_engine(
     """Build the engine that these options ask for."""
     from atoll.runtime.engines.local import LocalEngine
 
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
-        raise EngineError(f"`--device` must be auto, cpu, mps, cuda or cuda:N. Got {device!r}.")
     return LocalEngine(strategy=strategy, compile=compile_, precision=precision, device=device, timeout=timeout)  # type: ignore[arg-type]

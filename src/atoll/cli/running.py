@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli import completion
 from atoll.cli.display import listen, present_comparison, present_run, say, show_progress
 from atoll.cli.options import ROUNDS, Options, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 @app.command()
 @with_options
 def run(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="ditto, ditto:lam=0.1,epochs=2 or ./mine.py")],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="ditto, ditto:lam=0.1,epochs=2 or ./mine.py", **completion.METHODS)
+    ],
     *,
     options: Options,
 ) -> None:
@@ -60,7 +63,10 @@ REACH = option("Validation score whose rounds and MB are counted; else 95 % of F
 @with_options
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.")
+        list[str],
+        typer.Argument(
+            metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.", **completion.METHODS
+        ),
     ],
     seeds: Annotated[int, option("How many seeds, from --seed on.", min=1, **ROUNDS)] = 3,
     select: Annotated[str, SELECT] = "last",
@@ -129,7 +135,7 @@ def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorit
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
-    device: Annotated[str | None, option("Continue on another device.")] = None,
+    device: Annotated[str | None, option("Continue on another device.", **completion.WHERE)] = None,
     trust: Annotated[bool, TRUST] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:

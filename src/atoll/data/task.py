@@ -271,10 +271,10 @@ class Task:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """The statistics of the clients' training data; of very many clients that are not stored, the sizes."""
+        """The statistics of the clients' training data; only sizes of data elsewhere, or of very many not stored."""
         train, everybody = self.splits["train"], np.arange(self.clients)
-        if not train.stored and self.clients > MOST_DESCRIBED:
-            return Statistics(samples=train.sizes(everybody))
+        if not train.here or (not train.stored and self.clients > MOST_DESCRIBED):
+            return Statistics(samples=train.sizes(everybody), names=None if train.here else self.names)
         x, y, held, _ = train.hold(self.x, self.y, everybody)
         parts = np.split(held.order.cpu().numpy(), held.offsets[1:-1])
         features = x.cpu().numpy() if x.is_floating_point() else None
@@ -387,7 +387,7 @@ class Task:
             )
         if schema.standardise == "global":
             raise TaskError(
-                "A site must scale its samples alone, so `standardise` of the schema must be client or none. Got global.",
+                "Sites scale their samples alone, so `standardise` of the schema must be client or none. Got global.",
                 hint="write the schema again without it, or with standardise none and numbers near 1.",
             )
         return cls.own({name or own.name_of(source): source}, schema=schema, name=name, **words)
