@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from atoll.deploy.flower.wire import BODY, MESSAGE_TYPE, inflate, list_objects, pack, require_flower, unpack
-from atoll.kernel.errors import EngineError, PayloadError
+from atoll.kernel.errors import DeployError, PayloadError
 
 require_flower()
 
@@ -117,7 +117,7 @@ class Link:
         self._thread.start()
         while not self._server.started:
             if not self._thread.is_alive():
-                raise EngineError(f"The server could not listen at {self.host}:{self.port}.")
+                raise DeployError(f"The server could not listen at {self.host}:{self.port}.")
             time.sleep(0.01)
         return self
 
@@ -291,7 +291,7 @@ class _State(InMemoryLinkState):
                 remove_content_from_message(message), get_object_tree(message), session
             )
             if not stored:
-                raise EngineError(f"Flower does not take a message for node {node}.")
+                raise DeployError(f"Flower does not take a message for node {node}.")
             for key in missing:
                 self.store_object(run, session, key, objects[key])
             self._posted.notify_all()
@@ -456,7 +456,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each answer waits 40 ms for company
         return listening
     except OSError as error:
-        raise EngineError(
+        raise DeployError(
             f"The server must be able to listen at {address[0]}:{address[1]}. {error.strerror or error}.",
             hint="choose another address with `listen`, or end what uses this one.",
         ) from None
