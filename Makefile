@@ -32,7 +32,7 @@ demo: .venv/.installed  ## Compare six methods on the bundled digits, 20 clients
 		--task digits --partition dirichlet:0.3 --clients 20 --seeds 3
 
 docs: .venv/.installed  ## Build the documentation as a site in site/; open site/index.html
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Built site/index.html"
 
 test: check browser  ## Everything the continuous integration runs: lint, format, types, tests
