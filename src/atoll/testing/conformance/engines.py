@@ -61,6 +61,14 @@ class OwnMemory:
         """Refuse."""
         raise ConformanceError("What all clients keep must not be written.")
 
+    def copy(self, clients: NDArray[np.int64]) -> Tree:
+        """Refuse."""
+        raise ConformanceError("What clients keep must not be copied. A client has `cohort.recall`.")
+
+    def put(self, copied: Tree) -> None:
+        """Refuse."""
+        raise ConformanceError("What all clients keep must not be written.")
+
     def prune(self, *, round: int) -> None:
         """Refuse."""
         raise ConformanceError("What all clients keep must not be written.")
