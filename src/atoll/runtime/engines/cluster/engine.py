@@ -7,20 +7,24 @@ worker that dies costs the time to do its part again, and changes no number.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import queue
+import threading
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from atoll.data.task import Task
-from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.errors import EngineError
 from atoll.kernel.job import Done, Job, Lost
 from atoll.kernel.params import Tree, rows_of
 from atoll.kernel.task import Facts
@@ -37,7 +41,7 @@ from atoll.runtime.engines.cluster.messages import (
     result_of,
 )
 from atoll.runtime.engines.cluster.shards import cut_shards, cut_task
-from atoll.runtime.engines.cluster.worker import Cargo, Epochs
+from atoll.runtime.engines.cluster.worker import Cargo, Epochs, Errand
 from atoll.runtime.engines.local import LocalEngine, require_survivors
 from atoll.runtime.engines.parts import Part, parts_of, sort_by_size
 from atoll.runtime.engines.trainings import Trainings
@@ -48,6 +52,7 @@ from atoll.runtime.workbench import Workbench
 log = logging.getLogger("atoll.engine")
 
 Clients = NDArray[np.int64]
+T = TypeVar("T")
 TRIES = 2  # of the work of a shard in one job: what kills two workers would kill a third
 
 
@@ -79,6 +84,10 @@ class Crew(Protocol):
         """Begin an order; yield its messages, and None whenever there is none for a while. May raise WorkerLost."""
         ...
 
+    def do(self, worker: int, errand: Errand[Any], item: Any) -> Iterator[Any]:
+        """Send a worker on an errand; yield what it yields, and None whenever there is nothing for a while."""
+        ...
+
     def abandon(self, worker: int, order: int) -> None:
         """Tell a worker that nobody waits for an order any more."""
         ...
@@ -87,7 +96,7 @@ class Crew(Protocol):
         """Ask a worker how far its long training is; with `stop`, end it after its epoch."""
         ...
 
-    def plans(self, worker: int, key: Hashable, method: Algorithm) -> list[Tree]:
+    def plans(self, worker: int, key: Hashable, method: Hashable) -> list[Tree]:
         """Ask a worker how a method's jobs run there."""
         ...
 
@@ -139,7 +148,7 @@ class ClusterEngine:
         self.crew, self.local = crew, local
         self._divisions: dict[Hashable, Division] = {}
         self._numbers = itertools.count()
-        self._plans: tuple[list[Tree], Algorithm | None] = ([], None)
+        self._plans: tuple[list[Tree], Hashable] = ([], None)
 
     # -- what is said of it ------------------------------------------------------------------------------------------
     @property
@@ -178,7 +187,7 @@ class ClusterEngine:
         """Return the server's place to work in a round: here."""
         return self.local.bench(population, round)
 
-    def export_plans(self, method: Algorithm, facts: Facts) -> list[Tree]:
+    def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
         """Return how a method's jobs run at the workers, one plan of each kind."""
         found: dict[Hashable, Tree] = {}
         for shard in (shard for division in self._divisions.values() for shard in division.shards):
@@ -190,7 +199,7 @@ class ClusterEngine:
                     continue
         return [*found.values()]
 
-    def import_plans(self, plans: list[Tree], method: Algorithm, facts: Facts) -> None:
+    def import_plans(self, plans: list[Tree], method: Hashable, facts: Facts) -> None:
         """Have workers go on as `export_plans` says."""
         self._plans = plans, method
 
@@ -260,14 +269,14 @@ class ClusterEngine:
         while left:
             try:
                 message = next(stream.messages)
-            except WorkerLost as error:
+            except WorkerLost as death:
                 gave_up = stream.tries >= TRIES
                 self._move(stream.shard)
                 if gave_up:
                     some = np.array([client for client in clients if client in left])
-                    yield Lost(some, f"its worker died {TRIES} times: {error}")
+                    yield Lost(some, f"its worker died {TRIES} times: {death}")
                     stream.done, left = np.concatenate([stream.done, some]), set()
-                self._begin_again(stream, broadcast, error)
+                self._begin_again(stream, broadcast, death)
                 continue
             match message:
                 case None:
@@ -280,17 +289,17 @@ class ClusterEngine:
                 case Missing():
                     left -= {*message.clients.tolist()}
                     stream.done = np.concatenate([stream.done, message.clients])
-                    yield Lost(message.clients, message.reason)
+                    yield Lost(message.clients.copy(), message.reason)
                 case Outcome():
                     left -= {*message.clients.tolist()}
                     stream.done = np.concatenate([stream.done, message.clients])
                     yield self._done(message, part, unicast)
 
     def _done(self, outcome: Outcome, part: Part, unicast: Tree) -> Done[Any]:
-        order = np.argsort(part.clients)
-        rows = torch.from_numpy(order[np.searchsorted(part.clients, outcome.clients, sorter=order)])
+        order, clients = np.argsort(part.clients), outcome.clients.copy()  # what arrives is for reading only
+        rows = torch.from_numpy(order[np.searchsorted(part.clients, clients, sorter=order)])
         return Done(
-            outcome.clients, result_of(outcome.result.unpack(self.device), outcome.is_update),
+            clients, result_of(outcome.result.unpack(self.device), outcome.is_update),
             part.population.memory, rows_of(unicast, rows), outcome.notes.unpack(self.device), outcome.gradients,
         )  # fmt: skip
 
@@ -304,6 +313,52 @@ class ClusterEngine:
                     trainings.on_epoch(*epochs)
         except WorkerLost:  # the stream says so, too
             pass
+
+    # -- errands -----------------------------------------------------------------------------------------------------
+    def spread(self, errand: Errand[T], items: Sequence[T], stop: threading.Event) -> Iterator[tuple[int, Any]]:
+        """Send workers on an errand with each of some items; yield what it yields, with the item's number.
+
+        A worker that is done takes the next item; an item whose worker dies is given to another one. What an errand
+        raises is yielded, too, and sets `stop`; once that is set, errands are told to end.
+        """
+        waiting, events = deque(enumerate(items)), queue.Queue[tuple[int, Any] | None]()
+        changing = threading.Lock()
+
+        def work(worker: int) -> None:
+            with contextlib.suppress(IndexError):
+                while not stop.is_set():
+                    number, item = waiting.popleft()
+                    for attempt in range(1, TRIES + 1):
+                        try:
+                            for event in self.crew.do(worker, errand, item):
+                                if event is not None:
+                                    events.put((number, event))
+                                elif stop.is_set():
+                                    self.crew.follow(worker, stop=True)
+                            break
+                        except WorkerLost as error:
+                            log.warning("a worker died (%s); what it did is done again by another one", error)
+                            with changing:
+                                worker = self.crew.replace(worker)
+                            if attempt == TRIES:
+                                reason = f"What is sent to a worker must not end it. {TRIES} workers died: {error}"
+                                events.put((number, Failure(EngineError(reason), final=True)))
+            events.put(None)
+
+        workers = [*self.crew.workers][: len(items)]
+        for worker in workers:
+            threading.Thread(target=guard(work, events), args=(worker,), daemon=True).start()
+        at_work = len(workers)
+        while at_work:
+            event = events.get()
+            if event is None:
+                at_work -= 1
+            elif isinstance(event[1], Failure):
+                if not isinstance(event[1].error, KeyboardInterrupt):
+                    stop.set()
+                yield event[0], event[1].error
+            else:
+                yield event
 
     # -- who holds what ----------------------------------------------------------------------------------------------
     def _divide(self, population: Population) -> Division:
@@ -363,3 +418,16 @@ class ClusterEngine:
         self._have_held([stream.shard])
         stream.order = replace(stream.order, number=next(self._numbers), lots=lots)
         stream.messages = self._begin(stream.shard, stream.order, broadcast)
+
+
+def guard(work: Callable[[int], None], events: queue.Queue[tuple[int, Any] | None]) -> Callable[[int], None]:
+    """Return the work of a thread such that nobody waits for it in vain: what it raises becomes an event."""
+
+    def guarded(worker: int) -> None:
+        try:
+            work(worker)
+        except BaseException as error:  # noqa: BLE001 - it is raised where events are read
+            events.put((-1, Failure(error, final=True)))
+            events.put(None)
+
+    return guarded

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.params import Tree
 from atoll.runtime.engines.cluster.messages import Message, Order
-from atoll.runtime.engines.cluster.worker import Epochs, Worker
+from atoll.runtime.engines.cluster.worker import Epochs, Errand, Worker
 
 
 class CrewInside:
@@ -38,6 +37,10 @@ class CrewInside:
         """Do an order."""
         return self._workers[worker].run(key, order, broadcast)
 
+    def do(self, worker: int, errand: Errand[Any], item: Any) -> Iterator[Any]:
+        """Do an errand."""
+        return self._workers[worker].do(errand, item)
+
     def abandon(self, worker: int, order: int) -> None:
         """Do nothing: an order that nobody reads does not go on."""
 
@@ -45,7 +48,7 @@ class CrewInside:
         """Ask a worker how far its long training is."""
         return self._workers[worker].follow(stop)
 
-    def plans(self, worker: int, key: Hashable, method: Algorithm) -> list[Tree]:
+    def plans(self, worker: int, key: Hashable, method: Hashable) -> list[Tree]:
         """Ask a worker how a method's jobs run there."""
         return self._workers[worker].plans(key, method)
 

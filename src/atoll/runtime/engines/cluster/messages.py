@@ -30,14 +30,16 @@ class Packed:
         made = []
         for dtype, shape, data in self.leaves:
             own = torch.from_numpy(np.array(data))  # a copy, because what was sent may be read by others, too
-            made.append(own.view(dtype).reshape(shape).to(device))
+            leaf = own.view(dtype).reshape(shape) if len(own) else torch.empty(shape, dtype=dtype)
+            made.append(leaf.to(device))
         return unflatten(self.structure, made)
 
 
 def pack(tree: Tree) -> Packed:
     """Write the tensors of a tree as bytes."""
     leaves, structure = flatten(tree)
-    here = [leaf.detach().cpu().contiguous() for leaf in leaves]
+    # Copied: one row of an expanded leaf counts as contiguous, and cannot be seen as bytes.
+    here = [leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for leaf in leaves]
     data = [leaf.flatten().view(torch.uint8).numpy() for leaf in here]
     packed = ((leaf.dtype, tuple(leaf.shape), one) for leaf, one in zip(here, data, strict=True))
     return Packed(structure, tuple(packed))
@@ -79,7 +81,7 @@ class Carried(Job):
     assignment: Assignment = field(kw_only=True)
 
     @property
-    def broadcast(self) -> Tree:  # type: ignore[override]
+    def broadcast(self) -> Tree:
         """What all clients are sent."""
         return self.assignment.broadcast
 

@@ -6,28 +6,26 @@ Whoever can reach a Ray cluster can run code on it: it is one trust domain, and 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
+import pickle
 import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from atoll.algorithms import FROM_FILES
-from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import AtollError, EngineError, first_line
 from atoll.kernel.network import Precision
 from atoll.kernel.params import Tree
 from atoll.kernel.sources import code_digest
-from atoll.runtime.engines.cluster.engine import TRIES, ClusterEngine, WorkerLost
+from atoll.runtime.engines.cluster.engine import ClusterEngine, WorkerLost
 from atoll.runtime.engines.cluster.messages import Message, Order
-from atoll.runtime.engines.cluster.worker import Epochs, Worker
+from atoll.runtime.engines.cluster.worker import Epochs, Errand, Worker
 from atoll.runtime.engines.local import LocalEngine
 
 log = logging.getLogger("atoll.engine")
@@ -89,7 +87,6 @@ class RayCrew:
         room = there.get("GPU", 0) / self._gpus if self._gpus else there.get("CPU", 1) / cores
         self._hands: dict[int, Any] = {}
         self._last = -1
-        self._refs: list[Any] = []
         count = max(1, int(room)) if workers is None else workers
         self._start(count)
         log.info("%d workers on %d machine(s)", count, len([one for one in self._ray.nodes() if one["Alive"]]))
@@ -114,7 +111,7 @@ class RayCrew:
 
         def connect() -> None:
             try:
-                self._ray.init(address=address, **options)
+                self._ray.init(address=address or "local", **options)  # without a word it would join what it finds
                 found.append(None)
             except BaseException as error:  # noqa: BLE001 - it is raised again below
                 found.append(error)
@@ -213,10 +210,11 @@ class RayCrew:
                     self._ray.cloudpickle.register_pickle_by_value(module)
         try:
             return send()
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            reason = error.__cause__ or error  # Ray's own begins with all that was to be sent
             raise EngineError(
-                f"Task, model and method must be such that they can be sent to workers. They cannot: "
-                f"{first_line(error)}",
+                "Task, model and method must be such that they can be sent to workers. They cannot: "
+                f"{str(reason).splitlines()[0]}.",
                 hint="a model, loss or method must not hold locks, open files, generators or connections.",
             ) from error
 
@@ -234,8 +232,13 @@ class RayCrew:
             streamed = self._hand(worker).run.options(num_returns="streaming")
             stream = self._send(lambda: streamed.remote(key, order, broadcast))
         except WorkerLost as error:
-            return _raise(error)
+            return self._fail(error)
         return self._read(stream)
+
+    def _fail(self, error: WorkerLost) -> Iterator[Any]:
+        """Raise when it is read."""
+        yield from ()
+        raise error
 
     def _read(self, stream: Any) -> Iterator[Any]:
         """Yield the messages of a stream, and None whenever there is none for a while."""
@@ -249,6 +252,11 @@ class RayCrew:
                         return
             yield message if ready else None
 
+    def do(self, worker: int, errand: Errand[Any], item: Any) -> Iterator[Any]:
+        """Send a worker on an errand."""
+        streamed = self._hand(worker).do.options(num_returns="streaming")
+        return self._read(self._send(lambda: streamed.remote(errand, item)))
+
     def abandon(self, worker: int, order: int) -> None:
         """Tell a worker that nobody waits for an order any more."""
         if worker in self._hands:
@@ -256,12 +264,10 @@ class RayCrew:
 
     def follow(self, worker: int, *, stop: bool) -> list[Epochs]:
         """Ask a worker how far its long training is."""
-        epochs: list[Epochs] = self._wait(
-            self._hand(worker).follow.options(concurrency_group="control").remote(stop)
-        )
+        epochs: list[Epochs] = self._wait(self._hand(worker).follow.options(concurrency_group="control").remote(stop))
         return epochs
 
-    def plans(self, worker: int, key: Hashable, method: Algorithm) -> list[Tree]:
+    def plans(self, worker: int, key: Hashable, method: Hashable) -> list[Tree]:
         """Ask a worker how a method's jobs run there."""
         plans: list[Tree] = self._wait(self._hand(worker).plans.remote(key, method))
         return plans
@@ -322,7 +328,7 @@ class RayCrew:
                     self._require_same_code(self._ray.get(hello))
                     return number
                 break
-            if time.monotonic() - began > ROOM and not self._is_placed(self._hands[number]):
+            if time.monotonic() - began > ROOM and not self._has_room():
                 break
         self._ray.kill(self._hands.pop(number))
         for other in self.workers:
@@ -337,18 +343,10 @@ class RayCrew:
             hint="start a machine and continue with `atoll resume`.",
         )
 
-    def _is_placed(self, hand: Any) -> bool:
-        """Return whether Ray has found room for a worker."""
-        from ray.util.state import get_actor
-
-        state = get_actor(hand._actor_id.hex())
-        return state is not None and state.node_id is not None
-
-
-def _raise(error: Exception) -> Iterator[Any]:
-    """Raise when it is read."""
-    raise error
-    yield
+    def _has_room(self) -> bool:
+        """Return whether the machines that are left have room for all workers."""
+        there, workers = self._ray.cluster_resources(), len(self._hands)
+        return bool(there.get("CPU", 0) >= workers * self._cores and there.get("GPU", 0) >= workers * self._gpus)
 
 
 def require_reachable(address: str) -> None:

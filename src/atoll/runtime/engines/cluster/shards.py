@@ -51,7 +51,8 @@ def cut_task(task: Task, clients: Clients, *, digest: str) -> ShardTask:
         mine[clients] = True
         held = {name: np.repeat(mine, np.diff(split.offsets)) for name, split in splits.items()}
         orders = {name: split.order.cpu() for name, split in splits.items()}
-        rows = torch.cat([orders[name][torch.from_numpy(here)] for name, here in held.items()]).unique()
+        used = torch.cat([orders[name][torch.from_numpy(here)] for name, here in held.items()])
+        rows = torch.from_numpy(np.unique(used.numpy()))
         place = torch.zeros(len(x), dtype=torch.int64)
         place[rows] = torch.arange(len(rows))
         splits = {

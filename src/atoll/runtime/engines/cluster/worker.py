@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 import threading
-from collections.abc import Hashable, Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.kernel.algorithm import Algorithm, Update
+from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import AtollError
 from atoll.kernel.job import Assignment, Done, Finish, Lost
 from atoll.kernel.params import Tree
@@ -42,6 +45,8 @@ from atoll.runtime.population import Population
 log = logging.getLogger("atoll.engine")
 
 Clients = NDArray[np.int64]
+T = TypeVar("T")
+Errand = Callable[[LocalEngine, threading.Event, T], Iterator[Any]]  # a whole run, for example
 Epochs = tuple[int, int, int]  # so many clients have done so many epochs of so many
 
 
@@ -62,17 +67,23 @@ class Worker:
         if cores is not None:
             self.engine.threads = cores
         self._held: dict[Hashable, Population] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="atoll-worker-")
         self._abandoned = -1  # the last order that nobody waits for any more
         self._stop = threading.Event()
         self._epochs: list[Epochs] = []
 
+    @cached_property
+    def _folder(self) -> Path:
+        """A folder on this machine's own disk, which goes when the worker does."""
+        folder = tempfile.mkdtemp(prefix="atoll-worker-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
     # -- shards ----------------------------------------------------------------------------------------------------
-    def hold(self, key: Hashable, cargo: Cargo, kept: Packed, plans: list[Tree], method: Algorithm | None) -> None:
+    def hold(self, key: Hashable, cargo: Cargo, kept: Packed, plans: list[Tree], method: Hashable) -> None:
         """Hold a shard from now on; `kept` is what its clients have kept so far, `plans` how their work runs."""
         memory: Memory
         if cargo.memory == "disk":
-            memory = DiskMemory(Path(self._folder.name) / f"{len(self._held)}-{os.urandom(4).hex()}.sqlite")
+            memory = DiskMemory(self._folder / f"{len(self._held)}-{os.urandom(4).hex()}.sqlite")
         else:
             memory = RamMemory(cargo.task.clients)
         memory.put(kept.unpack(self.engine.device))
@@ -85,7 +96,7 @@ class Worker:
         """Hold nothing any more: another run begins."""
         self._held.clear()
 
-    def plans(self, key: Hashable, method: Algorithm) -> list[Tree]:
+    def plans(self, key: Hashable, method: Hashable) -> list[Tree]:
         """Return how a method's jobs run here; see `Engine.export_plans`."""
         return self.engine.export_plans(method, self._held[key].facts)
 
@@ -123,10 +134,13 @@ class Worker:
     def _run_lot(
         self, order: Order, lot: Lot, received: Tree, population: Population
     ) -> Iterator[Done[Any] | Lost | Exception]:
-        unicast = lot.unicast.unpack(self.engine.device)
-        assignment = Assignment(order.phase, order.method, received, unicast, lot.clients, order.round)
+        unicast, clients = (
+            lot.unicast.unpack(self.engine.device),
+            lot.clients.copy(),
+        )  # what arrives is for reading only
+        assignment = Assignment(order.phase, order.method, received, unicast, clients, order.round)
         job = Carried(
-            order.phase, order.method, None, lot.clients, order.round, calls=order.calls, usual=lot.usual,
+            order.phase, order.method, None, clients, order.round, calls=order.calls, usual=lot.usual,
             assignment=assignment,
         )  # fmt: skip
         return self.engine.outcomes(job, population)
@@ -142,11 +156,19 @@ class Worker:
             notes = pack(dict(outcome.notes))
             yield Outcome(lot, outcome.clients, pack(tree), is_update, notes, outcome.gradients)
 
+    def do(self, errand: Errand[Any], item: Any) -> Iterator[Any]:
+        """Do something else than an order with this worker's engine; yield what it yields."""
+        self._stop.clear()
+        try:
+            yield from errand(self.engine, self._stop, item)
+        except BaseException as error:  # noqa: BLE001 - whoever sent it decides what to make of it
+            yield Failure.of(error, final=True)
+
     def _trainings(self, folder: Path | None) -> Trainings | None:
         """Return where long training is kept: in the run's folder if it can be seen from here, else in one of ours."""
         if folder is None:
             return None
-        seen = folder if folder.parent.is_dir() else Path(self._folder.name) / TRAINED
+        seen = folder if folder.parent.is_dir() else self._folder / TRAINED
         return Trainings(seen, self._stop, lambda *epochs: self._epochs.append(epochs))
 
 
