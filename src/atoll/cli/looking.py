@@ -7,18 +7,21 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from atoll.cli import completion
 from atoll.cli.display import messages, out, say, write, write_paths
+from atoll.cli.options import OwnOptions, with_options
 from atoll.cli.program import FAILED, RUNS, TRUST, app, option
 from atoll.kernel.errors import AtollError, UnknownName, unknown
 from atoll.kernel.references import bibtex
-from atoll.report.table import UNKNOWN, Numbers, plain_table
+from atoll.records.numbers import UNKNOWN, Numbers
+from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
     from atoll.kernel.algorithm import Algorithm
@@ -26,44 +29,59 @@ if TYPE_CHECKING:
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs")] = "algorithms",
+    what: Annotated[
+        str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs", **completion.WHAT_TO_LIST)
+    ] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
+    long: Annotated[bool, option("With hyperparameters.", "--long", "-l")] = False,
 ) -> None:
     """List algorithms, pairs, tasks, partitions, models or runs."""
     kinds: dict[str, Callable[[], RenderableType]] = {
-        "algorithms": functools.partial(_list_algorithms, one_shot),
-        "pairs": _list_pairs, "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models,
-        "runs": _list_runs,
+        "algorithms": functools.partial(_list_algorithms, one_shot, long),
+        "pairs": functools.partial(_list_pairs, long),
+        "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models, "runs": _list_runs,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
     out().print(kinds[what]())
+    if what == "algorithms" and not long:
+        say("`atoll show NAME` explains one, `--long` adds hyperparameters, `--one-shot` lists those that upload once.")
 
 
-def _list_algorithms(one_shot: bool) -> Table:
+def _list_algorithms(one_shot: bool, long: bool) -> Table:
     from atoll.algorithms import list_methods
     from atoll.kernel.algorithm import hyperparameters
 
-    rows = [
-        [
-            name,
-            (method.__doc__ or "").split("\n")[0],
-            ", ".join(f"{one.name}={one.default}" for one in hyperparameters(method)),
-        ]
-        for name, method in sorted(list_methods().items())
-        if method.one_shot or not one_shot
-    ]
-    return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
+    methods = {name: method for name, method in sorted(list_methods().items()) if method.one_shot or not one_shot}
+    described = {name: (method.__doc__ or "").split("\n")[0] for name, method in methods.items()}
+    if long:
+        values = {
+            name: ", ".join(f"{one.name}={one.default}" for one in hyperparameters(method))
+            for name, method in methods.items()
+        }
+        rows = [[name, text, values[name]] for name, text in described.items()]
+        return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
+    table = plain_table([])
+    table.add_column("algorithm", min_width=max(map(len, described)))
+    table.add_column("what it is", no_wrap=True, overflow="ellipsis")
+    for name, text in described.items():
+        table.add_row(Text(name), Text(text))
+    return table
 
 
-def _list_pairs() -> Group:
+def _list_pairs(long: bool) -> Group:
     """List trainings, pieces and answers with what they are; then which answers go with each training."""
     from atoll.algorithms import list_pairs, list_parts, name_of
     from atoll.kernel.algorithm import hyperparameters
     from atoll.toolbox.pairs import AnswerPiece, LocalTraining, ServerAnswer, TrainingPiece
 
     rows = [
-        [title, name, (part.__doc__ or "").split("\n")[0], ", ".join(one.name for one in hyperparameters(part))]
+        [
+            title,
+            name,
+            (part.__doc__ or "").split("\n")[0],
+            *([", ".join(one.name for one in hyperparameters(part))] if long else []),
+        ]
         for title, kind in (
             ("training", LocalTraining),
             ("piece", TrainingPiece),
@@ -72,7 +90,7 @@ def _list_pairs() -> Group:
         )
         for name, part in list_parts(kind).items()
     ]
-    parts = plain_table(["", "name", "what it is", "hyperparameters"], rows)
+    parts = plain_table(["", "name", "what it is", *(["hyperparameters"] if long else [])], rows)
     pairs = list_pairs()
     together = []
     for training in list_parts(LocalTraining):
@@ -101,7 +119,8 @@ def _list_partitions() -> Table:
 def _list_models() -> Table:
     from atoll import models
 
-    return plain_table(["model"], [["auto"], *([name] for name in models.names())])
+    auto = ["auto", "the data set's own, or cnn for images from 16x16, else mlp"]
+    return plain_table(["model", "what it is for"], [auto, *([*both] for both in models.purposes().items())])
 
 
 def _list_runs() -> Table:
@@ -130,21 +149,29 @@ def _describe_run(folder: Path) -> list[str]:
 
 
 @app.command()
+@with_options
 def partition(
-    task: Annotated[str, option("Data set; see `atoll list tasks`.")] = "digits",
-    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.")] = "auto",
+    task: Annotated[str, option("Data set; see `atoll list tasks`.", **completion.TASKS)] = "digits",
+    partition: Annotated[
+        str, option("How samples are dealt; see `atoll list partitions`.", **completion.PARTITIONS)
+    ] = "auto",
     clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.")] = None,
     split: Annotated[str, option("Per cent of a client's samples: train/val/test.")] = "60/15/25",
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.")] = None,
     seed: Annotated[int, option("Of the draws.")] = 0,
     out: Annotated[Path | None, option("Where to draw it, an .svg file.")] = None,
+    *,
+    options: OwnOptions,
 ) -> None:
     """Show who gets which samples: sizes, labels and how clients differ, as a table and as a picture."""
     from atoll.data.recipe import Recipe
     from atoll.report.partition import save_picture, statistics_table
 
     folder = None if data is None else str(data.resolve())
-    found = Recipe(task, partition, clients, seed=seed, split=split, data=folder).build().statistics
+    words: dict[str, Any] = {"partition": partition, "clients": clients, "seed": seed, "split": split}
+    own = options.own_data()
+    recipe = Recipe(task, data=folder, **words) if own is None else Recipe.of_own(own, **words)
+    found = recipe.build().statistics
     write(statistics_table(found), "", Text(f"{found.sentence} Training samples, seed {seed}."))
     if out is not None:
         save_picture(found, out)
@@ -152,7 +179,9 @@ def partition(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.", **completion.METHODS)],
+) -> None:
     """Explain a method: its objective, hyperparameters, what it sends, and what to cite."""
     from atoll.compose import create
     from atoll.kernel.algorithm import describe_values, hyperparameters

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.display import combine, listen, present_comparison, present_run, say, show_progress
+from atoll.cli import completion
+from atoll.cli.display import listen, present_comparison, present_run, say, show_progress
 from atoll.cli.options import ROUNDS, Options, build_engine, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.kernel.errors import EngineError, unknown
+from atoll.records.progress import call_all
 
 if TYPE_CHECKING:
-    from atoll.cli.display import ProgressBar
     from atoll.experiments.cells import OnRun
     from atoll.experiments.tracking import Tracking
     from atoll.kernel.algorithm import Algorithm
+    from atoll.records.progress import ProgressTracker
     from atoll.records.report import Select
     from atoll.records.rounds import Round
     from atoll.runtime.engines.cluster import RayEngine
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 @app.command()
 @with_options
 def run(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="ditto, ditto:lam=0.1,epochs=2 or ./mine.py")],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="ditto, ditto:lam=0.1,epochs=2 or ./mine.py", **completion.METHODS)
+    ],
     *,
     options: Options,
 ) -> None:
@@ -37,12 +41,13 @@ def run(
     from atoll.records.runs import now
 
     algorithm = create(method, **options.hyperparameters)
-    settings, engine, task = options.settings([algorithm]), options.build_engine(), options.recipe().build()
-    folder = options.out or unused_folder(RUNS / f"{options.task}-{name_of(algorithm).replace('/', '-')}-{now()}")
+    settings, engine, recipe = options.settings([algorithm]), options.build_engine(), options.recipe()
+    task = recipe.build()
+    folder = options.out or unused_folder(RUNS / f"{recipe.dataset}-{name_of(algorithm).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with show_progress(settings.rounds) as bar:
             tracked.begin(folder)
-            on_round = combine(bar.begin(method), tracked.after)
+            on_round = call_all(bar.begin(method), tracked.after)
             report = federate(
                 task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round,
                 on_epoch=bar.show_epoch,
@@ -52,18 +57,21 @@ def run(
 
 SELECT = option("Which round counts: last, best (on validation), or oracle (best on test).")
 TOGETHER = option("Run seeds and methods side by side, as lanes of one program; by default on a GPU.")
-TARGET = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.")
+REACH = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.", "--reach")
 
 
 @app.command()
 @with_options
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.")
+        list[str],
+        typer.Argument(
+            metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.", **completion.METHODS
+        ),
     ],
     seeds: Annotated[int, option("How many seeds, from --seed on.", min=1, **ROUNDS)] = 3,
     select: Annotated[str, SELECT] = "last",
-    target: Annotated[float | None, TARGET] = None,
+    reach: Annotated[float | None, REACH] = None,
     together: Annotated[bool | None, TOGETHER] = None,
     fresh: Annotated[bool, option("Run everything again, in a new folder.", "--fresh")] = False,
     *,
@@ -85,12 +93,12 @@ def compare(
             comparison = compare_methods(
                 recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
                 on_run=_follow_runs(bar, tracked, algorithms), on_epoch=bar.show_epoch,
-                select=_require_selection(select), target=target, together=_share_lanes(together, tracked),
+                select=_require_selection(select), target=reach, together=_share_lanes(together, tracked),
             )  # fmt: skip
         present_comparison(comparison, folder, bar.reused)
 
 
-def _follow_runs(bar: "ProgressBar", tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> "OnRun":
+def _follow_runs(bar: "ProgressTracker", tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> "OnRun":
     """Return a function that tells the progress bar and trackers which run begins; it returns what shows its rounds."""
     from atoll.experiments.cells import run_name
     from atoll.records.labels import label
@@ -99,7 +107,7 @@ def _follow_runs(bar: "ProgressBar", tracked: "Tracking", algorithms: Sequence["
 
     def begin(method: str, seed: int, how: str) -> Callable[["Round"], None]:
         tracked.begin(tracked.home / run_name(labelled[method], seed))
-        return combine(bar.begin_run(method, seed, how), tracked.after)
+        return call_all(bar.begin_run(method, seed, how), tracked.after)
 
     return begin
 
@@ -128,7 +136,7 @@ def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorit
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
-    device: Annotated[str | None, option("Continue on another device.")] = None,
+    device: Annotated[str | None, option("Continue on another device.", **completion.WHERE)] = None,
     engine: Annotated[str | None, option("Continue on another engine: auto, ray, ray:HOST:PORT.")] = None,
     trust: Annotated[bool, TRUST] = False,
     verbose: Annotated[bool, VERBOSE] = False,
@@ -163,7 +171,7 @@ def resume(
             rebuilt = _rebuild_engine(config.engine, device, engine)
             report = federate(
                 task, done.algorithm, settings=settings, engine=rebuilt, folder=folder, resume=True,
-                on_round=combine(bar.begin(config.algorithm.name), tracked.after), on_epoch=bar.show_epoch,
+                on_round=call_all(bar.begin(config.algorithm.name), tracked.after), on_epoch=bar.show_epoch,
             )  # fmt: skip
         return present_run(report)
 
@@ -190,7 +198,7 @@ def _rebuild_engine(options: dict[str, Any], device: str | None, engine: str | N
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or of one comparison.")],
     select: Annotated[str, SELECT] = "last",
-    target: Annotated[float | None, TARGET] = None,
+    reach: Annotated[float | None, REACH] = None,
     out: Annotated[Path | None, option("Folder of the report; else that of the first RUN.")] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
@@ -202,7 +210,7 @@ def report(
     if len(runs) == 1 and not runs[0].evaluations:
         return present_run(runs[0])
     absent = [sentence for _, sentences in read for sentence in sentences]
-    comparison = Comparison.of_runs(runs, absent=absent, select=_require_selection(select), target=target)
+    comparison = Comparison.of_runs(runs, absent=absent, select=_require_selection(select), target=reach)
     return present_comparison(comparison, out or folders[0])
 
 

@@ -24,17 +24,20 @@ from atoll.data.building import (
     deal_networks,
     describe_owners,
     owners_of,
+    scale_samples,
     split_clients,
     take_out,
 )
 from atoll.data.datasets import Dataset
 from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Natural, Partition, Shifted
+from atoll.data.preprocessing import Preprocessing, Scaling, plain_scaling
 from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.batch import Augment
-from atoll.kernel.errors import ModelError, TaskError, first_line
+from atoll.kernel.errors import ModelError, TaskError, describe_given, first_line
 from atoll.kernel.fingerprints import content
+from atoll.kernel.html import html_table
 from atoll.kernel.network import Network
 from atoll.kernel.objective import PerSample, accuracy, cross_entropy
 from atoll.kernel.params import Layout
@@ -43,10 +46,11 @@ from atoll.kernel.task import Facts, Training
 
 __all__ = ["Model", "Task", "Training"]
 
+MOST_LISTED = 10  # clients in a notebook
 MOST_DESCRIBED = 20_000  # clients whose samples are made to describe them
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Task:
     """Clients with data, and the network they train. Build one with `Task.build`, `Task.own` or `Task.of_clients`."""
 
@@ -66,6 +70,7 @@ class Task:
     architecture: NDArray[np.int64] | None = None  # which of the networks each client has
     unseen: Task | None = None  # clients that take no part, but are welcomed and evaluated after the last round
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was made, for the run's configuration
+    scaling: Scaling | None = None  # how raw samples of own data became numbers, client by client
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -83,6 +88,27 @@ class Task:
         for network in self.networks or (self.network,):
             self._check_outputs(network)
 
+    def __repr__(self) -> str:
+        models = " or ".join(f"{one.name} ({one.parameters:,} parameters)" for one in self.networks or (self.network,))
+        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        shape = "x".join(map(str, self.x.shape[1:])) or "1"
+        return f"<Task {self.name}: {self.clients:,} clients, samples of shape {shape}, {kind}, {models}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what clients have: of many, the largest and the smallest."""
+        sizes = {split: self.splits[split].sizes(np.arange(self.clients)) for split in self.splits}
+        order = np.argsort(-sizes["train"], kind="stable")
+        ends = [*order[: MOST_LISTED // 2], *order[-MOST_LISTED // 2 :]]
+        listed = order if self.clients <= MOST_LISTED else ends
+        rows = [[self.client_name(int(one)), *(f"{of[one]:,}" for of in sizes.values())] for one in listed]
+        left_out = self.clients - len(listed)
+        note = f"{self.statistics.sentence} Statistics are of training samples."
+        if left_out:
+            rows.insert(MOST_LISTED // 2, [f"{left_out:,} clients between", *["…"] * len(sizes)])
+        return str(
+            html_table(["client", *(f"{split} samples" for split in sizes)], rows, title=str(self)[1:-1], note=note)
+        )
+
     @property
     def clients(self) -> int:
         """The number of clients."""
@@ -91,6 +117,16 @@ class Task:
     def client_name(self, client: int) -> str:
         """Return the name of the client in messages and reports."""
         return str(client) if self.names is None else self.names[client]
+
+    def preprocessing(self, client: int) -> Preprocessing:
+        """Return how raw samples of a client become the network's input, and its outputs class names.
+
+        Samples of a data set of the catalogue are numbers already: they stay as they are, and classes have numbers.
+        """
+        if self.scaling is None:
+            shape, whole = tuple(self.x.shape[1:]), not self.x.is_floating_point()
+            return plain_scaling(shape, whole=whole, classes=self.classes).of_client(0)
+        return self.scaling.of_client(client)
 
     @cached_property
     def by_architecture(self) -> tuple[Task, ...]:
@@ -144,6 +180,11 @@ class Task:
         splits = self._move_splits(seen.x.device, first)
         return replace(self, x=seen.x, y=seen.y, splits=splits, network=seen.network, networks=seen.networks)
 
+    def with_training(self, **changes: Any) -> Task:
+        """Return the same task whose clients take their steps differently: `task.with_training(lr=0.05)`."""
+        unseen = None if self.unseen is None else self.unseen.with_training(**changes)
+        return replace(self, training=replace(self.training, **changes), unseen=unseen)
+
     def hold_out(self, share: float, seed: int = 0) -> Task:
         """Hold out a share of the clients: they become the `unseen` ones of the others' task."""
         if not 0 <= share < 1:
@@ -168,6 +209,7 @@ class Task:
             names=None if self.names is None else tuple(self.names[k] for k in clients),
             groups=None if self.groups is None else self.groups[clients],
             architecture=None if self.architecture is None else self.architecture[clients],
+            scaling=None if self.scaling is None else self.scaling.of(clients),
         )
 
     def public_facts(self, seed: int = 0) -> Facts:
@@ -275,23 +317,25 @@ class Task:
         chosen = model or dataset.model or choose_model(tuple(x.shape[1:]))
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
         networks = [build_network(one, dataset, seed) for one in several]
-        aside = [dataset.central or held.get("central"), held.get("public")]
+        splits = split_clients(dataset, dealt, parts, y, shares, deal)
         if are_amounts(x, networks):
-            x, aside = x.float(), [pair and (pair[0].float(), pair[1]) for pair in aside]
+            x, held = x.float(), {name: replace(one, x=one.x.float()) for name, one in held.items()}
+        x, aside, scaling = scale_samples(dataset, x, splits, dealt, parts, held)
         return cls(
             name=dataset.name,
             x=x,
             y=y,
-            splits=split_clients(dataset, dealt, parts, y, shares, deal),
+            splits=splits,
             **deal_networks(networks, len(parts)),
             classes=dataset.classes,
             training=training or Training(),
             names=names,
-            central=aside[0],
-            public=aside[1],
+            central=dataset.central or aside.get("central"),
+            public=aside.get("public"),
             groups=groups,
             augment=augment,
-            facts={**(facts or {}), "source": dataset.source},
+            facts={**(facts or {}), **dataset.facts, "source": dataset.source},
+            scaling=scaling,
         )
 
     @classmethod
@@ -311,19 +355,18 @@ class Task:
         """Build a task from your own data: a frame, a dict, a folder of files, torch or Hugging Face data sets.
 
             Task.own(frame, client="hospital", target="readmitted")
-            Task.own("hospitals/", target="readmitted", model=net)
+            Task.own("hospitals/", target="readmitted", group="patient", model=net)
 
         `atoll.data.own.read` says what `source` may be and takes the other arguments; `model` is any `nn.Module`, a
         function that makes one, a name, or a list of these, which clients have in turn. A client with fewer than
-        `min_samples` samples is an error.
+        `min_samples` samples is an error. `shares` say how each client's samples are split into train, val and test.
         """
-        from atoll.data import own
+        from atoll.data import own, recipe
 
+        asked: dict[str, Any] = {"seed": seed, "shares": shares, "central": central, "public": public}
+        facts = recipe.describe_own(source, model, {**reading, "min_samples": min_samples}, **asked)
         dataset = own.read(source, min_samples=min_samples, **reading)
-        return cls.build(
-            dataset, Natural(), model=model, seed=seed, training=training, shares=shares,
-            central=central, public=public,
-        )  # fmt: skip
+        return cls.build(dataset, Natural(), model=model, training=training, facts=facts, **asked)
 
     @classmethod
     def of_clients(
@@ -416,6 +459,17 @@ class Task:
                 f"for {len(few)} samples.",
                 hint="set the width of its last layer to the number of classes.",
             )
+
+
+def require_task(given: object) -> None:
+    """Raise TaskError unless it is a task; say how to make one of what is like it."""
+    if isinstance(given, Task):
+        return
+    own = "make one: Task.own(...) of your data, or Task.build(...)."
+    raise TaskError(
+        f"`task` must be a Task. Got {describe_given(given)}.",
+        hint="build it first: recipe.build()." if hasattr(given, "build") else own,
+    )
 
 
 def _digest(*facts: object) -> str:

@@ -23,6 +23,7 @@ from atoll.kernel.errors import RunError
 from atoll.kernel.sources import file_digest
 from atoll.records.configuration import Settings, is_another_model
 from atoll.records.labels import label
+from atoll.records.progress import call_all
 from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.runtime.engines.cluster import ClusterEngine
@@ -109,7 +110,7 @@ def run_cells(
     after = []
     for cell in cells:
         own = on_run(cell.name, cell.seed, cell.begun) if on_run else None
-        after.append(functools.partial(_call_all, [call for call in (own, on_round) if call]))
+        after.append(call_all(own, on_round))
     if len(cells) > 1 and isinstance(engine, ClusterEngine):
         return _spread_cells(cells, engine, stop, after)
     works = [functools.partial(cell.run, engine, stop, one, on_epoch) for cell, one in zip(cells, after, strict=True)]
@@ -217,8 +218,3 @@ def _require_same_data(done: Report, task: Task) -> None:
             f"Runs are reused for the same model only. Those of {done.folder} had one that computes something else.",
             hint="an attribute of the model has changed: choose another folder.",
         )
-
-
-def _call_all(calls: Sequence[OnRound], line: Round) -> None:
-    for call in calls:
-        call(line)

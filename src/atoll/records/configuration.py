@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -20,10 +21,11 @@ from atoll.compose.architectures import check_mixes
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import CohortError, OneShotError, RunError, unknown
+from atoll.kernel.errors import CohortError, NamesChecked, OneShotError, RunError, UnknownName, describe_given, unknown
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
+from atoll.metrics.measures import OWN, measure_of
 from atoll.records.schema import Record, SchemaError
 from atoll.records.trust import require_trusted
 from atoll.runtime import participation
@@ -35,7 +37,7 @@ SAMPLE_SIZE = 1_000  # clients that are scored where there are very many, unless
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(NamesChecked):
     """How a federation is run; together with task and algorithm, everything that decides its numbers."""
 
     rounds: int = 30
@@ -49,10 +51,23 @@ class Settings:
     # who is scored, beside the central test set: "all" clients, "sample:N" of them, nobody ("central"), or nothing at
     # all ("none"); "auto" is all clients, and a sample of SAMPLE_SIZE where there are more than MANY_CLIENTS
     evaluation: str = "auto"
+    metric: str = OWN  # what clients are judged by: accuracy, f1, auroc, ...; "auto" is the task's own score
     memory: str = "auto"  # where clients keep what they keep: "ram", "disk", or "auto" for the one that fits
+
+    def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
+        """Return settings with other values, which were given to a function beside its own arguments."""
+        known = {one.name for one in fields(self)}
+        for name in values:
+            if name not in known:
+                own = {one.name for one in inspect.signature(of).parameters.values() if one.kind is one.KEYWORD_ONLY}
+                raise unknown(f"argument of {of.__name__}", name, known | own)
+        return replace(self, **values)
 
     def check(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for settings that make no sense for this task and algorithm."""
+        for name in ("rounds", "seed", "delay"):
+            if not isinstance(value := getattr(self, name), int):
+                raise CohortError(f"`{name}` must be a whole number. Got {describe_given(value)}.")
         if self.rounds < 1:
             raise CohortError(f"`rounds` must be at least 1. Got {self.rounds!r}.")
         if algorithm.one_shot and self.rounds != 1:
@@ -74,6 +89,7 @@ class Settings:
             raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
         _ = self.schedule  # raises for words or a file that cannot be read
         self._check_evaluation(task.clients)
+        measure_of(self.metric, task.network).check(task.public_facts())
         if self.evaluation == "central" and task.central is None:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
         if algorithm.needs_public_data:
@@ -172,6 +188,12 @@ class Metric(Record):
     name: str = "accuracy"
     higher_is_better: bool = True
     share: bool = True  # of 1, shown in per cent
+    mean: bool = True  # over samples
+
+    @property
+    def title(self) -> str:
+        """The name at the beginning of a sentence."""
+        return f"{self.name[0].upper()}{self.name[1:]}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -243,7 +265,7 @@ class RunConfig(Record):
         """The task in words, where it was built from them."""
         try:
             return Recipe.of_config(self)
-        except TypeError as error:
+        except (TypeError, UnknownName) as error:
             raise RunError(f"The recipe of a run must be one of this Atoll: {error}.") from error
 
     def check(self) -> None:
@@ -258,7 +280,7 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> RunConfig:
         task=TaskFacts(
             name=task.name,
             clients=task.clients,
-            metric=Metric.of_json(task.network.score.facts),
+            metric=Metric.of_json(measure_of(settings.metric, task.network).facts),
             data=task.fingerprint,
             augment=None if task.augment is None else repr(task.augment),
             recipe=task.facts.get("recipe"),

@@ -17,7 +17,7 @@ from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.kernel.engine import Engine
 from atoll.kernel.errors import DivergedError
 from atoll.kernel.job import Done, Finish, Job, Lost, Prepare
-from atoll.kernel.params import Tree, flatten, stacked_leaves
+from atoll.kernel.params import Tree, flatten, stacked_leaves, widest
 from atoll.runtime.channel import Channel
 from atoll.runtime.population import Population
 
@@ -168,11 +168,11 @@ def reduce_to_numbers(done: Done[Update]) -> NDArray[np.float64] | None:
     values = [leaf for leaf, row in zip(leaves, stacked_leaves(structure), strict=True) if row]
     values += [] if update.weight is None else [update.weight]
     sums = [leaf.flatten(1).sum(1) if leaf.ndim > 1 else leaf for leaf in values if leaf.is_floating_point()]
-    notes = [value.double() for value in done.notes.values()]
+    notes = [value.to(widest(value.device)) for value in done.notes.values()]
     if not sums and not notes:
         return None
     # One number per client for each leaf: a sum is finite if all of its terms are.
-    numbers: NDArray[np.float64] = torch.stack([*notes, *(one.double() for one in sums)]).cpu().numpy()
+    numbers: NDArray[np.float64] = torch.stack([*notes, *(one.to(widest(one.device)) for one in sums)]).cpu().numpy()
     return numbers
 
 

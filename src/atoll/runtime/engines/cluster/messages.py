@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.kernel.algorithm import Algorithm, Update
+from atoll.kernel.errors import AtollError
 from atoll.kernel.job import Assignment, Job, Phase
 from atoll.kernel.params import Structure, Tree, flatten, rows_of, unflatten
 
@@ -124,10 +124,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, final: bool = False) -> Failure:
-        """Return an error as it travels: one that cannot be sent becomes its text."""
-        try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301 - our own, made a moment ago
-        except Exception:  # noqa: BLE001 - an error may hold anything
+        """Return an error as it travels: one that is not Atoll's may hold anything, and becomes its text."""
+        if not isinstance(error, AtollError | KeyboardInterrupt):
             error = RuntimeError(f"{type(error).__name__}: {error}")
         return cls(error, final)
 

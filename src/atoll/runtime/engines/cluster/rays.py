@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -210,7 +209,7 @@ class RayCrew:
                     self._ray.cloudpickle.register_pickle_by_value(module)
         try:
             return send()
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
+        except (TypeError, AttributeError, self._ray.cloudpickle.PicklingError) as error:
             reason = error.__cause__ or error  # Ray's own begins with all that was to be sent
             raise EngineError(
                 "Task, model and method must be such that they can be sent to workers. They cannot: "
@@ -355,14 +354,14 @@ def require_reachable(address: str) -> None:
     if "//" in address or not colon or not host or not port.isdigit():
         raise EngineError(
             f"The address of a Ray cluster must be HOST:PORT, that of its head node, or auto. Got {address!r}.",
-            hint="`ray start --head` prints it; its port is 6379 by default.",
+            hint="`ray start` prints it on the head node; its port is 6379 by default.",
         )
     try:
         socket.create_connection((host, int(port)), timeout=REACHING).close()
     except (OSError, OverflowError) as error:
         raise EngineError(
             f"A Ray cluster must be reachable at {address}. It is not: {first_line(error)}.",
-            hint="start it with `ray start --head --port=6379`, or check host, port and firewall.",
+            hint="start it with `ray start` on the head node, or check host, port and firewall.",
         ) from error
 
 
