@@ -153,14 +153,21 @@ class Evaluate(AtTheEnd):
     """Clients score the models they would deploy, or the shared one, on samples of their own."""
 
     model: str
-    scorings: tuple[Scoring, ...]
+    on: tuple[str, ...] = ("val", "test")  # the splits
+    each: bool = False  # also the score of every test sample
+    metric: str = OWN  # what they are judged by
 
     splits: ClassVar[frozenset[str]] = EVERYTHING
 
     @property
     def name(self) -> str:
         """The name in logs and checkpoints."""
-        return f"evaluate {self.model}{', each sample' if any(one.each for one in self.scorings) else ''}"
+        return f"evaluate {self.model}{', each sample' if self.each else ''}"
+
+    @property
+    def scorings(self) -> tuple[Scoring, ...]:
+        """What is summed over each split."""
+        return tuple(Scoring(split, each=self.each and split == "test", metric=self.metric) for split in self.on)
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
         """Return each client's sums, by split."""
@@ -198,19 +205,22 @@ def evaluate(
     """
     task = population.task
     clients = np.arange(task.clients) if clients is None else clients
-    scorings = tuple(Scoring(split, each=each and split == "test", metric=metric) for split in splits)
-    sums = {one.split: ClientSums(task, one.split, clients, metric) for one in scorings}
     job = Job(
-        Evaluate(model, scorings), algorithm, server, clients, round, algorithm.groups(server),
+        Evaluate(model, splits, each=each, metric=metric), algorithm, server, clients, round, algorithm.groups(server),
         calls=1 if each else calls,
     )  # fmt: skip
+    sums: dict[str, ClientSums] = {}
     for outcome in engine.run(job, population):
         if isinstance(outcome, Done):
+            sums = sums or {
+                split: ClientSums(task, split, clients, metric) for split in splits
+            }  # sizes are known by now
             for split, stack in outcome.result.items():
                 sums[split].add(outcome.clients, stack)
             if notes is not None:
                 seen = {name: value.double().cpu().numpy() for name, value in outcome.notes.items()}
                 notes.append((outcome.clients, seen))
+    sums = sums or {split: ClientSums(task, split, clients, metric) for split in splits}
     return {split: one.scores() for split, one in sums.items()}
 
 

@@ -50,6 +50,8 @@ class LocalEngine(Planner):
     process, and what is found there is not measured again.
     """
 
+    is_dear = False  # a round can be played again
+
     def __init__(
         self,
         *,
