@@ -104,14 +104,6 @@ class Memory(Protocol):
         """Return to the state after `round` rounds: what was saved then, or changes, the oldest first."""
         ...
 
-    def copy(self, clients: NDArray[np.int64]) -> Tree:
-        """Return what these clients keep, here and beside, for a memory of the same kind elsewhere; None if nothing."""
-        ...
-
-    def put(self, copied: Tree) -> None:
-        """Keep what `copy` returned."""
-        ...
-
     def holders(self, *, before: int) -> int | None:
         """Count the clients that hold something on disk from before a round; None where checkpoints hold the memory."""
         ...

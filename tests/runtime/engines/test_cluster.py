@@ -19,7 +19,6 @@ from atoll.runtime.engines.cluster.engine import ClusterEngine, WorkerLost
 from atoll.runtime.engines.cluster.inside import CrewInside
 from atoll.runtime.engines.cluster.messages import Outcome, pack
 from atoll.runtime.engines.cluster.shards import cut_shards, cut_task
-from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.memory import DiskMemory, RamMemory
 from atoll.testing.conformance.engines import find_engine, make_worker
 from atoll.testing.conformance.methods import shorten
@@ -68,9 +67,7 @@ class Dying(CrewInside):
 
 
 def engine(crew: CrewInside | None = None) -> ClusterEngine:
-    whole = find_engine("whole")
-    assert isinstance(whole, LocalEngine)
-    return ClusterEngine(crew or CrewInside(3, make_worker), whole)
+    return ClusterEngine(crew or CrewInside(3, make_worker), find_engine("whole"))
 
 
 def play(task: Task, method: str, where: Any, **more: Any) -> Report:

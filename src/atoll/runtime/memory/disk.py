@@ -168,7 +168,7 @@ class DiskMemory:
             self._slots.load(found)
 
     def copy(self, clients: NDArray[np.int64]) -> Tree:
-        """Copy the newest rows of some clients, of all pieces; see `Memory.copy`."""
+        """Return what some clients keep, here and beside, for another such memory; None if they keep nothing."""
         copied: list[Tree] = []
         with self._reading():
             for piece, name in self._connection.execute("SELECT piece, name FROM pieces").fetchall():
@@ -182,7 +182,7 @@ class DiskMemory:
         return copied or None
 
     def put(self, copied: Tree) -> None:
-        """Keep copied rows; see `Memory.put`."""
+        """Keep what `copy` returned."""
         for one in copied or ():
             client = np.array([one["client"]])
             with self._connection:

@@ -89,13 +89,13 @@ class RamMemory:
         return {"whole": whole, **taken}
 
     def copy(self, clients: NDArray[np.int64]) -> Tree:
-        """Copy the rows of some clients; see `Memory.copy`."""
+        """Return what some clients keep, here and beside, for another such memory; None if nobody keeps anything."""
         wanted = np.zeros(len(self._row), dtype=np.bool_)
         wanted[clients] = True
         return self._take(wanted)
 
     def put(self, copied: Tree) -> None:
-        """Keep copied rows; see `Memory.put`."""
+        """Keep what `copy` returned."""
         if copied is not None:
             self._put_back(copied, 0)
 

@@ -64,14 +64,6 @@ class OwnMemory:
         """Refuse."""
         raise ConformanceError("What all clients keep must not be written.")
 
-    def copy(self, clients: NDArray[np.int64]) -> Tree:
-        """Refuse."""
-        raise ConformanceError("What clients keep must not be copied. A client has `cohort.recall`.")
-
-    def put(self, copied: Tree) -> None:
-        """Refuse."""
-        raise ConformanceError("What all clients keep must not be written.")
-
     def prune(self, *, round: int) -> None:
         """Refuse."""
         raise ConformanceError("What all clients keep must not be written.")
@@ -144,18 +136,20 @@ class Devices(LocalEngine):
 
 
 @functools.cache
-def find_engine(strategy: str) -> LocalEngine | ClusterEngine:
+def find_engine(strategy: str) -> LocalEngine:
     """Return the engine of a strategy; its plan is spelled out, so nothing is measured."""
-    if strategy == "cluster":
-        whole = find_engine("whole")
-        assert isinstance(whole, LocalEngine)
-        return ClusterEngine(CrewInside(3, make_worker), whole)
     kind = {"traced": Traced, "thrifty": Thrifty, "device": Devices}.get(strategy, LocalEngine)
     plans = {"traced": "chunk:2 traced", "thrifty": "whole traced", "device": "loop eager"}
     plan = plans.get(strategy, f"{strategy} eager")
     engine = kind(device="cpu", dtype=torch.float64, strategy=plan)
     engine.programs = PROGRAMS
     return engine
+
+
+@functools.cache
+def find_cluster() -> ClusterEngine:
+    """Return the engine of a cluster whose workers live in this process."""
+    return ClusterEngine(CrewInside(3, make_worker), find_engine("whole"))
 
 
 def make_worker() -> Worker:

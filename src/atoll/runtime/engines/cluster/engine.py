@@ -45,7 +45,7 @@ from atoll.runtime.engines.cluster.worker import Cargo, Epochs, Errand
 from atoll.runtime.engines.local import LocalEngine, require_survivors
 from atoll.runtime.engines.parts import Part, parts_of, sort_by_size
 from atoll.runtime.engines.trainings import Trainings
-from atoll.runtime.memory import DiskMemory
+from atoll.runtime.memory import DiskMemory, RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 
@@ -170,6 +170,11 @@ class ClusterEngine:
     def timeout(self) -> float | None:
         """After how many seconds a reply counts as lost."""
         return self.local.timeout
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether every round is worth a checkpoint: it can be played again."""
+        return False
 
     def clock(self) -> float:
         """Return seconds, to time a round."""
@@ -395,7 +400,9 @@ class ClusterEngine:
     def _give(self, shard: Shard) -> Any:
         """Send a shard to its worker, with what its clients have kept so far."""
         division = next(one for one in self._divisions.values() if shard in one.shards)
-        kept: Packed = pack(division.population.memory.copy(shard.clients))
+        memory = division.population.memory
+        assert isinstance(memory, RamMemory | DiskMemory), "a driver holds the memory of all clients itself"
+        kept: Packed = pack(memory.copy(shard.clients))
         return self.crew.hold(shard.worker, shard.key, shard.cargo, self.crew.share(kept), *self._plans)
 
     def _move(self, shard: Shard) -> None:

@@ -39,7 +39,7 @@ from atoll.runtime.engines.cluster.shards import ShardTask
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, Trainings
 from atoll.runtime.exchange import keep_at_clients, reduce_to_numbers
-from atoll.runtime.memory import DiskMemory, Memory, RamMemory
+from atoll.runtime.memory import DiskMemory, RamMemory
 from atoll.runtime.population import Population
 
 log = logging.getLogger("atoll.engine")
@@ -81,7 +81,7 @@ class Worker:
     # -- shards ----------------------------------------------------------------------------------------------------
     def hold(self, key: Hashable, cargo: Cargo, kept: Packed, plans: list[Tree], method: Hashable) -> None:
         """Hold a shard from now on; `kept` is what its clients have kept so far, `plans` how their work runs."""
-        memory: Memory
+        memory: RamMemory | DiskMemory
         if cargo.memory == "disk":
             memory = DiskMemory(self._folder / f"{len(self._held)}-{os.urandom(4).hex()}.sqlite")
         else:
