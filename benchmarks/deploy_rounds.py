@@ -20,10 +20,10 @@ SITES = ("Lund", "Porto", "Ulm")
 NODE = """
 import sys, threading
 from pathlib import Path
-from atoll.deploy.flower.certificates import read_site_key
+from atoll.deploy.flower.certificates import SiteKeys
 from atoll.deploy.flower.node import Node
 keys, server = Path(sys.argv[1]), sys.argv[2]
-Node(server, read_site_key(keys / "node.key"), keys / "ca.crt").serve(lambda envelope: envelope, threading.Event())
+Node(server, SiteKeys.read(keys).node, keys / "ca.crt").serve(lambda envelope: envelope, threading.Event())
 """
 SERVER_APP = """
 import time
@@ -75,14 +75,15 @@ clientapp = "echo.client:client"
 
 
 def measure_ours(rounds: int, size: int) -> list[float]:
-    from atoll.deploy.flower.certificates import make_keys, read_sites
+    from atoll.deploy.flower.certificates import make_keys, read_members
     from atoll.deploy.flower.link import Link
 
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder)
         make_keys(keys, hosts=["127.0.0.1"], sites=SITES)
         certificate = keys / "server" / "server.crt", keys / "server" / "server.key"
-        with Link(("127.0.0.1", 0), read_sites(keys / "server" / "sites"), certificate) as link:
+        sites = {name: one.node for name, one in read_members(keys / "server" / "sites").items()}
+        with Link(("127.0.0.1", 0), sites, certificate) as link:
             address = f"127.0.0.1:{link.port}"
             nodes = [
                 subprocess.Popen([sys.executable, "-c", NODE, str(keys / "sites" / name), address]) for name in SITES

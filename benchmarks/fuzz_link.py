@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from atoll.deploy.flower.certificates import make_keys, read_site_key, read_sites
+from atoll.deploy.flower.certificates import SiteKeys, make_keys, read_members
 from atoll.deploy.flower.link import OPEN, Arrived, Link
 from atoll.deploy.flower.node import Node
 from atoll.kernel.randomness import generator
@@ -30,7 +30,8 @@ def main(requests: int, seed: int) -> None:
         keys = Path(folder)
         make_keys(keys, hosts=["127.0.0.1"], sites=["Lund", "Ulm"])
         certificate = keys / "server" / "server.crt", keys / "server" / "server.key"
-        with Link(("127.0.0.1", 0), read_sites(keys / "server" / "sites"), certificate, hold=0.05) as link:
+        sites = {name: one.node for name, one in read_members(keys / "server" / "sites").items()}
+        with Link(("127.0.0.1", 0), sites, certificate, hold=0.05) as link:
             recorded, honest = _record(link, keys), _node(link, keys, "Ulm")
             bad = _node(link, keys, "Lund")
             bad._join()
@@ -73,7 +74,7 @@ def main(requests: int, seed: int) -> None:
 
 
 def _node(link: Link, keys: Path, name: str) -> Node:
-    key = read_site_key(keys / "sites" / name / "node.key")
+    key = SiteKeys.read(keys / "sites" / name).node
     return Node(f"127.0.0.1:{link.port}", key, keys / "ca.crt", retry=0.1)
 
 

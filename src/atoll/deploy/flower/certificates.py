@@ -6,8 +6,8 @@
       sites/NAME/  ca.crt  coordinator.pub  node.key  NAME.key  NAME.pub
 
 The server gets its folder, each site its own. A site has two keys: node.key opens the connection (Flower's node
-authentication, on an elliptic curve), NAME.key signs what it sends (Ed25519). NAME.pub holds the public parts of both. A
-site that does not want others to see its keys makes them itself and hands over NAME.pub, which the operator puts in
+authentication, on an elliptic curve), NAME.key signs what it sends (Ed25519). NAME.pub holds the public parts of both.
+A site that does not want others to see its keys makes them itself and hands over NAME.pub, which the operator puts in
 `server/sites/`.
 """
 

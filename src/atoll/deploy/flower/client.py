@@ -29,7 +29,6 @@ class Attendant:
     def __init__(self, key: Key, site: Site, prepare: Prepare, on_result: OnResult, *, stay: bool = False) -> None:
         self.key, self.site, self.stop = key, site, threading.Event()
         self._prepare, self._on_result, self._stay = prepare, on_result, stay
-        self._last: Message | None = None
 
     def attend(self, node: Node) -> None:
         """Answer until the federation is over."""
@@ -47,7 +46,9 @@ class Attendant:
                 "join", self.key, federation=NOBODY, number=0, round=0, about={"clients": clients}, tree=None
             )
         if question["say"] == "done":
-            self._finish(str(question.get("federation")))
+            log.info("the federation is over")
+            if not self._stay:
+                self.stop.set()
             return b"{}"
         raise PayloadError(f"The server must say join or done. It says {question['say'][:40]!r}.")
 
@@ -55,20 +56,14 @@ class Attendant:
         message = messages.read(envelope, "The job")
         begun = time.monotonic()
         reply = self.site.answer_message(message)
-        self._last = message
         header = message.header
         phases = ", ".join(str(one.get("phase")) for one in header.about.get("phases", ()))
         log.info(
             "round %d: %s done in %.1f s; %s bytes arrived, %s leave", header.round, phases, time.monotonic() - begun,
             f"{len(envelope):,}", f"{len(reply):,}",
         )  # fmt: skip
+        if (
+            header.round >= header.about["terms"]["rounds"]
+        ):  # before the reply leaves: a site that is killed does it again
+            self._on_result(message)
         return reply
-
-    def _finish(self, federation: str) -> None:
-        """Keep the result of a federation that is over."""
-        if self._last is not None and self._last.header.federation == federation:
-            self._on_result(self._last)
-            self._last = None
-        log.info("the federation is over")
-        if not self._stay:
-            self.stop.set()

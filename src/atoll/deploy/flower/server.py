@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,8 +69,9 @@ class Fleet:
 
 
 def serve(
-    link: Link, keys: ServerKeys, method: Algorithm, write_terms: WriteTerms, folder: Path, *, question: Mapping[str, Any],
-    sites: int | None = None, patience: Patience | None = None, resume: bool = False, **more: Any,
+    link: Link, keys: ServerKeys, method: Algorithm, write_terms: WriteTerms, folder: Path, *,
+    question: Mapping[str, Any], sites: int | None = None, patience: Patience | None = None, resume: bool = False,
+    **more: Any,
 ) -> Report:  # fmt: skip
     """Run a federation with the sites that join; `resume` goes on with one whose server ended.
 
