@@ -14,6 +14,7 @@ from atoll.report.table import (
     SERVERS_TEST,
     gain_text,
     gains_note,
+    harmed_note,
     harmed_text,
     has_interval,
     megabytes,
@@ -38,7 +39,7 @@ def collect_results(view: View) -> list[Part]:
         "Std over clients": lambda row: numbers.score(row["std"]),
         "Gain vs Local": lambda row: gain_text(comparison, row),
         "Gain vs FedAvg": lambda row: gain_text(comparison, row, "fedavg"),
-        f"Harmed of\u00a0{comparison.scored:,}": lambda row: harmed_text(comparison, row),
+        f"Harmed of\u00a0{comparison.judged:,}": lambda row: harmed_text(comparison, row),
         "Mean over samples": lambda row: numbers.score(row["micro"]),
         "Shared model": lambda row: numbers.score(row["shared_union"]),
         "ECE": lambda row: _write_figure(row["ece"]),
@@ -68,7 +69,7 @@ def _explain_columns(view: View, columns: Iterable[str]) -> str:
     )
     notes = {
         "Gain": gains_note(comparison),
-        "Harmed": f"{HARM} Harmed: worse than with Local by more than one standard error, mean over seeds.",
+        "Harmed": harmed_note(comparison),
         "Server": SERVERS_TEST,
         "Shared": f"Shared model: the global model, on the test samples of {comparison.who} together.",
         "ECE": "ECE: expected calibration error, 0 is best.",
