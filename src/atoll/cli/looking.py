@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from atoll.cli.display import messages, out, say, write, write_paths
+from atoll.cli.options import OwnOptions, with_options
 from atoll.cli.program import FAILED, RUNS, TRUST, app, option
 from atoll.kernel.errors import AtollError, UnknownName, unknown
 from atoll.kernel.references import bibtex
@@ -132,6 +133,7 @@ def _describe_run(folder: Path) -> list[str]:
 
 
 @app.command()
+@with_options
 def partition(
     task: Annotated[str, option("Data set; see `atoll list tasks`.")] = "digits",
     partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.")] = "auto",
@@ -140,13 +142,18 @@ def partition(
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.")] = None,
     seed: Annotated[int, option("Of the draws.")] = 0,
     out: Annotated[Path | None, option("Where to draw it, an .svg file.")] = None,
+    *,
+    options: OwnOptions,
 ) -> None:
     """Show who gets which samples: sizes, labels and how clients differ, as a table and as a picture."""
     from atoll.data.recipe import Recipe
     from atoll.report.partition import save_picture, statistics_table
 
     folder = None if data is None else str(data.resolve())
-    found = Recipe(task, partition, clients, seed=seed, split=split, data=folder).build().statistics
+    words: dict[str, Any] = {"partition": partition, "clients": clients, "seed": seed, "split": split}
+    own = options.own_data()
+    recipe = Recipe(task, data=folder, **words) if own is None else Recipe.of_own(own, **words)
+    found = recipe.build().statistics
     write(statistics_table(found), "", Text(f"{found.sentence} Training samples, seed {seed}."))
     if out is not None:
         save_picture(found, out)

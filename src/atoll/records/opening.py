@@ -35,6 +35,8 @@ def open_run(
         _require_same(run.config, json.loads(json.dumps(config.as_json())), task)
     if run.statistics is None:
         run.keep_statistics(task.statistics.as_json())
+    if run.scaling is None and task.scaling is not None:
+        run.keep_scaling(task.scaling.as_json())
     return run, resume
 
 
