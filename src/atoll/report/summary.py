@@ -32,6 +32,75 @@ def write_summary(comparison: Results) -> list[str]:
     return [*write_findings(comparison), *write_cautions(comparison)]
 
 
+def write_verdict(comparison: Results) -> tuple[str, str]:
+    """Say what to do in a headline, and what speaks for it and against it in a few sentences more.
+
+    The method is the best one on validation samples; what it is worth is said by test scores.
+    """
+    names, best = name_methods(comparison), comparison.best
+    rows = {row["method"]: row for row in comparison.results}
+    if len(rows) == 1:
+        return _describe_single(comparison), ""
+    if best is None:
+        return (
+            "No method can be recommended: there are no validation samples to choose by.",
+            "Give every client some, as with split 60/15/25. The table shows test scores.",
+        )
+    local = comparison.reference("local")
+    if best == local:
+        return "Federating does not pay here: training alone is best on validation samples.", _describe_rest(comparison)
+    gains = [
+        f"{numbers_of_gain(comparison, rows[best][f'gain_{over}'])} over {words}"
+        for over, words in (("local", "training alone"), ("fedavg", "FedAvg"))
+        if rows[best][f"gain_{over}"] is not None and comparison.reference(over) != best
+    ]
+    lead = f"{names[best]}: {', '.join(gains)}." if gains else f"{names[best]} is best on validation samples."
+    return lead, _describe_sureness(comparison, best)
+
+
+def _describe_single(comparison: Results) -> str:
+    return _compare_means(comparison)[0]
+
+
+def numbers_of_gain(comparison: Results, value: float) -> str:
+    """Write a gain with its sign and unit."""
+    numbers = Numbers.of(comparison)
+    return f"{numbers.gain(value)}{_unit(numbers)}"
+
+
+def _describe_sureness(comparison: Results, best: str) -> str:
+    """Say who is harmed by the recommended method, whether its gain may be chance, and what it costs."""
+    row = next(row for row in comparison.results if row["method"] == best)
+    sentences = []
+    gains, harmed = comparison.gains(best), comparison.find_harmed(best)
+    if gains is not None and harmed is not None:
+        once = comparison.count_once(gains)
+        named = f" ({_name_harmed(comparison, once, harmed)})" if 0 < harmed.sum() <= MOST_NAMED else ""
+        many = f"{count_text(row['harmed'])} of {_count_clients(comparison.judged)}"
+        sentences.append(f"{many} {_are(row['harmed'])} worse off than alone by more than one standard error{named}.")
+    p = comparison.significant.get("local", {}).get(best)
+    if p is not None and row["gain_local"] is not None:
+        what = "gain" if row["gain_local"] >= 0 else "loss"
+        sure = "is more than chance" if p < SIGNIFICANT else "may be chance"
+        sentences.append(f"The {what} over training alone {sure} ({_write_p(p)}).")
+    size = (row["megabytes_up"] + row["megabytes_down"]) / comparison.clients
+    sentences.append(f"Each client sends and receives {megabytes(size)} MB in all.")
+    return " ".join(sentences)
+
+
+def _describe_rest(comparison: Results) -> str:
+    """Say how far the best federated method stays behind training alone, on test samples."""
+    numbers, names = Numbers.of(comparison), name_methods(comparison)
+    rows = [row for row in _rank_methods(comparison) if row["method"] != comparison.reference("local")]
+    if rows[0]["gain_local"] is None:
+        return ""
+    behind = "ahead of" if rows[0]["gain_local"] > 0 else "behind"
+    return (
+        f"On test samples the best of the others, {names[rows[0]['method']]}, is "
+        f"{_write_amount(numbers, rows[0]['gain_local'])} {behind} it."
+    )
+
+
 def write_findings(comparison: Results) -> list[str]:
     """Say who gains, which method leads, which clusters were found, what it costs."""
     clusters = [describe_clusters(comparison, method, name) for method, name in name_methods(comparison).items()]
