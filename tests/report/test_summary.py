@@ -98,7 +98,7 @@ def test_the_verdict_is_the_best_on_validation_and_says_who_is_harmed(make):
     head, more = judge(make, found, {"local": 0.5, "fedavg": 0.6, "ditto": 0.7})
     assert head == "Ditto: +10.0 points over training alone, +2.0 points over FedAvg."
     assert more.startswith("1 of 6 clients is worse off than alone by more than one standard error (Emmy).")
-    assert "may be chance (p = 0.16)" in more
+    assert "may be chance (p = 0.53)" in more
     assert more.endswith("Each client sends and receives 2.0 MB in all.")
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from atoll.report.svg import element
 
 WIDTH, NARROW = 760, 360  # for a desk and for a phone
+LETTER = 7.6  # the width that a letter may take, wide ones among them
 
 
 MARKERS = (  # outlines in a square from -1 to 1
@@ -121,7 +122,7 @@ def write_text(x: float, y: float, text: str, anchor: str = "start", kind: str =
 
 def fit_head(text: str, width: float) -> str:
     """Shorten a head, `METHOD: FIGURES`, to the width of a figure: the method's name gives way, no figure does."""
-    most = int((width - 28) / 7.2)
+    most = int((width - 28) / (LETTER + 0.6))  # heads are bold
     name, colon, figures = text.rpartition(": ")
     if len(text) <= most or not colon:
         return text

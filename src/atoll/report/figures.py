@@ -16,6 +16,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from atoll.report.drawing import (
+    LETTER,
     NARROW,
     WIDTH,
     Scale,
@@ -103,7 +104,7 @@ def draw_curves(
     points = [point for line in lines.values() for point in line.points]
     ticks = find_ticks(*_find_range(points, most))
     height, left, top, foot = (340, 44, 30, 300) if width == WIDTH else (270, 40, 30, 230)
-    right = width - (140 if width == WIDTH else 12)
+    right = width - (28 + LETTER * max(len(_short(method)) for method in lines) if width == WIDTH else 12)
     low, high = min(x for x, *_ in points), max(x for x, *_ in points)
     x = make_scale(low if log else 0, high, left, right, log=log)
     y = make_scale(ticks[0], ticks[-1], foot, top)
@@ -176,7 +177,7 @@ def draw_gains(
     ]
     longest = max(len(names[client]) for client in drawn)
     named, turned = step >= 11, longest > 3
-    room = 14 if not named or not turned else 8 + 5.6 * min(longest, LONGEST)
+    room = 14 if not named or not turned else 8 + 5.8 * min(longest, LONGEST)
     bars = []
     for place, client in enumerate(drawn.tolist()):
         start, end = left + step * place, y(float(values[client]))
@@ -268,9 +269,9 @@ def draw_heatmap(
     part = np.nan_to_num(matrix[:shown, :across]).clip(min=0)
     called = names[:shown] if columns is None else columns
     # Names take the room that they need: rows to the left, long ones of columns upright above.
-    left = max(84.0, 16 + 6.6 * min(max(map(len, names[:shown])), LONGEST))
+    left = max(84.0, 16 + LETTER * min(max(map(len, names[:shown])), LONGEST))
     turned = columns is None and max(map(len, called)) > 4
-    top = 16 + 6.6 * min(max(map(len, called)), LONGEST) if turned else 30.0
+    top = 16 + LETTER * min(max(map(len, called)), LONGEST) if turned else 30.0
     room = WIDTH - left - 20
     high = min(24.0, room / shown)
     wide = high if columns is None else min(110.0, room / across)

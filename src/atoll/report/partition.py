@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.records.numbers import UNKNOWN
-from atoll.report.drawing import WIDTH, find_ticks
+from atoll.report.drawing import LETTER, WIDTH, find_ticks
 from atoll.report.figures import COLOURS, LONGEST
 from atoll.report.svg import element, join
 from atoll.report.table import plain_table
@@ -103,7 +103,7 @@ def _draw_clients(statistics: Statistics, classes: Sequence[str], style: str) ->
         parts += [_text(middle[client] + 4, top + 8, names[client], "end", turned=True) for client in labelled]
     else:
         parts += [_text(middle[client], top + 14, names[client], "middle") for client in labelled]
-    below = 12 + 6.6 * longest if turned else 18.0
+    below = 12 + LETTER * longest if turned else 18.0
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, top + below + 16, "client", "middle", strong=True))
     # an invisible column over each client says in words what is drawn
     parts += [
@@ -119,7 +119,7 @@ def _draw_clients(statistics: Statistics, classes: Sequence[str], style: str) ->
         parts,
         f"Who has what: {statistics.sentence}",
         style,
-        beside=max(0.0, 6.6 * widest - LEFT + 36),
+        beside=max(0.0, LETTER * widest - LEFT + 36),
     )
 
 
@@ -168,7 +168,7 @@ def _draw_matrix(
     every = _choose_step(rows, max(1, int(row * rows / 16)))
     named = [_short(names[label]) if len(names) == classes else str(label) for label in range(0, classes, together)]
     parts += [_text(LEFT - 8, middle_y[label] + 4, named[label], "end") for label in range(0, rows, every)]
-    aside = max(0.0, 6.6 * max(map(len, named)) - LEFT + 36) if len(names) == classes else 0.0
+    aside = max(0.0, LETTER * max(map(len, named)) - LEFT + 36) if len(names) == classes else 0.0
     parts.append(_text(14 - aside, top + row * rows / 2, "class", "middle", strong=True, turned=True))
     return join(*parts)
 
