@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from atoll.cli import completion
 from atoll.cli.display import listen
 from atoll.cli.program import VERBOSE, option
 from atoll.kernel.errors import EngineError, UnknownName
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.data.recipe import Recipe
     from atoll.kernel.algorithm import Algorithm
     from atoll.records.configuration import Settings
+    from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
 
 TASK, OWN, STEPS, ROUNDS, ENGINE, TRACKING = (
@@ -57,23 +59,27 @@ class OwnOptions:
                     hint="for example --own hospitals/ --target readmitted.",
                 )
             return None
-        from atoll.data.own import Own
+        from atoll.data.own import Own, parse_classes
 
         lists = {name: split_names(given[name]) for name in ("features", "categorical")}
-        labels = (
-            None if self.classes is None else int(self.classes) if self.classes.isdigit() else split_names(self.classes)
+        return Own.of(
+            self.own,
+            **{**given, **lists, "categorical": lists["categorical"] or (), "classes": parse_classes(self.classes)},
         )
-        return Own.of(self.own, **{**given, **lists, "categorical": lists["categorical"] or (), "classes": labels})
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(OwnOptions):
     """The options of `run` and `compare`, with their help."""
 
-    task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK)] = "digits"
-    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.", **TASK)] = "auto"
+    task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK, **completion.TASKS)] = "digits"
+    partition: Annotated[
+        str, option("How samples are dealt; see `atoll list partitions`.", **TASK, **completion.PARTITIONS)
+    ] = "auto"
     clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.", **TASK)] = None
-    model: Annotated[str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK)] = "auto"
+    model: Annotated[
+        str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK, **completion.MODELS)
+    ] = "auto"
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", **TASK)] = None
     samples: Annotated[int | None, option("So many of the data set's samples; else all.", **TASK)] = None
     partition_seed: Annotated[int | None, option("Who gets what; else the seed.", **TASK)] = None
@@ -123,11 +129,19 @@ class Options(OwnOptions):
     ] = "auto"
     memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
     engine: Annotated[
-        str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)
+        str,
+        option(
+            "Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan. On a Ray cluster: ray, "
+            "ray:HOST:PORT.",
+            **ENGINE,
+        ),
     ] = "auto"
+    workers: Annotated[
+        int | None, option("Of a cluster; else one per GPU, or per core if there is none.", min=1, **ENGINE)
+    ] = None
     compile: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None
     precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
-    device: Annotated[str, option("auto, cpu or cuda.", **ENGINE)] = "auto"
+    device: Annotated[str, option("auto, cpu, cuda or mps.", **ENGINE, **completion.WHERE)] = "auto"
     timeout: Annotated[
         float | None,
         option("Seconds after which a reply counts as lost (one that never comes is waited for).", **ENGINE),
@@ -165,9 +179,9 @@ class Options(OwnOptions):
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
         )
 
-    def local_engine(self) -> "LocalEngine":
+    def build_engine(self) -> "LocalEngine | RayEngine":
         """Build the engine."""
-        return build_engine(self.engine, self.compile, self.precision, self.device, self.timeout)
+        return build_engine(self.engine, self.compile, self.precision, self.device, self.timeout, self.workers)
 
     @property
     def hyperparameters(self) -> dict[str, str]:
@@ -220,11 +234,25 @@ def parse_cohort(text: str | None) -> int | float | None:
 
 
 def build_engine(
-    strategy: str, compile_: bool | None, precision: str, device: str, timeout: float | None
-) -> "LocalEngine":
+    strategy: str,
+    compile_: bool | None,
+    precision: str,
+    device: str,
+    timeout: float | None,
+    workers: int | None = None,
+) -> "LocalEngine | RayEngine":
     """Build the engine that these options ask for."""
     from atoll.runtime.engines.local import LocalEngine
 
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
-        raise EngineError(f"`--device` must be auto, cpu, mps, cuda or cuda:N. Got {device!r}.")
+    name, _, address = strategy.partition(":")
+    if name == "ray":
+        from atoll.runtime.engines.cluster import RayEngine
+
+        return RayEngine(
+            address or None, workers=workers, compile=compile_, precision=precision, device=device, timeout=timeout,  # type: ignore[arg-type]
+        )  # fmt: skip
+    if workers is not None:
+        raise EngineError(
+            f"`--workers` is for a cluster. Got --workers {workers} and --engine {strategy}.", hint="give --engine ray."
+        )
     return LocalEngine(strategy=strategy, compile=compile_, precision=precision, device=device, timeout=timeout)  # type: ignore[arg-type]
