@@ -65,4 +65,4 @@ class Clients:
         return {method: harmed[0] for method, harmed in found.items() if harmed is not None}
 
     def _over_seeds(self, values: Scores) -> Scores:
-        return self.comparison.count_once(values)[0]
+        return np.asarray(self.comparison.count_once(values)[0])
