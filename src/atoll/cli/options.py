@@ -68,6 +68,14 @@ class Options:
             **ROUNDS,
         ),
     ] = "auto"
+    metric: Annotated[
+        str,
+        option(
+            "What clients are judged by: accuracy, balanced-accuracy, f1, auroc, average-precision, log-loss, top-K; "
+            "mae, mse, rmse, r2; auto: the task's own.",
+            **ROUNDS,
+        ),
+    ] = "auto"
     memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
     engine: Annotated[
         str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)
@@ -103,7 +111,7 @@ class Options:
         from atoll.records.configuration import Settings
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
-        names = ("seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "memory")
+        names = ("seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory")
         return Settings(
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
         )

@@ -74,8 +74,10 @@ log = logging.getLogger("atoll.run")
 KEPT_CHECKPOINTS = 2
 LINES = ("metrics.jsonl", "ledger.jsonl")  # files that grow by lines
 WHOLE = ("config.json", "clients.json", "outcomes.npz")  # files that are written at once
-OUTCOMES: dict[str, type] = {  # what outcomes.npz may hold; all but the first is there of very many clients only
+OUTCOMES: dict[str, type] = {  # what outcomes.npz may hold
     "test": np.float64,  # the score of every test sample, client after client
+    "answer": np.int64, "label": np.int64,  # the class that it was given, and the one that it has
+    # of very many clients:
     "client": np.int64, "samples": np.int64, "score": np.float64, "variance": np.float64,  # of each client scored
     "cluster": np.int64,  # of each client
 }  # fmt: skip
@@ -178,6 +180,7 @@ class Run:
         """Write what was found after the last round, by name: `test` is the score of every test sample."""
         data = io.BytesIO()
         arrays: dict[str, Any] = {**outcomes, "test": outcomes["test"].astype(np.float32)}
+        arrays |= {name: outcomes[name].astype(np.int32) for name in ("answer", "label") if name in outcomes}
         np.savez_compressed(data, **arrays)
         with writing(self.folder):
             write_whole(self.folder / "outcomes.npz", data.getvalue())
