@@ -61,9 +61,7 @@ class State:
 class Fedora(Algorithm):
     """Personal models, drawn to what reaches them from similar clients where validation data favour that."""
 
-    similarity: Annotated[Literal["subspace", "labels", "loss"], Search()] = (
-        "subspace"  # published, by class, by loss
-    )
+    similarity: Annotated[Literal["subspace", "labels", "loss"], Search()] = "subspace"  # published, by class, by loss
     features: Literal["pixels", "encoder"] = "pixels"  # x itself, or what enters the head of the initial model
     q: Count = 1  # directions per client, or per class of a client
     center: bool = False  # whether a client subtracts its mean first
