@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli import completion
 from atoll.cli.display import listen, present_comparison, present_run, say, show_progress
 from atoll.cli.options import ROUNDS, Options, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 @app.command()
 @with_options
 def run(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="ditto, ditto:lam=0.1,epochs=2 or ./mine.py")],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="ditto, ditto:lam=0.1,epochs=2 or ./mine.py", **completion.METHODS)
+    ],
     *,
     options: Options,
 ) -> None:
@@ -37,8 +40,9 @@ def run(
     from atoll.records.runs import now
 
     algorithm = create(method, **options.hyperparameters)
-    settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
-    folder = options.out or unused_folder(RUNS / f"{options.task}-{name_of(algorithm).replace('/', '-')}-{now()}")
+    settings, engine, recipe = options.settings([algorithm]), options.local_engine(), options.recipe()
+    task = recipe.build()
+    folder = options.out or unused_folder(RUNS / f"{recipe.dataset}-{name_of(algorithm).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with show_progress(settings.rounds) as bar:
             tracked.begin(folder)
@@ -52,18 +56,21 @@ def run(
 
 SELECT = option("Which round counts: last, best (on validation), or oracle (best on test).")
 TOGETHER = option("Run seeds and methods side by side, as lanes of one program; by default on a GPU.")
-TARGET = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.")
+REACH = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.", "--reach")
 
 
 @app.command()
 @with_options
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.")
+        list[str],
+        typer.Argument(
+            metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.", **completion.METHODS
+        ),
     ],
     seeds: Annotated[int, option("How many seeds, from --seed on.", min=1, **ROUNDS)] = 3,
     select: Annotated[str, SELECT] = "last",
-    target: Annotated[float | None, TARGET] = None,
+    reach: Annotated[float | None, REACH] = None,
     together: Annotated[bool | None, TOGETHER] = None,
     fresh: Annotated[bool, option("Run everything again, in a new folder.", "--fresh")] = False,
     *,
@@ -85,7 +92,7 @@ def compare(
             comparison = compare_methods(
                 recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
                 on_run=_follow_runs(bar, tracked, algorithms), on_epoch=bar.show_epoch,
-                select=_require_selection(select), target=target, together=_share_lanes(together, tracked),
+                select=_require_selection(select), target=reach, together=_share_lanes(together, tracked),
             )  # fmt: skip
         present_comparison(comparison, folder, bar.reused)
 
@@ -128,7 +135,7 @@ def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorit
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
-    device: Annotated[str | None, option("Continue on another device.")] = None,
+    device: Annotated[str | None, option("Continue on another device.", **completion.WHERE)] = None,
     trust: Annotated[bool, TRUST] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
@@ -180,7 +187,7 @@ def _rebuild_engine(options: dict[str, Any], device: str | None) -> "LocalEngine
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or of one comparison.")],
     select: Annotated[str, SELECT] = "last",
-    target: Annotated[float | None, TARGET] = None,
+    reach: Annotated[float | None, REACH] = None,
     out: Annotated[Path | None, option("Folder of the report; else that of the first RUN.")] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
@@ -192,7 +199,7 @@ def report(
     if len(runs) == 1 and not runs[0].evaluations:
         return present_run(runs[0])
     absent = [sentence for _, sentences in read for sentence in sentences]
-    comparison = Comparison.of_runs(runs, absent=absent, select=_require_selection(select), target=target)
+    comparison = Comparison.of_runs(runs, absent=absent, select=_require_selection(select), target=reach)
     return present_comparison(comparison, out or folders[0])
 
 

@@ -456,3 +456,8 @@ def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
     leaves, structure = flatten(tree)
     rows = stacked_leaves(structure)
     return unflatten(structure, [leaf[index] if row else leaf for leaf, row in zip(leaves, rows, strict=True)])
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point type of a device: Apple GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -17,7 +17,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Engine, Workbench
 from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
-from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.params import Params, Stack, Tree, widest
 from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
 from atoll.kernel.task import Facts
 from atoll.metrics import fairness, significance
@@ -153,14 +153,21 @@ class Evaluate(AtTheEnd):
     """Clients score the models they would deploy, or the shared one, on samples of their own."""
 
     model: str
-    scorings: tuple[Scoring, ...]
+    on: tuple[str, ...] = ("val", "test")  # the splits
+    each: bool = False  # also the score of every test sample
+    metric: str = OWN  # what they are judged by
 
     splits: ClassVar[frozenset[str]] = EVERYTHING
 
     @property
     def name(self) -> str:
         """The name in logs and checkpoints."""
-        return f"evaluate {self.model}{', each sample' if any(one.each for one in self.scorings) else ''}"
+        return f"evaluate {self.model}{', each sample' if self.each else ''}"
+
+    @property
+    def scorings(self) -> tuple[Scoring, ...]:
+        """What is summed over each split."""
+        return tuple(Scoring(split, each=self.each and split == "test", metric=self.metric) for split in self.on)
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
         """Return each client's sums, by split."""
@@ -198,19 +205,22 @@ def evaluate(
     """
     task = population.task
     clients = np.arange(task.clients) if clients is None else clients
-    scorings = tuple(Scoring(split, each=each and split == "test", metric=metric) for split in splits)
-    sums = {one.split: ClientSums(task, one.split, clients, metric) for one in scorings}
     job = Job(
-        Evaluate(model, scorings), algorithm, server, clients, round, algorithm.groups(server),
+        Evaluate(model, splits, each=each, metric=metric), algorithm, server, clients, round, algorithm.groups(server),
         calls=1 if each else calls,
     )  # fmt: skip
+    sums: dict[str, ClientSums] = {}
     for outcome in engine.run(job, population):
         if isinstance(outcome, Done):
+            sums = sums or {
+                split: ClientSums(task, split, clients, metric) for split in splits
+            }  # sizes are known by now
             for split, stack in outcome.result.items():
                 sums[split].add(outcome.clients, stack)
             if notes is not None:
                 seen = {name: value.double().cpu().numpy() for name, value in outcome.notes.items()}
                 notes.append((outcome.clients, seen))
+    sums = sums or {split: ClientSums(task, split, clients, metric) for split in splits}
     return {split: one.scores() for split, one in sums.items()}
 
 
@@ -262,7 +272,8 @@ class Scoring:
             train=False,
             exact=isinstance(deployed, Predictor),
         )
-        held = torch.full((len(cohort),), float(one.bytes), dtype=torch.float64, device=found["score"].device)
+        device = found["score"].device
+        held = torch.full((len(cohort),), float(one.bytes), dtype=widest(device), device=device)
         return found | Stack.of(held=held)
 
     def _kept_widths(self, measure: Measure, task: Facts) -> dict[str, int]:
@@ -294,8 +305,8 @@ class ClientSums:
         """Add the sums of some clients."""
         places = np.searchsorted(self.clients, clients)
         leaves = {name: leaf for name, leaf in found.items() if name != "seen"}
-        columns = [leaf.double().reshape(len(clients), -1) for leaf in leaves.values()]
-        numbers = torch.cat(columns, 1).cpu().numpy()  # all at once: the device is waited for once
+        columns = [leaf.to(widest(leaf.device)).reshape(len(clients), -1) for leaf in leaves.values()]
+        numbers = torch.cat(columns, 1).cpu().double().numpy()  # all at once: the device is waited for once
         ends = np.cumsum([one.shape[1] for one in columns])
         for (name, leaf), part in zip(leaves.items(), np.split(numbers, ends[:-1], axis=1), strict=True):
             if name in KEPT:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.data.preprocessing import Scaling
 from atoll.data.statistics import Statistics
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.clusters import Clusters
@@ -64,6 +65,7 @@ class Report:
     outcomes: Arrays | None = None  # after the last round, by name: `test` is the score of every test sample
     folder: Path | None = None
     live: Live | None = None
+    scaled: Scaling | None = None  # how raw samples became numbers, as it was written
 
     @classmethod
     def of_run(
@@ -83,7 +85,9 @@ class Report:
         live = Live(task, settings, server, population, engine)
         if run is None:
             return cls(algorithm, None, history, ledger, None, outcomes, None, live)
-        return cls(algorithm, run.config, history, ledger, run.statistics, run.outcomes(), run.folder, live)
+        return cls(
+            algorithm, run.config, history, ledger, run.statistics, run.outcomes(), run.folder, live, run.scaling
+        )
 
     @classmethod
     def read(cls, folder: Path | str, *, trust: bool = False) -> Report:
@@ -96,7 +100,10 @@ class Report:
         config = run.config
         run.verify()
         algorithm = config.algorithm.create(trust=trust)
-        report = cls(algorithm, config, run.metrics(), Ledger(run.ledger()), run.statistics, run.outcomes(), run.folder)
+        report = cls(
+            algorithm, config, run.metrics(), Ledger(run.ledger()), run.statistics, run.outcomes(), run.folder,
+            scaled=run.scaling,
+        )  # fmt: skip
         report.require_clients()
         return report
 
@@ -177,7 +184,7 @@ class Report:
 
     def without_live(self) -> Report:
         """Return the evidence alone: models and data need not stay in memory."""
-        return replace(self, written=self.config, counted=self.statistics, live=None)
+        return replace(self, written=self.config, counted=self.statistics, scaled=self.scaling, live=None)
 
     def welcome(self, x: Any, y: Any = None) -> Params:
         """Return the model of a client that took no part, from its samples, and its targets if it has them."""
@@ -201,6 +208,11 @@ class Report:
     def statistics(self) -> Statistics | None:
         """What the clients have, in numbers; None if it is not known."""
         return self.counted if self.live is None or self.counted is not None else self.live.task.statistics
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How raw samples of own data became numbers, client by client, with class names; None of other data."""
+        return self.live.task.scaling if self.live is not None and self.scaled is None else self.scaled
 
     @property
     def settings(self) -> Settings:

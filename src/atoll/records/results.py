@@ -416,7 +416,10 @@ class Results:
         dealt, split = recipe.get("partition"), recipe.get("split")
         who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients:,} clients,"
         what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
-        cut = f" (train/val/test {split} %)" if split else ""
+        rule = task.more.get("split_by")
+        share = None if rule and rule.startswith("by column") else split
+        cut = ", ".join([*([f"train/val/test {share} %"] if share else []), *([rule] if rule else [])])
+        cut = f" ({cut})" if cut else ""
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
         rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""

@@ -17,7 +17,7 @@ from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.kernel.engine import Engine
 from atoll.kernel.errors import DivergedError
 from atoll.kernel.job import Done, Finish, Job, Lost, Prepare
-from atoll.kernel.params import Tree, flatten, stacked_leaves
+from atoll.kernel.params import Tree, flatten, stacked_leaves, widest
 from atoll.runtime.channel import Channel
 from atoll.runtime.population import Population
 
@@ -141,7 +141,7 @@ class Exchange:
         """Return the work of the clients where it is finite, and the other clients, whose work does not count."""
         update: Update = done.result
         traffic.gradients += done.gradients
-        notes = {name: value.double() for name, value in done.notes.items()}
+        notes = {name: value.to(widest(value.device)) for name, value in done.notes.items()}
         leaves, structure = flatten([dict(update.send), update.keep, dict(update.beside)])
         values = [leaf for leaf, row in zip(leaves, stacked_leaves(structure), strict=True) if row]
         values += [] if update.weight is None else [update.weight]
@@ -149,7 +149,7 @@ class Exchange:
         if not sums and not notes:
             return done, done.clients[:0]
         # One number per client for everything that it returns: a sum is finite if all of its terms are.
-        table = torch.stack([*notes.values(), *(one.double() for one in sums)])
+        table = torch.stack([*notes.values(), *(one.to(widest(one.device)) for one in sums)])
         numbers = table.cpu().numpy()
         good = np.isfinite(numbers).all(axis=0)
         bad: Clients = done.clients[~good]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -49,6 +50,8 @@ class LocalEngine(Planner):
     process, and what is found there is not measured again.
     """
 
+    is_dear = False  # a round can be played again
+
     def __init__(
         self,
         *,
@@ -62,11 +65,20 @@ class LocalEngine(Planner):
     ) -> None:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+            raise EngineError(f"`device` must be auto, cpu, cuda, cuda:N or mps. Got {device!r}.")
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise EngineError(
                 f"Device {device!r} must be present. This machine has no CUDA device.",
                 hint="use `device=cpu`.",
             )
+        if device == "mps" and not torch.backends.mps.is_available():
+            raise EngineError(
+                "Device 'mps' must be present. This machine has no Apple GPU, or its torch does not support it.",
+                hint="use `device=cpu`.",
+            )
+        if device == "mps" and dtype == torch.float64:
+            raise EngineError("`dtype` must be float32 on Apple GPUs, which have no float64. Got float64.")
         if timeout is not None and not timeout > 0:
             raise EngineError(
                 f"`timeout` must be a number of seconds above 0, or None for no limit. Got {timeout!r}.",
@@ -74,10 +86,7 @@ class LocalEngine(Planner):
             )
         if precision not in ("fp32", "tf32", "bf16"):
             raise EngineError(f"`precision` must be fp32, tf32 or bf16. Got {precision!r}.")
-        try:
-            self.device = torch.device(device)
-        except RuntimeError as error:
-            raise EngineError(f"`device` must be auto, cpu, cuda or cuda:N. Got {device!r}.") from error
+        self.device = torch.device(device)
         self.options: dict[str, Any] = {  # what was asked for, for the run's configuration
             "device": device, "strategy": strategy, "compile": compile, "precision": precision, "timeout": timeout,
         }  # fmt: skip
