@@ -36,7 +36,6 @@ from atoll.experiments.tuning import (
 )
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import RunError
-from atoll.kernel.wrapper import title_of
 from atoll.records.configuration import Settings
 from atoll.records.files import write_json, writing
 from atoll.records.labels import label
@@ -100,7 +99,10 @@ class Advice:
         name, gain = self._name(self.best), self.gains.get("local")
         if gain is None:
             if not self.federate:
-                return f"Federating does not pay here: on validation samples {name} is best, and not clearly ahead of training alone."
+                return (
+                    f"Federating does not pay here: {name} is the best method on validation samples, and not clearly "
+                    "ahead of training alone."
+                )
             return f"Use {name}: it is best on validation samples; without test samples, nothing is claimed."
         over_local = f"{self._amount(gain)} over training alone"
         if not self.federate:
@@ -147,7 +149,7 @@ class Advice:
 
     def _name(self, arm: Arm) -> str:
         values = label(arm.method).partition(":")[2].replace("=", " ").replace(",", ", ")
-        return f"{title_of(arm.method)}{f' ({values})' if values else ''}"
+        return f"{name_of(arm.method)}{f' ({values})' if values else ''}"
 
     def _amount(self, gain: Gain) -> str:
         numbers = self._numbers
@@ -224,7 +226,7 @@ def advise(
         print(advise(Task.own("hospitals/", target="readmitted"), rounds=27).sentence)
     """
     constraints = Constraints(one_shot, individual_updates, max_mb)
-    settings = (settings or Settings()).change({"rounds": 1} | more if one_shot else more, advise)
+    settings = (settings or (Settings(rounds=1) if one_shot else Settings())).change(more, advise)
     methods = [*methods]
     options = {
         "trials": trials, "chosen_by": chosen_by, "seeds": seeds, "one_shot": one_shot,
@@ -236,8 +238,6 @@ def advise(
     with open_race(
         "advise", task, methods, settings, engine, folder, options, reads=reads, progress=progress, say=say
     ) as course:
-        if course.example.clients < 2:
-            raise RunError("There is nothing to federate: advice needs at least 2 clients. Got 1.")
         return _race_methods(course, methods, constraints)
 
 

@@ -16,7 +16,7 @@ from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 
 ALWAYS = ("local", "fedavg", "fedavg-ft", "ditto")
-ONE_SHOT = ("oneshot-avg", "ensemble", "oneshot-margins", "fafi-plus:own_by=margins")
+ONE_SHOT = ("oneshot-avg", "ensemble", "oneshot-margins", "fafi/margins")
 ALIKE, SKEWED = 0.1, 0.3  # mean Jensen-Shannon divergence of labels, in bits
 LARGE = 100  # training samples of the median client
 CLOSE, FAR, CONCEPT = 0.02, -0.02, -0.10  # FedAvg minus Local on validation samples, as a share of 1

@@ -180,7 +180,7 @@ class Race:
 
     def scores(self, arm: Arm, rounds: int) -> Scores:
         """Return the validation score of each client after so many rounds, as [seed, client]."""
-        return np.stack([_line_after(self.reports[arm, seed], rounds)["clients"] for seed in self.tasks])
+        return np.stack([_scores_after(self.reports[arm, seed], rounds) for seed in self.tasks])
 
     def samples(self, arm: Arm) -> Scores:
         """Return how many validation samples each client is scored on, as [seed, client]."""
@@ -200,7 +200,7 @@ class Race:
         return sorted(arms, key=lambda arm: -self.value(arm, rounds))
 
     def value(self, arm: Arm, rounds: int) -> float:
-        """Return the score after so many rounds, turned so that more is better."""
+        """Return the score after so many rounds, turned where less is better."""
         score = arm.rungs.get(rounds, -math.inf)
         return score if not math.isfinite(score) else self.sign * score
 
@@ -262,11 +262,11 @@ def weighted_mean(values: Scores, weights: Scores) -> float:
     return float((values[known] * weights[known]).sum() / weights[known].sum()) if known.any() else math.nan
 
 
-def _line_after(report: Report, rounds: int) -> Mapping[str, object]:
-    """Return the scores after so many rounds; one-shot methods have one."""
+def _scores_after(report: Report, rounds: int) -> Scores:
+    """Return each client's score after so many rounds; one-shot methods have one."""
     wanted = min(rounds, report.rounds)
     for line in report.evaluations:
         if line.round == wanted:
             assert line.personal is not None
-            return line.personal["test"]
+            return np.array(line.personal["test"].clients, dtype=np.float64)
     raise RunError(f"The run in {report.folder} must have been scored after round {wanted}. It was not.")

@@ -322,7 +322,8 @@ class Course:
 @contextmanager
 def open_race(
     kind: str, task: Recipe | Task, methods: Sequence[Algorithm | str], settings: Settings, engine: LocalEngine | None,
-    folder: Path | str | None, options: dict[str, Any], *, reads: Callable[[Task], bool], progress: bool, say: Say | None,
+    folder: Path | str | None, options: dict[str, Any], *, reads: Callable[[Task], bool], progress: bool,
+    say: Say | None,
 ) -> Iterator[Course]:  # fmt: skip
     """Check what was asked for, and open the folder; Ctrl-C leaves something that the same call continues."""
     require_engine(engine)
@@ -337,6 +338,8 @@ def open_race(
     seeds = [*range(settings.seed, settings.seed + chosen_by)]
     tasks = {seed: _build(task, seed) for seed in seeds}
     example = tasks[seeds[0]]
+    if kind == "advise" and example.clients < 2:
+        raise RunError("There is nothing to federate: advice needs at least 2 clients. Got 1.")
     known = int(example.splits["val"].offsets[-1])
     if not known:
         raise RunError(
