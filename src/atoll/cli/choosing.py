@@ -1,6 +1,6 @@
 """Commands that choose: tune, advise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +47,7 @@ def tune(
 
     _refuse_trackers(options)
     asked = _add_values(methods, options.hyperparameters)
-    recipe, engine = options.recipe(), options.local_engine()
+    recipe, engine = options.recipe(), options.build_engine()
     settings = options.settings([create(text) for text in asked])
     budget: dict[str, Any] = {"trials": trials, "chosen_by": chosen_by, "seeds": seeds}
     folder = options.out or RUNS / choice_name("tune", recipe, asked, settings, engine, budget)
@@ -83,7 +83,7 @@ def advise(
 
     _refuse_trackers(options)
     asked = _add_values(methods or [], options.hyperparameters)
-    recipe, engine = options.recipe(), options.local_engine()
+    recipe, engine = options.recipe(), options.build_engine()
     settings = options.settings([create("oneshot-avg" if one_shot else "fedavg")])
     limits = {"one_shot": one_shot, "individual_updates": not no_individual_updates, "max_mb": max_mb}
     budget: dict[str, Any] = {"trials": trials, "chosen_by": chosen_by, "seeds": seeds, **limits}
@@ -93,16 +93,15 @@ def advise(
     )
 
 
-def resume_choice(folder: Path, device: str | None) -> None:
+def resume_choice(folder: Path, rebuild_engine: Callable[[dict[str, Any]], Any]) -> None:
     """Continue a choice that was interrupted."""
     from atoll.experiments.advice import advise as find_advice
     from atoll.experiments.tuning import reopen
     from atoll.experiments.tuning import tune as tune_methods
-    from atoll.runtime.engines.local import LocalEngine
 
     asked: dict[str, Any] = reopen(folder)
-    kind, engine = asked.pop("kind"), {**asked.pop("engine"), **({"device": device} if device else {})}
-    asked |= {"engine": LocalEngine(**engine), "say": say_aside}
+    kind, engine = asked.pop("kind"), rebuild_engine(asked.pop("engine"))
+    asked |= {"engine": engine, "say": say_aside}
     if kind == "tune":
         present_tuning(tune_methods(**asked), folder)
     else:

@@ -41,6 +41,7 @@ from atoll.records.files import write_json, writing
 from atoll.records.labels import label
 from atoll.records.numbers import Numbers
 from atoll.report.table import megabytes
+from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 
 FEW_CLIENTS = 10  # below which a warning is given
@@ -211,7 +212,7 @@ def advise(
     chosen_by: int = 2,
     seeds: int = 3,
     settings: Settings | None = None,
-    engine: LocalEngine | None = None,
+    engine: LocalEngine | ClusterEngine | None = None,
     folder: Path | str | None = None,
     progress: bool = True,
     say: Say | None = None,

@@ -30,6 +30,7 @@ from atoll.records.labels import label
 from atoll.records.progress import ProgressTracker, call_all
 from atoll.records.report import Report
 from atoll.records.rounds import Round
+from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED
 
@@ -112,7 +113,7 @@ class Race:
 
     tasks: Mapping[int, Task]  # by seed, without test samples
     settings: Settings
-    engine: LocalEngine
+    engine: LocalEngine | ClusterEngine
     folder: Path
     stop: threading.Event
     bar: ProgressTracker

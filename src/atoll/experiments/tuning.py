@@ -45,6 +45,7 @@ from atoll.records.runs import quietly
 from atoll.records.schema import Record
 from atoll.records.trust import remember
 from atoll.report.table import megabytes, plain_table
+from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
@@ -137,7 +138,7 @@ def tune(
     chosen_by: int = 2,
     seeds: int = 3,
     settings: Settings | None = None,
-    engine: LocalEngine | None = None,
+    engine: LocalEngine | ClusterEngine | None = None,
     folder: Path | str | None = None,
     progress: bool = True,
     say: Say | None = None,
@@ -321,8 +322,9 @@ class Course:
 
 @contextmanager
 def open_race(
-    kind: str, task: Recipe | Task, methods: Sequence[Algorithm | str], settings: Settings, engine: LocalEngine | None,
-    folder: Path | str | None, options: dict[str, Any], *, reads: Callable[[Task], bool], progress: bool,
+    kind: str, task: Recipe | Task, methods: Sequence[Algorithm | str], settings: Settings,
+    engine: LocalEngine | ClusterEngine | None, folder: Path | str | None, options: dict[str, Any], *,
+    reads: Callable[[Task], bool], progress: bool,
     say: Say | None,
 ) -> Iterator[Course]:  # fmt: skip
     """Check what was asked for, and open the folder; Ctrl-C leaves something that the same call continues."""
@@ -360,7 +362,7 @@ def open_race(
     question = Question(
         kind=kind, recipe=task if isinstance(task, Recipe) else None,
         methods=[one if isinstance(one, str) else label(one) for one in methods], settings=settings,
-        schedule=fingerprint(settings.participation), options=options, engine=engine.options,
+        schedule=fingerprint(settings.participation), options=options, engine=dict(engine.options),
         data=example.fingerprint, code=code_digest(),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
@@ -392,7 +394,12 @@ def reopen(folder: Path) -> dict[str, Any]:
 
 
 def choice_name(
-    kind: str, recipe: Recipe, methods: Sequence[str], settings: Settings, engine: LocalEngine, options: dict[str, Any]
+    kind: str,
+    recipe: Recipe,
+    methods: Sequence[str],
+    settings: Settings,
+    engine: LocalEngine | ClusterEngine,
+    options: dict[str, Any],
 ) -> str:
     """Return the folder name of a choice: the same question finds what was begun."""
     question = [
