@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import completion
-from atoll.cli.display import listen, out, present_run, say, show_progress, write_paths
+from atoll.cli.display import listen, out, present_run, say, show_progress, write, write_paths
 from atoll.cli.options import ENGINE, ROUNDS, STEPS, build_engine, parse_cohort, with_options
 from atoll.cli.program import RUNS, VERBOSE, app, option
 from atoll.kernel.errors import DeployError, UnknownName
+from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
     from atoll.data.schema import Schema
@@ -226,8 +227,19 @@ def client(
 
 
 def keep_result(site: "Site", message: "Message", state: Path) -> None:
-    """Write the personal models and scores of a federation that is over."""
-    write_paths(result=state / message.header.federation)
+    """Write the personal models and scores of a federation that is over, and show the scores."""
+    from atoll.deploy.result import write_result
+    from atoll.records.files import read_record
+
+    path = write_result(site, message, state / "results" / message.header.federation)
+    clients = read_record(path, dict[str, Any])["clients"]
+    rows = [[name, *(_show_score(one[split]) for split in ("val", "test"))] for name, one in clients.items()]
+    write("", plain_table(["personal model of", "validation", "test"], rows))
+    write_paths(result=path)
+
+
+def _show_score(found: dict[str, Any]) -> str:
+    return "no samples" if found["score"] is None else f"{found['score']:.3f} ({found['samples']} samples)"
 
 
 def follow(verbose: bool) -> None:

@@ -15,7 +15,7 @@ from atoll.deploy.coordinator import coordinate, seat_sites
 from atoll.deploy.engine import Federation
 from atoll.deploy.flower.certificates import ServerKeys
 from atoll.deploy.flower.link import Arrived, Link
-from atoll.deploy.flower.wire import write_question
+from atoll.deploy.flower.wire import describe_work, write_question
 from atoll.deploy.journal import Exchange
 from atoll.deploy.keys import PublicKey
 from atoll.deploy.terms import Place, Terms
@@ -69,13 +69,13 @@ class Fleet:
 
     def exchange(self, jobs: Mapping[str, bytes], exchange: Exchange) -> Iterator[tuple[str, bytes | str]]:
         """Send each site its job; yield its reply, or why there is none."""
-        begun = time.monotonic()
+        begun, what = time.monotonic(), describe_work(exchange.phases, exchange.round)
         for one in self.link.exchange(jobs, timeout=self.patience.reply, grace=self.patience.grace):
             if isinstance(one, Arrived):
-                log.info("round %d: %s replied after %.1f s", exchange.round, one.site, time.monotonic() - begun)
+                log.info("%s: %s replied after %.1f s", what, one.site, time.monotonic() - begun)
                 yield one.site, one.envelope
             else:
-                log.warning("round %d: %s is lost: %s", exchange.round, one.site, one.reason)
+                log.warning("%s: %s is lost: %s", what, one.site, one.reason)
                 yield one.site, one.reason.splitlines()[0]
 
 
