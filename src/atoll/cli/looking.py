@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs")] = "algorithms",
+    what: Annotated[
+        str, typer.Argument(help="algorithms, pairs, tasks, partitions, models, rules, attacks, compressions or runs")
+    ] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
 ) -> None:
-    """List algorithms, pairs, tasks, partitions, models or runs."""
+    """List algorithms, pairs, tasks, partitions, models, rules, attacks, compressions or runs."""
     kinds: dict[str, Callable[[], RenderableType]] = {
         "algorithms": functools.partial(_list_algorithms, one_shot),
         "pairs": _list_pairs, "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models,
-        "runs": _list_runs,
+        "runs": _list_runs, "rules": _list_rules, "attacks": _list_attacks, "compressions": _list_compressions,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
@@ -102,6 +104,30 @@ def _list_models() -> Table:
     from atoll import models
 
     return plain_table(["model"], [["auto"], *([name] for name in models.names())])
+
+
+def _list_rules() -> Table:
+    from atoll.robust.rules import MIXINGS, RULES
+
+    mixings = {f"{name}+RULE": kind for name, kind in MIXINGS.items()}
+    return _describe_classes("rule", {**RULES, **mixings})
+
+
+def _list_attacks() -> Table:
+    from atoll.robust import ATTACKS
+
+    return _describe_classes("attack", ATTACKS)
+
+
+def _list_compressions() -> Table:
+    from atoll.runtime.channel.compression import COMPRESSIONS
+
+    return _describe_classes("compression", COMPRESSIONS)
+
+
+def _describe_classes(kind: str, classes: Mapping[str, type]) -> Table:
+    rows = [[name, (one.__doc__ or "").split("\n")[0]] for name, one in classes.items()]
+    return plain_table([kind, "what it does"], rows)
 
 
 def _list_runs() -> Table:
