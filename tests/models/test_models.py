@@ -52,7 +52,8 @@ def test_forward_is_the_head_of_the_features(name, shape):
     assert torch.equal(model(x), model.head(features))
 
 
-FOR_IMAGES = [name for name in models.names() if name not in ("char-transformer", "matrix-factorisation")]
+FOR_OTHERS = ("char-transformer", "matrix-factorisation", "tabular", "cnn1d", "gru")
+FOR_IMAGES = [name for name in models.names() if name not in FOR_OTHERS]
 
 
 @pytest.mark.parametrize("name", FOR_IMAGES)
@@ -85,7 +86,8 @@ def test_widths_that_are_none_are_refused(name):
     with pytest.raises(ModelError) as error:
         models.build(name, (1, 28, 28), 3)
     assert str(error.value) == (
-        f"A colon must be followed by the widths of hidden layers, which only `mlp` takes. Got '{name}'.\n"
+        "A colon must be followed by the widths of hidden layers, which mlp, tabular, cnn1d and gru take. "
+        f"Got '{name}'.\n"
         "hint: for example mlp:64 or mlp:64,32."
     )
 

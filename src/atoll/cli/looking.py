@@ -18,7 +18,8 @@ from atoll.cli.display import messages, out, say, write, write_paths
 from atoll.cli.program import FAILED, RUNS, TRUST, app, option
 from atoll.kernel.errors import AtollError, UnknownName, unknown
 from atoll.kernel.references import bibtex
-from atoll.report.table import UNKNOWN, Numbers, plain_table
+from atoll.records.numbers import UNKNOWN, Numbers
+from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
     from atoll.kernel.algorithm import Algorithm
@@ -103,7 +104,8 @@ def _list_partitions() -> Table:
 def _list_models() -> Table:
     from atoll import models
 
-    return plain_table(["model"], [["auto"], *([name] for name in models.names())])
+    auto = ["auto", "the data set's own, or cnn for images from 16x16, else mlp"]
+    return plain_table(["model", "what it is for"], [auto, *([*both] for both in models.purposes().items())])
 
 
 def _list_rules() -> Table:

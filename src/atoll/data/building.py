@@ -21,6 +21,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.randomness import default_generator, generator, number
+from atoll.models.tabular import find_categories
 
 Model = str | nn.Module | Callable[[], nn.Module]
 
@@ -70,8 +71,10 @@ def build_network(chosen: Model, dataset: Dataset, seed: int) -> Network:
     signature = None
     with default_generator(number(seed, "model")):
         if isinstance(chosen, str):
-            module: nn.Module = models.build(chosen, shape, outputs)
-            signature = (chosen, shape, outputs, dataset.loss, dataset.metric)
+            categories = find_categories(getattr(dataset, "columns", ()))
+            options = {"categories": categories} if models.takes(chosen, "categories") else {}
+            module: nn.Module = models.build(chosen, shape, outputs, **options)
+            signature = (chosen, shape, outputs, *options.values(), dataset.loss, dataset.metric)
         else:
             module = chosen if isinstance(chosen, nn.Module) else chosen()
     return Network(module, loss=dataset.loss, score=dataset.metric, signature=signature)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,63 +13,94 @@ from atoll.models.mlp import MLP
 from atoll.models.recommender import MatrixFactorisation
 from atoll.models.resnet import ResNet18
 from atoll.models.split import BodyAndHead
+from atoll.models.tabular import Tabular
 from atoll.models.text import CharTransformer
+from atoll.models.windows import GRU, CNN1d
 
 __all__ = [
-    "MLP", "BodyAndHead", "CharTransformer", "FedFSACNN", "LeNet", "Linear", "MatrixFactorisation", "PFLlibCNN",
-    "ResNet18", "SimpleCNN", "build", "names",
+    "GRU", "MLP", "BodyAndHead", "CNN1d", "CharTransformer", "FedFSACNN", "LeNet", "Linear", "MatrixFactorisation",
+    "PFLlibCNN", "ResNet18", "SimpleCNN", "Tabular", "build", "names", "purposes", "takes",
 ]  # fmt: skip
 
-BUILDERS: dict[str, Callable[..., BodyAndHead]] = {
-    "mlp": MLP,
-    "cnn": PFLlibCNN,
-    "simple-cnn": SimpleCNN,
-    "lenet": LeNet,
-    "fedfsa-cnn": FedFSACNN,
-    "resnet18": ResNet18,
-    "resnet18-gn": partial(ResNet18, norm="group"),
-    "linear": Linear,
-    "char-transformer": CharTransformer,
-    "matrix-factorisation": MatrixFactorisation,
+
+@dataclass(frozen=True)
+class Known:
+    """A model that has a name."""
+
+    build: Callable[..., BodyAndHead]
+    purpose: str
+
+    @property
+    def options(self) -> list[str]:
+        """What can be chosen beside the shape of the samples and the number of classes."""
+        return [option for option in inspect.signature(self.build).parameters if option not in ("shape", "classes")]
+
+
+MODELS = {
+    "mlp": Known(MLP, "samples of any shape, as one row of numbers; mlp:64,32 gives the widths"),
+    "tabular": Known(Tabular, "rows of a table, categories by learnt vectors; tabular:64,64 gives the widths"),
+    "cnn1d": Known(CNN1d, "windows over time (channels, length), patterns anywhere in them; cnn1d:32,64"),
+    "gru": Known(GRU, "windows over time (channels, length), read in order; gru:64"),
+    "cnn": Known(PFLlibCNN, "images from 16x16; the CNN of PFLlib and of FedAvg's paper"),
+    "simple-cnn": Known(SimpleCNN, "images from 6x6; the CNN of pfl-research, with dropout"),
+    "lenet": Known(LeNet, "images from 16x16; the small CNN of NIID-Bench"),
+    "fedfsa-cnn": Known(FedFSACNN, "images from 16x16; the CNN of FedFSA"),
+    "resnet18": Known(ResNet18, "images, many samples, a GPU; with BatchNorm"),
+    "resnet18-gn": Known(partial(ResNet18, norm="group"), "the same with GroupNorm, which suits unequal clients"),
+    "linear": Known(Linear, "samples of any shape; a convex problem"),
+    "char-transformer": Known(CharTransformer, "texts: the next character at every place"),
+    "matrix-factorisation": Known(MatrixFactorisation, "ratings: a vector per item, and the user's own"),
 }
+WIDE = [name for name, known in MODELS.items() if "hidden" in known.options]  # `name:64` gives widths
 
 
 def names() -> list[str]:
     """Return the names of the models that `build` knows."""
-    return list(BUILDERS)
+    return list(MODELS)
+
+
+def purposes() -> dict[str, str]:
+    """Return what each model is for."""
+    return {name: known.purpose for name, known in MODELS.items()}
+
+
+def takes(name: str, option: str) -> bool:
+    """Return whether a model, with or without widths after its name, has an option."""
+    known = MODELS.get(name.partition(":")[0])
+    return known is not None and option in known.options
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> BodyAndHead:
     """Build a freshly initialised model for samples of `shape` (without the batch axis).
 
-    After a colon stand the widths of an MLP's hidden layers: `mlp:64,32`. Initial values are drawn from torch's default
+    After a colon stand the widths of hidden layers: `mlp:64,32`. Initial values are drawn from torch's default
     generator, as `nn.Module`s do.
     """
     name, colon, widths = name.partition(":")
-    if name not in BUILDERS:
-        raise unknown("model", name, BUILDERS)
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
     if colon:
         options |= {"hidden": _widths(name, widths)}
-    builder = BUILDERS[name]
     shape = tuple(shape)
     if not shape or min(shape) < 1 or classes < 1:
         raise ModelError(f"A model needs positive sizes. Got shape {shape} and {classes} classes.")
-    known = [option for option in inspect.signature(builder).parameters if option not in ("shape", "classes")]
+    known = MODELS[name].options
     for option in options:
         if option not in known:
             raise ModelError(
                 f"Model {name!r} has no option {option!r}.",
                 hint=f"its options are: {', '.join(known)}." if known else "it has no options.",
             )
-    return builder(shape, classes, **options)
+    return MODELS[name].build(shape, classes, **options)
 
 
 def _widths(name: str, text: str) -> tuple[int, ...]:
     """Parse the widths of hidden layers, as `64,32`."""
     parts = text.split(",")
-    if name != "mlp" or not all(part.isdecimal() and int(part) >= 1 for part in parts):
+    if name not in WIDE or not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ModelError(
-            f"A colon must be followed by the widths of hidden layers, which only `mlp` takes. Got '{name}:{text}'.",
+            f"A colon must be followed by the widths of hidden layers, which {', '.join(WIDE[:-1])} and {WIDE[-1]} "
+            f"take. Got '{name}:{text}'.",
             hint="for example mlp:64 or mlp:64,32.",
         )
     return tuple(map(int, parts))
