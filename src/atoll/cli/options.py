@@ -31,7 +31,7 @@ TASK, OWN, STEPS, ROUNDS, PROTECTION, ENGINE, TRACKING = (
         "Protection and attacks",
         "The engine",
         "Tracking",
-    )  # fmt: skip
+    )
 )
 
 
@@ -192,8 +192,8 @@ class Options(OwnOptions):
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = (
-            "seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory", "compress",
-            "aggregate", "attack",
+            "seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory",
+            "compress", "aggregate", "attack",
         )  # fmt: skip
         return Settings(
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
