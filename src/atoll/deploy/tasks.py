@@ -105,7 +105,7 @@ def place_at_site(task: Task, numbers: Sequence[int], clients: int) -> Task:
     return replace(
         task, x=torch.cat([task.x, blank]), y=torch.cat([task.y, torch.zeros_like(task.y[:1])]),
         splits={name: deal(split) for name, split in task.splits.items()}, names=own, groups=None, central=None,
-        unseen=None,
+        unseen=None, scaling=None,
     )  # fmt: skip
 
 
