@@ -1,4 +1,4 @@
-"""Commands that only show: list, show, partition, explain, data."""
+"""Commands that only show: list, show, partition, explain."""
 
 import functools
 import inspect
@@ -16,10 +16,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from atoll.cli import completion
-from atoll.cli.display import messages, out, say, write, write_paths
+from atoll.cli.display import out, say, write, write_paths
 from atoll.cli.options import OwnOptions, with_options
-from atoll.cli.program import FAILED, RUNS, TRUST, app, option
-from atoll.kernel.errors import AtollError, UnknownName, unknown
+from atoll.cli.program import RUNS, TRUST, app, option
+from atoll.kernel.errors import AtollError, unknown
 from atoll.kernel.references import bibtex
 from atoll.records.numbers import UNKNOWN, Numbers
 from atoll.report.table import plain_table
@@ -253,34 +253,3 @@ def field_comments(method: "Algorithm") -> dict[str, str]:
 def parts_of(method: type) -> list[type]:
     """Return what a pair is made of; nothing for another method."""
     return [*getattr(method, "client_parts", ()), *getattr(method, "server_parts", ())]
-
-
-@app.command("data")
-def data_(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One data set; else all of them.")] = None,
-    download: Annotated[bool, option("Fetch it from where it is published.", "--download")] = False,
-    verify: Annotated[bool, option("Check the files against known checksums.", "--verify")] = False,
-    folder: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", "--data")] = None,
-) -> None:
-    """List data sets and where they are; fetch one; check files."""
-    from atoll.data import datasets
-    from atoll.data import download as files
-
-    root = datasets.data_folder(folder)
-    if download:
-        if name is None:
-            raise UnknownName("`--download` must be given the name of a data set.", hint="`atoll data` lists them.")
-        with files.show_progress(messages()) as progress:
-            files.fetch(name, datasets.require_root(root), progress=progress)
-    if verify:
-        folder = datasets.require_root(root)
-        verdicts = files.verify(folder, name)
-        rows = [[str(path.relative_to(folder)), verdict] for path, verdict in verdicts.items()]
-        write(plain_table([f"file in {folder}", "checksum"], rows))
-        if "WRONG" in verdicts.values():
-            raise typer.Exit(FAILED)
-        return
-    write(plain_table(datasets.OVERVIEW, datasets.overview(root, name)))
-    say(f"folder: {root}" if root else "no data folder is given: use --data DIR, or set ATOLL_DATA")
-    if name and datasets.locate(name, root) == datasets.ABSENT:
-        say(f"to get it: {files.how_to_get(name)}")

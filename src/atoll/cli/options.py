@@ -58,13 +58,13 @@ class OwnOptions:
                     hint="for example --own hospitals/ --target readmitted.",
                 )
             return None
-        from atoll.data.own import Own
+        from atoll.data.own import Own, parse_classes
 
         lists = {name: split_names(given[name]) for name in ("features", "categorical")}
-        labels = (
-            None if self.classes is None else int(self.classes) if self.classes.isdigit() else split_names(self.classes)
+        return Own.of(
+            self.own,
+            **{**given, **lists, "categorical": lists["categorical"] or (), "classes": parse_classes(self.classes)},
         )
-        return Own.of(self.own, **{**given, **lists, "categorical": lists["categorical"] or (), "classes": labels})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -198,8 +198,6 @@ def read(
     the mean and spread with which a task scales them. `group`, `order` (with a `gap`) and `split` are columns that
     decide the split of each sample. With a `schema` from elsewhere, nothing is found out from these data.
     """
-    _require_known("kind", kind, Kind)
-    _require_known("standardise", standardise, Standardise)
     _require_known("lone_labels", lone_labels, LoneLabels)
     rows = Rows.of(source, client)
     _require_samples(rows, min_samples)
@@ -239,6 +237,26 @@ def read(
     )
 
 
+def find_schema_of(source: Any, *, client: str | None = None, apart: Sequence[str] = (), **words: Any) -> Schema:
+    """Find out what the columns of a file, of a folder or of data in memory are; `apart` lists what is no feature."""
+    alone = isinstance(source, str | Path) and Path(source).is_file() and client is None
+    rows = Rows.of({name_of(source): source} if alone else source, client)
+    for name in apart:
+        if name not in rows.names:
+            raise unknown("column", name, rows.names)
+    schema = find_schema(rows, apart=[*apart, *([client] if client else [])], **words)
+    if schema.kind == "tokens":
+        schema = replace(schema, outputs=_shift_tokens(rows, schema.encode(rows), schema)[2])
+    return schema
+
+
+def parse_classes(text: str | None) -> int | tuple[str, ...] | None:
+    """Parse classes: `10` is how many there are, `low,high` are labels."""
+    if text is None or text.isdigit():
+        return None if text is None else int(text)
+    return tuple(label.strip() for label in text.split(","))
+
+
 def find_schema(
     rows: Rows,
     *,
@@ -251,6 +269,8 @@ def find_schema(
     standardise: Standardise = "auto",
 ) -> Schema:
     """Find out what the columns of data are; those `apart` are neither features nor the target."""
+    _require_known("kind", kind, Kind)
+    _require_known("standardise", standardise, Standardise)
     target = target or "y"
     to_shift = kind == "tokens" and target not in rows.names
     used = _select(rows, [*([] if to_shift else [target]), *apart], features)

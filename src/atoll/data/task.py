@@ -32,6 +32,7 @@ from atoll.data.datasets import Dataset
 from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Natural, Partition, Shifted
 from atoll.data.preprocessing import Preprocessing, Scaling, plain_scaling
+from atoll.data.schema import Schema
 from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.batch import Augment
@@ -367,6 +368,29 @@ class Task:
         facts = recipe.describe_own(source, model, {**reading, "min_samples": min_samples}, **asked)
         dataset = own.read(source, min_samples=min_samples, **reading)
         return cls.build(dataset, Natural(), model=model, training=training, facts=facts, **asked)
+
+    @classmethod
+    def of_site(cls, source: Any, schema: Schema, *, name: str | None = None, **words: Any) -> Task:
+        """Build the task of one site: its file (or frame, or arrays) read by a schema that all sites share.
+
+            Task.of_site("ulm.csv", Schema.load("schema.json"), model="mlp:64")
+
+        The other arguments are those of `Task.own`, except the ones that the schema answers. Sites with one schema have
+        the same inputs, classes and network. Data that do not fit it are refused with the name of the column.
+        """
+        from atoll.data import own
+
+        answered = sorted({"target", "client", "kind", "features", "categorical", "classes", "standardise"} & {*words})
+        if answered:
+            raise TaskError(
+                f"The schema says what the columns are, so `{answered[0]}` must be left out.", hint="change the schema."
+            )
+        if schema.standardise == "global":
+            raise TaskError(
+                "Sites scale their samples alone, so `standardise` of the schema must be client or none. Got global.",
+                hint="write the schema again without it, or with standardise none and numbers near 1.",
+            )
+        return cls.own({name or own.name_of(source): source}, schema=schema, name=name, **words)
 
     @classmethod
     def of_clients(
