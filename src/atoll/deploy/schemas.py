@@ -48,13 +48,16 @@ def task_without_data(terms: Terms) -> Task:
     )  # fmt: skip
 
 
-def task_of_site(terms: Terms, data: Path, **reading: Any) -> Task:
-    """Return a site's task from its own file; raise, naming the column, where the file does not fit the schema."""
+def task_of_site(terms: Terms, site: str, data: Path, *, client: str | None = None, **reading: Any) -> Task:
+    """Return a site's task from its own file: one client, or one for each value of the column `client`.
+
+    Raise, naming the column, where the file does not fit the schema.
+    """
+    words = {"model": terms.model, "seed": terms.seed, "training": terms.rule, **reading}
     try:
-        return Task.own(
-            str(data), schema=schema_of(terms), model=terms.model, seed=terms.seed, training=terms.rule,
-            name=terms.name, **reading,
-        )  # fmt: skip
+        if client is None:
+            return Task.of_site(str(data), schema_of(terms), name=site, **words)
+        return Task.own(str(data), client=client, schema=schema_of(terms), **words)
     except DeployError:
         raise
     except AtollError as error:
