@@ -7,7 +7,9 @@ if TYPE_CHECKING:
     from atoll.compose import create
     from atoll.data.recipe import Recipe
     from atoll.data.task import Task, Training
+    from atoll.experiments.advice import advise
     from atoll.experiments.comparison import Comparison, compare
+    from atoll.experiments.tuning import tune
     from atoll.federation import federate
     from atoll.kernel.algorithm import Algorithm, Replies, Update
     from atoll.kernel.batch import Batch
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.records.configuration import Settings
     from atoll.records.report import Report
     from atoll.runtime.engines import LocalEngine
+    from atoll.runtime.engines.cluster import RayEngine
 
 # Names are imported when they are first asked for: `atoll --help` need not wait for torch.
 _HOMES = {
@@ -27,6 +30,7 @@ _HOMES = {
     "LocalEngine": "runtime.engines",
     "Params": "kernel.params",
     "Predictor": "kernel.predictor",
+    "RayEngine": "runtime.engines.cluster",
     "Recipe": "data.recipe",
     "Replies": "kernel.replies",
     "Report": "records.report",
@@ -35,9 +39,11 @@ _HOMES = {
     "Task": "data.task",
     "Training": "kernel.task",
     "Update": "kernel.algorithm",
+    "advise": "experiments.advice",
     "compare": "experiments.comparison",
     "create": "compose",
     "federate": "federation",
+    "tune": "experiments.tuning",
 }
 
 __all__ = [
@@ -48,6 +54,7 @@ __all__ = [
     "LocalEngine",
     "Params",
     "Predictor",
+    "RayEngine",
     "Recipe",
     "Replies",
     "Report",
@@ -56,9 +63,11 @@ __all__ = [
     "Task",
     "Training",
     "Update",
+    "advise",
     "compare",
     "create",
     "federate",
+    "tune",
 ]
 
 

@@ -58,7 +58,7 @@ class Story:
     def site(self, name, **more):
         data = self.folder / name / more.pop("data", "my.csv")
         return Site(
-            self.keys[name], lambda terms, site: task_of_site(terms, site, data), self.folder / name / "state", **more
+            self.keys[name], lambda terms: task_of_site(terms, name, data), self.folder / name / "state", **more
         )
 
     def job(self, name):

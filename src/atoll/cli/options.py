@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from atoll.cli import completion
 from atoll.cli.display import listen
 from atoll.cli.program import VERBOSE, option
-from atoll.kernel.errors import UnknownName
+from atoll.kernel.errors import EngineError, UnknownName
 
 if TYPE_CHECKING:
     from atoll.data.own import Own
     from atoll.data.recipe import Recipe
     from atoll.kernel.algorithm import Algorithm
     from atoll.records.configuration import Settings
+    from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
 
 TASK, OWN, STEPS, ROUNDS, ENGINE, TRACKING = (
@@ -128,8 +129,16 @@ class Options(OwnOptions):
     ] = "auto"
     memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
     engine: Annotated[
-        str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)
+        str,
+        option(
+            "Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan. On a Ray cluster: ray, "
+            "ray:HOST:PORT.",
+            **ENGINE,
+        ),
     ] = "auto"
+    workers: Annotated[
+        int | None, option("Of a cluster; else one per GPU, or per core if there is none.", min=1, **ENGINE)
+    ] = None
     compile: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None
     precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
     device: Annotated[str, option("auto, cpu, cuda or mps.", **ENGINE, **completion.WHERE)] = "auto"
@@ -170,9 +179,9 @@ class Options(OwnOptions):
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
         )
 
-    def local_engine(self) -> "LocalEngine":
+    def build_engine(self) -> "LocalEngine | RayEngine":
         """Build the engine."""
-        return build_engine(self.engine, self.compile, self.precision, self.device, self.timeout)
+        return build_engine(self.engine, self.compile, self.precision, self.device, self.timeout, self.workers)
 
     @property
     def hyperparameters(self) -> dict[str, str]:
@@ -225,9 +234,25 @@ def parse_cohort(text: str | None) -> int | float | None:
 
 
 def build_engine(
-    strategy: str, compile_: bool | None, precision: str, device: str, timeout: float | None
-) -> "LocalEngine":
+    strategy: str,
+    compile_: bool | None,
+    precision: str,
+    device: str,
+    timeout: float | None,
+    workers: int | None = None,
+) -> "LocalEngine | RayEngine":
     """Build the engine that these options ask for."""
     from atoll.runtime.engines.local import LocalEngine
 
+    name, _, address = strategy.partition(":")
+    if name == "ray":
+        from atoll.runtime.engines.cluster import RayEngine
+
+        return RayEngine(
+            address or None, workers=workers, compile=compile_, precision=precision, device=device, timeout=timeout,  # type: ignore[arg-type]
+        )  # fmt: skip
+    if workers is not None:
+        raise EngineError(
+            f"`--workers` is for a cluster. Got --workers {workers} and --engine {strategy}.", hint="give --engine ray."
+        )
     return LocalEngine(strategy=strategy, compile=compile_, precision=precision, device=device, timeout=timeout)  # type: ignore[arg-type]

@@ -156,22 +156,23 @@ def _tell(waiting: "Waiting", folder: Path) -> None:
 
 
 def _open_site(
-    data: Path | None, key: Path | None, site: str | None, state: Path, client: str | None, coordinator: Path | None,
+    data: Path, key: Path | None, site: str | None, state: Path, client: str | None, coordinator: Path | None,
     allow: list[Path] | None, bar: Any = None, **reading: Any,
 ) -> "Site":  # fmt: skip
     from atoll.deploy.keys import read_public
     from atoll.deploy.schemas import task_of_site
     from atoll.deploy.site import Site
 
-    def build(terms: Any, place: str) -> Any:
-        if data is None:
-            raise DeployError("A site must have data of its own. Got none.", hint="name the file with --data.")
-        return task_of_site(terms, place, data, client=client, **reading)
-
+    mine = find_key(key)
     return Site(
-        find_key(key), build, state, site=site, allowed=allow or [], on_epoch=bar,
+        mine,
+        lambda terms: task_of_site(terms, site or mine.name, data, client=client, **reading),
+        state,
+        site=site,
+        allowed=allow or [],
+        on_epoch=bar,
         coordinator=None if coordinator is None else read_public(coordinator).value.hex(),
-    )  # fmt: skip
+    )
 
 
 SITE = option("Which site this is, where the coordinator does not know its key.", "--site")
@@ -196,7 +197,7 @@ def train(
     coordinator: Annotated[Path | None, COORDINATOR] = None,
     allow: Annotated[list[Path] | None, ALLOW] = None,
 ) -> None:
-    """At a site: do the work of a round on the site's own data, and write the reply."""
+    """Do the work of a round at a site, on its own data, and write the reply."""
     from atoll.deploy import messages
     from atoll.deploy.store import writing
     from atoll.runtime.files import write_whole
@@ -257,7 +258,7 @@ def apply(
     coordinator: Annotated[Path | None, COORDINATOR] = None,
     allow: Annotated[list[Path] | None, ALLOW] = None,
 ) -> None:
-    """At a site: make the personal model from the result, score it on the site's own test data, and save it."""
+    """Make the personal model of a site from the result, score it on the site's own test data, and save it."""
     from atoll.deploy import messages
     from atoll.deploy.models import save_models
     from atoll.deploy.store import writing

@@ -8,7 +8,7 @@ import typer
 
 from atoll.cli import completion
 from atoll.cli.display import listen, present_comparison, present_run, say, show_progress
-from atoll.cli.options import ROUNDS, Options, with_options
+from atoll.cli.options import ROUNDS, Options, build_engine, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.kernel.errors import EngineError, unknown
 from atoll.records.progress import call_all
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.records.progress import ProgressTracker
     from atoll.records.report import Select
     from atoll.records.rounds import Round
+    from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
 
 
@@ -40,7 +41,7 @@ def run(
     from atoll.records.runs import now
 
     algorithm = create(method, **options.hyperparameters)
-    settings, engine, recipe = options.settings([algorithm]), options.local_engine(), options.recipe()
+    settings, engine, recipe = options.settings([algorithm]), options.build_engine(), options.recipe()
     task = recipe.build()
     folder = options.out or unused_folder(RUNS / f"{recipe.dataset}-{name_of(algorithm).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
@@ -83,7 +84,7 @@ def compare(
 
     asked = _create_all(methods, options.hyperparameters)
     algorithms = list(add_references(asked).values())
-    recipe, settings, engine = options.recipe(), options.settings(asked), options.local_engine()
+    recipe, settings, engine = options.recipe(), options.settings(asked), options.build_engine()
     numbers = [*range(options.seed, options.seed + seeds)]
     folder = options.out or RUNS / folder_name(recipe, settings, engine)
     folder = unused_folder(folder) if fresh else folder
@@ -136,6 +137,7 @@ def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorit
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
     device: Annotated[str | None, option("Continue on another device.", **completion.WHERE)] = None,
+    engine: Annotated[str | None, option("Continue on another engine: auto, ray, ray:HOST:PORT.")] = None,
     trust: Annotated[bool, TRUST] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
@@ -147,14 +149,18 @@ def resume(
     from atoll.records.report import Report
 
     listen(verbose)
+    if (folder / "choosing.json").exists():
+        from atoll.cli.choosing import resume_choice
+
+        return resume_choice(folder, lambda options: _rebuild_engine(options, device, engine))
     if (folder / "comparison.json").exists():
         asked = reopen(folder, trust=trust)
         runs = len(asked["methods"]) * len(asked["seeds"])
         with tracking(folder, **trackers_in(folder)) as tracked:
             with show_progress(asked["settings"].rounds, runs) as bar:
-                engine = _rebuild_engine(asked.pop("engine"), device)
+                rebuilt = _rebuild_engine(asked.pop("engine"), device, engine)
                 comparison = compare_methods(
-                    **asked, engine=engine, together=_share_lanes(None, tracked), on_epoch=bar.show_epoch,
+                    **asked, engine=rebuilt, together=_share_lanes(None, tracked), on_epoch=bar.show_epoch,
                     on_run=_follow_runs(bar, tracked, asked["methods"]),
                 )  # fmt: skip
             return present_comparison(comparison, folder, bar.reused)
@@ -166,19 +172,28 @@ def resume(
     with tracking(folder, **trackers_in(folder)) as tracked:
         with show_progress(settings.rounds) as bar:
             tracked.begin(folder)
-            engine = _rebuild_engine(config.engine, device)
+            rebuilt = _rebuild_engine(config.engine, device, engine)
             report = federate(
-                task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
+                task, done.algorithm, settings=settings, engine=rebuilt, folder=folder, resume=True,
                 on_round=call_all(bar.begin(config.algorithm.name), tracked.after), on_epoch=bar.show_epoch,
             )  # fmt: skip
         return present_run(report)
 
 
-def _rebuild_engine(options: dict[str, Any], device: str | None) -> "LocalEngine":
+def _rebuild_engine(options: dict[str, Any], device: str | None, engine: str | None) -> "LocalEngine | RayEngine":
+    """Build the engine of a run again, or the one that is asked for now."""
+    from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
 
+    options = {**options, **({"device": device} if device else {})}
+    of_cluster = {name: options.pop(name, None) for name in ("cluster", "address", "workers", "cores", "gpus")}
     try:
-        return LocalEngine(**{**options, **({"device": device} if device else {})})
+        if engine is not None:
+            kept = {name: options.get(name) for name in ("compile", "precision", "device", "timeout")}
+            return build_engine(engine, kept.pop("compile"), **kept)  # type: ignore[arg-type]
+        if of_cluster.pop("cluster") is None:
+            return LocalEngine(**options)
+        return RayEngine(**of_cluster, **options)
     except TypeError as error:
         raise EngineError(f"The engine of a run must be one of this Atoll: {error}.") from error
 

@@ -47,14 +47,14 @@ def _holds_clients(server: Tree, clients: int) -> bool:
     """Return whether a server's state has a row for each client."""
     leaves, structure = flatten(server)
     sizes = (leaf.shape[0] if leaf.ndim else 0 for leaf in leaves)
-    return any(rows and size == clients for rows, size in zip(_stacked(structure), sizes, strict=True))
+    return any(rows and size == clients for rows, size in zip(_list_rows(structure), sizes, strict=True))
 
 
-def _stacked(structure: Structure) -> Iterator[bool]:
+def _list_rows(structure: Structure) -> Iterator[bool]:
     if structure.kind in ("tensor", "rows"):
         yield structure.kind == "rows"
     elif structure.kind in ("params", "stack"):
         yield from (structure.kind == "stack" for _ in structure.names)
     else:
         for part in structure.parts:
-            yield from _stacked(part)
+            yield from _list_rows(part)

@@ -44,7 +44,7 @@ from atoll.runtime.memory import RamMemory
 
 log = logging.getLogger("atoll.site")
 
-BuildTask = Callable[[Terms, str], Task]  # the site's own clients, by what was agreed on and the site's place
+BuildTask = Callable[[Terms], Task]  # the site's own clients, by what was agreed on
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Site:
     def _task(self, terms: Terms, site: str) -> tuple[Task, Task]:
         """Return the site's own task, and the same in its place in the federation, where the engine computes."""
         if terms.digest not in self._tasks:
-            own, numbers = self._build_task(terms, site), terms.sites[site].clients
+            own, numbers = self._build_task(terms), terms.sites[site].clients
             if own.clients != len(numbers):
                 raise DeployError(
                     f"{site} must have {len(numbers)} client(s), as was agreed. Its data have {own.clients}.",

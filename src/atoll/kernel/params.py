@@ -48,6 +48,10 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Layout], tuple[Any, ...]]:
+        """Rebuild it in another process, where names have other hashes."""
+        return Layout, (self.kinds, self.head, self.norm, self.batchnorm, self.layers)
+
     def names(self, kind: Kind) -> frozenset[str]:
         """Return the names of the leaves of one kind."""
         return frozenset(name for name, found in self.kinds.items() if found == kind)

@@ -26,7 +26,7 @@ from atoll.deploy.messages import MAGIC, SIGNATURE
 from atoll.kernel.errors import DeployError
 from atoll.kernel.randomness import generator
 
-ODD = (
+ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**63, -(2**63), 1e308, "", "x" * 1000, "../../etc/passwd", "\x00", [], {}, [[]],
     {"a": 1}, "0" * 64, "0" * 32, 0.5, "1999-01-01", "9999-12-31T23:59:59+00:00", [1, "a", None],
 )  # fmt: skip

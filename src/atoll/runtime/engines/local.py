@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -158,16 +158,12 @@ class LocalEngine(Planner):
 
         The clients of a chunk have one architecture and belong to one group, and those of each follow each other.
         """
-        lost, failure = 0, None
+        yield from require_survivors(self.outcomes(job, population), job)
+
+    def outcomes(self, job: Job, population: Population) -> Iterator[Done[Any] | Lost | Exception]:
+        """Do a job as `run` does; yield also what clients raised, whoever is left."""
         for part in parts_of(job, population):
-            for outcome in self._run_part(part):
-                if isinstance(outcome, Exception):
-                    failure = outcome
-                    continue
-                lost += len(outcome.clients) if isinstance(outcome, Lost) else 0
-                yield outcome
-        if failure is not None and lost == len(job.clients):
-            raise failure  # nobody is left: this is the method's fault, not a client's
+            yield from self._run_part(part)
 
     # -- running ---------------------------------------------------------------------------------------------------
     def _run_part(self, part: Part) -> Iterator[Done[Any] | Lost | Exception]:
@@ -260,6 +256,19 @@ class LocalEngine(Planner):
             # The time of several clients says nothing about one of them: they go again, one by one.
             return Lost(clients, reason) if len(clients) == 1 else TimeoutError(reason)
         return Done(clients, result, part.population.memory, assignment.unicast, cohort.notes, scanner.tally.gradients)
+
+
+def require_survivors(outcomes: Iterable[Done[Any] | Lost | Exception], job: Job) -> Iterator[Done[Any] | Lost]:
+    """Yield what became of clients; if all of them are lost, raise what one of them raised."""
+    lost, failure = 0, None
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            failure = outcome
+            continue
+        lost += len(outcome.clients) if isinstance(outcome, Lost) else 0
+        yield outcome
+    if failure is not None and lost == len(job.clients):
+        raise failure  # nobody is left: this is the method's fault, not a client's
 
 
 def _list_clients(clients: Clients) -> str:
