@@ -348,7 +348,10 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> RunConfig:
         algorithm=AlgorithmSpec.of(algorithm),
         settings=settings,
         schedule=participation.fingerprint(settings.participation),
-        model={"parameters": [one.parameters for one in task.networks] or task.network.parameters},
+        model={
+            "name": ", ".join(one.name for one in task.networks or (task.network,)),
+            "parameters": [one.parameters for one in task.networks] or task.network.parameters,
+        },
         computes=digest_models(task),
     )
 

@@ -147,9 +147,11 @@ def find_engine(strategy: str) -> LocalEngine:
 
 
 @functools.cache
-def find_cluster() -> ClusterEngine:
-    """Return the engine of a cluster whose workers live in this process."""
-    return ClusterEngine(CrewInside(3, make_worker), find_engine("whole"))
+def find_any_engine(strategy: str) -> LocalEngine | ClusterEngine:
+    """Return the engine of a strategy, or of a cluster whose workers live in this process."""
+    if strategy == "cluster":
+        return ClusterEngine(CrewInside(3, make_worker), find_engine("whole"))
+    return find_engine(strategy)
 
 
 def make_worker() -> Worker:
