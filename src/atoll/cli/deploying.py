@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from atoll.cli import completion
 from atoll.cli.display import listen, out, present_run, say, show_progress, write, write_paths
-from atoll.cli.options import ENGINE, ROUNDS, STEPS, build_engine, parse_cohort, with_options
+from atoll.cli.options import ENGINE, ROUNDS, STEPS, parse_cohort, with_options
 from atoll.cli.program import RUNS, VERBOSE, app, option
 from atoll.kernel.errors import DeployError, UnknownName
 from atoll.report.table import plain_table
@@ -108,12 +109,14 @@ def server(
     from atoll.cli.running import unused_folder
     from atoll.compose import create
     from atoll.data.schema import Schema
+    from atoll.data.task import Task
     from atoll.deploy.flower.certificates import ServerKeys
     from atoll.deploy.flower.link import Link
     from atoll.deploy.flower.server import Patience, read_begun, serve
     from atoll.deploy.own import choose_network, task_of_schema
     from atoll.deploy.terms import Place, Terms, write_terms
     from atoll.records.runs import now
+    from atoll.runtime.engines.local import LocalEngine
 
     follow(verbose)
     if resume:
@@ -130,7 +133,7 @@ def server(
     name = options.name or (options.own_schema.stem if options.own_schema else "own")
     settings, keys = options.settings(rounds), ServerKeys.read(options.keys)
 
-    def settle(places: dict[str, Place]) -> tuple[Terms, Any]:
+    def settle(places: Mapping[str, Place]) -> tuple[Terms, Task]:
         names = [
             site if len(place.clients) == 1 else f"{site}/{number}"
             for site, place in places.items()
@@ -152,7 +155,7 @@ def server(
             report = serve(
                 link, keys, method, settle, folder, question=question | {"seed": options.seed}, sites=options.sites,
                 patience=patience, resume=resume, asked=options.as_json(), settings=settings,
-                engine=build_engine("auto", None, "fp32", options.device, None), on_round=bar.begin(options.method),
+                engine=LocalEngine(device=options.device), on_round=bar.begin(options.method),
             )  # fmt: skip
     present_run(report)
 
@@ -185,6 +188,7 @@ def client(
     from atoll.deploy.site import Site
     from atoll.deploy.terms import Terms
     from atoll.kernel.task import Training
+    from atoll.runtime.engines.local import LocalEngine
     from atoll.runtime.files import alone_in
 
     follow(verbose)
@@ -217,7 +221,7 @@ def client(
     site = Site(
         mine.key, build_task, state, site=mine.key.name, allowed=allow or (),
         coordinator=None if mine.coordinator is None else mine.coordinator.value.hex(),
-        engine=build_engine(engine, compile_, "fp32", device, None),
+        engine=LocalEngine(strategy=engine, compile=compile_, device=device),  # type: ignore[arg-type]
     )  # fmt: skip
     address = server if server.rpartition(":")[2].isdigit() else f"{server}:{PORT}"
     node = Node(address, mine.node, None if insecure else mine.authority)
