@@ -147,6 +147,12 @@ class Session:
             self.late.load(state.get("late", []))
             self.engine.import_plans(state["plans"], self.method, self.population.facts)
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether nobody here looks at single replies: the server takes their mean, in time, and no stage is passed."""
+        plain = self.method.sums_suffice and not self.method.defines("aggregate")
+        return plain and self.task.architecture is None and not self.channel.stages and not self.settings.late
+
     def rounds(self) -> Iterator[int]:
         """Yield the rounds that are left."""
         for round in range(self.first, self.settings.rounds):

@@ -79,7 +79,7 @@ class Channel:
                     f"{title_of(algorithm)} sends a field {name!r} that it does not declare.",
                     hint=f'declare it: sends = {{"{name}": "model"}} (or "statistic", "labels").',
                 )
-            if not isinstance(value, Stack) or (len(value) and value.clients != len(clients)):
+            if not isinstance(value, Stack) or (len(value) and value.clients != (1 if update.summed else len(clients))):
                 raise PayloadError(
                     f"Field {name!r} must be a Stack with one row per client, {len(clients)}. Got {value!r}."
                 )
@@ -92,14 +92,17 @@ class Channel:
         for name, kind, value in messages:
             size = size_of(value, each=True)
             self.ledger.record(Entry("up", round, name, kind, size, tuple(map(int, clients))))
-        return Arrival(clients, fields, _weight(update, clients))
+        return Arrival(clients, fields, _weight(update, clients), summed=update.summed)
 
 
 def _weight(update: Update, clients: NDArray[np.int64]) -> Tensor:
     if update.weight is None:
         leaves = [leaf for value in update.send.values() for leaf in value.values()]
         like = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
-        return torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
+        ones = torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
+        return ones.sum(0, keepdim=True) if update.summed else ones
+    if update.summed:
+        return update.weight
     if update.weight.shape != (len(clients),):
         raise PayloadError(
             f"`weight` must have one value per client, {len(clients)}. Got shape {tuple(update.weight.shape)}."
