@@ -11,6 +11,7 @@ import argparse
 import os
 import signal
 import statistics
+import threading
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from atoll import LocalEngine, RayEngine, Recipe, Report, federate
 
 CLIENTS, ROUNDS, STORE = 100, 23, 200 * 2**20
+AFTER = 0.2  # seconds after a round begins
 METHODS = {"fedavg": "sums come back", "ditto": "sums, and a model per client", "fedora": "one model down and up each"}
 
 
@@ -51,20 +53,22 @@ def show_deaths() -> None:
 
     plan = {"strategy": "whole eager", "device": "cpu", "dtype": torch.float64}
     task, settings = Recipe("digits", clients=20).build(), {"rounds": 8, "eval_every": 1, "progress": False}
-    alone = federate(task, "ditto", engine=LocalEngine(**plan), **settings)
+    method = "ditto:epochs=10,personal_epochs=10"
+    alone = federate(task, method, engine=LocalEngine(**plan), **settings)
     head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
     nodes = Cluster(initialize_head=True, head_node_args=head)
     second = nodes.add_node(num_cpus=1, object_store_memory=STORE)
     nodes.wait_for_nodes()
 
     def kill(line: Any) -> None:
-        if line["round"] == 2:
-            os.kill(engine.crew.processes()[engine.crew.workers[0]], signal.SIGKILL)
+        if line["round"] == 2:  # in the middle of the next round
+            first = engine.crew.processes()[engine.crew.workers[0]]
+            threading.Timer(AFTER, os.kill, (first, signal.SIGKILL)).start()
         if line["round"] == 5:
-            nodes.remove_node(second, allow_graceful=False)
+            threading.Timer(AFTER, nodes.remove_node, (second, False)).start()
 
     with RayEngine(nodes.address, workers=2, **plan) as engine:
-        there = federate(task, "ditto", engine=engine, on_round=kill, **settings)
+        there = federate(task, method, engine=engine, on_round=kill, **settings)
         left = len(engine.crew.workers)
     nodes.shutdown()
     for line in there.history:
