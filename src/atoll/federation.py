@@ -130,7 +130,7 @@ def close(session: Session, round: int) -> None:
     """End a round: check the state, evaluate, record, save a checkpoint, call `on_round`, and stop if asked to."""
     for _ in session.arrivals:  # clients train even if the method reads no reply
         pass
-    require_sound(session.server, round, session.population.task.name)
+    require_sound(session.server, round, session.population.task)
     traffic, settings, done = session.traffic, session.settings, round + 1
     if traffic.lost:
         log.info("round %d: lost %d of %d clients", round, traffic.lost.total(), traffic.asked)

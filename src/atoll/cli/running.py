@@ -149,6 +149,10 @@ def resume(
     from atoll.records.report import Report
 
     listen(verbose)
+    if (folder / "choosing.json").exists():
+        from atoll.cli.choosing import resume_choice
+
+        return resume_choice(folder, lambda options: _rebuild_engine(options, device, engine))
     if (folder / "comparison.json").exists():
         asked = reopen(folder, trust=trust)
         runs = len(asked["methods"]) * len(asked["seeds"])

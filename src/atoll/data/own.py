@@ -372,6 +372,12 @@ def _find_feature(rows: Rows, name: str, categorical: bool) -> Feature:
         return Feature(name, "array", shape=values.shape[1:], holds=holds)  # type: ignore[arg-type]
     if values.dtype != object and not categorical:
         return Feature(name, "flag" if values.dtype == bool else "number")
+    if not categorical and find_forms(values.tolist()):
+        raise DataError(
+            f"Column `{name}` must hold numbers or categories. It holds dates, as {str(values[0])!r}.",
+            hint=f"pass order={name!r} to train on the past, leave it out with features=[...], or have `atoll data "
+            "check --fix` count days.",
+        )
     found = np.unique(values)
     if len(found) > MOST_CATEGORIES:
         raise DataError(

@@ -22,9 +22,11 @@ from atoll.kernel.hyperparameters import (
     Positive,
     Range,
     Rounds,
+    Search,
     Share,
     Steps,
     Weighting,
+    among,
     hyperparameters,
 )
 from atoll.kernel.params import Params, Stack, Tree, rows_of
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 # The file of an algorithm can import what it needs from here.
 __all__ = [
     "Algorithm", "Arrival", "Count", "Deployed", "Epochs", "Lasts", "Limits", "Natural", "NonNegative", "Positive",
-    "Predictor", "Range", "Replies", "Rounds", "Share", "Steps", "Update", "Weighting",
-    "WithEverybody", "hyperparameters",
+    "Predictor", "Range", "Replies", "Rounds", "Search", "Share", "Steps", "Update", "Weighting",
+    "WithEverybody", "among", "hyperparameters",
 ]  # fmt: skip
 
 Limits = Mapping[str, Mapping[str, Any]]

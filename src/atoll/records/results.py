@@ -416,7 +416,7 @@ class Results:
         dealt, split = recipe.get("partition"), recipe.get("split")
         who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients:,} clients,"
         what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
-        rule = task.more.get("split_by")
+        rule, leaks = (task.more.get(name) for name in ("split_by", "leaks"))
         share = None if rule and rule.startswith("by column") else split
         cut = ", ".join([*([f"train/val/test {share} %"] if share else []), *([rule] if rule else [])])
         cut = f" ({cut})" if cut else ""
@@ -428,6 +428,7 @@ class Results:
             f"{rounds}; {who} each counted the same{self._explain_interval()}. "
             f"{task.name}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
             f"{', '.join(map(str, self.seeds))}.{shared}{self._explain_undefined()}"
+            f"{f' Warning: {leaks}' if leaks else ''}"
         )
 
     def _explain_undefined(self) -> str:

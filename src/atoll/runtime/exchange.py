@@ -19,6 +19,7 @@ from atoll.kernel.errors import DivergedError
 from atoll.kernel.job import Done, Finish, Job, Lost, Prepare
 from atoll.kernel.params import Tree, flatten, stacked_leaves, widest
 from atoll.runtime.channel import Channel
+from atoll.runtime.guards import hint_at_divergence
 from atoll.runtime.population import Population
 
 log = logging.getLogger("atoll.federation")
@@ -193,5 +194,5 @@ def _divergence_error(clients: Clients, round: int, task: Task) -> DivergedError
         f"{task.client_name(first)}.",
         client=first,
         round=round,
-        hint="lower `lr` or set `clip`; the run can be resumed from its last checkpoint.",
+        hint=hint_at_divergence(task),
     )
