@@ -72,9 +72,9 @@ def show_deaths() -> None:
         left = len(engine.crew.workers)
     nodes.shutdown()
     for line in there.history:
-        print(
-            f"round {line['round']}: {line['seconds']['round']:.2f} s, {line['replied']} replied, lost {line['lost']}"
-        )
+        took, scored = line["seconds"]["round"], line["seconds"]["evaluation"]
+        who = f"{line['replied']} replied, lost {line['lost']}"
+        print(f"round {line['round']}: {took:.2f} s, evaluation {scored:.2f} s, {who}")
     print(f"workers left: {left}; the same bits as without a cluster: {same_bits(alone, there)}")
 
 
