@@ -329,3 +329,16 @@ def test_a_client_that_diverges_is_not_added_up() -> None:
     assert crew.summed == 3  # those of the other worker
     alone = play(replace(task, x=x), "fedavg", LocalEngine(device="cpu", strategy="whole eager"), eval_every=3)
     require_same(alone.server, report.server, "The server must be the same, to rounding.", tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"compress": "topk:0.3"}, {"aggregate": "median"}, {"attack": "sign-flip:0.2"}],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_stands_between_clients_and_server_sees_single_replies(more: dict[str, Any]) -> None:
+    cluster, crew = in_float32(2)
+    play(build_task(), "fedavg", cluster, **more)
+    assert crew.summed == 0
+    task = build_task()
+    require_equal(play(task, "ditto", find_engine("whole"), **more), play(task, "ditto", engine(), **more))
