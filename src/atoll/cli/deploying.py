@@ -221,7 +221,7 @@ def client(
     site = Site(
         mine.key, build_task, state, site=mine.key.name, allowed=allow or (),
         coordinator=None if mine.coordinator is None else mine.coordinator.value.hex(),
-        engine=LocalEngine(strategy=engine, compile=compile_, device=device),  # type: ignore[arg-type]
+        engine=LocalEngine(strategy=engine, compile=compile_, device=device),
     )  # fmt: skip
     address = server if server.rpartition(":")[2].isdigit() else f"{server}:{PORT}"
     node = Node(address, mine.node, None if insecure else mine.authority)
