@@ -79,7 +79,7 @@ class Question(Record):
     code: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tuning:
     """Methods with the values that were found, and the comparison that tests them."""
 
@@ -88,6 +88,9 @@ class Tuning:
     seeds: Sequence[int]  # by which values were chosen
     comparison: Comparison | None  # with seeds that nothing was chosen by; None without test samples
     notes: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"<Tuning: {', '.join(arm.label for arm in self.best.values())}>"
 
     @property
     def methods(self) -> dict[str, Algorithm]:
