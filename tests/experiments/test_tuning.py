@@ -178,14 +178,15 @@ def test_what_is_interrupted_is_continued(tmp_path, monkeypatch):
 def test_a_configuration_that_diverges_is_last_and_said(tmp_path):
     """Local has no server whose state could be seen to diverge: its clients' losses show it."""
     rows = torch.linspace(-1, 1, 60)
-    data = {f"c{k}": (torch.stack([rows, rows**2], 1), 300 * (k + 1) * rows) for k in range(4)}
-    wild = Task.own(data, kind="regression", model="mlp:4", training=Training(lr=0.03))
-    found = tune(wild, ["local"], **{**QUICK, "trials": 4}, folder=tmp_path)
+    data = {f"c{k}": (torch.stack([rows, rows**2], 1), 100 * (k + 1) * rows) for k in range(4)}
+    wild = Task.own(data, kind="regression", model="mlp:4", training=Training(lr=0.2))
+    found = tune(wild, ["local"], **{**QUICK, "trials": 5}, folder=tmp_path)
     diverged = [arm for arm in found.race.arms if arm.reason == "diverged"]
     assert {arm.entry for arm in diverged} == {"local", "fedavg"}
     assert all(arm.rungs[arm.dropped_at] == -math.inf for arm in diverged)
     assert all(arm not in found.best.values() for arm in diverged)
     assert all(math.isfinite(arm.rungs[5]) for arm in found.best.values())
+    assert min(arm.lr for arm in found.race.arms if arm.entry == "fedavg") < 0.01  # none of the first three trains
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ class Advice:
                     f"Federating does not pay here: {name} is the best method on validation samples, and not clearly "
                     "ahead of training alone."
                 )
-            return f"Use {name}: it is best on validation samples; without test samples, nothing is claimed."
+            return f"Use {name}: it is best on validation samples; nothing was tested, so nothing is claimed."
         over_local = f"{self._amount(gain)} over training alone"
         if not self.federate:
             return (
