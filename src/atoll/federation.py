@@ -123,7 +123,8 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
         log.warning("round %d: no client replied; the server's state stays as it is", round)
         return None
     keep, bench = not session.method.sums_suffice, session.engine.bench(session.population, round)
-    return Replies(itertools.chain([first], session.arrivals), keep=keep, workbench=bench)
+    arrivals = itertools.chain([first], session.arrivals)
+    return Replies(arrivals, keep=keep, workbench=bench, rule=session.exchanges.protection.rule)
 
 
 def close(session: Session, round: int) -> None:
@@ -144,7 +145,7 @@ def close(session: Session, round: int) -> None:
         found["evaluation"], session.outcomes = evaluate_round(
             session.engine, session.population, session.method, session.server, round=done, seed=settings.seed,
             last=done == settings.rounds, calls=settings.rounds // settings.every + 1, scored=session.scored,
-            metric=settings.metric,
+            metric=settings.metric, triggered=settings.show_trigger(session.task),
         )  # fmt: skip
     found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
     if session.trainings and session.trainings.found:
