@@ -422,3 +422,11 @@ def test_the_target_is_a_little_worse_than_the_best_of_fedavg(monkeypatch, metri
     monkeypatch.setattr(Report, "curve", lambda *_: [(1, best)])
     assert found.target_of(0) == pytest.approx(target)
     assert found.example.sign * (target - best) < 0
+
+
+def test_a_name_is_no_metric_of_a_task():
+    data = {"a": (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))}
+    with pytest.raises(
+        TaskError, match=r"must be a function .* Got 'f1'\.\nhint: .*federate\(task, \.\.\., metric='f1'\)"
+    ):
+        Task.of_clients(data, torch.nn.Linear(2, 2), score="f1")
