@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.deploy import messages
 from atoll.deploy.flower.node import Node
-from atoll.deploy.flower.wire import read_question
+from atoll.deploy.flower.wire import describe_work, read_question
 from atoll.deploy.keys import Key
 from atoll.deploy.messages import Message
 from atoll.deploy.site import Site
@@ -20,7 +20,7 @@ log = logging.getLogger("atoll.deploy")
 
 NOBODY = "0" * 32  # the federation of a site that joins one
 Prepare = Callable[[Mapping[str, Any]], int]  # from what the server says to how many clients there are; or it raises
-OnResult = Callable[[Message], None]
+OnResult = Callable[[Message, bytes], None]  # the last job, and the reply to it
 
 
 class Attendant:
@@ -57,13 +57,13 @@ class Attendant:
         begun = time.monotonic()
         reply = self.site.answer_message(message)
         header = message.header
-        phases = ", ".join(str(one.get("phase")) for one in header.about.get("phases", ()))
+        what = describe_work([str(one["phase"]) for one in header.about["phases"]], header.round)
         log.info(
-            "round %d: %s done in %.1f s; %s bytes arrived, %s leave", header.round, phases, time.monotonic() - begun,
-            f"{len(envelope):,}", f"{len(reply):,}",
+            "%s: done in %.1f s; %s bytes arrived, %s leave", what, time.monotonic() - begun, f"{len(envelope):,}",
+            f"{len(reply):,}",
         )  # fmt: skip
         if (
             header.round >= header.about["terms"]["rounds"]
         ):  # before the reply leaves: a site that is killed does it again
-            self._on_result(message)
+            self._on_result(message, reply)
         return reply
