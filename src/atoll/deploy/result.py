@@ -17,11 +17,10 @@ from torch import Tensor
 from atoll.compose import to_record
 from atoll.deploy.messages import Message
 from atoll.deploy.site import Site
-from atoll.deploy.work import AssignedJob
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import DeployError
-from atoll.kernel.job import AtTheEnd, Lost
+from atoll.kernel.job import AssignedJob, AtTheEnd, Lost
 from atoll.kernel.params import Stack, Tree
 from atoll.kernel.predictor import predictor_of
 from atoll.metrics.evaluation import evaluate
