@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -21,7 +20,16 @@ from atoll.compose.architectures import check_mixes
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import CohortError, NamesChecked, OneShotError, RunError, UnknownName, describe_given, unknown
+from atoll.kernel.errors import (
+    CohortError,
+    NamesChecked,
+    OneShotError,
+    RunError,
+    UnknownName,
+    describe_given,
+    require_keywords,
+    unknown,
+)
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
@@ -62,11 +70,7 @@ class Settings(NamesChecked):
 
     def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
         """Return settings with other values, which were given to a function beside its own arguments."""
-        known = {one.name for one in fields(self)}
-        for name in values:
-            if name not in known:
-                own = {one.name for one in inspect.signature(of).parameters.values() if one.kind is one.KEYWORD_ONLY}
-                raise unknown(f"argument of {of.__name__}", name, known | own)
+        require_keywords(of.__name__, values, of, also=[one.name for one in fields(self)])
         return replace(self, **values)
 
     def check(self, task: Task, algorithm: Algorithm) -> None:
