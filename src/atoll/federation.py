@@ -115,7 +115,7 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
     met[prepared] = True
     job = Job(
         Local(), session.method, session.server, present, round, session.method.groups(session.server),
-        calls=session.settings.rounds, usual=session.settings.cohort_size(len(met)),
+        calls=session.settings.rounds, usual=session.settings.cohort_size(len(met)), sums=session.adds_up,
     )  # fmt: skip
     session.arrivals = session.late.pass_on(session.exchanges.gather(job, session.traffic), round, len(met))
     first = next(session.arrivals, None)

@@ -90,7 +90,11 @@ def test_dates_order_samples_too():
 def test_no_group_is_on_both_sides_even_of_different_clients():
     draw = generator(0, "groups")
     clients = {
-        name: {"v": draw.normal(size=90), "patient": draw.integers(0, 20, size=90), "y": draw.integers(0, 3, size=90)}
+        name: {
+            "v": draw.normal(size=90),
+            "patient": [f"p{number}" for number in draw.integers(0, 20, size=90)],
+            "y": draw.integers(0, 3, size=90),
+        }
         for name in "abc"  # a patient may have been at several of them
     }
     for seed in range(3):
@@ -101,6 +105,17 @@ def test_no_group_is_on_both_sides_even_of_different_clients():
         shares = np.array([len(split.order) for split in task.splits.values()]) / 270
         assert np.abs(shares - (0.6, 0.15, 0.25)).max() < 0.12
         assert len(np.concatenate([split.order.numpy() for split in task.splits.values()])) == 270
+        assert "leaks" not in task.facts  # rows of one number are near another by chance
+
+
+def test_groups_that_each_client_numbers_for_itself_are_not_the_same():
+    task = Task.own(PERSONS, features=["x"], group="bout")
+    sides = []
+    for client in range(3):
+        test = task.splits["test"]
+        rows = test.order[test.offsets[client] : test.offsets[client + 1]].numpy()
+        sides.append(tuple(sorted({*(rows % 60 // 10).tolist()})))
+    assert len({*sides}) > 1
 
 
 def test_groups_are_split_class_by_class_as_far_as_they_can_be():
@@ -112,6 +127,15 @@ def test_groups_are_split_class_by_class_as_far_as_they_can_be():
         rare = labels[cut[name].order.numpy()].mean()
         assert rare == pytest.approx(0.25, abs=0.1)
         assert len(cut[name].order) / 200 == pytest.approx(share, abs=0.05)
+
+
+def test_a_class_with_two_groups_is_trained_and_tested():
+    group, labels = np.repeat(np.arange(12), 10), np.repeat(np.arange(6), 20)
+    rows = [np.arange(120)]
+    for seed in range(5):
+        cut = cut_by_rule(Rule(group=group), rows, rows, (0.6, 0.15, 0.25), labels, seed)
+        assert {*labels[cut["train"].order.numpy()].tolist()} == {*range(6)}
+        assert len({*labels[cut["test"].order.numpy()].tolist()}) >= 4
 
 
 def test_a_client_with_one_group_trains_and_one_with_two_is_tested():

@@ -136,7 +136,23 @@ def find_repeats(schema: Schema, x: Values, train: Rows, test: Rows) -> NDArray[
     points = spread_points(schema, x[both])
     if points is None:
         return np.zeros(len(test), dtype=bool)
-    return nearest(points[: len(train)], points[len(train) :])[0] >= 0
+    found = nearest(points[: len(train)], points[len(train) :])[0] >= 0
+    if not found.any():
+        return found
+    mixed = mix_columns(points)
+    chance = nearest(mixed[: len(train)], mixed[len(train) :])[0] >= 0
+    return found if exceeds_chance(found, chance) else np.zeros(len(test), dtype=bool)
+
+
+def mix_columns(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return points whose coordinates were dealt anew, each by itself: who is near another is so by chance."""
+    draw = generator(0, "mix columns")
+    return np.column_stack([draw.permutation(column) for column in points.T])
+
+
+def exceeds_chance(found: NDArray[np.bool_], chance: NDArray[np.bool_]) -> bool:
+    """Return whether more samples repeat than would by chance, as rows of one or two numbers often do."""
+    return int(found.sum()) > 2 * int(chance.sum())
 
 
 def spread_points(schema: Schema, x: Values) -> NDArray[np.float64] | None:

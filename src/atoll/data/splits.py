@@ -42,8 +42,9 @@ class Rule:
 
 
 def cut_by_rule(
-    rule: Rule, parts: list[Indices], dealt: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, seed: int
-) -> dict[str, Split]:
+    rule: Rule, parts: list[Indices], dealt: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, seed: int,
+    first: int = 0,
+) -> dict[str, Split]:  # fmt: skip
     """Cut each client's samples as a rule says; the rows `parts` of a task were made from the samples `dealt`."""
     _require_shares(shares)
     cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
@@ -53,7 +54,7 @@ def cut_by_rule(
             where = rule.given[own]
         elif rule.group is not None:
             mine = None if labels is None else labels[rows]
-            where = _cut_groups(rule.group[own], mine, shares, sides, generator(seed, "split", client))
+            where = _cut_groups(rule.group[own], mine, shares, sides, generator(seed, "split", first + client))
         else:
             assert rule.order is not None
             order = np.argsort(rule.order[own], kind="stable")
@@ -73,8 +74,8 @@ def _cut_groups(
 ) -> NDArray[np.int64]:
     """Return the split of each sample of a client, whole groups at a time, and note the side of each group.
 
-    The groups with most samples go first, each to where the counts of the classes come nearest to the shares; the
-    first one of a client is for training, the second for testing.
+    The groups with most samples go first, each to where the counts of the classes come nearest to the shares. If a
+    client would be left without training samples, or without test samples, its last groups are those.
     """
     found, number = np.unique(group, return_inverse=True)
     classes = np.zeros(len(group), dtype=np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
@@ -85,10 +86,11 @@ def _cut_groups(
     order = draw.permutation(len(found))
     order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
     known = [index for index in order if int(found[index]) in sides]
-    for index in (*known, *(index for index in order if int(found[index]) not in sides)):
+    queue = [*known, *(index for index in order if int(found[index]) not in sides)]
+    for place, index in enumerate(queue):
         chosen = sides.get(int(found[index]))
         if chosen is None:
-            chosen = _choose_side(counts[index], have, wanted, shares)
+            chosen = _choose_side(counts[index], have, wanted, shares, left=len(queue) - place)
             sides[int(found[index])] = chosen
         side[index] = chosen
         have[chosen] += counts[index]
@@ -96,12 +98,12 @@ def _cut_groups(
 
 
 def _choose_side(
-    counts: NDArray[np.float64], have: NDArray[np.float64], wanted: NDArray[np.float64], shares: Shares
+    counts: NDArray[np.float64], have: NDArray[np.float64], wanted: NDArray[np.float64], shares: Shares, left: int
 ) -> int:
-    """Return the split that a group belongs to: where train or test are empty, there; else where it fits best."""
-    for needed in (0, 2):
-        if shares[needed] > 0 and not have[needed].any():
-            return needed
+    """Return the split that a group fits best; if only so many are `left` as splits need, the first of those."""
+    empty = [split for split in (0, 2) if shares[split] > 0 and not have[split].any()]
+    if empty and left <= len(empty):
+        return empty[0]
     scale = np.maximum(wanted.sum(axis=0), 1)  # a rare class counts as much as a common one
     misfits = []
     for place in range(3):
@@ -118,10 +120,11 @@ def _require_shares(shares: Shares) -> None:
 
 
 def cut_splits(
-    parts: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None, seed: int
+    parts: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None, seed: int, first: int = 0
 ) -> dict[str, Split]:
     """Cut each client's samples into train, val and test, class by class where samples have one.
 
+    What is drawn for a client depends on its number; `first` is that of the first one, at a site with some of many.
     Samples without a time order are shuffled first. With a `gap`, the first ones in time are for training, and so many
     are left out before each of the other two: neighbours in time are nearly the same sample.
     """
@@ -129,7 +132,7 @@ def cut_splits(
     turns = deal_turns(shares, max(map(len, parts), default=0))
     cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, part in enumerate(parts):
-        order = part if gap is not None else generator(seed, "split", client).permutation(part)
+        order = part if gap is not None else generator(seed, "split", first + client).permutation(part)
         if labels is not None:
             order = order[np.argsort(labels[order], kind="stable")]
         if gap is None:

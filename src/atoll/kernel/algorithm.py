@@ -67,13 +67,15 @@ class Update:
 
     `send` leaves the clients and reaches the server, `weight` with it: the importance of each reply in a mean.
     `keep` stays with the clients and comes back from `cohort.recall`; it never passes the channel. What pieces keep
-    stands in `beside`, under their names.
+    stands in `beside`, under their names. An engine that was told that sums are enough may have added up what clients
+    send: then `send` and `weight` have a single row, their weighted sums.
     """
 
     send: Mapping[str, Stack] = field(default_factory=dict)
     weight: Tensor | None = None
     keep: Tree = None
     beside: Mapping[str, Tree] = field(default_factory=dict)
+    summed: bool = False
 
     def rows(self, index: Tensor) -> Update:
         """Return the part of the clients at these positions."""

@@ -29,6 +29,7 @@ class Arrival(NamedTuple):
     late: int = 0  # rounds between being asked and arriving
     broadcast: Tree = None  # what all of these clients were sent
     unicast: Tree = None  # what each of them was sent by itself, stacked
+    summed: bool = False  # whether fields and weight have one row: weighted sums over these clients
 
     @property
     def counted(self) -> Tensor:
@@ -167,7 +168,7 @@ class Replies:
         sums: dict[str, _Sum] = {}
         total: Tensor | None = None
         self._members = []
-        for arrival in self._read():
+        for arrival in self._read_rows():
             clients = torch.from_numpy(arrival.clients).to(arrival.weight.device)
             segment = by[clients] if isinstance(by, Tensor) else _leaf(arrival, by, None).long()
             weight = arrival.counted
@@ -247,6 +248,13 @@ class Replies:
             )
         return self._kept
 
+    def _read_rows(self) -> Iterator[Arrival]:
+        """Yield all arrivals; raise for those whose clients cannot be told apart."""
+        for arrival in self._read():
+            if arrival.summed:
+                raise PayloadError("Replies that were added up by their clients' workers answer for plain means only.")
+            yield arrival
+
     def _read(self) -> Iterable[Arrival]:
         """Return all arrivals; those that are not kept can be read once."""
         if self._kept is not None:
@@ -306,6 +314,7 @@ class Replies:
         for arrival in self._read():
             counted = arrival.counted
             total = _add_weights(total, counted)
+            counted = torch.ones_like(counted) if arrival.summed else counted
             for name, value in arrival.fields.items():
                 layouts[name] = value.layout
                 parts = sums.setdefault(name, {})  # there even for a field without leaves
@@ -340,7 +349,7 @@ class Replies:
         sums: dict[str, _Sum] = {}
         totals: dict[str, Tensor] = {}
         layout = None
-        for arrival in self._read():
+        for arrival in self._read_rows():
             layout = _field(arrival, name).layout
             for leaf_name, leaf in _field(arrival, name).items():
                 weight = weigh(arrival, leaf_name)

@@ -150,6 +150,14 @@ class Session:
             self.late.load(state.get("late", []))
             self.engine.import_plans(state["plans"], self.method, self.population.facts)
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether nobody here looks at single replies: the server takes their mean, and nothing stands in between."""
+        plain = self.method.sums_suffice and not self.method.defines("aggregate") and self.task.architecture is None
+        guard = self.exchanges.protection
+        untouched = not self.channel.stages and guard.rule is None and guard.attack is None and not self.settings.late
+        return plain and untouched
+
     def rounds(self) -> Iterator[int]:
         """Yield the rounds that are left."""
         for round in range(self.first, self.settings.rounds):

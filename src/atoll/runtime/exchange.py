@@ -198,9 +198,10 @@ def reduce_to_numbers(done: Done[Update]) -> NDArray[np.float64] | None:
     The first ones are its notes, in order.
     """
     update = done.result
-    leaves, structure = flatten([dict(update.send), update.keep, dict(update.beside)])
+    sent = {} if update.summed else dict(update.send)  # what was added up was finite before
+    leaves, structure = flatten([sent, update.keep, dict(update.beside)])
     values = [leaf for leaf, row in zip(leaves, stacked_leaves(structure), strict=True) if row]
-    values += [] if update.weight is None else [update.weight]
+    values += [] if update.weight is None or update.summed else [update.weight]
     sums = [leaf.flatten(1).sum(1) if leaf.ndim > 1 else leaf for leaf in values if leaf.is_floating_point()]
     notes = [value.to(widest(value.device)) for value in done.notes.values()]
     if not sums and not notes:

@@ -57,7 +57,7 @@ class Channel:
                     f"{title_of(algorithm)} sends a field {name!r} that it does not declare.",
                     hint=f'declare it: sends = {{"{name}": "model"}} (or "statistic", "labels").',
                 )
-            if not isinstance(value, Stack) or (len(value) and value.clients != len(clients)):
+            if not isinstance(value, Stack) or (len(value) and value.clients != (1 if update.summed else len(clients))):
                 raise PayloadError(
                     f"Field {name!r} must be a Stack with one row per client, {len(clients)}. Got {value!r}."
                 )
@@ -70,14 +70,18 @@ class Channel:
             size = size_of(value, each=True)
             self.ledger.record(Entry("up", round, name, kind, size, tuple(map(int, clients))))
         read = read_through(self.stages, sent, place)
-        return Arrival(clients, read.fields, torch.ones_like(weight) if read.weight is None else read.weight)
+        weight = read.weight if read.weight is not None else weight if update.summed else torch.ones_like(weight)
+        return Arrival(clients, read.fields, weight, summed=update.summed)
 
 
 def _weight(update: Update, clients: NDArray[np.int64]) -> Tensor:
     if update.weight is None:
         leaves = [leaf for value in update.send.values() for leaf in value.values()]
         like = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
-        return torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
+        ones = torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
+        return ones.sum(0, keepdim=True) if update.summed else ones
+    if update.summed:
+        return update.weight
     if update.weight.shape != (len(clients),):
         raise PayloadError(
             f"`weight` must have one value per client, {len(clients)}. Got shape {tuple(update.weight.shape)}."
