@@ -36,7 +36,7 @@ class Private:
             raise PrivacyError(
                 "Under sample-level privacy a network must answer each sample by itself. This one has BatchNorm, which "
                 "mixes the samples of a batch.",
-                hint="take GroupNorm, such as --model resnet18-gn.",
+                hint="take a network with GroupNorm, such as resnet18-gn.",
             )
         if gradient is not None:
             raise PrivacyError(

@@ -13,6 +13,7 @@ from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.record import Each, record
 from atoll.toolbox.client.descent import Found, MeanLoss, descend, zero_velocity
 from atoll.toolbox.client.penalties import Penalty
+from atoll.toolbox.client.private import Private
 from atoll.toolbox.client.sharpness import Radius, sharp_gradient, sharpen
 
 Gradient = Callable[..., Found]  # of a model, a batch (a tuple of them where there are several streams), and `given`
@@ -79,7 +80,7 @@ def sgd(
             penalty = change.term(start) if penalty is None else penalty + change.term(start)
         if change.radius is not None:
             radius, adaptive = change.radius(start), change.adaptive
-    private = next((change.private for change in cohort.changes if change.private is not None), None)
+    private: Private | None = next((change.private for change in cohort.changes if change.private is not None), None)
     if private is not None:
         private.require(cohort.task, gradient=gradient, radius=radius)
     onto = None if penalty is None else penalty.onto
