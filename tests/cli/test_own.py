@@ -153,3 +153,26 @@ def test_partition_shows_own_clients():
     shown = atoll("partition", "--own", "hospitals", "--target", "readmitted", *FEATURES)
     assert shown.exit_code == 0, shown.output
     assert "h2" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("fedper+prox", ("--unseen", "0.34", "--engine", "loop")),
+        (
+            "ditto@ifca:cluster_rounds=1,clusters=2",
+            ("--late", "0.3", "--order", "seen", "--gap", "1", "--standardise", "global"),
+        ),
+        ("fafi/margins", ("--group", "patient", "--model", "mlp:8")),
+    ],
+)
+def test_own_data_go_with_pieces_clusters_pairs_new_clients_and_late_replies(method, words):
+    rounds = () if "/" in method else ("--rounds", "3")
+    source = ("--own", "hospitals", "--target", "readmitted", *FEATURES)
+    done = atoll("run", method, *source, *rounds, *words, "--out", "here")
+    assert done.exit_code == 0, done.output
+    report = Report.read("here")
+    task = report.config.recipe.build()
+    assert task.fingerprint == report.config.task.data
+    for client in range(task.clients):
+        assert task.preprocessing(client) == report.scaling.of_client(client)

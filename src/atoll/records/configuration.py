@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from atoll.kernel.errors import (
     RunError,
     UnknownName,
     describe_given,
+    require_keywords,
     unknown,
 )
 from atoll.kernel.fingerprints import Unstable, portable
@@ -75,11 +75,7 @@ class Settings(NamesChecked):
 
     def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
         """Return settings with other values, which were given to a function beside its own arguments."""
-        known = {one.name for one in fields(self)}
-        for name in values:
-            if name not in known:
-                own = {one.name for one in inspect.signature(of).parameters.values() if one.kind is one.KEYWORD_ONLY}
-                raise unknown(f"argument of {of.__name__}", name, known | own)
+        require_keywords(of.__name__, values, of, also=[one.name for one in fields(self)])
         return replace(self, **values)
 
     def check(self, task: Task, algorithm: Algorithm) -> None:
