@@ -97,6 +97,10 @@ class PayloadError(AtollError, ValueError):
     """A reply is not what the server expects."""
 
 
+class PrivacyError(AtollError, ValueError):
+    """A promise of privacy that would not hold."""
+
+
 class EngineError(AtollError, RuntimeError):
     """An engine cannot do what it is asked to."""
 
