@@ -36,6 +36,8 @@ def present_run(outcome: "Report") -> None:
     up, down = megabytes(outcome.megabytes("up")), megabytes(outcome.megabytes("down"))
     write("", run_table(outcome), Text(comparison.protocol, style="dim"))
     write(f"{up} MB up, {down} MB down, {outcome.gradients} gradients, {outcome.seconds:.1f} s of training")
+    for sentence in outcome.privacy:
+        write(sentence)
     return write_paths(run=folder, report=paths["report"])
 
 
