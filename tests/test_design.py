@@ -116,8 +116,8 @@ def test_asking_for_help_does_not_wait_for_torch():
 # -- plain words -------------------------------------------------------------------------------------------------------
 
 PLAIN = (  # every room, and the loop
-    "algorithms", "cli", "compose", "data", "experiments", "federation.py", "kernel", "metrics", "models", "records",
-    "report", "runtime", "testing", "toolbox",
+    "algorithms", "cli", "compose", "data", "deploy", "experiments", "federation.py", "kernel", "metrics", "models",
+    "records", "report", "runtime", "testing", "toolbox",
 )  # fmt: skip
 # Openers of docstrings that answer a question nobody asked: "Of the objective.", "As it was."
 OPENERS = (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import LocalEngine, Settings, federate
+from atoll import LocalEngine, Recipe, Settings, Training, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedavg_ft import FedAvgFT
@@ -17,7 +17,7 @@ from atoll.algorithms.local import Local
 from atoll.algorithms.pfedme import PFedMe
 from atoll.algorithms.pfedme_survey import PFedMeSurvey
 from atoll.kernel.algorithm import Algorithm, Update
-from atoll.kernel.errors import CohortError, DivergedError, OneShotError
+from atoll.kernel.errors import AtollError, CohortError, DivergedError, OneShotError
 from atoll.kernel.params import Params, Stack
 from atoll.records.runs import Run
 from atoll.runtime.engines.measuring import FORCED
@@ -437,3 +437,27 @@ def test_a_pull_that_does_not_is_not(algorithm, caplog):
 def test_a_run_says_that_a_pull_overshoots(make_task, caplog):
     federate(make_task(), FedProx(mu=21.0, epochs=0), rounds=1, evaluation="none")
     assert any("lr * mu must be at most 2" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda task: federate(task, "ditto", roundz=3), "Unknown argument of federate 'roundz'. Did you mean: rounds"),
+        (lambda task: federate(task, "ditto", foldr="here"), "Did you mean: folder?"),
+        (lambda task: federate(task, "ditto", rounds="3"), "`rounds` must be a whole number. Got '3' (str)."),
+        (lambda task: federate(task, "ditto", seed=None), "`seed` must be a whole number. Got None."),
+        (lambda task: federate(task, Ditto), "Got the class Ditto.\nhint: write Ditto()"),
+        (lambda task: federate(task, 3), "A method must be an algorithm or the name of one. Got 3 (int)."),
+        (lambda task: federate(task, "ditto", engine="loop"), "hint: LocalEngine(strategy='loop')"),
+        (lambda task: federate(Recipe(), "ditto"), "Got a Recipe.\nhint: build it first"),
+        (lambda task: federate("digits", "ditto"), "`task` must be a Task. Got 'digits' (str)."),
+        (lambda task: Ditto(lamb=1.0), "Unknown argument of Ditto 'lamb'. Did you mean: lam?"),
+        (lambda task: Training(learning_rate=1.0), "Unknown argument of Training 'learning_rate'."),
+        (lambda task: Recipe("digits", client=3), "Did you mean: clients"),
+        (lambda task: Settings(round=3), "Did you mean: rounds?"),
+    ],
+)
+def test_a_wrong_argument_is_answered_in_our_words(make_task, call, said):
+    with pytest.raises(AtollError) as raised:
+        call(make_task())
+    assert said in str(raised.value)

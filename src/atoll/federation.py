@@ -12,23 +12,25 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.compose import create
+from atoll.compose import as_method
 from atoll.compose.architectures import within_architectures
-from atoll.data.task import Task
+from atoll.compose.steps import adopt_step_size
+from atoll.data.task import Task, require_task
 from atoll.kernel.algorithm import Algorithm, Replies
-from atoll.kernel.engine import Engine
+from atoll.kernel.engine import Engine, require_engine
 from atoll.kernel.job import Job, Local
 from atoll.kernel.randomness import generator
 from atoll.metrics.afterwards import evaluate_round
 from atoll.metrics.evaluation import collect_observations
 from atoll.records.configuration import Settings
+from atoll.records.labels import label
+from atoll.records.progress import call_all, show_progress
 from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.records.runs import peak_memory
@@ -58,6 +60,7 @@ def federate(
     on_epoch: OnEpoch | None = None,
     stop: threading.Event | None = None,
     trained: Path | str | None = None,
+    progress: bool = True,
     **more: Any,
 ) -> Report:
     """Run `algorithm` on `task` and report on every client.
@@ -69,22 +72,27 @@ def federate(
     `on_epoch` in the long training of one-shot methods with how many clients have done how many of all epochs.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
     method train long: their progress is kept in the folder `trained`, by default in the run's, where other runs
-    whose clients train the same way find it.
+    whose clients train the same way find it. With `progress`, a bar is shown in terminals and notebooks.
     """
-    method = create(algorithm) if isinstance(algorithm, str) else algorithm
-    settings = replace(settings or Settings(), **more).resolve(task.clients)
+    require_task(task)
+    require_engine(engine)
+    method = as_method(algorithm)
+    task = adopt_step_size(task, method)
+    settings = (settings or Settings()).change(more, federate).resolve(task.clients)
     settings.check(task, method)
-    opened = Session.open(
-        task, within_architectures(method, task.public_facts()), settings, engine or LocalEngine(), folder, stages,
-        resume=resume, faults=faults, on_round=on_round, on_epoch=on_epoch, stop=stop, trained=trained,
-    )  # fmt: skip
-    with opened as session:
-        for round in session.rounds():
-            cohort = choose(session, round)
-            replies = exchange(session, round, cohort)  # broadcast, local work, channel, ledger
-            if replies is not None:
-                session.server = session.method.aggregate(session.server, replies)
-            close(session, round)  # check, evaluate, record, save a checkpoint
+    with show_progress(settings.rounds, enabled=progress) as bar:
+        opened = Session.open(
+            task, within_architectures(method, task.public_facts()), settings, engine or LocalEngine(), folder, stages,
+            resume=resume, faults=faults, on_round=call_all(bar.begin(label(method)), on_round),
+            on_epoch=call_all(bar.show_epoch, on_epoch), stop=stop, trained=trained,
+        )  # fmt: skip
+        with opened as session:
+            for round in session.rounds():
+                cohort = choose(session, round)
+                replies = exchange(session, round, cohort)  # broadcast, local work, channel, ledger
+                if replies is not None:
+                    session.server = session.method.aggregate(session.server, replies)
+                close(session, round)  # check, evaluate, record, save a checkpoint
     return session.report()
 
 

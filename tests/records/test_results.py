@@ -143,6 +143,22 @@ def test_gains_are_paired_client_by_client():
     assert [row["harm_mass"] for row in found.results] == pytest.approx([0.0, 0.15, 0.0])
 
 
+def test_the_best_is_best_on_validation_and_never_on_test():
+    """catches: a star that rests on test scores, or on validation samples that the method has read itself."""
+    runs = [
+        outcome("local", [[0.5, 0.5]], vals=[[0.6, 0.6]]),
+        outcome("ditto", [[0.9, 0.9]], vals=[[0.5, 0.5]]),
+        outcome("knn-per", [[0.9, 0.9]], vals=[[0.7, 0.7]]),
+    ]
+    found = comparison(*runs)
+    assert found.best == "local"
+    assert [row["validation"] for row in found.results] == pytest.approx([0.6, 0.5, 0.7])
+    assert [row["reads_validation"] for row in found.results] == [False, False, True]
+    for run in runs:
+        change(run, personal={**run.history[-1].personal, "val": figures([NAN, NAN], [0, 0])})
+    assert comparison(*runs).best is None
+
+
 def test_a_lower_error_is_a_gain():
     variances = [0.1, 0.1]
     found = comparison(

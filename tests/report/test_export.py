@@ -112,13 +112,14 @@ def test_a_markdown_table_has_as_many_cells_in_every_row(found):
     table, _, text = write_markdown(found).partition("\n\n")
     lines = table.splitlines()
     assert len(lines) == 2 + 3
-    assert {line.count("|") for line in lines} == {11}
+    assert {line.count("|") for line in lines} == {12}
     heads = [head.strip() for head in lines[0].strip("|").split("|")]
-    assert heads[:2] == ["method", "mean ± 95 %"]
-    assert heads[7] == "harmed of 5"
+    assert heads[:3] == ["method", "val", "mean ± 95 %"]
+    assert heads[8] == "harmed of 5"
     assert [line.strip("|").split("|")[0].strip().removesuffix(" \\*") for line in lines[2:]] == list(found.outcomes)
     assert sum(" \\* |" in line for line in lines) == 1
-    assert text.startswith("\\* best mean.")  # without the backslash it would be a list
+    # without the backslash it would be a list
+    assert text.startswith("\\* best on validation samples (val), by which a method may be chosen.")
     assert found.protocol in text
 
 
@@ -136,7 +137,7 @@ def test_a_latex_table_is_whole(found):
     for command in ("toprule", "midrule", "bottomrule", "end{tabular}"):
         assert code.count(f"\\{command}") == 1
     assert not re.search(r"(?<!\\)%", code)
-    assert text.startswith(f"% * best mean. {found.protocol}")
+    assert text.startswith(f"% * best on validation samples (val), by which a method may be chosen. {found.protocol}")
 
 
 def test_the_best_is_bold_in_latex_and_marks_are_commands(found):
@@ -162,8 +163,8 @@ def test_marks_are_the_same_in_every_table(found):
 def test_names_cannot_break_a_table(found):
     odd = renamed(found, "my_5%&#|{x}$.py")
     assert body(write_latex(odd))[1].startswith(r"my\_5\%\&\#|\{x\}\$.py ")
-    assert {len(cells(line)) for line in body(write_latex(odd))} == {10}
-    assert {line.count("|") for line in write_markdown(odd).splitlines()[:5]} == {11}
+    assert {len(cells(line)) for line in body(write_latex(odd))} == {11}
+    assert {line.count("|") for line in write_markdown(odd).splitlines()[:5]} == {12}
     assert r"my\_5%&amp;\#&#124;{x}$.py" in write_markdown(odd)
 
 
@@ -183,9 +184,9 @@ def test_names_with_newlines_and_marks_stay_in_their_cell(found):
         text = write_latex(one)
         assert [line[:2] for line in text.splitlines()[:2]] == ["% ", "\\b"]
         assert len(body(text)) == 3
-        assert {len(cells(line)) for line in body(text)} == {10}
+        assert {len(cells(line)) for line in body(text)} == {11}
         table, _, below = write_markdown(one).partition("\n\n")
-        assert {line.count("|") for line in table.splitlines()} == {11}
+        assert {line.count("|") for line in table.splitlines()} == {12}
         assert len(table.splitlines()) == 5
         assert len(below.splitlines()) == 1
         assert "<b>" not in write_markdown(one).replace("\\<b\\>", "")
@@ -215,5 +216,5 @@ def test_a_single_seed_and_a_score_that_is_not_a_share(errors):
     assert " 95 %" not in text.split("\n\n")[0]
     assert "in units of mean absolute error" in text
     row = text.splitlines()[2].strip("|").split("|")
-    assert float(row[1]) == pytest.approx(errors.results[0]["mean"], rel=0.01)
+    assert float(row[2]) == pytest.approx(errors.results[0]["mean"], rel=0.01)
     assert as_json(errors)["metric"]["share"] is False

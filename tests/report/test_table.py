@@ -8,13 +8,12 @@ from reports import change, report_of
 from rich.console import Console
 
 from atoll.experiments.comparison import Comparison
+from atoll.records.numbers import Numbers, mean_text
 from atoll.report.table import (
     LESS_IMPORTANT,
-    Numbers,
     comparison_cells,
     gain_text,
     harmed_text,
-    mean_text,
     megabytes,
     notes,
     run_table,
@@ -81,6 +80,7 @@ def cells_of(text, method):
 def test_a_row_says_what_its_head_says(found):
     assert cells(found.table(), "fedavg") == [
         "71.4",
+        "71.4",
         "20.0",
         "20.0",
         "21.0",
@@ -92,7 +92,7 @@ def test_a_row_says_what_its_head_says(found):
         "1.0",
         "1.2",
     ]
-    assert cells(found.table(), "local") == ["80.0", "80.0", "80.0", "0.0", "–", "+8.6", "–", "2.0", "1.0", "1.2"]
+    assert cells(found.table(), "local") == [*["80.0"] * 4, "0.0", "–", "+8.6", "–", "2.0", "1.0", "1.2"]
     heads = " ".join(shown(found.table()).split())
     assert "gain vs gain vs harmed MB MB" in heads
     assert "of 7" in heads
@@ -100,7 +100,7 @@ def test_a_row_says_what_its_head_says(found):
 
 def test_the_best_is_starred_and_what_is_significant_is_marked(found):
     assert cells(found.table(), "ditto")[0] == "*"
-    assert cells(found.table(), "ditto")[5] == "+4.0†"  # seven of seven clients: p = 2 / 2^7, twice that after Holm
+    assert cells(found.table(), "ditto")[6] == "+4.0†"  # seven of seven clients: p = 2 / 2^7, twice that after Holm
     assert found.results[2]["p_local"] == pytest.approx(4 / 2**7)
     assert [gain_text(found, row) for row in found.results] == ["–", "-8.6", "+4.0†"]
     assert [gain_text(found, row, "fedavg") for row in found.results][1] == "–"
@@ -135,7 +135,7 @@ def test_intervals_need_seeds(found):
 
 def test_the_table_fits_a_terminal_with_long_names_in_full(found):
     long = comparison({"local": [0.5], "fedavg": [0.6], "ditto:lam=0.125,epochs=12": [0.7]}, seeds=(0, 1))
-    text = shown(long.table(), width=120)
+    text = shown(long.table(), width=125)
     assert "ditto:lam=0.125,epochs=12 *" in text
     assert "…" not in text
     assert "…" not in shown(found.table(), width=100)
@@ -146,8 +146,8 @@ def test_a_narrow_terminal_loses_columns_and_no_figures(found):
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 70
     said = " ".join(text.split())
-    assert "Hidden to fit the terminal: std, bottom 10 %, MB down. The files have all columns." in said
-    assert cells_of(text, "fedavg") == ["71.4", "20.0", "-8.6", "–", "1.0", "▼", "2.0", "1.2"]
+    assert "Hidden to fit the terminal: std, bottom 10 %, MB down, s. The files have all columns." in said
+    assert cells_of(text, "fedavg") == ["71.4", "71.4", "20.0", "-8.6", "–", "1.0", "▼", "2.0"]
     assert "Hidden" not in shown(found.table(), width=100)
     assert {*LESS_IMPORTANT} - {"s"} < {*comparison_cells(found)[0]}
 
@@ -158,14 +158,14 @@ def test_the_servers_test_set_has_a_column_where_there_is_one(found):
     for method in ("fedavg", "ditto"):  # alone everybody has a model of its own, and there is none to be scored
         change(found.outcomes[method][0], central={"score": 0.375, "loss": 1.0})
     again = Comparison(found.outcomes)
-    assert cells(again.table(), "fedavg")[:3] == ["71.4", "37.5", "20.0"]
-    assert cells(again.table(), "local")[:3] == ["80.0", "–", "80.0"]
+    assert cells(again.table(), "fedavg")[:4] == ["71.4", "71.4", "37.5", "20.0"]
+    assert cells(again.table(), "local")[:4] == ["80.0", "80.0", "–", "80.0"]
     assert "Server's test: the shared model or ensemble, on the server's own test set." in notes(again)
 
 
 def test_an_error_is_written_as_it_is_and_gains_are_positive():
     found = comparison({"local": [2.0, 0.5], "fedavg": [1.0, 0.25]}, metric=ERROR)
-    assert cells(found.table(), "fedavg *")[:6] == ["0.625", "1", "1", "0.375", "+0.62", "–"]
+    assert cells(found.table(), "fedavg *")[:7] == ["0.625", "0.625", "1", "1", "0.375", "+0.62", "–"]
     assert "percentage points" not in notes(found)
     assert "in units of mean absolute error, positive is better" in notes(found)
     assert "Mean absolute error of the model" in notes(found)
@@ -180,7 +180,7 @@ def test_names_in_brackets_are_not_markup():
 def test_the_notes_explain_every_mark(found):
     text = notes(found)
     assert found.protocol in text
-    for mark in ("* best mean", "† significant by Wilcoxon's test", "(▼)", "percentage points"):
+    for mark in ("* best on validation samples (val)", "† significant by Wilcoxon's test", "(▼)", "percentage points"):
         assert mark in text
 
 

@@ -2,24 +2,21 @@
 
 import logging
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from atoll.records import progress
 from atoll.report.table import megabytes, newcomers_notes, newcomers_table, notes, run_table
 
 if TYPE_CHECKING:
     from atoll.experiments.comparison import Comparison
+    from atoll.records.progress import ProgressTracker
     from atoll.records.report import Report
-    from atoll.records.rounds import Round
 
 WIDTH_OF_A_FILE = 100  # of tables that are not shown on a terminal
 
@@ -67,65 +64,9 @@ def write_paths(**paths: Path) -> None:
         out().print(Text(f"{name:<8} {path}"), soft_wrap=True)
 
 
-class ProgressBar:
-    """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
-
-    def __init__(self, bar: Progress, rounds: int, runs: int) -> None:
-        self.bar, self.rounds = bar, rounds
-        self.reused, self.name = 0, ""
-        self.done: dict[str, int] = {}  # rounds, by run
-        self.scores: dict[str, str] = {}
-        self.said = time.monotonic()
-        self.task = bar.add_task("", total=rounds * runs, facts="")
-
-    def begin(self, name: str, done: int = 0) -> "Callable[[Round], None]":
-        """Begin a run; return what shows its rounds."""
-        self.name, self.done[name] = name, done
-        self.bar.update(self.task, description=name, completed=sum(self.done.values()))
-        return partial(self._show_round, name)
-
-    def begin_run(self, method: str, seed: int, how: str) -> "Callable[[Round], None]":
-        """Begin a run of a comparison; return what shows its rounds."""
-        self.reused += how == "reused"
-        return self.begin(f"{method}, seed {seed}", self.rounds if how == "reused" else 0)
-
-    def show_epoch(self, clients: int, done: int, epochs: int) -> None:
-        """Show how many epochs of a long training some clients have done."""
-        facts = f"epoch {done} of {epochs}, {clients} client{'s' if clients > 1 else ''}"
-        self.bar.update(self.task, facts=facts)
-        self._say(facts)
-
-    def advance(self) -> None:
-        """Advance by a step that is not a round."""
-        self.done[self.name] += 1
-        self.bar.update(self.task, completed=sum(self.done.values()))
-
-    def _show_round(self, name: str, line: "Round") -> None:
-        facts = [f"loss {value:.3f}" for key, value in line.loss.items() if key == "loss/main"]
-        if line.personal is not None:
-            self.scores[name] = f"validation {line.personal['val'].macro:.3f}"
-        facts += [self.scores[name]] if name in self.scores else []
-        self.name, self.done[name] = name, line.round
-        completed = sum(self.done.values())
-        self.bar.update(self.task, description=name, completed=completed, facts="  ".join(facts))
-        self._say(f"round {line.round} of {self.rounds}, {', '.join(facts)}")
-
-    def _say(self, facts: str) -> None:
-        if not self.bar.console.is_terminal and time.monotonic() - self.said > 10:
-            self.said = time.monotonic()
-            say(f"{self.name}: {facts}")
-
-
-@contextmanager
-def show_progress(rounds: int, runs: int = 1) -> Iterator[ProgressBar]:
-    """Show a progress bar that vanishes at its end."""
-    columns = (
-        TextColumn("{task.description:<18}"), BarColumn(bar_width=28), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[facts]}", style="dim"),
-    )  # fmt: skip
-    console = messages()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield ProgressBar(bar, rounds, runs)
+def show_progress(rounds: int, runs: int = 1) -> AbstractContextManager["ProgressTracker"]:
+    """Show a progress bar that vanishes at its end; without a terminal, a line every ten seconds."""
+    return progress.show_progress(rounds, runs, say=say)
 
 
 def out() -> Console:
@@ -158,13 +99,3 @@ def listen(verbose: bool) -> None:
     )  # fmt: skip
     logger.handlers = [one for one in logger.handlers if not isinstance(one, RichHandler)] + [handler]
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
-
-
-def combine(*calls: Callable[..., None]) -> Callable[..., None]:
-    """Combine several calls into one."""
-
-    def call(*given: Any) -> None:
-        for one in calls:
-            one(*given)
-
-    return call

@@ -18,7 +18,8 @@ from atoll.cli.display import messages, out, say, write, write_paths
 from atoll.cli.program import FAILED, RUNS, TRUST, app, option
 from atoll.kernel.errors import AtollError, UnknownName, unknown
 from atoll.kernel.references import bibtex
-from atoll.report.table import UNKNOWN, Numbers, plain_table
+from atoll.records.numbers import UNKNOWN, Numbers
+from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
     from atoll.kernel.algorithm import Algorithm

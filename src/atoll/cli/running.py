@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.display import combine, listen, present_comparison, present_run, say, show_progress
+from atoll.cli.display import listen, present_comparison, present_run, say, show_progress
 from atoll.cli.options import ROUNDS, Options, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.kernel.errors import EngineError, unknown
+from atoll.records.progress import call_all
 
 if TYPE_CHECKING:
-    from atoll.cli.display import ProgressBar
     from atoll.experiments.cells import OnRun
     from atoll.experiments.tracking import Tracking
     from atoll.kernel.algorithm import Algorithm
+    from atoll.records.progress import ProgressTracker
     from atoll.records.report import Select
     from atoll.records.rounds import Round
     from atoll.runtime.engines.local import LocalEngine
@@ -41,7 +42,7 @@ def run(
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with show_progress(settings.rounds) as bar:
             tracked.begin(folder)
-            on_round = combine(bar.begin(method), tracked.after)
+            on_round = call_all(bar.begin(method), tracked.after)
             report = federate(
                 task, algorithm, settings=settings, engine=engine, folder=folder, on_round=on_round,
                 on_epoch=bar.show_epoch,
@@ -89,7 +90,7 @@ def compare(
         present_comparison(comparison, folder, bar.reused)
 
 
-def _follow_runs(bar: "ProgressBar", tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> "OnRun":
+def _follow_runs(bar: "ProgressTracker", tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> "OnRun":
     """Return a function that tells the progress bar and trackers which run begins; it returns what shows its rounds."""
     from atoll.experiments.cells import run_name
     from atoll.records.labels import label
@@ -98,7 +99,7 @@ def _follow_runs(bar: "ProgressBar", tracked: "Tracking", algorithms: Sequence["
 
     def begin(method: str, seed: int, how: str) -> Callable[["Round"], None]:
         tracked.begin(tracked.home / run_name(labelled[method], seed))
-        return combine(bar.begin_run(method, seed, how), tracked.after)
+        return call_all(bar.begin_run(method, seed, how), tracked.after)
 
     return begin
 
@@ -161,7 +162,7 @@ def resume(
             engine = _rebuild_engine(config.engine, device)
             report = federate(
                 task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
-                on_round=combine(bar.begin(config.algorithm.name), tracked.after), on_epoch=bar.show_epoch,
+                on_round=call_all(bar.begin(config.algorithm.name), tracked.after), on_epoch=bar.show_epoch,
             )  # fmt: skip
         return present_run(report)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 from atoll.algorithms import file_of, find_pair, list_methods, list_parts, load_file, name_of
 from atoll.compose.hybrids import InClusters
 from atoll.compose.pieces import PIECES
+from atoll.compose.steps import STEP_SIZE, WithStepSize
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import UnknownName, unknown
+from atoll.kernel.errors import UnknownName, describe_given, unknown
 from atoll.kernel.hyperparameters import Hyperparameter, hyperparameters
 from atoll.kernel.wrapper import values_of
 from atoll.toolbox.pairs import AnswerPiece
@@ -83,6 +84,12 @@ def read(name: str) -> Plan:
     return plan
 
 
+def _with_step_size(plan: Plan, values: Iterable[str]) -> Plan:
+    """Return the plan of a method with a step size of its own, if there is one among the values."""
+    given = STEP_SIZE in values and STEP_SIZE not in plan.hyperparameters
+    return Plan(WithStepSize, inside={"inner": plan}) if given else plan
+
+
 def _find(name: str) -> type[Algorithm]:
     if "/" in name:
         return find_pair(name)
@@ -93,18 +100,35 @@ def _find(name: str) -> type[Algorithm]:
 
 
 def create(text: str, /, **more: str) -> Algorithm:
-    """Make a method from what is written on the command line: `ditto`, `ditto:lam=0.1,epochs=2`, `ditto+gate`."""
+    """Make a method from what is written on the command line: `ditto`, `ditto:lam=0.1,epochs=2`, `ditto+gate`.
+
+    Beside the hyperparameters of the method, `lr` is a step size of its own: `ditto:lr=0.05`.
+    """
     name, _, rest = text.partition(":")
-    plan = read(name)
+    pairs = [*filter(None, rest.split(",")), *(f"{key}={value}" for key, value in more.items())]
+    plan = _with_step_size(read(name), [pair.partition("=")[0] for pair in pairs])
     known, values = plan.hyperparameters, {}
-    for pair in [*filter(None, rest.split(",")), *(f"{key}={value}" for key, value in more.items())]:
+    for pair in pairs:
         key, given, value = pair.partition("=")
         if key not in known:
-            raise unknown(f"hyperparameter of {plan.name}", key, known)
+            raise unknown(f"hyperparameter of {plan.name}", key, {*known, STEP_SIZE})
         if not given:
             raise UnknownName(f"Hyperparameters must be written name=value. Got {pair!r}.")
         values[key] = known[key].parse(plan.title, value)
     return plan.build(values)
+
+
+def as_method(given: Any) -> Algorithm:
+    """Return a method that is given as itself or by its name; raise for anything else."""
+    if isinstance(given, Algorithm):
+        return given
+    if isinstance(given, str):
+        return create(given)
+    example = f"{given.__name__}()" if isinstance(given, type) and issubclass(given, Algorithm) else "Ditto(lam=0.1)"
+    raise UnknownName(
+        f"A method must be an algorithm or the name of one. Got {describe_given(given)}.",
+        hint=f"write {example}, or a name such as 'ditto:lam=0.1'.",
+    )
 
 
 def to_record(algorithm: Algorithm) -> dict[str, Any]:
@@ -117,7 +141,7 @@ def from_record(record: Mapping[str, Any]) -> Algorithm:
     """Make the method that was written down."""
     name, file, values = (upgrade_record(record)[part] for part in ("name", "file", "values"))
     added = re.search(r"[+@].*$", name)  # what a user's own method was put together with
-    return read(f"{file}{added[0] if added else ''}" if file else name).build(values)
+    return _with_step_size(read(f"{file}{added[0] if added else ''}" if file else name), values).build(values)
 
 
 def upgrade_record(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Held(NamedTuple):
     clients: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """The samples of every client in one split: client k owns `order[offsets[k] : offsets[k + 1]]`.
 
@@ -37,6 +37,9 @@ class Split:
     among: Split | None = None  # all clients, where these are some of them
     _short: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
     _evenness: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<Split of {self.offsets[-1]:,} samples of {len(self.offsets) - 1:,} clients>"
 
     def has_short_batch(self, batch_size: int) -> bool:
         """Return whether any client's last batch is short. All clients count, so every cohort computes alike."""

@@ -13,12 +13,12 @@ from atoll.data.datasets import Dataset
 from atoll.data.million import Million
 from atoll.data.splits import Shares
 from atoll.data.task import Task, Training
-from atoll.kernel.errors import RunError, TaskError
+from atoll.kernel.errors import NamesChecked, RunError, TaskError
 from atoll.kernel.randomness import generator
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(NamesChecked):
     """A task in words: the data, how they are dealt to clients, the model, and how clients take their steps."""
 
     dataset: str = "digits"

@@ -20,7 +20,7 @@ MOST_COUNTS = 1_000_000  # that are kept in JSON
 BLOCK = 2**24  # entries of features in work at once
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Statistics:
     """One value per client. A field that does not apply is None; a client without samples has NaN.
 
@@ -47,6 +47,9 @@ class Statistics:
     feature_distance: Floats | None = None
     groups: Whole | None = None  # planted, where they are known
     names: tuple[str, ...] | None = None  # of the clients; their numbers by default
+
+    def __repr__(self) -> str:
+        return f"<Statistics: {self.sentence}>"
 
     def name(self, client: int) -> str:
         """Return the name of the client."""

@@ -33,8 +33,9 @@ from atoll.data.partition import Natural, Partition, Shifted
 from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.batch import Augment
-from atoll.kernel.errors import ModelError, TaskError, first_line
+from atoll.kernel.errors import ModelError, TaskError, describe_given, first_line
 from atoll.kernel.fingerprints import content
+from atoll.kernel.html import html_table
 from atoll.kernel.network import Network
 from atoll.kernel.objective import PerSample, accuracy, cross_entropy
 from atoll.kernel.params import Layout
@@ -43,10 +44,11 @@ from atoll.kernel.task import Facts, Training
 
 __all__ = ["Model", "Task", "Training"]
 
+MOST_LISTED = 10  # clients in a notebook
 MOST_DESCRIBED = 20_000  # clients whose samples are made to describe them
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Task:
     """Clients with data, and the network they train. Build one with `Task.build`, `Task.own` or `Task.of_clients`."""
 
@@ -82,6 +84,27 @@ class Task:
         self._check_architecture()
         for network in self.networks or (self.network,):
             self._check_outputs(network)
+
+    def __repr__(self) -> str:
+        models = " or ".join(f"{one.name} ({one.parameters:,} parameters)" for one in self.networks or (self.network,))
+        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        shape = "x".join(map(str, self.x.shape[1:])) or "1"
+        return f"<Task {self.name}: {self.clients:,} clients, samples of shape {shape}, {kind}, {models}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what clients have: of many, the largest and the smallest."""
+        sizes = {split: self.splits[split].sizes(np.arange(self.clients)) for split in self.splits}
+        order = np.argsort(-sizes["train"], kind="stable")
+        ends = [*order[: MOST_LISTED // 2], *order[-MOST_LISTED // 2 :]]
+        listed = order if self.clients <= MOST_LISTED else ends
+        rows = [[self.client_name(int(one)), *(f"{of[one]:,}" for of in sizes.values())] for one in listed]
+        left_out = self.clients - len(listed)
+        note = f"{self.statistics.sentence} Statistics are of training samples."
+        if left_out:
+            rows.insert(MOST_LISTED // 2, [f"{left_out:,} clients between", *["…"] * len(sizes)])
+        return str(
+            html_table(["client", *(f"{split} samples" for split in sizes)], rows, title=str(self)[1:-1], note=note)
+        )
 
     @property
     def clients(self) -> int:
@@ -143,6 +166,11 @@ class Task:
         """Return these clients with the samples and the network of `seen`, so no tensor is there twice."""
         splits = self._move_splits(seen.x.device, first)
         return replace(self, x=seen.x, y=seen.y, splits=splits, network=seen.network, networks=seen.networks)
+
+    def with_training(self, **changes: Any) -> Task:
+        """Return the same task whose clients take their steps differently: `task.with_training(lr=0.05)`."""
+        unseen = None if self.unseen is None else self.unseen.with_training(**changes)
+        return replace(self, training=replace(self.training, **changes), unseen=unseen)
 
     def hold_out(self, share: float, seed: int = 0) -> Task:
         """Hold out a share of the clients: they become the `unseen` ones of the others' task."""
@@ -416,6 +444,17 @@ class Task:
                 f"for {len(few)} samples.",
                 hint="set the width of its last layer to the number of classes.",
             )
+
+
+def require_task(given: object) -> None:
+    """Raise TaskError unless it is a task; say how to make one of what is like it."""
+    if isinstance(given, Task):
+        return
+    own = "make one: Task.own(...) of your data, or Task.build(...)."
+    raise TaskError(
+        f"`task` must be a Task. Got {describe_given(given)}.",
+        hint="build it first: recipe.build()." if hasattr(given, "build") else own,
+    )
 
 
 def _digest(*facts: object) -> str:

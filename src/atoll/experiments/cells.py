@@ -20,6 +20,7 @@ from atoll.kernel.errors import RunError
 from atoll.kernel.sources import file_digest
 from atoll.records.configuration import Settings, is_another_model
 from atoll.records.labels import label
+from atoll.records.progress import call_all
 from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.runtime.engines.local import LocalEngine
@@ -105,8 +106,7 @@ def run_cells(
     works = []
     for cell in cells:
         own = on_run(cell.name, cell.seed, cell.begun) if on_run else None
-        after = [call for call in (own, on_round) if call]
-        works.append(functools.partial(cell.run, engine, stop, functools.partial(_call_all, after), on_epoch))
+        works.append(functools.partial(cell.run, engine, stop, call_all(own, on_round), on_epoch))
     if len(cells) == 1:
         return {(cells[0].name, cells[0].seed): works[0]()}
     found = engine.run_together([cell.task for cell in cells], works)
@@ -156,8 +156,3 @@ def _require_same_data(done: Report, task: Task) -> None:
             f"Runs are reused for the same model only. Those of {done.folder} had one that computes something else.",
             hint="an attribute of the model has changed: choose another folder.",
         )
-
-
-def _call_all(calls: Sequence[OnRound], line: Round) -> None:
-    for call in calls:
-        call(line)

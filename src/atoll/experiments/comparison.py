@@ -12,24 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from atoll.algorithms import file_of, name_of
-from atoll.compose import create
+from atoll.compose import as_method, create
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.experiments.cells import Begun, Cell, OnRound, group_cells, run_cells, run_name, settings_of
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import RunError, unknown
+from atoll.kernel.engine import require_engine
+from atoll.kernel.errors import RunError, TaskError, describe_given, unknown
+from atoll.kernel.html import html_table
 from atoll.kernel.sources import code_digest
 from atoll.records.configuration import AlgorithmSpec, Settings
 from atoll.records.files import read_record, write_record, writing
 from atoll.records.labels import REFERENCES, label
+from atoll.records.progress import call_all, show_progress
 from atoll.records.report import Report, Select
 from atoll.records.results import SELECTIONS, Results
 from atoll.records.runs import quietly
 from atoll.records.schema import Record
 from atoll.records.trust import remember
 from atoll.report.export import save
-from atoll.report.table import ComparisonTable
+from atoll.report.summary import write_findings
+from atoll.report.table import ComparisonTable, comparison_cells, newcomers_cells, newcomers_notes, notes
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import OnEpoch
 from atoll.runtime.files import alone_in
@@ -56,6 +60,15 @@ class Question(Record):
 class Comparison(Results):
     """Methods side by side, with their table and report."""
 
+    def _repr_html_(self) -> str:
+        """Show in a notebook what was found, the table and its protocol."""
+        heads, rows = comparison_cells(self)
+        found = html_table(heads, rows, title=str(self)[1:-1], sentences=write_findings(self), note=notes(self))
+        if self.newcomers:
+            heads, rows = newcomers_cells(self)
+            found += html_table(heads, rows, note=newcomers_notes(self))
+        return str(found)
+
     def table(self) -> ComparisonTable:
         """Return the table for a terminal."""
         return ComparisonTable(self)
@@ -67,7 +80,7 @@ class Comparison(Results):
 
 def compare(
     task: Recipe | Task | Callable[[int], Task],
-    methods: Sequence[Algorithm | str],
+    methods: Sequence[Algorithm | str] | Algorithm | str,
     *,
     seeds: int | Sequence[int] = 3,
     settings: Settings | None = None,
@@ -79,6 +92,7 @@ def compare(
     select: Select = "last",
     target: float | None = None,
     together: bool | None = None,
+    progress: bool = True,
     **more: Any,
 ) -> Comparison:
     """Run every method with every seed on the same clients, and pair them client by client.
@@ -88,13 +102,17 @@ def compare(
     finished there are reused and interrupted ones continued. All runs share one engine, and so its programs; with
     `together`, the default on a GPU, they also run side by side, as more lanes of one program. `select` says which
     round counts: the last one, the best on validation, or, for comparison with papers, the oracle's. `on_run` may
-    return a function to be called after each round of that run.
+    return a function to be called after each round of that run. With `progress`, a bar is shown in terminals and
+    notebooks.
 
         compare(Recipe("digits", clients=20), ["fedper", Ditto(lam=0.1)], seeds=3, rounds=30).table()
     """
-    settings = Settings(**more) if settings is None else settings
+    settings = (settings or Settings()).change(more, compare)
+    require_engine(engine)
     engine = engine or LocalEngine()
     seeds = [*range(settings.seed, settings.seed + seeds)] if isinstance(seeds, int) else [*seeds]
+    if not all(isinstance(seed, int) for seed in seeds):
+        raise RunError(f"`seeds` must be how many there are, or a list of whole numbers. Got {seeds!r}.")
     if not seeds:
         raise RunError("A comparison must have at least 1 seed. Got none.")
     if select not in SELECTIONS:
@@ -103,12 +121,18 @@ def compare(
         raise RunError(
             f"A comparison needs the scores of clients: evaluation='all' or 'sample:N'. Got {settings.evaluation!r}."
         )
-    chosen = add_references([create(method) if isinstance(method, str) else method for method in methods])
+    methods = [methods] if isinstance(methods, str | Algorithm) else methods
+    chosen = add_references([*map(as_method, methods)])
     build = _builder(task)
     folder = None if folder is None else Path(folder)
     found: dict[tuple[str, int], Report] = {}
     alone = alone_in(folder) if folder is not None else nullcontext()
-    with alone, interruptions(enabled=folder is not None) as stop:
+    bar = show_progress(settings.rounds, runs=len(chosen) * len(seeds), enabled=progress)
+    with alone, interruptions(enabled=folder is not None) as stop, bar as shown:
+
+        def begin_run(name: str, seed: int, how: Begun) -> OnRound:
+            return call_all(shown.begin_run(name, seed, how), on_run and on_run(name, seed, how))
+
         if folder is not None:
             _claim(folder, task, list(chosen.values()), seeds, settings, engine)
         if together is None:
@@ -122,7 +146,10 @@ def compare(
                 _require_beginnings(here, chosen.values(), settings, seed)
                 cells += [Cell.find(name, method, seed, here, settings, folder) for name, method in chosen.items()]
             for group in group_cells(cells, engine.device) if together else [[cell] for cell in cells]:
-                found |= run_cells(group, engine, stop, on_run=on_run, on_round=on_round, on_epoch=on_epoch)
+                found |= run_cells(
+                    group, engine, stop, on_run=begin_run, on_round=on_round,
+                    on_epoch=call_all(shown.show_epoch, on_epoch),
+                )  # fmt: skip
     outcomes = {name: [found[name, seed] for seed in seeds] for name in chosen}
     return Comparison(outcomes, select, target)
 
@@ -263,7 +290,14 @@ def _claim(
 def _builder(task: Recipe | Task | Callable[[int], Task]) -> Callable[[int], Task]:
     if isinstance(task, Recipe):
         return lambda seed: task.with_seed(seed).build()
-    return (lambda _: task) if isinstance(task, Task) else task
+    if isinstance(task, Task):
+        return lambda _: task
+    if not callable(task):
+        raise TaskError(
+            f"`task` must be a Task, a Recipe, or a function that makes a task of a seed. Got {describe_given(task)}.",
+            hint="make one: Recipe('digits', clients=20), or Task.own(...) of your data.",
+        )
+    return task
 
 
 def _digest(data: bytes) -> str:

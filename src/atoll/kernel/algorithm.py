@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import NamesChecked
 from atoll.kernel.hyperparameters import (
     Count,
     Epochs,
@@ -83,7 +84,7 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class Algorithm(NamesChecked):
     """Base of all methods. Override what differs from federated averaging; most methods need two or three.
 
     Hyperparameters are fields, with their ranges in the annotation; a bad value raises when the object is made.
@@ -125,6 +126,11 @@ class Algorithm:
     def deploys_a_model(self) -> bool:
         """Whether what a client deploys is a model of the task's network, and no `Predictor`."""
         return True
+
+    @property
+    def step_size(self) -> float | None:
+        """The step size of its clients, where the method brings one of its own; None: the task's."""
+        return None
 
     def pulls(self, lr: float) -> dict[str, float]:
         """Say how far steps go towards what pulls them, by name: beyond 2, they end further from it than before."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.kernel.batch import Batch
+from atoll.kernel.errors import EngineError, describe_given
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.task import Facts
@@ -232,3 +233,10 @@ class Engine(Protocol):
     def import_plans(self, plans: list[Tree], method: Hashable, facts: Facts) -> None:
         """Take over what `export_plans` gave, unless something else is forced now."""
         ...
+
+
+def require_engine(given: Engine | None) -> None:
+    """Raise EngineError for what is no engine, such as the name of a strategy."""
+    if given is not None and not hasattr(given, "place"):
+        hint = f"LocalEngine(strategy={given!r})" if isinstance(given, str) else "leave it out for LocalEngine()"
+        raise EngineError(f"`engine` must be an engine. Got {describe_given(given)}.", hint=f"{hint}.")

@@ -20,7 +20,9 @@ Each one is also the builtin that fits it, so `except ValueError` works as well 
 """
 
 from collections.abc import Iterable
+from dataclasses import fields
 from difflib import get_close_matches
+from typing import Any, Self
 
 
 class AtollError(Exception):
@@ -122,6 +124,28 @@ def unknown(kind: str, given: str, available: Iterable[str]) -> UnknownName:
     return UnknownName(f"Unknown {kind} {given!r}.{question}\nAvailable: {', '.join(names)}")
 
 
+class NamesChecked:
+    """A dataclass that answers an unknown name with the nearest ones it has, rather than a TypeError."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Check the names; `__init__` takes the values."""
+        own: Any = cls
+        known = [one.name for one in fields(own) if one.init]
+        for name in given:
+            if name not in known:
+                raise unknown(f"argument of {cls.__name__}", name, known)
+        return super().__new__(cls)
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of another library's error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def describe_given(value: object) -> str:
+    """Describe what was given instead of what is needed: `the class Ditto`, `3 (int)`, `a DataFrame`."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | int | float):
+        return f"{value!r} ({type(value).__name__})" if value is not None else "None"
+    return f"a {type(value).__name__}"

@@ -57,6 +57,14 @@ class Network:
         # `functional_call` swaps tensors inside the module while it runs, so threads must not share one.
         self._copies = threading.local()
 
+    def __repr__(self) -> str:
+        return f"<Network {self.name}: {self.parameters:,} parameters>"
+
+    @property
+    def name(self) -> str:
+        """The name of the module's class."""
+        return type(self._original).__name__
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Network:
         """Return the same network with its values on `device`, floating point ones in `dtype`."""
         module = deepcopy(self._original).to(device=device, dtype=dtype)

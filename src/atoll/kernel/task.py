@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.kernel.errors import TaskError
+from atoll.kernel.errors import NamesChecked, TaskError
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(NamesChecked):
     """How a client takes its steps; the same for every method of a comparison."""
 
     lr: float = 0.1

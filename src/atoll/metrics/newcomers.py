@@ -135,7 +135,7 @@ def evaluate_newcomers(
 
 def population_of_newcomer(task: Task, x: Any, y: Any = None, *, seed: int) -> Population:
     """Return one new client of a finished federation by itself, from its samples and, if it has them, targets."""
-    samples = torch.as_tensor(x).to(task.x.device, task.x.dtype)
+    samples = _as_numbers("samples", x).to(task.x.device, task.x.dtype)
     if samples.shape[1:] != task.x.shape[1:] or len(samples) == 0:
         raise TaskError(
             f"A new client's samples must have the shape of the others', {tuple(task.x.shape[1:])}, and be at least 1. "
@@ -164,10 +164,22 @@ def welcome(
     raise TaskError("The new client's work failed; see the log.")
 
 
+def _as_numbers(what: str, values: Any) -> Tensor:
+    """Return values as a tensor; raise TaskError if they are words or something else that is no number."""
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        example = np.asarray(values, dtype=object).ravel()[:1]
+        hint = "give class numbers, from 0, as the task has them." if what == "labels" else "turn them into numbers."
+        raise TaskError(
+            f"A new client's {what} must be numbers. Got {', '.join(map(repr, example)) or 'nothing'}.", hint=hint
+        ) from error
+
+
 def _targets(task: Task, y: Any, samples: int) -> Tensor:
     if y is None:
         return torch.zeros((samples, *task.y.shape[1:]), dtype=task.y.dtype, device=task.y.device)
-    targets = torch.as_tensor(y).to(task.y.device)
+    targets = _as_numbers("labels" if task.classes else "targets", y).to(task.y.device)
     if targets.shape != (samples, *task.y.shape[1:]):
         raise TaskError(f"There must be one target per sample, {samples}. Got {tuple(targets.shape)}.")
     if task.classes is not None and not bool(((targets >= 0) & (targets < task.classes)).all()):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +21,7 @@ from atoll.compose.architectures import check_mixes
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import CohortError, OneShotError, RunError, unknown
+from atoll.kernel.errors import CohortError, NamesChecked, OneShotError, RunError, UnknownName, describe_given, unknown
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
@@ -35,7 +36,7 @@ SAMPLE_SIZE = 1_000  # clients that are scored where there are very many, unless
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(NamesChecked):
     """How a federation is run; together with task and algorithm, everything that decides its numbers."""
 
     rounds: int = 30
@@ -51,8 +52,20 @@ class Settings:
     evaluation: str = "auto"
     memory: str = "auto"  # where clients keep what they keep: "ram", "disk", or "auto" for the one that fits
 
+    def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
+        """Return settings with other values, which were given to a function beside its own arguments."""
+        known = {one.name for one in fields(self)}
+        for name in values:
+            if name not in known:
+                own = {one.name for one in inspect.signature(of).parameters.values() if one.kind is one.KEYWORD_ONLY}
+                raise unknown(f"argument of {of.__name__}", name, known | own)
+        return replace(self, **values)
+
     def check(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for settings that make no sense for this task and algorithm."""
+        for name in ("rounds", "seed", "delay"):
+            if not isinstance(value := getattr(self, name), int):
+                raise CohortError(f"`{name}` must be a whole number. Got {describe_given(value)}.")
         if self.rounds < 1:
             raise CohortError(f"`rounds` must be at least 1. Got {self.rounds!r}.")
         if algorithm.one_shot and self.rounds != 1:
@@ -243,7 +256,7 @@ class RunConfig(Record):
         """The task in words, where it was built from them."""
         try:
             return Recipe.of_config(self)
-        except TypeError as error:
+        except (TypeError, UnknownName) as error:
             raise RunError(f"The recipe of a run must be one of this Atoll: {error}.") from error
 
     def check(self) -> None:

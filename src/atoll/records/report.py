@@ -16,11 +16,13 @@ from atoll.data.statistics import Statistics
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.errors import RunError, unknown
+from atoll.kernel.html import html_table
 from atoll.kernel.references import bibtex
 from atoll.metrics.evaluation import Arrays
 from atoll.metrics.groups import adjusted_rand
 from atoll.records.configuration import Metric, RunConfig, Settings, describe
 from atoll.records.labels import label
+from atoll.records.numbers import Numbers, run_cells
 from atoll.records.rounds import ByName, Evaluation, Figures, Newcomers, Round
 from atoll.records.runs import Run
 from atoll.runtime.channel import Ledger
@@ -49,7 +51,7 @@ class Live:
     engine: Engine
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """The evidence of one run, from memory or from its folder: what `federate` returns."""
 
@@ -96,6 +98,26 @@ class Report:
         report = cls(algorithm, config, run.metrics(), Ledger(run.ledger()), run.statistics, run.outcomes(), run.folder)
         report.require_clients()
         return report
+
+    def __repr__(self) -> str:
+        found = f"{self.clients:,} clients, {self.done} of {self.rounds} rounds, seed {self.seed}"
+        if self.evaluations:
+            numbers = Numbers(**self.metric)
+            score = numbers.score(_scores_by_split(self.evaluations[-1])["test"].macro)
+            found += f", mean test {numbers.name} {score}{' %' * numbers.share}"
+        return f"<Report of {self.label} on {self.task_name}: {found}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook the figures of the last evaluation, their protocol, and the costs."""
+        from atoll.records.results import Results
+
+        heads, rows = run_cells(self)
+        protocol = [Results.of_runs([self]).protocol] if self.evaluations else []
+        costs = (
+            f"{self.megabytes('up'):.1f} MB up and {self.megabytes('down'):.1f} MB down by all clients, "
+            f"{self.gradients:,} gradients, {self.seconds:.1f} s of training."
+        )
+        return str(html_table(heads, rows, title=str(self)[1:-1], note=" ".join([*protocol, costs])))
 
     def require_clients(self) -> None:
         """Raise RunError unless every file of the folder is about the same clients."""
@@ -214,7 +236,19 @@ class Report:
     @property
     def metric(self) -> Metric:
         """The name of the score, whether higher is better, and whether it is a share of 1."""
-        return self.config.task.metric
+        if self.written is None:  # the whole configuration would take a while
+            return Metric.of_json(self.task.network.score.facts)
+        return self.written.task.metric
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task."""
+        return self.task.name if self.written is None else self.written.task.name
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return self.task.clients if self.written is None else self.written.task.clients
 
     @property
     def citations(self) -> str:

@@ -47,7 +47,7 @@ SIGNIFICANT = 0.05
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Results:
     """Methods side by side: for each, one outcome per seed. A single run is a comparison of one."""
 
@@ -65,6 +65,11 @@ class Results:
         for of_seed in zip(*self.outcomes.values(), strict=True):
             for outcome in of_seed[1:]:
                 require_same_task(of_seed[0], outcome)
+
+    def __repr__(self) -> str:
+        methods, seeds = ", ".join(self.outcomes), ", ".join(map(str, self.seeds))
+        task = f"{self.example.task_name}, {self.example.clients:,} clients"
+        return f"<{type(self).__name__} of {methods} on {task}; seed{'s' * (len(self.seeds) > 1)} {seeds}>"
 
     @classmethod
     def of_runs(cls, runs: Iterable[Report], *, absent: Iterable[str] = (), **more: Any) -> Self:
@@ -277,6 +282,8 @@ class Results:
         return {
             "method": method,
             "mean": float(np.mean(macro)),
+            "validation": self._mean_validation(outcomes),
+            "reads_validation": outcomes[0].algorithm.reads_validation,
             "interval": self._interval(macro, self.scores(method)),
             "interval_of_sample": self._interval_of_sample(self.scores(method)),
             **{name: _nanmean([one[name] for one in spread]) for name in spread[0] if name != "macro"},
@@ -307,6 +314,11 @@ class Results:
             "memory_megabytes": max(outcome.memory for outcome in outcomes),
             "seeds": len(outcomes),
         }
+
+    def _mean_validation(self, outcomes: Sequence[Report]) -> float | None:
+        """Return the mean score on validation samples in the round that counts; None without any."""
+        found = _mean(outcome.figures("val", select=self.select).macro for outcome in outcomes)
+        return found if math.isfinite(found) else None
 
     def _interval(self, means: Sequence[float], values: Scores) -> float | None:
         """Return half the 95 % interval of a mean: over seeds; of one seed, that of its sample of clients.
@@ -341,9 +353,14 @@ class Results:
         return found
 
     @property
-    def best(self) -> str:
-        """The method with the best mean."""
-        return str(max(self.results, key=lambda row: self.example.sign * row["mean"])["method"])
+    def best(self) -> str | None:
+        """The method with the best mean on validation samples; None where nobody has any.
+
+        What is chosen by test scores looks better than it is. A method that reads validation samples itself cannot be
+        chosen by them either.
+        """
+        rows = [row for row in self.results if row["validation"] is not None and not row["reads_validation"]]
+        return max(rows, key=lambda row: self.example.sign * row["validation"])["method"] if rows else None
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield one row per method, seed and client that was scored; of very many clients, their percentiles."""

@@ -30,11 +30,11 @@ class Figures(Record):
     ece: float | None = None
     scored: int | None = None  # how many clients, where there are no lists of them
     percentiles: list[float] | None = None  # of the scores, at those of `metrics.fairness`
-    clients: list[float] | None = None
-    losses: list[float] | None = None
-    samples: list[int] | None = None
-    variances: list[float] | None = None  # of the score over a client's samples
-    eces: list[float] | None = None
+    clients: list[float] | None = field(default=None, repr=False)
+    losses: list[float] | None = field(default=None, repr=False)
+    samples: list[int] | None = field(default=None, repr=False)
+    variances: list[float] | None = field(default=None, repr=False)  # of the score over a client's samples
+    eces: list[float] | None = field(default=None, repr=False)
 
     def check(self) -> None:
         """Raise SchemaError unless every list has one entry per client, or there are percentiles."""

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
+from atoll.records.numbers import UNKNOWN
 from atoll.report.drawing import WIDTH, find_ticks
 from atoll.report.figures import COLOURS
 from atoll.report.svg import element, join
-from atoll.report.table import UNKNOWN, plain_table
+from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
     from atoll.data.statistics import Statistics

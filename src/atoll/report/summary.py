@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from atoll.algorithms import file_of
 from atoll.kernel.wrapper import title_of
 from atoll.metrics import significance
+from atoll.records.numbers import Numbers
 from atoll.records.results import SIGNIFICANT
 from atoll.report.clients import Scores, same_clients
 from atoll.report.clusters import describe_clusters
-from atoll.report.table import Numbers, megabytes
+from atoll.report.table import megabytes
 
 if TYPE_CHECKING:
     from atoll.records.results import Results

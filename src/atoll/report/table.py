@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from atoll.kernel.html import html_table
+from atoll.records.numbers import UNKNOWN, Numbers, mean_text, run_cells
+
 if TYPE_CHECKING:
     from atoll.records.report import Report
     from atoll.records.results import Results
@@ -19,54 +21,25 @@ if TYPE_CHECKING:
 BEST = "*"
 SIGNIFICANT = "†"
 HARM = "▼"
-UNKNOWN = "–"
 SHARED = "°"
 SERVERS_TEST = "Server's test: the shared model or ensemble, on the server's own test set."
 LESS_IMPORTANT = ("std", "bottom\n10 %", "MB\ndown", "s", "gain vs\nFedAvg", "MB\nup")  # columns, the least first
 SHORT_NAME = 20  # of a method, which may take several lines
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """How the scores of a metric are written: shares of 1 in percent, others with few digits."""
-
-    name: str
-    higher_is_better: bool = True
-    share: bool = True
-
-    @classmethod
-    def of(cls, comparison: Results) -> Numbers:
-        """Take the metric of a comparison."""
-        return cls(**comparison.metric)
-
-    def score(self, value: float | None) -> str:
-        """Write a score, or a distance between scores."""
-        if value is None or not math.isfinite(value):
-            return UNKNOWN
-        return f"{100 * value:.1f}" if self.share else f"{value:.3g}"
-
-    def gain(self, value: float | None) -> str:
-        """Write a difference of scores, with its sign."""
-        if value is None or not math.isfinite(value):
-            return UNKNOWN
-        return f"{100 * value:+.1f}" if self.share else f"{value:+.2g}"
-
-    @property
-    def unit(self) -> str:
-        """The unit, to follow the name of the metric."""
-        return " in %" if self.share else ""
-
-    @property
-    def points(self) -> str:
-        """The unit of gains."""
-        return "percentage points" if self.share else f"units of {self.name}, positive is better"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonTable:
     """One row per method. Where a terminal is too narrow for all columns, the least important ones are hidden."""
 
     comparison: Results
+
+    def __repr__(self) -> str:
+        return f"<Table of {self.comparison!r}; show it with rich.print>"
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook, with what its figures mean."""
+        heads, rows = comparison_cells(self.comparison)
+        return str(html_table(heads, rows, note=notes(self.comparison)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Print it: `rich` calls this."""
@@ -102,13 +75,15 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
     numbers, several = Numbers.of(comparison), len(comparison.results) > 1
     central = has_central(comparison)
     heads = [
-        "method", "mean ± 95 %" if has_interval(comparison) else "mean", *(["server's\ntest"] if central else []),
+        "method", "val", "mean ± 95 %" if has_interval(comparison) else "mean",
+        *(["server's\ntest"] if central else []),
         "worst\nclient", "bottom\n10 %", "std", "gain vs\nLocal", "gain vs\nFedAvg",
         f"harmed\nof {comparison.scored:,}", "MB\nup", "MB\ndown",
     ]  # fmt: skip
     rows = [
         [
             f"{row['method']} {BEST}" if several and row["method"] == comparison.best else row["method"],
+            validation_text(numbers, row),
             mean_text(numbers, row),
             *([numbers.score(row["central"])] if central else []),
             *(numbers.score(row[name]) for name in ("worst", "bottom10", "std")),
@@ -175,10 +150,19 @@ def notes(comparison: Results) -> str:
     """Explain the table of a comparison."""
     central = f"{SERVERS_TEST} " if has_central(comparison) else ""
     return (
-        f"{BEST} best mean. {comparison.protocol} {central}{gains_note(comparison)} Harmed ({HARM}): worse than with "
-        f"Local by more than one standard error.{harm_note(comparison)} Std is over clients. MB and seconds (s) of "
-        "training are totals of all clients, for one seed."
+        f"{validation_note(comparison, BEST)} {comparison.protocol} {central}{gains_note(comparison)} Harmed ({HARM}): "
+        f"worse than with Local by more than one standard error.{harm_note(comparison)} Std is over clients. MB and "
+        "seconds (s) of training are totals of all clients, for one seed."
     )
+
+
+def validation_note(comparison: Results, mark: str) -> str:
+    """Explain the mark of the best method, and the column that it rests on."""
+    if all(row["validation"] is None for row in comparison.results):
+        return "No method is marked as the best: there are no validation samples to choose by."
+    rough = any(row["reads_validation"] for row in comparison.results)
+    brackets = " In brackets: the method reads these samples itself, so its score on them is too good." if rough else ""
+    return f"{mark} best on validation samples (val), by which a method may be chosen.{brackets}"
 
 
 def gains_note(comparison: Results) -> str:
@@ -204,31 +188,22 @@ def harm_note(comparison: Results) -> str:
 
 def run_table(outcome: Report) -> Table:
     """Make a table of a single run, one row per model and split."""
-    numbers = Numbers(**outcome.metric)
-    table = plain_table(["model", "split"])
-    for head in ("mean", "over samples", "worst client", "bottom 10 %", "std over clients", "loss"):
+    heads, rows = run_cells(outcome)
+    table = plain_table(heads[:2])
+    for head in heads[2:]:
         table.add_column(head, justify="right", no_wrap=True)
-    evaluation = outcome.evaluations[-1].evaluation if outcome.evaluations else None
-    models = {} if evaluation is None else {"personal": evaluation.personal, "shared": evaluation.shared}
-    for model, split in ((model, split) for model in models for split in ("test", "val")):
-        found = (models[model] or {}).get(split)
-        if found is not None:
-            mean = mean_text(numbers, {"mean": found.macro, "interval": found.interval})
-            shown = (found.micro, found.worst, found.bottom10, found.std)
-            loss = f"{found.loss:.3f}" if math.isfinite(found.loss) else UNKNOWN
-            table.add_row(model, split, mean, *map(numbers.score, shown), loss)
-    if outcome.central is not None:
-        table.add_row("shared", "central", UNKNOWN, numbers.score(outcome.central), *[UNKNOWN] * 4)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 # -- how figures are written, here and on the page ---------------------------------------------------------------------
 
 
-def mean_text(numbers: Numbers, row: dict[str, Any]) -> str:
-    """Write the mean with its interval."""
-    mean = numbers.score(row["mean"])
-    return mean if row["interval"] is None else f"{mean} ± {numbers.score(row['interval']):>4}"
+def validation_text(numbers: Numbers, row: dict[str, Any]) -> str:
+    """Write the mean score on validation samples; in brackets if the method reads them itself."""
+    score = numbers.score(row["validation"])
+    return f"({score})" if row["reads_validation"] and score != UNKNOWN else score
 
 
 def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from atoll.records.numbers import Numbers
 from atoll.report.clients import Clients
 from atoll.report.drawing import Style
 from atoll.report.figures import assign_styles
-from atoll.report.table import Numbers
 
 if TYPE_CHECKING:
     from atoll.records.results import Results

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MANY_CLIENTS = 10_000  # beyond, a sample of clients is scored unless all are asked for, and records count, not list
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Population:
     """All clients, as the engine holds them: the task on its device, what clients keep, and the seed."""
 
@@ -25,6 +25,9 @@ class Population:
     memory: Memory
     seed: int
     trainings: Trainings | None = None  # where what was trained is kept, to be found by other runs
+
+    def __repr__(self) -> str:
+        return f"<Population of {self.task!r}, seed {self.seed}>"
 
     @cached_property
     def facts(self) -> Facts:

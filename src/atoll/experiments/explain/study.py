@@ -19,9 +19,9 @@ from atoll.experiments.comparison import Comparison, read_runs
 from atoll.experiments.explain.words import join_names, p_text
 from atoll.kernel.errors import RunError, UnknownName, unknown
 from atoll.records.labels import REFERENCES
+from atoll.records.numbers import Numbers
 from atoll.records.report import Report, Select
 from atoll.records.results import SIGNIFICANT
-from atoll.report.table import Numbers
 from atoll.runtime.population import MANY_CLIENTS
 
 Values = NDArray[np.float64]
@@ -351,5 +351,5 @@ def best_method(comparison: Comparison) -> str:
     local, fedavg = (comparison.reference(name) for name in REFERENCES)
     rows = [row for row in comparison.results if row["method"] not in (local, fedavg)]
     if not rows:
-        return fedavg or comparison.best
+        return fedavg or local or next(iter(comparison.outcomes))
     return str(max(rows, key=lambda row: comparison.example.sign * row["mean"])["method"])

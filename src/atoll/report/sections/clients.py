@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.metrics import fairness
+from atoll.records.numbers import UNKNOWN
 from atoll.report import figures
 from atoll.report.bins import draw_bins
 from atoll.report.drawing import NARROW, WIDTH, find_ticks
 from atoll.report.parts import Block, Cell, Details, Figure, Grid, Part, Row, Table, Widths
-from atoll.report.table import HARM, UNKNOWN
+from atoll.report.table import HARM
 from atoll.report.view import View
 from atoll.runtime.population import MANY_CLIENTS
 

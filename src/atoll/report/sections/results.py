@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from atoll.metrics.fairness import DECILES
+from atoll.records.numbers import UNKNOWN, mean_text
 from atoll.report.parts import Cell, Details, Part, Row, Table
 from atoll.report.table import (
     HARM,
     SERVERS_TEST,
-    UNKNOWN,
     gain_text,
     gains_note,
     harmed_text,
     has_interval,
-    mean_text,
     megabytes,
+    validation_note,
+    validation_text,
 )
 from atoll.report.view import View
 
@@ -29,6 +30,7 @@ def collect_results(view: View) -> list[Part]:
     comparison, numbers = view.comparison, view.numbers
     several = len(comparison.outcomes) > 1
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "Validation": lambda row: validation_text(numbers, row),
         "Mean ±\u00a095\u00a0%" if has_interval(comparison) else "Mean": lambda row: mean_text(numbers, row),
         "Server's test": lambda row: numbers.score(row["central"]),
         "Worst client": lambda row: numbers.score(row["worst"]),
@@ -73,7 +75,7 @@ def _explain_columns(view: View, columns: Iterable[str]) -> str:
         "Rounds": f"Target: a validation score of {target}, as a mean of three evaluations; – if a seed does not "
         "reach it. MB count all clients and both directions.",
     }
-    star = [f"{BEST} best mean."] if len(comparison.outcomes) > 1 else []
+    star = [validation_note(comparison, BEST)] if len(comparison.outcomes) > 1 else []
     return " ".join([*star, *(note for word, note in notes.items() if any(head.startswith(word) for head in columns))])
 
 

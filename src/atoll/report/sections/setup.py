@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from atoll.kernel.wrapper import values_of
+from atoll.records.numbers import UNKNOWN
 from atoll.records.runs import machine, versions
 from atoll.report.parts import Details, Part, Row, Table, Text
-from atoll.report.table import UNKNOWN, megabytes
+from atoll.report.table import megabytes
 from atoll.report.view import View
 
 

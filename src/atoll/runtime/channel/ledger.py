@@ -76,6 +76,10 @@ class Ledger:
         self.entries: list[Entry] = list(entries or ())
         self.listed = listed
 
+    def __repr__(self) -> str:
+        sums = [f"{self.bytes(way) / 1e6:.1f} MB {way}" for way in ("up", "down")]
+        return f"<Ledger of {sum(entry.count for entry in self.entries):,} messages: {', '.join(sums)}>"
+
     def record(self, entry: Entry) -> None:
         """Write an entry; nothing is written for messages without bytes."""
         if not entry.total:

@@ -92,6 +92,9 @@ class LocalEngine(Planner):
         self.together: Together | None = None  # while several runs share this engine
         self._moved: dict[Hashable, tuple[Task, Task]] = {}  # the last task, and what became of it here
 
+    def __repr__(self) -> str:
+        return f"<LocalEngine on {self.device}: {self.options['strategy']}, {self.precision}>"
+
     @property
     def channels_last(self) -> bool:
         """Whether images are best laid out as tensor cores read them, where no plan was measured."""

@@ -1,0 +1,1 @@
+"""Out of one process: sites on a network."""
