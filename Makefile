@@ -5,7 +5,7 @@ TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test test-all check bench clean
+.PHONY: help install browser demo docs test test-all check bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ demo: .venv/.installed  ## Compare six methods on the bundled digits, 20 clients
 	$(BIN)/atoll compare local fedavg fedavg-ft fedprox ditto fedper \
 		--task digits --partition dirichlet:0.3 --clients 20 --seeds 3
 
+docs: .venv/.installed  ## Build the documentation as a site in site/; open site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Built site/index.html"
+
 test: check browser  ## Everything the continuous integration runs: lint, format, types, tests
 	$(TESTS) -m "not slow"
 
@@ -46,5 +50,5 @@ bench: .venv/.installed  ## Measure speed on this machine
 	$(BIN)/atoll bench
 
 clean:  ## Remove the environment, caches and build output (runs/ stays)
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,8 +4,9 @@ import re
 import shlex
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,14 +134,20 @@ def commands(page: Path) -> Iterator[list[str]]:
 WITH_COMMANDS = [page for page in PAGES if any(commands(page))]
 
 
+def options_of(command: Any, words: Sequence[str] = ()) -> set[str]:
+    """The options of a command; of a group, those of the command that the words name, or of all."""
+    inner = getattr(command, "commands", {})
+    inner = {words[0]: inner[words[0]]} if words and words[0] in inner else inner
+    own = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    return own.union(*map(options_of, inner.values()))
+
+
 def test_options_named_alone_exist() -> None:
     import typer.main
 
     from atoll.cli import app
 
-    group = typer.main.get_command(app)
-    parameters = [one for command in group.commands.values() for one in command.params]  # type: ignore[attr-defined]
-    options = {option for one in parameters for option in (*one.opts, *one.secondary_opts)}
+    options = set().union(*map(options_of, typer.main.get_command(app).commands.values()))  # type: ignore[attr-defined]
     for page in PAGES:
         for option in re.findall(r"`(--[a-z-]+)", FENCE.sub("", page.read_text())):
             assert option in options, f"{named(page)}: {option}"
@@ -155,8 +162,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     group = typer.main.get_command(app)
     for name, *words in commands(page):
         assert name in group.commands, f"atoll {name}"  # type: ignore[attr-defined]
-        parameters = group.commands[name].params  # type: ignore[attr-defined]
-        options = {option for one in parameters for option in (*one.opts, *one.secondary_opts)} | {"--help"}
+        options = options_of(group.commands[name], words) | {"--help"}  # type: ignore[attr-defined]
         for word in words:
             if word.startswith("--"):
                 assert word.partition("=")[0] in options, f"atoll {name} {word}"

@@ -70,6 +70,42 @@ def test_new_method(tiny_task: Task) -> None:
         blend(share=1.5)  # type: ignore[call-arg]
 
 
+# A bar in a real kernel, opened at once; it is drawn again at its end.
+BAR = """
+import atoll.records.progress as progress
+progress.DELAY = 0.0
+with progress.show_progress(rounds=4, runs=1) as bar:
+    while bar._bar is None:
+        pass
+    bar.begin("<ditto>")
+    bar.advance(3)
+"""
+
+
+def test_the_notebook_shows_tables_and_progress(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(EXAMPLES / "compare.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)  # it is kept without outputs
+    notebook.cells.append(nbformat.v4.new_code_cell(BAR))
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
+    client.execute()
+    shown = [
+        [output["data"].get("text/html", "") for output in cell.outputs if "data" in output]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+    assert "On average a client" in shown[0][-1]
+    assert "Gains are paired by client" in shown[1][-1]
+    assert all(name in shown[1][-1] for name in ("local", "fedavg", "fedavg-ft", "ditto"))
+    assert (tmp_path / "report" / "report.html").exists()
+    (bar,) = shown[-1]
+    assert '<progress value="3" max="4"' in bar
+    assert "&lt;ditto&gt;" in bar
+
+
 @pytest.fixture
 def tiny_task() -> Task:
     return Task.build(datasets.load("digits"), partition.parse("iid"), clients=2)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.records.configuration import Settings
     from atoll.records.report import Report
     from atoll.runtime.engines import LocalEngine
+    from atoll.runtime.engines.cluster import RayEngine
 
 # Names are imported when they are first asked for: `atoll --help` need not wait for torch.
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "LocalEngine": "runtime.engines",
     "Params": "kernel.params",
     "Predictor": "kernel.predictor",
+    "RayEngine": "runtime.engines.cluster",
     "Recipe": "data.recipe",
     "Replies": "kernel.replies",
     "Report": "records.report",
@@ -48,6 +50,7 @@ __all__ = [
     "LocalEngine",
     "Params",
     "Predictor",
+    "RayEngine",
     "Recipe",
     "Replies",
     "Report",

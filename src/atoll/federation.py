@@ -144,6 +144,7 @@ def close(session: Session, round: int) -> None:
         found["evaluation"], session.outcomes = evaluate_round(
             session.engine, session.population, session.method, session.server, round=done, seed=settings.seed,
             last=done == settings.rounds, calls=settings.rounds // settings.every + 1, scored=session.scored,
+            metric=settings.metric,
         )  # fmt: skip
     found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
     if session.trainings and session.trainings.found:

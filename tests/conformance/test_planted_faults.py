@@ -475,8 +475,37 @@ def test_results_are_handed_out_as_they_come() -> None:
     assert all(result.message for result in results if not result.passed)
 
 
+# Its server tells clients something that no message carries: in one process nobody notices.
+WHISPERS = """
+from dataclasses import dataclass
+from atoll import Algorithm, Update
+from atoll.toolbox.client import sgd
+
+ROUNDS = []
+
+@dataclass(frozen=True, kw_only=True)
+class Whispers(Algorithm):
+    def start(self, task):
+        ROUNDS.clear()
+        return super().start(task)
+
+    def aggregate(self, w, replies):
+        ROUNDS.append(1)
+        return super().aggregate(w, replies)
+
+    def local(self, w, cohort):
+        return Update(send={"delta": sgd(cohort, start=w, epochs=1 + len(ROUNDS)) - w}, weight=cohort.samples)
+"""
+
+
+def test_what_no_message_carries_is_not_known_at_sites(tmp_path: Path) -> None:
+    (tmp_path / "whispers.py").write_text(WHISPERS)
+    with pytest.raises(ConformanceError, match="Clients at sites must give the same numbers as on one machine"):
+        the_check("sites-agree").run(create(str(tmp_path / "whispers.py")))
+
+
 def test_every_check_finds_some_fault() -> None:
-    assert set().union(*FAULTS.values(), CAUGHT.values()) == {one.name for one in checks()}
+    assert {"sites-agree"}.union(*FAULTS.values(), CAUGHT.values()) == {one.name for one in checks()}
 
 
 @dataclass(frozen=True, kw_only=True)

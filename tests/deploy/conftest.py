@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.deploy.flower.certificates import make_keys, read_site_key, read_sites
+from atoll.deploy.flower.certificates import SiteKeys, make_keys, read_members
 from atoll.deploy.flower.link import Link
 from atoll.deploy.flower.node import Node
 
@@ -31,19 +31,14 @@ def open_link(keys: Path, **more) -> Link:
     server = keys / "server"
     certificate = more.pop("certificate", (server / "server.crt", server / "server.key"))
     more = {"patience": 1.5, "hold": 0.3} | more
-    return Link(("127.0.0.1", more.pop("port", 0)), read_sites(server / "sites"), certificate, **more)
+    sites = {name: one.node for name, one in read_members(server / "sites").items()}
+    return Link(("127.0.0.1", more.pop("port", 0)), sites, certificate, **more)
 
 
 def make_node(keys: Path, link: Link, name: str, **more) -> Node:
     authority = more.pop("authority", keys / "ca.crt")
-    return Node(
-        f"127.0.0.1:{link.port}",
-        read_site_key(keys / "sites" / name / "node.key"),
-        authority,
-        retry=0.1,
-        beat=0.3,
-        **more,
-    )
+    mine = SiteKeys.read(keys / "sites" / name)
+    return Node(f"127.0.0.1:{link.port}", mine.node, authority, **{"retry": 0.1, "beat": 0.3} | more)
 
 
 @contextmanager

@@ -16,16 +16,16 @@ from deploy.conftest import make_node, open_link
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from atoll.deploy.flower import node as node_module
-from atoll.deploy.flower.certificates import make_keys, make_site_key, read_site_key, read_sites
+from atoll.deploy.flower.certificates import ServerKeys, SiteKeys, make_keys, make_site_keys, read_members
 from atoll.deploy.flower.link import OPEN
 from atoll.deploy.flower.node import Node
-from atoll.kernel.errors import EngineError, RunError, UnknownName
+from atoll.kernel.errors import DeployError
 from atoll.kernel.randomness import generator
 
 
 def refuse(node: Node) -> str:
     """What a node says that is turned away."""
-    with pytest.raises(EngineError) as refusal:
+    with pytest.raises(DeployError) as refusal:
         node.serve(lambda envelope: envelope, threading.Event())
     return str(refusal.value)
 
@@ -46,7 +46,7 @@ def test_a_certificate_for_another_name_is_not_trusted(keys, tmp_path):
 
 def test_a_key_that_the_server_does_not_know_is_refused(keys, link, tmp_path):
     make_keys(tmp_path, hosts=[], sites=["Ulm"])
-    stranger = Node(f"127.0.0.1:{link.port}", read_site_key(tmp_path / "sites/Ulm/node.key"), keys / "ca.crt")
+    stranger = Node(f"127.0.0.1:{link.port}", SiteKeys.read(tmp_path / "sites/Ulm").node, keys / "ca.crt")
     assert refuse(stranger).startswith("The server must know this site's key.")
 
 
@@ -176,25 +176,33 @@ def _post_signed(client, path: str, body: bytes) -> int:
 
 
 def test_names_and_keys_of_sites_are_checked(tmp_path):
-    with pytest.raises(UnknownName, match="A site's name must be letters"):
+    sites = tmp_path / "server" / "sites"
+    with pytest.raises(DeployError, match="A name must be 1 to 64 letters"):
         make_keys(tmp_path, hosts=[], sites=["../Ulm"])
-    with pytest.raises(UnknownName, match="Each site must have a name of its own"):
+    with pytest.raises(DeployError, match="Each site must have a name of its own"):
         make_keys(tmp_path, hosts=[], sites=["Ulm", "Ulm"])
-    with pytest.raises(RunError, match="The server must know the sites' public keys"):
-        read_sites(tmp_path / "server" / "sites")
+    with pytest.raises(DeployError, match="The server must know the sites' public keys"):
+        read_members(sites)
     make_keys(tmp_path, hosts=["localhost"], sites=["Ulm"])
     before = (tmp_path / "sites/Ulm/node.key").read_bytes()
     make_keys(tmp_path, hosts=[], sites=["Ulm", "Lund"])  # a second call adds
     assert (tmp_path / "sites/Ulm/node.key").read_bytes() == before
-    assert sorted(read_sites(tmp_path / "server/sites")) == ["Lund", "Ulm"]
-    assert (tmp_path / "sites/Ulm/node.key").stat().st_mode & 0o077 == 0
-    (tmp_path / "server/sites/Twin.pub").write_bytes((tmp_path / "server/sites/Ulm.pub").read_bytes())
-    with pytest.raises(RunError, match="Twin and Ulm have the same one"):
-        read_sites(tmp_path / "server" / "sites")
-    with pytest.raises(RunError, match="must not be overwritten"):
-        make_site_key(tmp_path / "sites/Ulm", "Ulm", tmp_path)
-    with pytest.raises(RunError, match="A site must show who it is with its key"):
-        read_site_key(tmp_path / "nowhere")
+    assert sorted(ServerKeys.read(tmp_path / "server").members) == ["Lund", "Ulm"]
+    for secret in ("ca.key", "server/server.key", "server/coordinator.key", "sites/Ulm/node.key", "sites/Ulm/Ulm.key"):
+        assert (tmp_path / secret).stat().st_mode & 0o077 == 0, secret
+    own = make_site_keys(tmp_path / "own", "Porto")  # a site makes its own, and hands over the public part
+    (sites / "Porto.pub").write_bytes(own[-1].read_bytes())
+    assert sorted(read_members(sites)) == ["Lund", "Porto", "Ulm"]
+    (sites / "Twin.pub").write_bytes((sites / "Ulm.pub").read_bytes())
+    with pytest.raises(DeployError, match="must have the site's name"):
+        read_members(sites)
+    (sites / "Twin.pub").write_bytes((sites / "Ulm.pub").read_bytes().replace(b" Ulm", b" Twin"))
+    with pytest.raises(DeployError, match="Twin and Ulm have the same one"):
+        read_members(sites)
+    with pytest.raises(DeployError, match="must not be overwritten"):
+        make_site_keys(tmp_path / "sites/Ulm", "Ulm")
+    with pytest.raises(DeployError, match="A site must show who it is"):
+        SiteKeys.read(tmp_path / "nowhere")
 
 
 def _trust(keys: Path):

@@ -85,7 +85,7 @@ def test_json_is_strict_and_has_everything(found, tmp_path):
     read = json.loads(save(found, tmp_path)["json"].read_text(), parse_constant=refuse)
     assert read["protocol"] == found.protocol
     assert (read["select"], read["missing"]) == ("last", [])
-    assert read["metric"] == {"name": "accuracy", "higher_is_better": True, "share": True}
+    assert read["metric"] == {"name": "accuracy", "higher_is_better": True, "share": True, "mean": True}
     assert [row["mean"] for row in read["results"]] == [row["mean"] for row in found.results]
     assert len(read["clients"]) == 30
     assert read["groups"]["fedavg"]["size"] == {

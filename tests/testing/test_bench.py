@@ -75,14 +75,31 @@ def pfllib(tmp_path: Path) -> Path:
 def test_all_rows_are_in_one_table_and_in_the_file(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "CPU", TINY)
     file = tmp_path / "speed.json"
-    assert bench.run("cpu", quick=True, file=file) == 0
+    assert bench.run("cpu", file=file) == 0
     found = json.loads(file.read_text())
     assert [row["workload"] for row in found["rows"]] == ["mlp-1x4x4-3x2", "mlp-1x4x4-3x2-skewed-2-seeds"]
     assert {"command", "device", "machine", "versions", "when", "rows"} == found.keys()
     for row in found["rows"]:
         assert row["first"] > 0
         assert row["ratio"] == pytest.approx(row["theirs"] / row["atoll"])
-    assert "first result" in capsys.readouterr().out.replace("\n", " ")
+    title, heads, *lines = capsys.readouterr().out.splitlines()
+    assert title.startswith("Speed on ")
+    assert heads.split()[:3] == ["workload", "unit", "beside"]
+    assert [line.split()[0] for line in lines] == [row["workload"] for row in found["rows"]]
+    for head, cell in (("unit", "us per"), ("beside", "plain")):  # a figure stands under its head
+        assert all(line.index(cell) == heads.index(head) for line in lines)
+
+
+def test_a_quick_look_measures_short_workloads_without_targets(monkeypatch, tmp_path, capsys):
+    slow = Workload("mlp", (1, 4, 4), 3, 2, target=1e9, steps=40)
+    monkeypatch.setattr(bench, "CPU", (slow, TINY[1], Whole("demo", "local", most=0.0)))
+    assert bench.run("cpu", quick=True) == 0
+    out = capsys.readouterr().out
+    assert "mlp-1x4x4-3x2 " in out
+    assert "skewed" not in out
+    assert "demo" not in out
+    assert "compiled" not in out.splitlines()[2]
+    assert "`atoll bench` measures all" in out
 
 
 def test_several_seeds_are_timed_side_by_side(monkeypatch):

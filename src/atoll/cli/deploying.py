@@ -25,12 +25,12 @@ def keys(
     ] = None,
 ) -> None:
     """Make the keys of a federation: an authority, the server's certificate and a key for each site."""
-    from atoll.deploy.flower.certificates import make_keys, make_site_key
+    from atoll.deploy.flower.certificates import make_keys, make_site_keys
 
     if own is not None:
         if host or site:
             raise UnknownName("A site makes its own key alone: `--own` must not be given with `--host` or `--site`.")
-        made = make_site_key(folder, own, folder)
+        made = make_site_keys(folder, own)
     elif not host and not site:
         raise UnknownName(
             "`atoll deploy keys` must know the server's names and the sites. Got neither --host nor --site.",

@@ -1,22 +1,25 @@
-"""Commands that only show: list, show, partition, explain, data."""
+"""Commands that only show: list, show, partition, explain."""
 
 import functools
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from atoll.cli.display import messages, out, say, write, write_paths
-from atoll.cli.program import FAILED, RUNS, TRUST, app, option
-from atoll.kernel.errors import AtollError, UnknownName, unknown
+from atoll.cli import completion
+from atoll.cli.display import out, say, write, write_paths
+from atoll.cli.options import OwnOptions, with_options
+from atoll.cli.program import RUNS, TRUST, app, option
+from atoll.kernel.errors import AtollError, unknown
 from atoll.kernel.references import bibtex
 from atoll.records.numbers import UNKNOWN, Numbers
 from atoll.report.table import plain_table
@@ -27,44 +30,56 @@ if TYPE_CHECKING:
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs")] = "algorithms",
+    what: Annotated[
+        str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs", **completion.WHAT_TO_LIST)
+    ] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
+    long: Annotated[bool, option("With hyperparameters.", "--long", "-l")] = False,
 ) -> None:
     """List algorithms, pairs, tasks, partitions, models or runs."""
     kinds: dict[str, Callable[[], RenderableType]] = {
-        "algorithms": functools.partial(_list_algorithms, one_shot),
-        "pairs": _list_pairs, "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models,
-        "runs": _list_runs,
+        "algorithms": functools.partial(_list_algorithms, one_shot, long),
+        "pairs": functools.partial(_list_pairs, long),
+        "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models, "runs": _list_runs,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
     out().print(kinds[what]())
+    if what == "algorithms" and not long:
+        say("`atoll show NAME` explains one, `--long` adds hyperparameters, `--one-shot` lists those that upload once.")
 
 
-def _list_algorithms(one_shot: bool) -> Table:
+def _list_algorithms(one_shot: bool, long: bool) -> Table:
     from atoll.algorithms import list_methods
     from atoll.kernel.algorithm import hyperparameters
 
-    rows = [
-        [
-            name,
-            (method.__doc__ or "").split("\n")[0],
-            ", ".join(f"{one.name}={one.default}" for one in hyperparameters(method)),
-        ]
-        for name, method in sorted(list_methods().items())
-        if method.one_shot or not one_shot
-    ]
-    return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
+    methods = {name: method for name, method in sorted(list_methods().items()) if method.one_shot or not one_shot}
+    described = {name: (method.__doc__ or "").split("\n")[0] for name, method in methods.items()}
+    if long:
+        values = {
+            name: ", ".join(f"{one.name}={one.default}" for one in hyperparameters(method))
+            for name, method in methods.items()
+        }
+        rows = [[name, text, values[name]] for name, text in described.items()]
+        return plain_table(["algorithm", "what it is", "hyperparameters"], rows)
+    room = out().width - max(map(len, described)) - 3
+    rows = [[name, textwrap.shorten(text, room, placeholder=" …")] for name, text in described.items()]
+    return plain_table(["algorithm", "what it is"], rows)
 
 
-def _list_pairs() -> Group:
+def _list_pairs(long: bool) -> Group:
     """List trainings, pieces and answers with what they are; then which answers go with each training."""
     from atoll.algorithms import list_pairs, list_parts, name_of
     from atoll.kernel.algorithm import hyperparameters
     from atoll.toolbox.pairs import AnswerPiece, LocalTraining, ServerAnswer, TrainingPiece
 
     rows = [
-        [title, name, (part.__doc__ or "").split("\n")[0], ", ".join(one.name for one in hyperparameters(part))]
+        [
+            title,
+            name,
+            (part.__doc__ or "").split("\n")[0],
+            *([", ".join(one.name for one in hyperparameters(part))] if long else []),
+        ]
         for title, kind in (
             ("training", LocalTraining),
             ("piece", TrainingPiece),
@@ -73,7 +88,7 @@ def _list_pairs() -> Group:
         )
         for name, part in list_parts(kind).items()
     ]
-    parts = plain_table(["", "name", "what it is", "hyperparameters"], rows)
+    parts = plain_table(["", "name", "what it is", *(["hyperparameters"] if long else [])], rows)
     pairs = list_pairs()
     together = []
     for training in list_parts(LocalTraining):
@@ -132,21 +147,29 @@ def _describe_run(folder: Path) -> list[str]:
 
 
 @app.command()
+@with_options
 def partition(
-    task: Annotated[str, option("Data set; see `atoll list tasks`.")] = "digits",
-    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.")] = "auto",
+    task: Annotated[str, option("Data set; see `atoll list tasks`.", **completion.TASKS)] = "digits",
+    partition: Annotated[
+        str, option("How samples are dealt; see `atoll list partitions`.", **completion.PARTITIONS)
+    ] = "auto",
     clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.")] = None,
     split: Annotated[str, option("Per cent of a client's samples: train/val/test.")] = "60/15/25",
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.")] = None,
     seed: Annotated[int, option("Of the draws.")] = 0,
     out: Annotated[Path | None, option("Where to draw it, an .svg file.")] = None,
+    *,
+    options: OwnOptions,
 ) -> None:
     """Show who gets which samples: sizes, labels and how clients differ, as a table and as a picture."""
     from atoll.data.recipe import Recipe
     from atoll.report.partition import save_picture, statistics_table
 
     folder = None if data is None else str(data.resolve())
-    found = Recipe(task, partition, clients, seed=seed, split=split, data=folder).build().statistics
+    words: dict[str, Any] = {"partition": partition, "clients": clients, "seed": seed, "split": split}
+    own = options.own_data()
+    recipe = Recipe(task, data=folder, **words) if own is None else Recipe.of_own(own, **words)
+    found = recipe.build().statistics
     write(statistics_table(found), "", Text(f"{found.sentence} Training samples, seed {seed}."))
     if out is not None:
         save_picture(found, out)
@@ -154,7 +177,9 @@ def partition(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A method's name or file.", **completion.METHODS)],
+) -> None:
     """Explain a method: its objective, hyperparameters, what it sends, and what to cite."""
     from atoll.compose import create
     from atoll.kernel.algorithm import describe_values, hyperparameters
@@ -228,34 +253,3 @@ def field_comments(method: "Algorithm") -> dict[str, str]:
 def parts_of(method: type) -> list[type]:
     """Return what a pair is made of; nothing for another method."""
     return [*getattr(method, "client_parts", ()), *getattr(method, "server_parts", ())]
-
-
-@app.command("data")
-def data_(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One data set; else all of them.")] = None,
-    download: Annotated[bool, option("Fetch it from where it is published.", "--download")] = False,
-    verify: Annotated[bool, option("Check the files against known checksums.", "--verify")] = False,
-    folder: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", "--data")] = None,
-) -> None:
-    """List data sets and where they are; fetch one; check files."""
-    from atoll.data import datasets
-    from atoll.data import download as files
-
-    root = datasets.data_folder(folder)
-    if download:
-        if name is None:
-            raise UnknownName("`--download` must be given the name of a data set.", hint="`atoll data` lists them.")
-        with files.show_progress(messages()) as progress:
-            files.fetch(name, datasets.require_root(root), progress=progress)
-    if verify:
-        folder = datasets.require_root(root)
-        verdicts = files.verify(folder, name)
-        rows = [[str(path.relative_to(folder)), verdict] for path, verdict in verdicts.items()]
-        write(plain_table([f"file in {folder}", "checksum"], rows))
-        if "WRONG" in verdicts.values():
-            raise typer.Exit(FAILED)
-        return
-    write(plain_table(datasets.OVERVIEW, datasets.overview(root, name)))
-    say(f"folder: {root}" if root else "no data folder is given: use --data DIR, or set ATOLL_DATA")
-    if name and datasets.locate(name, root) == datasets.ABSENT:
-        say(f"to get it: {files.how_to_get(name)}")

@@ -1,4 +1,4 @@
-"""The options that `run` and `compare` have in common."""
+"""The options that commands have in common: of the task, of clients' steps, of the federation, of the engine."""
 
 import dataclasses
 import inspect
@@ -8,33 +8,84 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from atoll.cli import completion
 from atoll.cli.display import listen
 from atoll.cli.program import VERBOSE, option
 from atoll.kernel.errors import EngineError, UnknownName
 
 if TYPE_CHECKING:
+    from atoll.data.own import Own
     from atoll.data.recipe import Recipe
     from atoll.kernel.algorithm import Algorithm
     from atoll.records.configuration import Settings
+    from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
 
-TASK, STEPS, ROUNDS, ENGINE, TRACKING = (
-    {"panel": name} for name in ("The task", "Clients' steps", "The federation", "The engine", "Tracking")
+TASK, OWN, STEPS, ROUNDS, ENGINE, TRACKING = (
+    {"panel": name}
+    for name in ("The task", "Your own data", "Clients' steps", "The federation", "The engine", "Tracking")
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class OwnOptions:
+    """The options of any command that takes own data: the words of `Task.own`."""
+
+    own: Annotated[Path | None, option("Your data: a folder with a file per client, or one file.", **OWN)] = None
+    target: Annotated[str | None, option("The column to predict; else y.", **OWN)] = None
+    client: Annotated[str | None, option("Of one file, the column that names the client.", **OWN)] = None
+    kind: Annotated[str, option("auto, classification, regression or tokens.", **OWN)] = "auto"
+    features: Annotated[str | None, option("The columns to use, as age,sex; else all others.", **OWN)] = None
+    categorical: Annotated[str | None, option("Columns of codes that look like numbers, as ward,icd.", **OWN)] = None
+    classes: Annotated[str | None, option("How many, or the labels in order, as low,high.", **OWN)] = None
+    standardise: Annotated[
+        str, option("Whose training samples give mean and spread: client, global or none; auto: client.", **OWN)
+    ] = "auto"
+    group: Annotated[str | None, option("A column, as patient: no group is on both sides of the split.", **OWN)] = None
+    order: Annotated[str | None, option("A column of times: the past trains, the future tests.", **OWN)] = None
+    gap: Annotated[int, option("With --order, samples left out before val and before test.", min=0, **OWN)] = 0
+    min_samples: Annotated[int, option("The fewest samples of a client.", min=1, **OWN)] = 2
+    lone_labels: Annotated[str, option("A label that one client alone has: warn or error.", **OWN)] = "warn"
+    name: Annotated[str | None, option("What your data are called; else as their folder or file.", **OWN)] = None
+
+    def own_data(self) -> "Own | None":
+        """Return the words of own data; None where a data set is asked for."""
+        given = {one.name: getattr(self, one.name) for one in dataclasses.fields(OwnOptions) if one.name != "own"}
+        if self.own is None:
+            changed = [one.name for one in dataclasses.fields(OwnOptions) if one.default != getattr(self, one.name)]
+            if changed:
+                raise UnknownName(
+                    f"`{changed[0]}` must come with `own`, which says where your data are.",
+                    hint="for example --own hospitals/ --target readmitted.",
+                )
+            return None
+        from atoll.data.own import Own, parse_classes
+
+        lists = {name: split_names(given[name]) for name in ("features", "categorical")}
+        return Own.of(
+            self.own,
+            **{**given, **lists, "categorical": lists["categorical"] or (), "classes": parse_classes(self.classes)},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(OwnOptions):
     """The options of `run` and `compare`, with their help."""
 
-    task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK)] = "digits"
-    partition: Annotated[str, option("How samples are dealt; see `atoll list partitions`.", **TASK)] = "auto"
+    task: Annotated[str, option("Data set; see `atoll list tasks`.", **TASK, **completion.TASKS)] = "digits"
+    partition: Annotated[
+        str, option("How samples are dealt; see `atoll list partitions`.", **TASK, **completion.PARTITIONS)
+    ] = "auto"
     clients: Annotated[int | None, option("How many there are; else 20, or all natural ones.", **TASK)] = None
-    model: Annotated[str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK)] = "auto"
+    model: Annotated[
+        str, option("Network, see `atoll list models`; several in turn: mlp:32/mlp:64.", **TASK, **completion.MODELS)
+    ] = "auto"
     data: Annotated[Path | None, option("Folder of the data sets; else $ATOLL_DATA.", **TASK)] = None
     samples: Annotated[int | None, option("So many of the data set's samples; else all.", **TASK)] = None
     partition_seed: Annotated[int | None, option("Who gets what; else the seed.", **TASK)] = None
-    split: Annotated[str, option("Per cent of a client's samples: train/val/test.", **TASK)] = "60/15/25"
+    split: Annotated[
+        str, option("Per cent of a client's samples: train/val/test; of own data, or a column that says it.", **TASK)
+    ] = "60/15/25"
     central: Annotated[str, option("The server's test set: none, official, or a share as 0.1.", **TASK)] = "none"
     public: Annotated[float, option("Share of samples that everybody may see.", **TASK)] = 0.0
     augment: Annotated[
@@ -68,13 +119,29 @@ class Options:
             **ROUNDS,
         ),
     ] = "auto"
+    metric: Annotated[
+        str,
+        option(
+            "What clients are judged by: accuracy, balanced-accuracy, f1, auroc, average-precision, log-loss, top-K; "
+            "mae, mse, rmse, r2; auto: the task's own.",
+            **ROUNDS,
+        ),
+    ] = "auto"
     memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
     engine: Annotated[
-        str, option("Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan.", **ENGINE)
+        str,
+        option(
+            "Clients at once: auto, loop, whole, threads, chunk:N, threads:N; or a plan. On a Ray cluster: ray, "
+            "ray:HOST:PORT.",
+            **ENGINE,
+        ),
     ] = "auto"
+    workers: Annotated[
+        int | None, option("Of a cluster; else one per GPU, or per core if there is none.", min=1, **ENGINE)
+    ] = None
     compile: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None
     precision: Annotated[str, option("fp32, tf32 or bf16.", **ENGINE)] = "fp32"
-    device: Annotated[str, option("auto, cpu or cuda.", **ENGINE)] = "auto"
+    device: Annotated[str, option("auto, cpu, cuda or mps.", **ENGINE, **completion.WHERE)] = "auto"
     timeout: Annotated[
         float | None,
         option("Seconds after which a reply counts as lost (one that never comes is waited for).", **ENGINE),
@@ -96,21 +163,25 @@ class Options:
             "partition", "clients", "model", "seed", "samples", "partition_seed", "split", "central", "public",
             "augment", "unseen",
         )  # fmt: skip
-        return Recipe(self.task, data=data, training=training, **{name: getattr(self, name) for name in named})
+        words = {name: getattr(self, name) for name in named}
+        own = self.own_data()
+        if own is not None:
+            return Recipe.of_own(own, training=training, **words)
+        return Recipe(self.task, data=data, training=training, **words)
 
     def settings(self, methods: Sequence["Algorithm"]) -> "Settings":
         """Return the settings of a federation with these methods."""
         from atoll.records.configuration import Settings
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
-        names = ("seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "memory")
+        names = ("seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory")
         return Settings(
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
         )
 
-    def local_engine(self) -> "LocalEngine":
+    def build_engine(self) -> "LocalEngine | RayEngine":
         """Build the engine."""
-        return build_engine(self.engine, self.compile, self.precision, self.device, self.timeout)
+        return build_engine(self.engine, self.compile, self.precision, self.device, self.timeout, self.workers)
 
     @property
     def hyperparameters(self) -> dict[str, str]:
@@ -123,20 +194,21 @@ class Options:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Options`; it receives them as one object."""
+    """Give a command the options of the class that its `options` is annotated with; it receives them as one object."""
     own = [entry for entry in inspect.signature(command).parameters.values() if entry.name != "options"]
-    hints = get_type_hints(command, include_extras=True) | get_type_hints(Options, include_extras=True)
+    kind = get_type_hints(command)["options"]
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(kind, include_extras=True)
     shared = [
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
         )
-        for field in dataclasses.fields(Options)
+        for field in dataclasses.fields(kind)
     ]
 
     @wraps(command)
     def call_command(**given: Any) -> None:
-        options = Options(**{entry.name: given.pop(entry.name) for entry in shared})
-        if options.verbose:
+        options = kind(**{entry.name: given.pop(entry.name) for entry in shared})
+        if getattr(options, "verbose", False):
             listen(verbose=True)
         command(**given, options=options)
 
@@ -144,6 +216,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     call_command.__signature__ = inspect.Signature([*mine, *shared])  # type: ignore[attr-defined]
     call_command.__annotations__ = {entry.name: hints[entry.name] for entry in [*mine, *shared]}
     return call_command
+
+
+def split_names(text: str | None) -> tuple[str, ...] | None:
+    """Parse `age,sex` into names; None stays None."""
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def parse_cohort(text: str | None) -> int | float | None:
@@ -157,11 +234,25 @@ def parse_cohort(text: str | None) -> int | float | None:
 
 
 def build_engine(
-    strategy: str, compile_: bool | None, precision: str, device: str, timeout: float | None
-) -> "LocalEngine":
+    strategy: str,
+    compile_: bool | None,
+    precision: str,
+    device: str,
+    timeout: float | None,
+    workers: int | None = None,
+) -> "LocalEngine | RayEngine":
     """Build the engine that these options ask for."""
     from atoll.runtime.engines.local import LocalEngine
 
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
-        raise EngineError(f"`--device` must be auto, cpu, mps, cuda or cuda:N. Got {device!r}.")
+    name, _, address = strategy.partition(":")
+    if name == "ray":
+        from atoll.runtime.engines.cluster import RayEngine
+
+        return RayEngine(
+            address or None, workers=workers, compile=compile_, precision=precision, device=device, timeout=timeout,  # type: ignore[arg-type]
+        )  # fmt: skip
+    if workers is not None:
+        raise EngineError(
+            f"`--workers` is for a cluster. Got --workers {workers} and --engine {strategy}.", hint="give --engine ray."
+        )
     return LocalEngine(strategy=strategy, compile=compile_, precision=precision, device=device, timeout=timeout)  # type: ignore[arg-type]

@@ -38,7 +38,8 @@ class Commands(TyperGroup):
 
 def name_flags(message: str, command: Any) -> str:
     """Replace the arguments that a message names, as `lr` or `device=cpu`, by the flags of a command."""
-    parameters = [] if command is None else command.params
+    several = getattr(command, "commands", None) or {"": command}  # of a group, any of its commands may have spoken
+    parameters = [one for inner in several.values() if inner is not None for one in inner.params]
     flags = {flag[2:].replace("-", "_"): flag for one in parameters for flag in one.opts if flag.startswith("--")}
     flags |= {name: flags[other] for name, other in FLAGS.items() if other in flags}
 
@@ -53,7 +54,6 @@ def name_flags(message: str, command: Any) -> str:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},

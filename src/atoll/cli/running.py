@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli import completion
 from atoll.cli.display import listen, present_comparison, present_run, say, show_progress
-from atoll.cli.options import ROUNDS, Options, with_options
+from atoll.cli.options import ROUNDS, Options, build_engine, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.kernel.errors import EngineError, unknown
 from atoll.records.progress import call_all
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
     from atoll.records.progress import ProgressTracker
     from atoll.records.report import Select
     from atoll.records.rounds import Round
+    from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
 
 
 @app.command()
 @with_options
 def run(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="ditto, ditto:lam=0.1,epochs=2 or ./mine.py")],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="ditto, ditto:lam=0.1,epochs=2 or ./mine.py", **completion.METHODS)
+    ],
     *,
     options: Options,
 ) -> None:
@@ -37,8 +41,9 @@ def run(
     from atoll.records.runs import now
 
     algorithm = create(method, **options.hyperparameters)
-    settings, engine, task = options.settings([algorithm]), options.local_engine(), options.recipe().build()
-    folder = options.out or unused_folder(RUNS / f"{options.task}-{name_of(algorithm).replace('/', '-')}-{now()}")
+    settings, engine, recipe = options.settings([algorithm]), options.build_engine(), options.recipe()
+    task = recipe.build()
+    folder = options.out or unused_folder(RUNS / f"{recipe.dataset}-{name_of(algorithm).replace('/', '-')}-{now()}")
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
         with show_progress(settings.rounds) as bar:
             tracked.begin(folder)
@@ -52,18 +57,21 @@ def run(
 
 SELECT = option("Which round counts: last, best (on validation), or oracle (best on test).")
 TOGETHER = option("Run seeds and methods side by side, as lanes of one program; by default on a GPU.")
-TARGET = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.")
+REACH = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.", "--reach")
 
 
 @app.command()
 @with_options
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.")
+        list[str],
+        typer.Argument(
+            metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.", **completion.METHODS
+        ),
     ],
     seeds: Annotated[int, option("How many seeds, from --seed on.", min=1, **ROUNDS)] = 3,
     select: Annotated[str, SELECT] = "last",
-    target: Annotated[float | None, TARGET] = None,
+    reach: Annotated[float | None, REACH] = None,
     together: Annotated[bool | None, TOGETHER] = None,
     fresh: Annotated[bool, option("Run everything again, in a new folder.", "--fresh")] = False,
     *,
@@ -76,7 +84,7 @@ def compare(
 
     asked = _create_all(methods, options.hyperparameters)
     algorithms = list(add_references(asked).values())
-    recipe, settings, engine = options.recipe(), options.settings(asked), options.local_engine()
+    recipe, settings, engine = options.recipe(), options.settings(asked), options.build_engine()
     numbers = [*range(options.seed, options.seed + seeds)]
     folder = options.out or RUNS / folder_name(recipe, settings, engine)
     folder = unused_folder(folder) if fresh else folder
@@ -85,7 +93,7 @@ def compare(
             comparison = compare_methods(
                 recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
                 on_run=_follow_runs(bar, tracked, algorithms), on_epoch=bar.show_epoch,
-                select=_require_selection(select), target=target, together=_share_lanes(together, tracked),
+                select=_require_selection(select), target=reach, together=_share_lanes(together, tracked),
             )  # fmt: skip
         present_comparison(comparison, folder, bar.reused)
 
@@ -128,7 +136,8 @@ def _create_all(methods: Sequence[str], values: dict[str, str]) -> list["Algorit
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
-    device: Annotated[str | None, option("Continue on another device.")] = None,
+    device: Annotated[str | None, option("Continue on another device.", **completion.WHERE)] = None,
+    engine: Annotated[str | None, option("Continue on another engine: auto, ray, ray:HOST:PORT.")] = None,
     trust: Annotated[bool, TRUST] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
@@ -145,9 +154,9 @@ def resume(
         runs = len(asked["methods"]) * len(asked["seeds"])
         with tracking(folder, **trackers_in(folder)) as tracked:
             with show_progress(asked["settings"].rounds, runs) as bar:
-                engine = _rebuild_engine(asked.pop("engine"), device)
+                rebuilt = _rebuild_engine(asked.pop("engine"), device, engine)
                 comparison = compare_methods(
-                    **asked, engine=engine, together=_share_lanes(None, tracked), on_epoch=bar.show_epoch,
+                    **asked, engine=rebuilt, together=_share_lanes(None, tracked), on_epoch=bar.show_epoch,
                     on_run=_follow_runs(bar, tracked, asked["methods"]),
                 )  # fmt: skip
             return present_comparison(comparison, folder, bar.reused)
@@ -159,19 +168,28 @@ def resume(
     with tracking(folder, **trackers_in(folder)) as tracked:
         with show_progress(settings.rounds) as bar:
             tracked.begin(folder)
-            engine = _rebuild_engine(config.engine, device)
+            rebuilt = _rebuild_engine(config.engine, device, engine)
             report = federate(
-                task, done.algorithm, settings=settings, engine=engine, folder=folder, resume=True,
+                task, done.algorithm, settings=settings, engine=rebuilt, folder=folder, resume=True,
                 on_round=call_all(bar.begin(config.algorithm.name), tracked.after), on_epoch=bar.show_epoch,
             )  # fmt: skip
         return present_run(report)
 
 
-def _rebuild_engine(options: dict[str, Any], device: str | None) -> "LocalEngine":
+def _rebuild_engine(options: dict[str, Any], device: str | None, engine: str | None) -> "LocalEngine | RayEngine":
+    """Build the engine of a run again, or the one that is asked for now."""
+    from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
 
+    options = {**options, **({"device": device} if device else {})}
+    of_cluster = {name: options.pop(name, None) for name in ("cluster", "address", "workers", "cores", "gpus")}
     try:
-        return LocalEngine(**{**options, **({"device": device} if device else {})})
+        if engine is not None:
+            kept = {name: options.get(name) for name in ("compile", "precision", "device", "timeout")}
+            return build_engine(engine, kept.pop("compile"), **kept)  # type: ignore[arg-type]
+        if of_cluster.pop("cluster") is None:
+            return LocalEngine(**options)
+        return RayEngine(**of_cluster, **options)
     except TypeError as error:
         raise EngineError(f"The engine of a run must be one of this Atoll: {error}.") from error
 
@@ -180,7 +198,7 @@ def _rebuild_engine(options: dict[str, Any], device: str | None) -> "LocalEngine
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or of one comparison.")],
     select: Annotated[str, SELECT] = "last",
-    target: Annotated[float | None, TARGET] = None,
+    reach: Annotated[float | None, REACH] = None,
     out: Annotated[Path | None, option("Folder of the report; else that of the first RUN.")] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
@@ -192,7 +210,7 @@ def report(
     if len(runs) == 1 and not runs[0].evaluations:
         return present_run(runs[0])
     absent = [sentence for _, sentences in read for sentence in sentences]
-    comparison = Comparison.of_runs(runs, absent=absent, select=_require_selection(select), target=target)
+    comparison = Comparison.of_runs(runs, absent=absent, select=_require_selection(select), target=reach)
     return present_comparison(comparison, out or folders[0])
 
 

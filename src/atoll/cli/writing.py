@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from atoll.cli import completion
 from atoll.cli.display import out, show_progress
 from atoll.cli.program import FAILED, app, option
 from atoll.kernel.errors import RunError, UnknownName
@@ -45,7 +46,12 @@ def new(name: Annotated[str, typer.Argument(help="What the method will be called
 @app.command()
 def check(
     name: Annotated[
-        str, typer.Argument(metavar="ALGORITHM", help="A method's name or file, also with hyperparameters, or `all`.")
+        str,
+        typer.Argument(
+            metavar="ALGORITHM",
+            help="A method's name or file, also with hyperparameters, or `all`.",
+            **completion.METHODS,
+        ),
     ],
 ) -> None:
     """Check that a method does what every method must: isolation, determinism, honest bytes, resuming, and more."""
@@ -81,8 +87,8 @@ def check(
 
 @app.command()
 def bench(
-    device: Annotated[str, option("auto, cpu or cuda.")] = "auto",
-    quick: Annotated[bool, option("Fewer repetitions.", "--quick")] = False,
+    device: Annotated[str, option("auto, cpu, cuda or mps.", **completion.WHERE)] = "auto",
+    quick: Annotated[bool, option("Within a minute: few steps, nothing compiled, no targets.", "--quick")] = False,
     only: Annotated[list[str] | None, option("Only this workload; repeatable.")] = None,
     peer: Annotated[list[str] | None, option("Run a peer's code beside ours: pfllib=PATH of your copy.")] = None,
     output: Annotated[Path | None, option("Write the result as JSON to this file.", "--output", "-o")] = None,

@@ -32,6 +32,7 @@ class Split:
     """
 
     stored: ClassVar[bool] = True
+    here: ClassVar[bool] = True  # whether samples can be read at all; those of other sites cannot
     order: Tensor
     offsets: NDArray[np.int64]
     among: Split | None = None  # all clients, where these are some of them
@@ -75,6 +76,11 @@ class Split:
     def to(self, device: torch.device, first: int = 0) -> Split:
         """Return the split on a device, of samples that begin at row `first` there."""
         return Split((self.order + first if first else self.order).to(device), self.offsets)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known how many samples every client has."""
+        return True
 
     @property
     def digest(self) -> tuple[object, ...]:

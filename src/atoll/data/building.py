@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from atoll import models
 from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
 from atoll.data.dealing import group_by_owner
+from atoll.data.own import OwnData
 from atoll.data.partition import Indices, Natural, Partition, Shifted
-from atoll.data.splits import Shares, cut_shared_splits, cut_splits
+from atoll.data.preprocessing import Scaling
+from atoll.data.splits import Shares, cut_by_rule, cut_shared_splits, cut_splits
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Network, Variant
@@ -114,6 +117,8 @@ def split_clients(
 ) -> dict[str, Split]:
     """Cut the samples of each client into train, val and test; the `dealt` samples are now the rows `parts` of `y`."""
     classes = has_one_label_each(dataset)
+    if isinstance(dataset, OwnData) and dataset.rule:
+        return cut_by_rule(dataset.rule, parts, dealt, shares, y.numpy() if classes else None, seed)
     if np.bincount(np.concatenate(dealt)).max(initial=0) <= 1:
         return cut_splits(parts, shares, y.numpy() if classes else None, dataset.gap, seed)
     labels = dataset.y.numpy() if classes else None
@@ -150,7 +155,7 @@ def describe_owners(
 
 def take_out(
     dataset: Dataset, shares: Mapping[str, float], seed: int, *, least: int = 0
-) -> tuple[Dataset, dict[str, tuple[Tensor, Tensor]]]:
+) -> tuple[Dataset, dict[str, Dataset]]:
     """Return the data set without the held-out shares, and those; of every owner, `least` samples stay."""
     if not any(shares.values()):
         return dataset, {}
@@ -160,6 +165,12 @@ def take_out(
         )
     if shares["central"] and dataset.central is not None:
         raise TaskError(f"{dataset.name} has a central test set already, so `central` must be 0.")
+    if isinstance(dataset, OwnData) and dataset.rule:
+        raise TaskError(
+            f"Samples must be set aside without tearing groups or times apart, so `central` and `public` must be 0 "
+            f"where `group`, `order` or `split` is given. Got {dict(shares)!r}.",
+            hint="leave rows for the server out of the data, and give public ones with task.with_public(x, y).",
+        )
     order = generator(seed, "held out").permutation(len(dataset.y))
     stay = np.zeros(len(order), dtype=bool)  # in that order, the last samples of every owner
     if dataset.owner is not None and least:
@@ -175,10 +186,32 @@ def take_out(
     for name, share in shares.items():
         stop = start + round(share * len(order))
         if stop > start:
-            taken = torch.from_numpy(np.sort(order[start:stop]))
-            held[name] = (dataset.x[taken], dataset.y[taken])
+            held[name] = dataset.take(np.sort(order[start:stop]))
         start = stop
-    rest = np.sort(order[start:])
-    owner = None if dataset.owner is None else dataset.owner[rest]
-    kept = torch.from_numpy(rest)
-    return replace(dataset, x=dataset.x[kept], y=dataset.y[kept], owner=owner), held
+    return dataset.take(np.sort(order[start:])), held
+
+
+def scale_samples(
+    dataset: Dataset, x: Tensor, splits: Mapping[str, Split], dealt: list[Indices], parts: list[Indices],
+    aside: Mapping[str, Dataset],
+) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]], Scaling | None]:  # fmt: skip
+    """Standardise own data by the training samples of each client, or of all; return how it was done.
+
+    Samples of the server are scaled as their owner scales its own. Data sets of the catalogue stay as they are, and so
+    do tokens. The `dealt` samples are now the rows `parts` of `x`.
+    """
+    pairs = {name: (one.x, one.y) for name, one in aside.items()}
+    if not isinstance(dataset, OwnData) or dataset.schema is None or dataset.owner is None:
+        return x, pairs, None
+    schema = dataset.schema.holding_amounts() if x.is_floating_point() else replace(dataset.schema, standardise="none")
+    train = splits["train"]
+    scaling = Scaling.fit(schema, x.numpy(), [train.order[a:b].numpy() for a, b in pairwise(train.offsets)])
+    if not x.is_floating_point():
+        return x, pairs, scaling
+    client_of_row, client_of_owner = np.zeros(len(x), dtype=np.int64), np.zeros(len(dataset.owners), dtype=np.int64)
+    for client, (rows, own) in enumerate(zip(parts, dealt, strict=True)):
+        client_of_row[rows], client_of_owner[dataset.owner[own]] = client, client
+    for name, one in aside.items():
+        assert one.owner is not None
+        pairs[name] = (scaling.apply(one.x.numpy(), client_of_owner[one.owner]), one.y)
+    return scaling.apply(x.numpy(), client_of_row), pairs, scaling

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -73,15 +74,23 @@ class Dataset:
     loss: PerSample = cross_entropy
     metric: Metric = accuracy
 
-    def subsample(self, samples: int, draw: np.random.Generator) -> "Dataset":
+    def subsample(self, samples: int, draw: np.random.Generator) -> Self:
         """Draw so many of the samples and keep their order; the official test set stays whole."""
         if not 1 <= samples <= len(self.y):
             raise DataError(
                 f"`samples` must be at least 1 and at most all {len(self.y)} of {self.name}. Got {samples}."
             )
-        kept = np.sort(draw.permutation(len(self.y))[:samples])
-        owner = None if self.owner is None else self.owner[kept]
-        return replace(self, x=self.x[kept], y=self.y[kept], owner=owner)
+        return self.take(np.sort(draw.permutation(len(self.y))[:samples]))
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a run's configuration says of the data."""
+        return {}
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        """Return some of the samples."""
+        owner = None if self.owner is None else self.owner[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner)
 
     def __repr__(self) -> str:
         central = "" if self.central is None else f" + {len(self.central[1])} central"

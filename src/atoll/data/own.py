@@ -7,18 +7,24 @@ read({"Ulm": (x, y), "Porto": (x, y)})                  arrays, tensors, data se
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from atoll.data.datasets import Dataset
+from atoll.data.dates import ISO, find_forms, parse_dates
 from atoll.data.rows import Rows
-from atoll.data.tables import Values
+from atoll.data.schema import Feature, Schema
+from atoll.data.splits import Rule
+from atoll.data.tables import Values, list_files
 from atoll.kernel.errors import DataError, TaskError, unknown
 from atoll.kernel.objective import PerSample, absolute_error, accuracy, cross_entropy, metric_of, squared_error
 
@@ -29,15 +35,138 @@ Standardise = Literal["auto", "none", "client", "global"]
 LoneLabels = Literal["warn", "error"]
 
 MOST_CATEGORIES = 50  # of a text column, and of a target that nobody says is of classes
-LEAST_SPREAD = 1e-12  # relative to the mean; below it a column is constant but for rounding
+SPLIT_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OwnData(Dataset):
-    """A user's data, with the names of classes and columns."""
+    """A user's data: numbers that are not yet scaled, what they mean, and what decides the split of each."""
 
-    class_names: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()  # of tables, the features in order: `age`, `sex=F`, `sex=M`
+    schema: Schema | None = None
+    rule: Rule = field(default_factory=Rule)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return () if self.schema is None else self.schema.classes
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The features of a table in order: `age`, `sex=F`, `sex=M`."""
+        return () if self.schema is None else self.schema.columns
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run's configuration says of the data: the classes, what rests on which samples, and the split."""
+        if self.schema is None:
+            return {}
+        found: dict[str, Any] = {"standardise": self.schema.standardise}
+        found |= {"class_names": list(self.class_names)} if self.class_names else {}
+        return found | ({"split_by": self.rule.words} if self.rule.words else {})
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        """Return some of the samples."""
+        return replace(super().take(rows), rule=self.rule.take(rows))
+
+
+@dataclass(frozen=True)
+class Own:
+    """Own data in words: where they lie, what their columns are for, and a digest of their files.
+
+    These are the words of `read`. With them in its configuration, a run can find its data again, and sees whether they
+    are still the same.
+    """
+
+    path: str
+    target: str | None = None
+    client: str | None = None
+    kind: str = "auto"
+    features: tuple[str, ...] | None = None
+    categorical: tuple[str, ...] = ()
+    classes: int | tuple[str, ...] | None = None
+    standardise: str = "auto"
+    group: str | None = None
+    order: str | None = None
+    gap: int = 0
+    split: str | None = None
+    min_samples: int = 2
+    lone_labels: str = "warn"
+    name: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def of(cls, path: Path | str, **words: Any) -> Own:
+        """Write own data down: the whole path, the words of `read`, and a digest of what the files hold now."""
+        place = Path(path).resolve()
+        known = {one.name for one in fields(cls)} - {"path", "digest"}
+        for name in words:
+            if name not in known:
+                raise unknown("word of own data", name, known)
+        plain: dict[str, Any] = {
+            name: tuple(map(str, value)) if isinstance(value, list | tuple) else value for name, value in words.items()
+        }
+        return cls(str(place), digest=digest_files(place), **plain)
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Own:
+        """Rebuild the words from a configuration."""
+        words: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
+        return cls(**words)
+
+    @property
+    def title(self) -> str:
+        """What the data are called."""
+        return self.name or name_of(self.path)
+
+    def read(self) -> OwnData:
+        """Read the data; raise if the files are gone, or hold something else than they did."""
+        if not Path(self.path).exists():
+            raise DataError(
+                f"The files of own data must be where they were. There is no {self.path} any more.",
+                hint="put the files back.",
+            )
+        now = digest_files(Path(self.path))
+        if self.digest not in (None, now):
+            raise DataError(
+                f"The files of own data must be what they were. {self.path} has changed since this was begun: its "
+                f"digest was {self.digest}, now it is {now}.",
+                hint="put the files back, or begin a new run in another folder.",
+            )
+        return _read_once(replace(self, digest=now))
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The arguments of `read`."""
+        return {name: value for name, value in asdict(self).items() if name not in ("path", "digest")}
+
+
+@lru_cache(maxsize=2)  # a comparison builds one task per seed from the same samples
+def _read_once(own: Own) -> OwnData:
+    return read(own.path, **own.words)
+
+
+def name_of(source: Any) -> str:
+    """Return what data are called that nobody named: as their folder or file."""
+    return (isinstance(source, str | Path) and Path(source).stem) or "own"
+
+
+def digest_files(path: Path) -> str:
+    """Return a digest of the names and contents of a file or of all files in a folder."""
+    paths = [path] if path.is_file() else list_files(path)
+    return _digest_once(tuple((one, one.stat().st_size, one.stat().st_mtime_ns) for one in paths))
+
+
+@lru_cache(maxsize=8)
+def _digest_once(files: tuple[tuple[Path, int, int], ...]) -> str:
+    whole = hashlib.sha256()
+    for path, _, _ in files:
+        try:
+            with path.open("rb") as file:
+                inner = hashlib.file_digest(file, "sha256")
+        except OSError as error:
+            raise DataError(f"{path} could not be read: {error}") from error
+        whole.update(f"{path.name} {inner.hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]
 
 
 def read(
@@ -50,56 +179,121 @@ def read(
     categorical: Sequence[str] = (),
     classes: int | Sequence[Any] | None = None,
     standardise: Standardise = "auto",
+    group: str | None = None,
+    order: str | None = None,
+    gap: int = 0,
+    split: str | None = None,
     min_samples: int = 2,
     lone_labels: LoneLabels = "warn",
     metric: PerSample | None = None,
     loss: PerSample | None = None,
-    name: str = "own",
+    schema: Schema | None = None,
+    name: str | None = None,
 ) -> OwnData:
     """Read one table with a `client` column, or one table per client; docs/guides/own-data.md has all the rules.
 
     `target` is the column to predict, `y` by default. All others are features unless `features` lists them; those in
     `categorical` are categories even if they look like numbers. `classes` fixes the labels and their order, or, for
-    whole numbers, how many there are. `standardise` takes mean and spread from each client's rows or from all rows.
+    whole numbers, how many there are. Numbers are returned as they are; `standardise` says whose training samples give
+    the mean and spread with which a task scales them. `group`, `order` (with a `gap`) and `split` are columns that
+    decide the split of each sample. With a `schema` from elsewhere, nothing is found out from these data.
     """
-    _require_known("kind", kind, Kind)
-    _require_known("standardise", standardise, Standardise)
     _require_known("lone_labels", lone_labels, LoneLabels)
     rows = Rows.of(source, client)
     _require_samples(rows, min_samples)
-    target = target or "y"
-    to_shift = kind == "tokens" and target not in rows.names
-    used = _select(rows, [*([] if to_shift else [target]), *([] if client is None else [client])], features)
-    for column in categorical:
-        if column not in (*used, target):
-            raise unknown("column in `categorical`", column, [*used, target])
-
-    x, columns = _encode_samples(rows, used, categorical, standardise)
-    names: tuple[str, ...] = ()
-    count: int | None
-    if kind == "tokens":
-        x, y, count = _shift_tokens(rows, x, used[0], None if to_shift else target, classes)
+    apart = [one for one in (client, group, order, split) if one is not None]
+    if schema is None:
+        schema = find_schema(
+            rows, target=target, apart=apart, kind=kind, features=features, categorical=categorical, classes=classes,
+            standardise=standardise,
+        )  # fmt: skip
     else:
-        y, names = _encode_targets(rows, target, kind, classes, as_text=target in categorical)
-        count = len(names) or None
-        if names:
-            _report_lone_labels(rows, y, names, lone_labels)
+        _report_extra_columns(rows, schema, apart)
+    x = schema.encode(rows)
+    count: int | None
+    if schema.kind == "tokens":
+        x, y, count = _shift_tokens(rows, x, schema)
+        schema = replace(schema, outputs=count)
+    else:
+        y = schema.encode_target(rows)
+        count = len(schema.classes) or None
+        if count is not None:
+            _report_lone_labels(rows, y, schema.classes, lone_labels)
     return OwnData(
-        name,
+        name or name_of(source),
         _to_tensor(x),
-        _to_tensor(y),
+        _to_tensor(y if y.dtype.kind in "iu" else y.astype(np.float32)),
         classes=count,
         central=None,
         source=f"own data of {len(rows.owners)} clients",
         owner=rows.owner,
         owners=rows.owners,
         least=max(min_samples, 1),
-        model="char-transformer" if kind == "tokens" and y.ndim == 2 else None,
+        model="char-transformer" if schema.kind == "tokens" and y.ndim == 2 else None,
         loss=loss or (squared_error if count is None else cross_entropy),
         metric=metric_of(metric or (absolute_error if count is None else accuracy)),
-        class_names=names,
-        columns=columns,
+        schema=schema,
+        rule=_find_rule(rows, group, order, gap, split),
     )
+
+
+def find_schema_of(source: Any, *, client: str | None = None, apart: Sequence[str] = (), **words: Any) -> Schema:
+    """Find out what the columns of a file, of a folder or of data in memory are; `apart` lists what is no feature."""
+    alone = isinstance(source, str | Path) and Path(source).is_file() and client is None
+    rows = Rows.of({name_of(source): source} if alone else source, client)
+    for name in apart:
+        if name not in rows.names:
+            raise unknown("column", name, rows.names)
+    schema = find_schema(rows, apart=[*apart, *([client] if client else [])], **words)
+    if schema.kind == "tokens":
+        schema = replace(schema, outputs=_shift_tokens(rows, schema.encode(rows), schema)[2])
+    return schema
+
+
+def parse_classes(text: str | None) -> int | tuple[str, ...] | None:
+    """Parse classes: `10` is how many there are, `low,high` are labels."""
+    if text is None or text.isdigit():
+        return None if text is None else int(text)
+    return tuple(label.strip() for label in text.split(","))
+
+
+def find_schema(
+    rows: Rows,
+    *,
+    target: str | None = None,
+    apart: Sequence[str] = (),
+    kind: Kind = "auto",
+    features: Sequence[str] | None = None,
+    categorical: Sequence[str] = (),
+    classes: int | Sequence[Any] | None = None,
+    standardise: Standardise = "auto",
+) -> Schema:
+    """Find out what the columns of data are; those `apart` are neither features nor the target."""
+    _require_known("kind", kind, Kind)
+    _require_known("standardise", standardise, Standardise)
+    target = target or "y"
+    to_shift = kind == "tokens" and target not in rows.names
+    used = _select(rows, [*([] if to_shift else [target]), *apart], features)
+    for column in categorical:
+        if column not in (*used, target):
+            raise unknown("column in `categorical`", column, [*used, target])
+    found = _find_features(rows, used, categorical)
+    by: Any = "client" if standardise == "auto" else standardise
+    if kind == "tokens":
+        if classes is not None and not isinstance(classes, int):
+            raise TaskError(
+                f"`classes` must be the size of the vocabulary where tokens are predicted. Got {classes!r}."
+            )
+        return Schema(found, None if to_shift else target, "tokens", outputs=classes, standardise="none")
+    predicts, names = _find_classes(rows, target, kind, classes, as_text=target in categorical)
+    return Schema(found, target, predicts, classes=names, standardise=by)
+
+
+def _report_extra_columns(rows: Rows, schema: Schema, apart: Sequence[str]) -> None:
+    known = {feature.name for feature in schema.features} | {schema.target, *apart}
+    extra = [name for name in rows.names if name not in known]
+    if extra:
+        log.warning("left out, because the schema does not name them: %s", ", ".join(extra))
 
 
 def _require_known(argument: str, given: str, known: Any) -> None:
@@ -108,8 +302,9 @@ def _require_known(argument: str, given: str, known: Any) -> None:
 
 
 def _to_tensor(values: Values) -> torch.Tensor:
-    """Convert to a tensor; whole numbers stay whole, as they may be tokens."""
-    return torch.from_numpy(np.ascontiguousarray(values, np.int64 if values.dtype.kind in "iu" else np.float32))
+    """Convert to a tensor; whole numbers stay whole, as they may be tokens, and others exact until they are scaled."""
+    kind = np.int64 if values.dtype.kind in "iu" else values.dtype if values.dtype == np.float32 else np.float64
+    return torch.from_numpy(np.ascontiguousarray(values, kind))
 
 
 # -- which rows and columns --------------------------------------------------------------------------------------------
@@ -157,87 +352,134 @@ def _select(rows: Rows, apart: Sequence[str], features: Sequence[str] | None) ->
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 
-def _encode_samples(
-    rows: Rows, used: Sequence[str], categorical: Sequence[str], standardise: Standardise
-) -> tuple[Values, tuple[str, ...]]:
-    """Return the numbers that enter the network and, for a table, their names."""
-    columns = {name: rows.column(name, categorical=name in categorical) for name in used}
-    arrays = [name for name, values in columns.items() if values.ndim > 1]
-    if not arrays:
-        encoded = [
-            _encode(name, values, name in categorical, rows.owner, standardise) for name, values in columns.items()
-        ]
-        blocks, names = zip(*encoded, strict=True)
-        return np.concatenate(blocks, axis=1), tuple(name for several in names for name in several)
-    if len(columns) > 1:
+def _find_features(rows: Rows, used: Sequence[str], categorical: Sequence[str]) -> tuple[Feature, ...]:
+    """Find the type of each column; a column of arrays must be the only one."""
+    found = tuple(_find_feature(rows, name, name in categorical) for name in used)
+    arrays = [feature for feature in found if feature.type == "array"]
+    if arrays and len(found) > 1:
         raise DataError(
-            f"A column of arrays must be the only feature. Got `{arrays[0]}` and {len(columns) - 1} more.",
-            hint=f"pass features=[{arrays[0]!r}].",
+            f"A column of arrays must be the only feature. Got `{arrays[0].name}` and {len(found) - 1} more.",
+            hint=f"pass features=[{arrays[0].name!r}].",
         )
-    return _scale_arrays(columns[arrays[0]], rows.owner, standardise), ()
+    return found
 
 
-def _scale_arrays(x: Values, owner: NDArray[np.int64], standardise: Standardise) -> Values:
-    if x.dtype == np.uint8 and x.ndim > 2:  # pixels
-        x = (x.astype(np.float32) / 255 - 0.5) / 0.5
-    if standardise in ("auto", "none"):
-        return x
-    flat = x.reshape(len(x), -1)
-    return np.stack([_standardise(place, owner, standardise) for place in flat.T], axis=1).reshape(x.shape)
+def _find_feature(rows: Rows, name: str, categorical: bool) -> Feature:
+    values = rows.column(name, categorical=categorical)
+    if values.ndim > 1:
+        pixels = values.dtype == np.uint8 and values.ndim > 2
+        holds = "pixels" if pixels else "tokens" if values.dtype.kind in "iu" else "amounts"
+        return Feature(name, "array", shape=values.shape[1:], holds=holds)  # type: ignore[arg-type]
+    if values.dtype != object and not categorical:
+        return Feature(name, "flag" if values.dtype == bool else "number")
+    found = np.unique(values)
+    if len(found) > MOST_CATEGORIES:
+        raise DataError(
+            f"A column of text must have at most {MOST_CATEGORIES} different values. `{name}` has {len(found)}.",
+            hint="drop it by listing the columns to use in features=[...], or encode it as numbers.",
+        )
+    return Feature(name, "category", categories=tuple(map(str, found)))
 
 
-def _encode(
-    name: str, values: Values, categorical: bool, owner: NDArray[np.int64], standardise: Standardise
-) -> tuple[NDArray[np.float64], list[str]]:
-    """Return a column as one or several columns of numbers, with their names."""
-    if values.dtype == object or categorical:
-        found, number = np.unique(values, return_inverse=True)
-        if len(found) > MOST_CATEGORIES:
-            raise DataError(
-                f"A column of text must have at most {MOST_CATEGORIES} different values. `{name}` has {len(found)}.",
-                hint="drop it by listing the columns to use in features=[...], or encode it as numbers.",
-            )
-        return np.eye(len(found))[number], [f"{name}={value}" for value in found]
-    if values.dtype != bool:
-        values = _standardise(values, owner, standardise)
-    return values[:, None].astype(np.float64), [name]
+# -- splits ------------------------------------------------------------------------------------------------------------
 
 
-def _standardise(values: Values, owner: NDArray[np.int64], standardise: Standardise) -> Values:
-    """Subtract the mean and divide by the standard deviation, of the client's own values or of all."""
-    if standardise == "none":
-        return values
-    group = np.zeros_like(owner) if standardise == "global" else owner
-    sizes = np.bincount(group)
-    mean = np.bincount(group, values) / sizes
-    centred = values - mean[group]
-    spread = np.sqrt(np.bincount(group, centred**2) / sizes)
-    spread[spread <= LEAST_SPREAD * np.abs(mean)] = 1.0
-    return centred / spread[group]
+def _find_rule(rows: Rows, group: str | None, order: str | None, gap: int, split: str | None) -> Rule:
+    """Read the columns that decide the split of each sample."""
+    if order is not None and (group is not None or split is not None):
+        other = "group" if group is not None else "split"
+        raise DataError(
+            f"Samples must be split by one rule. Got order={order!r} and {other}={group or split!r}.",
+            hint="leave one of them out.",
+        )
+    if gap < 0 or (gap and order is None):
+        raise DataError(f"`gap` must be at least 0, and samples must have an `order`. Got gap={gap}, order={order!r}.")
+    numbered = None
+    if group is not None:
+        values = _one_per_row(rows, group, categorical=True)
+        numbered = np.unique(values.astype(str), return_inverse=True)[1]
+    given = None if split is None else _read_split(rows, split)
+    if given is not None and numbered is not None:
+        _require_one_side(rows, group or "", numbered, given)
+    time = None if order is None else _read_order(rows, order)
+    by = f"by column {split}" if split else f"groups of {group} kept whole" if group else ""
+    by = f"in the order of {order}{f', gap {gap}' if gap else ''}" if order else by
+    return Rule(given=given, group=numbered, order=time, gap=gap, words=by)
+
+
+def _one_per_row(rows: Rows, name: str, *, categorical: bool = False) -> Values:
+    if name not in rows.names:
+        raise unknown("column", name, rows.names)
+    values = rows.column(name, categorical=categorical)
+    if values.ndim > 1:
+        raise DataError(f"Column `{name}` must hold one value per row. Got arrays of shape {values.shape[1:]}.")
+    return values
+
+
+def _read_split(rows: Rows, name: str) -> NDArray[np.int64]:
+    values = np.array([str(value).lower() for value in _one_per_row(rows, name, categorical=True)])
+    wrong = ~np.isin(values, [*SPLIT_WORDS])
+    if wrong.any():
+        raise rows.error(name, "must hold train, val or test", repr(str(values[wrong][0])), wrong)
+    return np.array([SPLIT_WORDS[value] for value in values], dtype=np.int64)
+
+
+def _require_one_side(rows: Rows, group: str, numbered: NDArray[np.int64], given: NDArray[np.int64]) -> None:
+    """Raise for a group that a column of splits puts on both sides."""
+    sides = np.zeros((int(numbered.max()) + 1, 3), dtype=bool)
+    sides[numbered, given] = True
+    torn = np.flatnonzero(sides.sum(axis=1) > 1)
+    if len(torn):
+        wrong = numbered == torn[0]
+        words = [word for word, there in zip(("train", "val", "test"), sides[torn[0]], strict=True) if there]
+        value = _one_per_row(rows, group, categorical=True)[np.argmax(wrong)]
+        more = f" {len(torn) - 1} more are, too." if len(torn) > 1 else ""
+        raise DataError(
+            f"A group must be on one side of the split. {group} {str(value)!r} is in {' and '.join(words)}.{more}",
+            hint="correct the column of splits, or leave it out: groups alone are split without tearing any.",
+        )
+
+
+def _read_order(rows: Rows, name: str) -> NDArray[np.float64]:
+    """Read times: numbers, or dates."""
+    values = _one_per_row(rows, name)
+    if values.dtype != object:
+        return values.astype(np.float64)
+    times = parse_dates(values.tolist())
+    if times is None:
+        wrong = np.array([len(find_forms([value])) != 1 for value in values])
+        given, hint = repr(str(values[np.argmax(wrong)])), f"write dates as {ISO}."
+        raise rows.error(name, "must hold numbers, or dates of one form", given, wrong, hint)
+    return times
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 
-def _encode_targets(
+def _find_classes(
     rows: Rows, target: str, kind: Kind, classes: int | Sequence[Any] | None, *, as_text: bool
-) -> tuple[Values, tuple[str, ...]]:
-    """Return class numbers and the names of the classes, or numbers and no names."""
+) -> tuple[Any, tuple[str, ...]]:
+    """Return what is predicted, and the names of the classes or none."""
     values = rows.column(target, categorical=as_text)
     if values.shape[1:] == (1,):
         values = values[:, 0]
     if kind == "auto":
         kind = "classification" if classes is not None else _guess_kind(target, values)
     if kind == "regression":
-        if values.dtype == object:
-            raise DataError(f"The target of a regression must be numbers. `{target}` holds {values[0]!r}.")
-        return values.astype(np.float32), ()
+        return kind, ()
     if values.ndim > 1:
         raise DataError(
             f"There must be one label per sample. `{target}` holds arrays of shape {values.shape[1:]}.",
             hint="pass kind='tokens' for sequences, kind='regression' for several numbers.",
         )
-    return _number_labels(rows, target, values, classes)
+    if classes is not None:
+        return kind, tuple(str(label) for label in (range(classes) if isinstance(classes, int) else classes))
+    if values.dtype.kind == "f" and (values == np.rint(values)).all():
+        values = values.astype(np.int64)
+    labels = tuple(str(label) for label in np.unique(values))
+    if len(labels) < 2:
+        raise DataError(f"There must be at least 2 classes. All of `{target}` is {labels[0]!r}.")
+    return kind, labels
 
 
 def _guess_kind(target: str, values: Values) -> Kind:
@@ -251,24 +493,6 @@ def _guess_kind(target: str, values: Values) -> Kind:
             hint="pass kind='classification' or kind='regression'.",
         )
     return "classification"
-
-
-def _number_labels(
-    rows: Rows, target: str, values: Values, classes: int | Sequence[Any] | None
-) -> tuple[Values, tuple[str, ...]]:
-    if values.dtype.kind == "f" and (values == np.rint(values)).all():
-        values = values.astype(np.int64)
-    found, number = np.unique(values, return_inverse=True)
-    labels = [str(label) for label in found]
-    if classes is None:
-        if len(found) < 2:
-            raise DataError(f"There must be at least 2 classes. All of `{target}` is {labels[0]!r}.")
-        return number, tuple(labels)
-    names = tuple(str(label) for label in (range(classes) if isinstance(classes, int) else classes))
-    for index, label in enumerate(labels):
-        if label not in names:
-            raise rows.error(target, f"must be one of the {len(names)} classes", repr(label), number == index)
-    return np.array([names.index(label) for label in labels])[number], names
 
 
 def _report_lone_labels(rows: Rows, y: Values, names: Sequence[str], what: LoneLabels) -> None:
@@ -287,10 +511,9 @@ def _report_lone_labels(rows: Rows, y: Values, names: Sequence[str], what: LoneL
         log.warning(message)
 
 
-def _shift_tokens(
-    rows: Rows, x: Values, name: str, target: str | None, classes: int | Sequence[Any] | None
-) -> tuple[Values, Values, int]:
+def _shift_tokens(rows: Rows, x: Values, schema: Schema) -> tuple[Values, Values, int]:
     """Return sequences, their targets (by default the next token at each place), and the size of the vocabulary."""
+    name, target, classes = schema.features[0].name, schema.target, schema.outputs
     if x.ndim != 2 or x.dtype.kind not in "iu" or x.shape[1] < 2:
         raise DataError(
             f"Tokens must be whole numbers of shape [samples, length], of length at least 2. `{name}` is {x.dtype} "
@@ -301,8 +524,6 @@ def _shift_tokens(
         raise DataError(
             f"Targets must be one token per sample or per place. Got {y.dtype} of shape {y.shape} for {x.shape}."
         )
-    if classes is not None and not isinstance(classes, int):
-        raise TaskError(f"`classes` must be the size of the vocabulary where tokens are predicted. Got {classes!r}.")
     tokens = np.column_stack([x, y])
     size = int(tokens.max()) + 1 if classes is None else classes
     outside = (tokens < 0) | (tokens >= size)

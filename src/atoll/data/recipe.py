@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from atoll.data import augment, datasets, partition
 from atoll.data.datasets import Dataset
 from atoll.data.million import Million
+from atoll.data.own import Own
 from atoll.data.splits import Shares
 from atoll.data.task import Task, Training
 from atoll.kernel.errors import NamesChecked, RunError, TaskError
@@ -29,19 +30,32 @@ class Recipe(NamesChecked):
     partition_seed: int | None = None
     data: str | None = None  # the folder of the data sets; ATOLL_DATA by default
     samples: int | None = None  # so many of the data set's, drawn before anything else; all by default
-    split: str = "60/15/25"  # per cent of each client's samples: train / val / test
+    split: str = "60/15/25"  # per cent of each client's samples: train / val / test; of own data also a column
     central: str = "none"  # test set of the server: none, official, or a share taken before dealing, as 0.1
     public: float = 0.0  # share that everybody may see, taken before dealing
     augment: str = "none"  # how training images are changed: none, crop-flip, crop, simclr or simclr-batch
     unseen: float = 0.0  # share of clients that take no part, and are welcomed after the last round
     training: Training = field(default_factory=Training)
+    own: Own | None = None  # data of the user's, which `dataset` is then only a name for
+
+    @classmethod
+    def of_own(cls, own: Own, **words: Any) -> Recipe:
+        """Return the recipe of a task of own data; a `split` that is no shares is the column that says it."""
+        split = words.get("split", cls.split)
+        if not looks_like_shares(split):
+            own, words = replace(own, split=split), {**words, "split": cls.split}
+        return cls(dataset=own.title, own=own, **words)
 
     def build(self) -> Task:
         """Build the task."""
-        if self.dataset == "million":
+        if self.dataset == "million" and self.own is None:
             return self._generate()
-        folder = datasets.data_folder(None if self.data is None else Path(self.data))
-        dataset = _load(self.dataset, folder, merge=self.central != "official")
+        if self.own is None:
+            folder = datasets.data_folder(None if self.data is None else Path(self.data))
+            dataset = _load(self.dataset, folder, merge=self.central != "official")
+        else:
+            self._require_natural()
+            dataset = self.own.read()
         deal = self.seed if self.partition_seed is None else self.partition_seed
         if self.samples is not None:
             dataset = dataset.subsample(self.samples, generator(deal, "samples"))
@@ -63,6 +77,14 @@ class Recipe(NamesChecked):
             facts={"recipe": {**self.words, "partition": words}},
         )
         return task.hold_out(self.unseen, deal)
+
+    def _require_natural(self) -> None:
+        """Raise unless the clients are those who own the data."""
+        if self.partition not in ("auto", "natural"):
+            raise TaskError(
+                f"Own data belong to their clients, so `partition` must be auto or natural. Got {self.partition!r}.",
+                hint="`client` names the column of clients.",
+            )
 
     def _generate(self) -> Task:
         """Build the task whose clients' samples are made when they are needed."""
@@ -92,7 +114,8 @@ class Recipe(NamesChecked):
     @property
     def words(self) -> dict[str, Any]:
         """The recipe as a run's configuration holds it; the training stands there by itself."""
-        return {name: value for name, value in asdict(self).items() if name != "training"}
+        left_out = {"training"} | ({"own"} if self.own is None else set())  # older runs know nothing of own data
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Recipe:
@@ -103,7 +126,27 @@ class Recipe(NamesChecked):
                 f"Only a task that was built from a recipe can be built again. {config['task']['name']!r} was not.",
                 hint="build the task in Python and continue with federate(task, ..., folder=..., resume=True).",
             )
-        return cls(**words, training=Training(**config["training"]))
+        own = None if words.get("own") is None else Own.of_json(words["own"])
+        return cls(**{**words, "own": own}, training=Training(**config["training"]))
+
+
+def describe_own(
+    source: Any, model: Any, reading: Mapping[str, Any], *, seed: int, shares: Shares, central: float, public: float
+) -> dict[str, Any]:
+    """Return the recipe of own data for a task's facts; nothing where words cannot say all of it."""
+    in_words = isinstance(source, str | Path) and isinstance(model, str | None) and Path(source).exists()
+    if not in_words or not {*reading} <= {one.name for one in fields(Own)} - {"path", "digest"}:
+        return {}
+    recipe = Recipe.of_own(
+        Own.of(source, **reading), model=model or "auto", seed=seed, partition="natural", public=public,
+        split="/".join(f"{100 * share:g}" for share in shares), central=f"{central:g}" if central else "none",
+    )  # fmt: skip
+    return {"recipe": recipe.words}
+
+
+def looks_like_shares(split: str) -> bool:
+    """Return whether a split is given in per cent, as 60/15/25, and not by a column's name."""
+    return all(part.replace(".", "", 1).strip().lstrip("-").isdigit() for part in split.split("/"))
 
 
 def shares_of(split: str) -> Shares:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,6 +19,104 @@ Shares = tuple[float, float, float]
 SHARES: Shares = (0.6, 0.15, 0.25)  # of a client's samples: train, val, test
 
 
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """What decides the split of each sample beside its client's shares: nothing, one of these, or two that agree."""
+
+    given: NDArray[np.int64] | None = None  # the split itself: 0 train, 1 val, 2 test
+    group: NDArray[np.int64] | None = None  # a recording, a patient: all of one group are on the same side
+    order: NDArray[np.float64] | None = None  # the time: the past trains, the future tests
+    gap: int = 0  # samples in time order that are left out before val and before test
+    words: str = ""  # the rule as a protocol states it
+
+    def __bool__(self) -> bool:
+        return any(one is not None for one in (self.given, self.group, self.order))
+
+    def take(self, rows: Indices) -> Rule:
+        """Return the rule of some samples."""
+
+        def some(values: Any) -> Any:
+            return None if values is None else values[rows]
+
+        return replace(self, given=some(self.given), group=some(self.group), order=some(self.order))
+
+
+def cut_by_rule(
+    rule: Rule, parts: list[Indices], dealt: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, seed: int
+) -> dict[str, Split]:
+    """Cut each client's samples as a rule says; the rows `parts` of a task were made from the samples `dealt`."""
+    _require_shares(shares)
+    cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
+    sides: dict[int, int] = {}  # of groups: one that several clients have is on the same side with all of them
+    for client, (rows, own) in enumerate(zip(parts, dealt, strict=True)):
+        if rule.given is not None:
+            where = rule.given[own]
+        elif rule.group is not None:
+            mine = None if labels is None else labels[rows]
+            where = _cut_groups(rule.group[own], mine, shares, sides, generator(seed, "split", client))
+        else:
+            assert rule.order is not None
+            order = np.argsort(rule.order[own], kind="stable")
+            where = np.empty(len(own), dtype=np.int64)
+            where[order] = _cut_in_time(len(own), shares, rule.gap)
+        for index, name in enumerate(SPLITS):
+            cut[name].append(rows[where == index])
+    return {name: _join_pieces(pieces) for name, pieces in cut.items()}
+
+
+def _cut_groups(
+    group: NDArray[np.int64],
+    labels: NDArray[np.int64] | None,
+    shares: Shares,
+    sides: dict[int, int],
+    draw: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Return the split of each sample of a client, whole groups at a time, and note the side of each group.
+
+    The groups with most samples go first, each to where the counts of the classes come nearest to the shares; the
+    first one of a client is for training, the second for testing.
+    """
+    found, number = np.unique(group, return_inverse=True)
+    classes = np.zeros(len(group), dtype=np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
+    counts = np.zeros((len(found), int(classes.max(initial=0)) + 1))
+    np.add.at(counts, (number, classes), 1)
+    wanted = np.array(shares)[:, None] * counts.sum(axis=0)
+    have, side = np.zeros((3, counts.shape[1])), np.full(len(found), -1)
+    order = draw.permutation(len(found))
+    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
+    known = [index for index in order if int(found[index]) in sides]
+    for index in (*known, *(index for index in order if int(found[index]) not in sides)):
+        chosen = sides.get(int(found[index]))
+        if chosen is None:
+            chosen = _choose_side(counts[index], have, wanted, shares)
+            sides[int(found[index])] = chosen
+        side[index] = chosen
+        have[chosen] += counts[index]
+    return side[number]
+
+
+def _choose_side(
+    counts: NDArray[np.float64], have: NDArray[np.float64], wanted: NDArray[np.float64], shares: Shares
+) -> int:
+    """Return the split that a group belongs to: where train or test are empty, there; else where it fits best."""
+    for needed in (0, 2):
+        if shares[needed] > 0 and not have[needed].any():
+            return needed
+    scale = np.maximum(wanted.sum(axis=0), 1)  # a rare class counts as much as a common one
+    misfits = []
+    for place in range(3):
+        then = have.copy()
+        then[place] += counts
+        misfit = float((((then - wanted) / scale) ** 2).sum())
+        misfits.append(misfit if shares[place] > 0 else np.inf)
+    return int(np.argmin(misfits))
+
+
+def _require_shares(shares: Shares) -> None:
+    if not (len(shares) == 3 and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6 and shares[0] > 0):
+        raise TaskError(f"`shares` must be three shares (train, val, test) that sum to 1. Got {shares!r}.")
+
+
 def cut_splits(
     parts: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None, seed: int
 ) -> dict[str, Split]:
@@ -24,8 +125,7 @@ def cut_splits(
     Samples without a time order are shuffled first. With a `gap`, the first ones in time are for training, and so many
     are left out before each of the other two: neighbours in time are nearly the same sample.
     """
-    if not (len(shares) == 3 and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6 and shares[0] > 0):
-        raise TaskError(f"`shares` must be three shares (train, val, test) that sum to 1. Got {shares!r}.")
+    _require_shares(shares)
     turns = deal_turns(shares, max(map(len, parts), default=0))
     cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, part in enumerate(parts):

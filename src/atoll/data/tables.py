@@ -57,7 +57,7 @@ def _is_column(values: Any) -> bool:
 def tables_by_client(source: Any) -> dict[str, Table]:
     """Return the tables by client; see `holds_tables`."""
     if isinstance(source, str | Path) and not Path(source).is_file():
-        pairs: list[tuple[Any, Any]] = [(path.stem, path) for path in _list_files(Path(source))]
+        pairs: list[tuple[Any, Any]] = [(path.stem, path) for path in list_files(Path(source))]
     elif isinstance(source, Mapping | list):
         pairs = [*(source.items() if isinstance(source, Mapping) else enumerate(source))]
     else:
@@ -189,7 +189,7 @@ def _read_hugging_face(where: str, dataset: Any) -> Table:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _list_files(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     """List the files of a folder, one per client and all of one kind."""
     if not folder.is_dir():
         raise DataError(f"Data must be in a folder or file that exists. There is no {folder}.")

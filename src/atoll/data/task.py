@@ -24,12 +24,15 @@ from atoll.data.building import (
     deal_networks,
     describe_owners,
     owners_of,
+    scale_samples,
     split_clients,
     take_out,
 )
 from atoll.data.datasets import Dataset
 from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Natural, Partition, Shifted
+from atoll.data.preprocessing import Preprocessing, Scaling, plain_scaling
+from atoll.data.schema import Schema
 from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.batch import Augment
@@ -68,6 +71,7 @@ class Task:
     architecture: NDArray[np.int64] | None = None  # which of the networks each client has
     unseen: Task | None = None  # clients that take no part, but are welcomed and evaluated after the last round
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was made, for the run's configuration
+    scaling: Scaling | None = None  # how raw samples of own data became numbers, client by client
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -114,6 +118,16 @@ class Task:
     def client_name(self, client: int) -> str:
         """Return the name of the client in messages and reports."""
         return str(client) if self.names is None else self.names[client]
+
+    def preprocessing(self, client: int) -> Preprocessing:
+        """Return how raw samples of a client become the network's input, and its outputs class names.
+
+        Samples of a data set of the catalogue are numbers already: they stay as they are, and classes have numbers.
+        """
+        if self.scaling is None:
+            shape, whole = tuple(self.x.shape[1:]), not self.x.is_floating_point()
+            return plain_scaling(shape, whole=whole, classes=self.classes).of_client(0)
+        return self.scaling.of_client(client)
 
     @cached_property
     def by_architecture(self) -> tuple[Task, ...]:
@@ -196,6 +210,7 @@ class Task:
             names=None if self.names is None else tuple(self.names[k] for k in clients),
             groups=None if self.groups is None else self.groups[clients],
             architecture=None if self.architecture is None else self.architecture[clients],
+            scaling=None if self.scaling is None else self.scaling.of(clients),
         )
 
     def public_facts(self, seed: int = 0) -> Facts:
@@ -256,10 +271,10 @@ class Task:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """The statistics of the clients' training data; of very many clients that are not stored, the sizes."""
+        """The statistics of the clients' training data; only sizes of data elsewhere, or of very many not stored."""
         train, everybody = self.splits["train"], np.arange(self.clients)
-        if not train.stored and self.clients > MOST_DESCRIBED:
-            return Statistics(samples=train.sizes(everybody))
+        if not train.here or (not train.stored and self.clients > MOST_DESCRIBED):
+            return Statistics(samples=train.sizes(everybody), names=None if train.here else self.names)
         x, y, held, _ = train.hold(self.x, self.y, everybody)
         parts = np.split(held.order.cpu().numpy(), held.offsets[1:-1])
         features = x.cpu().numpy() if x.is_floating_point() else None
@@ -303,23 +318,25 @@ class Task:
         chosen = model or dataset.model or choose_model(tuple(x.shape[1:]))
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
         networks = [build_network(one, dataset, seed) for one in several]
-        aside = [dataset.central or held.get("central"), held.get("public")]
+        splits = split_clients(dataset, dealt, parts, y, shares, deal)
         if are_amounts(x, networks):
-            x, aside = x.float(), [pair and (pair[0].float(), pair[1]) for pair in aside]
+            x, held = x.float(), {name: replace(one, x=one.x.float()) for name, one in held.items()}
+        x, aside, scaling = scale_samples(dataset, x, splits, dealt, parts, held)
         return cls(
             name=dataset.name,
             x=x,
             y=y,
-            splits=split_clients(dataset, dealt, parts, y, shares, deal),
+            splits=splits,
             **deal_networks(networks, len(parts)),
             classes=dataset.classes,
             training=training or Training(),
             names=names,
-            central=aside[0],
-            public=aside[1],
+            central=dataset.central or aside.get("central"),
+            public=aside.get("public"),
             groups=groups,
             augment=augment,
-            facts={**(facts or {}), "source": dataset.source},
+            facts={**(facts or {}), **dataset.facts, "source": dataset.source},
+            scaling=scaling,
         )
 
     @classmethod
@@ -339,19 +356,41 @@ class Task:
         """Build a task from your own data: a frame, a dict, a folder of files, torch or Hugging Face data sets.
 
             Task.own(frame, client="hospital", target="readmitted")
-            Task.own("hospitals/", target="readmitted", model=net)
+            Task.own("hospitals/", target="readmitted", group="patient", model=net)
 
         `atoll.data.own.read` says what `source` may be and takes the other arguments; `model` is any `nn.Module`, a
         function that makes one, a name, or a list of these, which clients have in turn. A client with fewer than
-        `min_samples` samples is an error.
+        `min_samples` samples is an error. `shares` say how each client's samples are split into train, val and test.
+        """
+        from atoll.data import own, recipe
+
+        asked: dict[str, Any] = {"seed": seed, "shares": shares, "central": central, "public": public}
+        facts = recipe.describe_own(source, model, {**reading, "min_samples": min_samples}, **asked)
+        dataset = own.read(source, min_samples=min_samples, **reading)
+        return cls.build(dataset, Natural(), model=model, training=training, facts=facts, **asked)
+
+    @classmethod
+    def of_site(cls, source: Any, schema: Schema, *, name: str | None = None, **words: Any) -> Task:
+        """Build the task of one site: its file (or frame, or arrays) read by a schema that all sites share.
+
+            Task.of_site("ulm.csv", Schema.load("schema.json"), model="mlp:64")
+
+        The other arguments are those of `Task.own`, except the ones that the schema answers. Sites with one schema have
+        the same inputs, classes and network. Data that do not fit it are refused with the name of the column.
         """
         from atoll.data import own
 
-        dataset = own.read(source, min_samples=min_samples, **reading)
-        return cls.build(
-            dataset, Natural(), model=model, seed=seed, training=training, shares=shares,
-            central=central, public=public,
-        )  # fmt: skip
+        answered = sorted({"target", "client", "kind", "features", "categorical", "classes", "standardise"} & {*words})
+        if answered:
+            raise TaskError(
+                f"The schema says what the columns are, so `{answered[0]}` must be left out.", hint="change the schema."
+            )
+        if schema.standardise == "global":
+            raise TaskError(
+                "Sites scale their samples alone, so `standardise` of the schema must be client or none. Got global.",
+                hint="write the schema again without it, or with standardise none and numbers near 1.",
+            )
+        return cls.own({name or own.name_of(source): source}, schema=schema, name=name, **words)
 
     @classmethod
     def of_clients(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import queue
 import re
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,6 +18,7 @@ from atoll.algorithms import file_of
 from atoll.data.task import Task
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.engine import Engine
 from atoll.kernel.errors import RunError
 from atoll.kernel.sources import file_digest
 from atoll.records.configuration import Settings, is_another_model
@@ -23,6 +26,7 @@ from atoll.records.labels import label
 from atoll.records.progress import call_all
 from atoll.records.report import Report
 from atoll.records.rounds import Round
+from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch
 
@@ -68,9 +72,7 @@ class Cell:
         """How the run begins."""
         return "new" if self.done is None else "reused" if self.done.finished else "resumed"
 
-    def run(
-        self, engine: LocalEngine, stop: threading.Event, on_round: OnRound | None, on_epoch: OnEpoch | None
-    ) -> Report:
+    def run(self, engine: Engine, stop: threading.Event, on_round: OnRound | None, on_epoch: OnEpoch | None) -> Report:
         """Return the report of the run, of which the missing part is made; raise KeyboardInterrupt if it is stopped."""
         report = self.done
         if report is None or not report.finished:
@@ -87,33 +89,93 @@ class Cell:
             else:
                 report = made.without_live()
         if stop.is_set():
-            how = "" if self.folder is None else f"; continue with `atoll resume {self.folder}`"
-            raise KeyboardInterrupt(f"stopped in {self.name} with seed {self.seed}{how}")
+            raise KeyboardInterrupt(_say_how_to_go_on(f"stopped in {self.name} with seed {self.seed}", self.folder))
         assert report is not None
         return report
 
 
 def run_cells(
     cells: Sequence[Cell],
-    engine: LocalEngine,
+    engine: LocalEngine | ClusterEngine,
     stop: threading.Event,
     *,
     on_run: OnRun | None,
     on_round: OnRound | None,
     on_epoch: OnEpoch | None,
 ) -> dict[tuple[str, int], Report]:
-    """Run one cell, or several side by side; return their reports by name and seed."""
-    works = []
+    """Run one cell, or several side by side; return their reports by name and seed.
+
+    On a cluster, one cell has its clients spread over the workers, and of several each is one worker's.
+    """
+    after = []
     for cell in cells:
         own = on_run(cell.name, cell.seed, cell.begun) if on_run else None
-        works.append(functools.partial(cell.run, engine, stop, call_all(own, on_round), on_epoch))
+        after.append(call_all(own, on_round))
+    if len(cells) > 1 and isinstance(engine, ClusterEngine):
+        return _spread_cells(cells, engine, stop, after)
+    works = [functools.partial(cell.run, engine, stop, one, on_epoch) for cell, one in zip(cells, after, strict=True)]
     if len(cells) == 1:
         return {(cells[0].name, cells[0].seed): works[0]()}
-    found = engine.run_together([cell.task for cell in cells], works)
+    assert isinstance(engine, LocalEngine)
+    return _name_reports(cells, engine.run_together([cell.task for cell in cells], works))
+
+
+def _name_reports(cells: Sequence[Cell], found: Sequence[Report | BaseException]) -> dict[tuple[str, int], Report]:
+    """Return reports by name and seed; raise what went wrong instead, before those that were stopped for it."""
     errors = [one for one in found if isinstance(one, BaseException)]
     for error in sorted(errors, key=lambda error: isinstance(error, KeyboardInterrupt)):
-        raise error  # what went wrong comes before those that were stopped for it
+        raise error
     return {(cell.name, cell.seed): one for cell, one in zip(cells, found, strict=True) if isinstance(one, Report)}
+
+
+def _spread_cells(
+    cells: Sequence[Cell], engine: ClusterEngine, stop: threading.Event, after: Sequence[OnRound]
+) -> dict[tuple[str, int], Report]:
+    """Have the workers of a cluster run cells, each of them one at a time."""
+    here = [replace(cell, folder=None if cell.folder is None else cell.folder.resolve()) for cell in cells]
+    found: dict[int, Report] = {
+        number: cell.done for number, cell in enumerate(here) if cell.done is not None and cell.done.finished
+    }
+    ahead = [number for number in range(len(here)) if number not in found]
+    failures = list[BaseException]()
+    for place, event in engine.spread(play_cell, [here[number] for number in ahead], stop):
+        if isinstance(event, Round):
+            after[ahead[place]](event)
+        elif isinstance(event, Report):
+            found[ahead[place]] = event
+        else:
+            failures.append(event)
+    if len(found) < len(here) and not failures:
+        failures.append(KeyboardInterrupt(_say_how_to_go_on("stopped while runs were under way", cells[0].folder)))
+    return _name_reports(here, failures or [found[number] for number in range(len(here))])
+
+
+def play_cell(engine: LocalEngine, stop: threading.Event, cell: Cell) -> Iterator[Round | Report]:
+    """Run a cell where its worker is; yield its rounds, and at last its report."""
+    if cell.folder is not None and not cell.folder.is_dir():
+        raise RunError(
+            f"The folder of a comparison must be one that all machines of a cluster see. {cell.folder} is not there on "
+            f"{socket.gethostname()}.",
+            hint="choose a folder on a shared file system, or `together=False`: then the driver alone writes.",
+        )
+    events: queue.Queue[Round | Report | BaseException] = queue.Queue()
+
+    def run() -> None:
+        try:
+            events.put(cell.run(engine, stop, events.put, None))
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            events.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while not isinstance(event := events.get(), Report):
+        if isinstance(event, BaseException):
+            raise event
+        yield event
+    yield event
+
+
+def _say_how_to_go_on(message: str, folder: Path | None) -> str:
+    return message if folder is None else f"{message}; continue with `atoll resume {folder}`"
 
 
 def group_cells(cells: Sequence[Cell], device: torch.device) -> list[list[Cell]]:

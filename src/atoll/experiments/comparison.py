@@ -34,6 +34,7 @@ from atoll.records.trust import remember
 from atoll.report.export import save
 from atoll.report.summary import write_findings
 from atoll.report.table import ComparisonTable, comparison_cells, newcomers_cells, newcomers_notes, notes
+from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import OnEpoch
 from atoll.runtime.files import alone_in
@@ -84,7 +85,7 @@ def compare(
     *,
     seeds: int | Sequence[int] = 3,
     settings: Settings | None = None,
-    engine: LocalEngine | None = None,
+    engine: LocalEngine | ClusterEngine | None = None,
     folder: Path | str | None = None,
     on_run: Callable[[str, int, Begun], OnRound | None] | None = None,
     on_round: OnRound | None = None,
@@ -100,10 +101,11 @@ def compare(
     A seed decides training, initial values and, unless the recipe has a `partition_seed`, who gets which samples; a
     `Task` is the same for all seeds. Local and FedAvg are added if they are missing. With a `folder`, runs that are
     finished there are reused and interrupted ones continued. All runs share one engine, and so its programs; with
-    `together`, the default on a GPU, they also run side by side, as more lanes of one program. `select` says which
-    round counts: the last one, the best on validation, or, for comparison with papers, the oracle's. `on_run` may
-    return a function to be called after each round of that run. With `progress`, a bar is shown in terminals and
-    notebooks.
+    `together`, the default on a GPU, they also run side by side, as more lanes of one program. On a cluster, where it
+    is the default as well, each worker then has a run of its own; else all work on the clients of one run. `select`
+    says which round counts: the last one, the best on validation, or, for comparison with papers, the oracle's.
+    `on_run` may return a function to be called after each round of that run. With `progress`, a bar is shown in
+    terminals and notebooks.
 
         compare(Recipe("digits", clients=20), ["fedper", Ditto(lam=0.1)], seeds=3, rounds=30).table()
     """
@@ -135,8 +137,9 @@ def compare(
 
         if folder is not None:
             _claim(folder, task, list(chosen.values()), seeds, settings, engine)
+        spreads = isinstance(engine, ClusterEngine)
         if together is None:
-            together = engine.device.type == "cuda" and engine.timeout is None
+            together = spreads or (engine.device.type == "cuda" and engine.timeout is None)
         for some in [seeds] if together else [[seed] for seed in seeds]:
             cells = []
             for seed in some:
@@ -145,7 +148,8 @@ def compare(
                 _require_kept_scores(here, select, settings)
                 _require_beginnings(here, chosen.values(), settings, seed)
                 cells += [Cell.find(name, method, seed, here, settings, folder) for name, method in chosen.items()]
-            for group in group_cells(cells, engine.device) if together else [[cell] for cell in cells]:
+            groups = [cells] if together and spreads else group_cells(cells, engine.device) if together else []
+            for group in groups or [[cell] for cell in cells]:
                 found |= run_cells(
                     group, engine, stop, on_run=begin_run, on_round=on_round,
                     on_epoch=call_all(shown.show_epoch, on_epoch),
@@ -196,7 +200,7 @@ def add_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
     return {label(algorithm): algorithm for algorithm in [*added, *algorithms]}
 
 
-def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine) -> str:
+def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine | ClusterEngine) -> str:
     """Return the folder name of all comparisons of one task with the same settings and code, which share runs."""
     question = [
         asdict(recipe.with_seed(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
@@ -248,7 +252,12 @@ def reopen(folder: Path, *, trust: bool = False) -> dict[str, Any]:
 
 
 def _claim(
-    folder: Path, task: Any, methods: list[Algorithm], seeds: list[int], settings: Settings, engine: LocalEngine
+    folder: Path,
+    task: Any,
+    methods: list[Algorithm],
+    seeds: list[int],
+    settings: Settings,
+    engine: LocalEngine | ClusterEngine,
 ) -> None:
     """Write the question into the folder; raise if its runs answer another one."""
     asked = Question(
@@ -257,7 +266,7 @@ def _claim(
         seeds=seeds,
         settings=settings,
         schedule=fingerprint(settings.participation),
-        engine=engine.options,
+        engine=dict(engine.options),
         code=code_digest(),
     )
     for method in methods:

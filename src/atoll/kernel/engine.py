@@ -210,6 +210,11 @@ class Engine(Protocol):
         """Where the server's tensors live."""
         ...
 
+    @property
+    def is_dear(self) -> bool:
+        """Whether every round is worth a checkpoint, because it cannot be played again as one likes."""
+        ...
+
     def run(self, job: Job, population: Any) -> Iterator[Done[Any] | Lost]:
         """Do a job; yield what becomes of every client, some at a time, in an order that clients alone decide."""
         ...

@@ -15,6 +15,8 @@ Each one is also the builtin that fits it, so `except ValueError` works as well 
     ├── OneShotError         ValueError       a one-shot method asked for more than one upload
     ├── PayloadError         ValueError       a reply that is not what the server expects
     ├── EngineError          RuntimeError     an engine cannot do what it is asked to
+    ├── DeployError          RuntimeError     a federation of sites cannot go on as asked
+    │   └── RefusedError                      a message or a site that is not accepted, and why
     └── CohortError          ValueError       values that do not belong to the cohort they are used with
         └── LabelsNeeded                      a step reads targets of clients that have none
 """
@@ -96,6 +98,14 @@ class PayloadError(AtollError, ValueError):
 
 class EngineError(AtollError, RuntimeError):
     """An engine cannot do what it is asked to."""
+
+
+class DeployError(AtollError, RuntimeError):
+    """A federation of sites cannot go on as asked."""
+
+
+class RefusedError(DeployError):
+    """A message or a site is not accepted."""
 
 
 class CohortError(AtollError, ValueError):

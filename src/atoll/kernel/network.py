@@ -57,6 +57,14 @@ class Network:
         # `functional_call` swaps tensors inside the module while it runs, so threads must not share one.
         self._copies = threading.local()
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return what travels to another process: all but this one's copies of the module."""
+        return {name: value for name, value in self.__dict__.items() if name != "_copies"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._copies = threading.local()
+
     def __repr__(self) -> str:
         return f"<Network {self.name}: {self.parameters:,} parameters>"
 

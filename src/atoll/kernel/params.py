@@ -48,6 +48,10 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Layout], tuple[Any, ...]]:
+        """Rebuild it in another process, where names have other hashes."""
+        return Layout, (self.kinds, self.head, self.norm, self.batchnorm, self.layers)
+
     def names(self, kind: Kind) -> frozenset[str]:
         """Return the names of the leaves of one kind."""
         return frozenset(name for name, found in self.kinds.items() if found == kind)
@@ -456,3 +460,8 @@ def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
     leaves, structure = flatten(tree)
     rows = stacked_leaves(structure)
     return unflatten(structure, [leaf[index] if row else leaf for leaf, row in zip(leaves, rows, strict=True)])
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point type of a device: Apple GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

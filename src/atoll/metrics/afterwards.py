@@ -9,6 +9,7 @@ from atoll.kernel.engine import Engine
 from atoll.kernel.params import Tree
 from atoll.kernel.predictor import predictor_of
 from atoll.metrics.evaluation import Arrays, Clients, collect_observations, evaluate, evaluate_central
+from atoll.metrics.measures import OWN
 from atoll.metrics.newcomers import evaluate_newcomers
 from atoll.runtime.exchange import Notes
 from atoll.runtime.population import MANY_CLIENTS, Population
@@ -25,6 +26,7 @@ def evaluate_round(
     calls: int,
     scored: Clients | None,
     seed: int,
+    metric: str = OWN,
 ) -> tuple[dict[str, Any], Arrays | None]:
     """Score personal models of the clients `scored`; after the last round also the shared one, and every test sample.
 
@@ -38,39 +40,48 @@ def evaluate_round(
         listed = len(scored) <= MANY_CLIENTS
         if listed and len(scored) < task.clients:
             found["sample"] = scored.tolist()
-        both = last and shared is not None and algorithm.defines("personalize")
-        for kind in ("personal", "shared") if both else ("personal",):
+        for kind in models_after(algorithm, server, last=last):
             each = last and kind == "personal"
             notes: Notes = []
             scores = evaluate(
                 engine, population, algorithm, server, round=round, model=kind, calls=calls, clients=scored, each=each,
-                notes=notes,
+                notes=notes, metric=metric,
             )  # fmt: skip
             found[kind] = {split: one.as_json() for split, one in scores.items()}
             if each:
-                each_sample = scores["test"].each
-                assert each_sample is not None
-                outcomes = {"test": each_sample, **({} if listed else {"client": scored}), **scores["test"].as_arrays()}
+                each_sample = scores["test"].each  # None where clients are sites, which tell sums only
+                if each_sample is not None:
+                    some = {} if listed else {"client": scored}
+                    outcomes = {"test": each_sample, **some, **scores["test"].as_arrays()}
+                    outcomes |= scores["test"].list_answers()
                 found["deployed"] = scores["test"].deployed
                 found |= {"observed": seen} if (seen := collect_observations(notes, scored)) else {}
-        if outcomes is not None:
+        if last:
             found |= _describe_structure(algorithm, server, task.clients, outcomes)
         if last and task.unseen is not None:
-            found["newcomers"] = evaluate_newcomers(engine, algorithm, server, task.unseen, seed=seed, round=round)
+            found["newcomers"] = evaluate_newcomers(
+                engine, algorithm, server, task.unseen, seed=seed, round=round, metric=metric
+            )
     if task.central is not None and shared is not None:
         bench = engine.bench(population, round)
-        found["central"] = evaluate_central(bench, task.central, shared, exact=algorithm.solved)
+        found["central"] = evaluate_central(bench, task.central, shared, exact=algorithm.solved, metric=metric)
         if last:
             found.setdefault("deployed", predictor_of(shared).bytes)
     return found, outcomes
 
 
-def _describe_structure(algorithm: Algorithm, server: Tree, clients: int, outcomes: Arrays) -> dict[str, Any]:
+def models_after(algorithm: Algorithm, server: Tree, *, last: bool) -> tuple[str, ...]:
+    """Return which models clients score after a round: their personal ones, and at the end also the shared one."""
+    both = last and algorithm.shared(server) is not None and algorithm.defines("personalize")
+    return ("personal", "shared") if both else ("personal",)
+
+
+def _describe_structure(algorithm: Algorithm, server: Tree, clients: int, outcomes: Arrays | None) -> dict[str, Any]:
     """Return who learns from whom and the clusters; of very many clients only these, and among the arrays."""
     found: dict[str, Any] = {}
     clusters = algorithm.found_clusters(server)
     if clients > MANY_CLIENTS:
-        if clusters is not None:
+        if clusters is not None and outcomes is not None:
             outcomes["cluster"] = clusters.of_client
         return found
     mixing = algorithm.mixing(server)

@@ -17,10 +17,12 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Engine, Workbench
 from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
-from atoll.kernel.params import Params, Stack, Tree
+from atoll.kernel.params import Params, Stack, Tree, widest
 from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
+from atoll.kernel.task import Facts
 from atoll.metrics import fairness, significance
 from atoll.metrics.calibration import bins, ece
+from atoll.metrics.measures import OWN, Measure, Values, jackknife, measure_of, take_answers, take_figure
 from atoll.runtime.engines.plan import arithmetic
 from atoll.runtime.exchange import Notes
 from atoll.runtime.population import MANY_CLIENTS, Population
@@ -28,6 +30,8 @@ from atoll.runtime.population import MANY_CLIENTS, Population
 LARGEST_BATCH = 256
 CENTRAL_BATCH = 2_000
 BINS = 15  # of confidence
+KEPT = ("each", "answers", "targets", "kept")  # of each sample, where it is asked for
+CLASSES = ("answers", "targets")
 
 Clients = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]  # what was found after the last round, by name
@@ -35,7 +39,7 @@ Arrays = dict[str, NDArray[Any]]  # what was found after the last round, by name
 
 @dataclass(frozen=True)
 class ClientScores:
-    """Scores of clients on one split; `score` is the accuracy where there are classes. NaN: no samples.
+    """Scores of clients on one split. NaN: a client has no samples, or the measure does not exist for those it has.
 
     Without `drawn_from` all clients were scored, else a sample of so many. Figures are those of the scored clients.
     """
@@ -49,11 +53,19 @@ class ClientScores:
     each: NDArray[np.float64] | None = None  # the score of every sample, client after client
     held: NDArray[np.float64] | None = None  # bytes of what answered
     drawn_from: int | None = None
+    pooled: float | None = None  # the measure over all samples together; None: the mean over samples
+    answers: NDArray[np.int64] | None = None  # the class that each sample was given, client after client
+    labels: NDArray[np.int64] | None = None  # the class that it has
 
     @property
     def macro(self) -> float:
-        """The mean over clients."""
+        """The mean over the clients that have a score."""
         return float(np.nanmean(self.score)) if self._any else float("nan")
+
+    @property
+    def undefined(self) -> int:
+        """How many clients have samples and no score: for these samples, the measure does not exist."""
+        return int((np.isnan(self.score) & (self.samples > 0)).sum())
 
     @property
     def interval(self) -> float | None:
@@ -64,7 +76,9 @@ class ClientScores:
 
     @property
     def micro(self) -> float:
-        """The mean over samples."""
+        """The score over all samples together."""
+        if self.pooled is not None:
+            return self.pooled
         if not self._any:
             return float("nan")
         return float(np.nansum(self.score * self.samples) / self.samples.sum())
@@ -91,16 +105,17 @@ class ClientScores:
 
     @property
     def _any(self) -> bool:
-        return bool((self.samples > 0).any())
+        return not bool(np.isnan(self.score).all())
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures of one split, and those of every client; of very many, the percentiles of their scores."""
-        loss = float(np.nanmean(self.loss)) if self._any else float("nan")
+        loss = float(np.nanmean(self.loss)) if (self.samples > 0).any() else float("nan")
         calibration = {} if self.bins is None else {"ece": float(ece(*self.bins.sum(axis=0)))}
         return {
             "macro": self.macro,
             **({} if (half := self.interval) is None else {"interval": half}),
             "micro": self.micro,
+            **({"undefined": self.undefined} if self.undefined else {}),
             "worst": self.worst,
             "bottom10": self.bottom,
             "std": self.spread,
@@ -128,20 +143,31 @@ class ClientScores:
         variance = self.score * (1 - self.score) if self.variance is None else self.variance
         return {"samples": self.samples, "score": self.score, "variance": variance}
 
+    def list_answers(self) -> Arrays:
+        """Return the class that each sample was given and the one that it has, where samples have a class."""
+        return {} if self.answers is None or self.labels is None else {"answer": self.answers, "label": self.labels}
+
 
 @dataclass(frozen=True)
 class Evaluate(AtTheEnd):
     """Clients score the models they would deploy, or the shared one, on samples of their own."""
 
     model: str
-    scorings: tuple[Scoring, ...]
+    on: tuple[str, ...] = ("val", "test")  # the splits
+    each: bool = False  # also the score of every test sample
+    metric: str = OWN  # what they are judged by
 
     splits: ClassVar[frozenset[str]] = EVERYTHING
 
     @property
     def name(self) -> str:
         """The name in logs and checkpoints."""
-        return f"evaluate {self.model}{', each sample' if any(one.each for one in self.scorings) else ''}"
+        return f"evaluate {self.model}{', each sample' if self.each else ''}"
+
+    @property
+    def scorings(self) -> tuple[Scoring, ...]:
+        """What is summed over each split."""
+        return tuple(Scoring(split, each=self.each and split == "test", metric=self.metric) for split in self.on)
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
         """Return each client's sums, by split."""
@@ -169,26 +195,32 @@ def evaluate(
     splits: tuple[str, ...] = ("val", "test"),
     each: bool = False,
     notes: Notes | None = None,
+    metric: str = OWN,
 ) -> dict[str, ClientScores]:
     """Score personal models of all clients or of some, or the shared one; with `each`, on every test sample.
+
+    `metric` is what they are judged by, as `measures.find_measure` knows it.
 
     What clients observe while they make their models is added to `notes`.
     """
     task = population.task
     clients = np.arange(task.clients) if clients is None else clients
-    scorings = tuple(Scoring(split, each=each and split == "test") for split in splits)
-    sums = {one.split: ClientSums(task, one.split, clients) for one in scorings}
     job = Job(
-        Evaluate(model, scorings), algorithm, server, clients, round, algorithm.groups(server),
+        Evaluate(model, splits, each=each, metric=metric), algorithm, server, clients, round, algorithm.groups(server),
         calls=1 if each else calls,
     )  # fmt: skip
+    sums: dict[str, ClientSums] = {}
     for outcome in engine.run(job, population):
         if isinstance(outcome, Done):
+            sums = sums or {
+                split: ClientSums(task, split, clients, metric) for split in splits
+            }  # sizes are known by now
             for split, stack in outcome.result.items():
                 sums[split].add(outcome.clients, stack)
             if notes is not None:
                 seen = {name: value.double().cpu().numpy() for name, value in outcome.notes.items()}
                 notes.append((outcome.clients, seen))
+    sums = sums or {split: ClientSums(task, split, clients, metric) for split in splits}
     return {split: one.scores() for split, one in sums.items()}
 
 
@@ -214,9 +246,10 @@ class Scoring:
 
     split: str
     each: bool = False
+    metric: str = OWN
 
     def scan(self, cohort: Cohort, deployed: Deployed) -> Stack:
-        """Return the sums of some clients, and the bytes of what answered."""
+        """Return the sums of some clients, what is kept of each sample, and the bytes of what answered."""
         one, task = predictor_of(deployed), cohort.task
         # The largest client of all decides, not of a chunk, so every chunking sums in the same order.
         largest = max(1, task.largest[self.split])
@@ -224,10 +257,13 @@ class Scoring:
         start = Params.of(score=0.0, square=0.0, loss=0.0)
         if task.one_class_each:
             start = start | Params.of(bins=torch.zeros(3, BINS))
-        if self.each:
-            start = start | Params.of(seen=0.0, each=torch.zeros(-(-largest // batch_size) * batch_size))
+        widths = self._kept_widths(measure_of(self.metric, task.network), task)
+        if widths:
+            rows = -(-largest // batch_size) * batch_size
+            empty = {name: torch.zeros(rows, wide, dtype=task.network.dtype) for name, wide in widths.items()}
+            start = start | Params.of(seen=0.0, **empty)
         found: Stack = cohort.scan(
-            functools.partial(_score_step, one.answer),
+            functools.partial(_score_step, one.answer, self.metric),
             start,
             given=(one.model, one.beside),
             split=self.split,
@@ -236,81 +272,121 @@ class Scoring:
             train=False,
             exact=isinstance(deployed, Predictor),
         )
-        held = torch.full((len(cohort),), float(one.bytes), dtype=torch.float64, device=found["score"].device)
+        device = found["score"].device
+        held = torch.full((len(cohort),), float(one.bytes), dtype=widest(device), device=device)
         return found | Stack.of(held=held)
+
+    def _kept_widths(self, measure: Measure, task: Facts) -> dict[str, int]:
+        """Return what is kept of each sample, and how many numbers it is."""
+        widths = {"each": 1} if self.each else {}
+        if self.each and task.one_class_each:
+            widths |= {"answers": 1, "targets": 1}
+        if measure.keep is not None:
+            targets = task.target.reshape(1, -1)
+            outputs = torch.zeros(1, task.classes or targets.shape[1])
+            widths |= {"kept": measure.keep(outputs, targets).shape[1], "targets": targets.shape[1]}
+        return {name: widths[name] for name in KEPT if name in widths}
 
 
 class ClientSums:
     """The sums of clients over one split: of all, or of a sample whose numbers are sorted."""
 
-    def __init__(self, task: Task, split: str, clients: Clients) -> None:
+    def __init__(self, task: Task, split: str, clients: Clients, metric: str = OWN) -> None:
         self.clients = clients
         self.drawn_from = task.clients if len(clients) < task.clients else None
         self.sizes = task.splits[split].sizes(clients)
-        self.higher_is_better = task.network.score.higher_is_better
+        self.measure = measure_of(metric, task.network)
         self.totals: dict[str, NDArray[np.float64]] = {
             name: np.full(len(clients), np.nan) for name in ("score", "square", "loss", "held")
         }
-        self.each: NDArray[np.float64] | None = None  # the score of every sample, client after client
+        self.rows: dict[str, Values] = {}  # numbers of every sample, client after client
 
     def add(self, clients: Clients, found: Stack) -> None:
         """Add the sums of some clients."""
         places = np.searchsorted(self.clients, clients)
         leaves = {name: leaf for name, leaf in found.items() if name != "seen"}
-        columns = [leaf.double().reshape(len(clients), -1) for leaf in leaves.values()]
-        numbers = torch.cat(columns, 1).cpu().numpy()  # all at once: the device is waited for once
+        columns = [leaf.to(widest(leaf.device)).reshape(len(clients), -1) for leaf in leaves.values()]
+        numbers = torch.cat(columns, 1).cpu().double().numpy()  # all at once: the device is waited for once
         ends = np.cumsum([one.shape[1] for one in columns])
         for (name, leaf), part in zip(leaves.items(), np.split(numbers, ends[:-1], axis=1), strict=True):
-            if name == "each":
-                self._add_each(places, part)
+            if name in KEPT:
+                self._add_rows(name, places, part.reshape(leaf.shape))
             else:
                 table = self.totals.setdefault(name, np.full((len(self.sizes), *leaf.shape[1:]), np.nan))
                 table[places] = part.reshape(leaf.shape)
 
-    def _add_each(self, places: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Put the scores of single samples in their places, without what fills up the rows of small clients."""
-        if self.each is None:
-            self.each = np.full(int(self.sizes.sum()), np.nan)
+    def _add_rows(self, name: str, places: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Put numbers of single samples in their places, without what fills up the rows of small clients."""
+        if name not in self.rows:
+            self.rows[name] = np.full((int(self.sizes.sum()), values.shape[2]), np.nan)
         columns, starts = np.arange(values.shape[1]), np.cumsum(self.sizes) - self.sizes
         real = columns < self.sizes[places, None]
-        self.each[(starts[places, None] + columns)[real]] = values[real]
+        self.rows[name][(starts[places, None] + columns)[real]] = values[real]
 
     def scores(self) -> ClientScores:
-        """Return the mean scores of the clients."""
-        sizes = self.sizes.astype(np.float64)
-
-        def mean(name: str) -> NDArray[np.float64]:
-            return np.divide(self.totals[name], sizes, out=np.full_like(sizes, np.nan), where=sizes > 0)
-
-        score = mean("score")
+        """Return the scores of the clients."""
+        score, variance, pooled = self._average() if self.measure.mean else self._take_figures()
         return ClientScores(
             score,
-            mean("loss"),
+            self._mean("loss"),
             self.sizes,
-            self.higher_is_better,
-            np.maximum(mean("square") - score**2, 0),
+            self.measure.higher_is_better,
+            variance,
             self.totals.get("bins"),
-            self.each,
+            self.rows["each"][:, 0] if "each" in self.rows else None,
             self.totals["held"],
             self.drawn_from,
+            pooled,
+            *(self.rows[name][:, 0].astype(np.int64) if "answers" in self.rows else None for name in CLASSES),
         )
 
+    def _mean(self, name: str) -> Values:
+        sizes = self.sizes.astype(np.float64)
+        return np.divide(self.totals[name], sizes, out=np.full_like(sizes, np.nan), where=sizes > 0)
 
-def _score_step(answer: Answer, carry: Params, batch: Batch, given: tuple[Params, Params]) -> Params:
-    outputs = answer(*given, batch)
-    score, loss = batch.network.score(outputs, batch.y), batch.network.loss(outputs, batch.y)
+    def _average(self) -> tuple[Values, Values, float | None]:
+        """Return means over samples, and the variance of single ones."""
+        score = self._mean("score")
+        return score, np.maximum(self._mean("square") - score**2, 0), None
+
+    def _take_figures(self) -> tuple[Values, Values, float | None]:
+        """Return the figure of each client, its variance for one sample, and the figure of all samples together."""
+        figure = self.measure.figure
+        assert figure is not None
+        nothing = np.empty((0, 1))
+        kept, targets = (self.rows.get(name, nothing) for name in ("kept", "targets"))
+        ends = np.cumsum(self.sizes)[:-1]
+        clients = [*zip(np.split(kept, ends), np.split(targets, ends), strict=True)]
+        score = np.array([take_figure(figure, *mine) for mine in clients])
+        return score, np.array([jackknife(figure, *mine) for mine in clients]), take_figure(figure, kept, targets)
+
+
+def _score_step(answer: Answer, metric: str, carry: Params, batch: Batch, given: tuple[Params, Params]) -> Params:
+    outputs, measure = answer(*given, batch), measure_of(metric, batch.network)
+    # Where the measure is no mean, the score that the task has by itself stands for single samples.
+    score = (measure.per_sample or batch.network.score)(outputs, batch.y)
+    loss = batch.network.loss(outputs, batch.y)
     after = {
         "score": carry["score"] + batch.total(score),
         "square": carry["square"] + batch.total(score.square()),
         "loss": carry["loss"] + batch.total(loss),
     }
     if "bins" in carry:
-        confidence = outputs.softmax(1).amax(1)
-        after["bins"] = carry["bins"] + bins(confidence, score, BINS, weight=batch.mask)
-    if "each" in carry:  # places past a client's last sample hold what nothing reads
+        confidence, right = outputs.softmax(1).amax(1), (outputs.argmax(1) == batch.y).to(outputs.dtype)
+        after["bins"] = carry["bins"] + bins(confidence, right, BINS, weight=batch.mask)
+    if "seen" in carry:  # places past a client's last sample hold what nothing reads
         place = carry["seen"].long() + torch.arange(len(score), device=score.device)
         after["seen"] = carry["seen"] + len(score)
-        after["each"] = carry["each"].scatter(0, place, score.to(carry["each"].dtype))
+        targets = batch.y.reshape(len(score), -1)
+        found = {
+            "each": lambda: score[:, None],
+            "answers": lambda: take_answers(outputs, batch.y),
+            "targets": lambda: targets,
+            "kept": lambda: measure.keep(outputs, targets) if measure.keep else targets,
+        }
+        for name in (name for name in KEPT if name in carry):
+            rows, values = carry[name], found[name]().to(carry[name].dtype)
+            after[name] = rows.scatter(0, place[:, None].expand(-1, rows.shape[1]), values)
     return Params(after, carry.layout)
 
 
@@ -321,19 +397,27 @@ def evaluate_central(
     batch_size: int = CENTRAL_BATCH,
     *,
     exact: bool = False,
+    metric: str = OWN,
 ) -> dict[str, float]:
     """Score the shared model on the server's own test set; in fp32 if it is `exact` or has a rule of its own."""
     one, (x, y), network = predictor_of(shared), central, bench.network
     model, beside = one.model, one.beside
     assert isinstance(model, Params)
     assert isinstance(beside, Params)
-    totals = np.zeros(2)
+    measure, totals = measure_of(metric, network), np.zeros(2)
+    kept: list[Tensor] = []
     precision = "fp32" if exact or isinstance(shared, Predictor) else bench.variant.precision
     variant = replace(bench.variant, precision=precision)
     with torch.no_grad(), arithmetic(precision):
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
             outputs = one.answer(model, beside, Batch(x[part], y[part], None, None, network, variant))
-            both = [network.score(outputs, y[part]).sum(), network.loss(outputs, y[part]).sum()]
-            totals += torch.stack(both).double().cpu().numpy()
-    return {"score": totals[0] / len(x), "loss": totals[1] / len(x)}
+            score = (measure.per_sample or network.score)(outputs, y[part])
+            totals += torch.stack([score.sum(), network.loss(outputs, y[part]).sum()]).double().cpu().numpy()
+            if measure.keep is not None:
+                kept.append(measure.keep(outputs, y[part].reshape(len(score), -1)).double().cpu())
+    score_of_all = totals[0] / len(x)
+    if measure.figure is not None:
+        targets = y.reshape(len(y), -1).double().cpu().numpy()
+        score_of_all = take_figure(measure.figure, torch.cat(kept).numpy(), targets)
+    return {"score": score_of_all, "loss": totals[1] / len(x)}

@@ -126,11 +126,12 @@ def _amounts(scores: ArrayLike) -> Scores | None:
 
 
 def summary(
-    scores: ArrayLike, samples: ArrayLike, *, higher_is_better: bool = True, share: bool = True
+    scores: ArrayLike, samples: ArrayLike, *, higher_is_better: bool = True, share: bool = True, mean: bool = True
 ) -> dict[str, float]:
     """Return every figure of this module for one score per client, always in the same order.
 
-    With `share`, the score is a share, such as an accuracy. Other scores have no error rate and no Wilson bound: NaN.
+    With `share`, the score is between 0 and 1, such as an accuracy; others have no error rate. With `mean`, it is a
+    mean over samples. A Wilson bound needs both, a share of samples; else it is NaN.
     """
     scores, samples = np.asarray(scores, dtype=np.float64), np.asarray(samples)
     there = ~np.isnan(scores)
@@ -140,7 +141,7 @@ def summary(
         "macro": float(some.mean()) if len(some) else math.nan,
         "micro": float(some @ samples[there] / samples[there].sum()) if len(some) else math.nan,
         "worst": worst(some, higher_is_better=higher_is_better),
-        "worst_wilson": worst_wilson(some, samples[there]) if any_share else math.nan,
+        "worst_wilson": worst_wilson(some, samples[there]) if any_share and mean else math.nan,
         "bottom10": bottom(some, higher_is_better=higher_is_better),
         **deciles(some),
         "variance": float(some.var()) if len(some) else math.nan,

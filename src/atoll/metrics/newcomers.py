@@ -25,17 +25,19 @@ from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import predictor_of
 from atoll.kernel.randomness import number
 from atoll.metrics.evaluation import ClientSums, Scoring
+from atoll.metrics.measures import OWN
 from atoll.runtime.memory import open_memory
 from atoll.runtime.population import Population
 from atoll.toolbox.client import sgd
 
 EPOCHS = (0, 1, 5, 10)  # of tuning
-TESTING = Scoring("test")
 
 
 @dataclass(frozen=True)
 class Labelled(AtTheEnd):
     """New clients with labels take the model they are welcomed by and tune it."""
+
+    testing: Scoring
 
     splits: ClassVar[frozenset[str]] = EVERYTHING
     name: ClassVar[str] = "newcomers labelled"
@@ -45,7 +47,7 @@ class Labelled(AtTheEnd):
         cohort = replace(cohort, exact=method.solved)
         learner = replace(cohort, splits=cohort.splits - {"test"})
         deployed = method.welcome(received, learner)
-        found = {"0": TESTING.scan(cohort, deployed)}
+        found = {"0": self.testing.scan(cohort, deployed)}
         # Whatever stands beside the model is not tuned, and is left out then.
         model = given = learner.stacked(predictor_of(deployed).model)
         for before, after in pairwise(EPOCHS):
@@ -55,13 +57,15 @@ class Labelled(AtTheEnd):
             epochs, stream = after - before, f"tune {after}"
             own_way = method.tune_newcomer(given, model, learner, epochs=epochs, stream=stream)
             model = sgd(learner, start=model, epochs=epochs, stream=stream) if own_way is None else own_way
-            found[str(after)] = TESTING.scan(cohort, model)
+            found[str(after)] = self.testing.scan(cohort, model)
         return found
 
 
 @dataclass(frozen=True)
 class Unlabelled(AtTheEnd):
     """New clients without labels are welcomed by their samples alone."""
+
+    testing: Scoring
 
     splits: ClassVar[frozenset[str]] = EVERYTHING
     name: ClassVar[str] = "newcomers unlabelled"
@@ -70,12 +74,14 @@ class Unlabelled(AtTheEnd):
         """Return each client's sums on its test samples."""
         cohort = replace(cohort, exact=method.solved)
         learner = replace(cohort, splits=cohort.splits - {"test"}, labelled=False)
-        return {"unlabelled": TESTING.scan(cohort, method.welcome(received, learner))}
+        return {"unlabelled": self.testing.scan(cohort, method.welcome(received, learner))}
 
 
 @dataclass(frozen=True)
 class GivenShared(AtTheEnd):
     """New clients take the shared model."""
+
+    testing: Scoring
 
     splits: ClassVar[frozenset[str]] = EVERYTHING
     name: ClassVar[str] = "newcomers shared"
@@ -84,7 +90,7 @@ class GivenShared(AtTheEnd):
         """Return each client's sums on its test samples."""
         model = method.shared(received)
         assert model is not None
-        return {"unlabelled": TESTING.scan(replace(cohort, exact=method.solved), model)}
+        return {"unlabelled": self.testing.scan(replace(cohort, exact=method.solved), model)}
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class Welcome(AtTheEnd):
 
 
 def evaluate_newcomers(
-    engine: Engine, algorithm: Algorithm, server: Tree, newcomers: Task, *, seed: int, round: int
+    engine: Engine, algorithm: Algorithm, server: Tree, newcomers: Task, *, seed: int, round: int, metric: str = OWN
 ) -> dict[str, Any]:
     """Score new clients on their test samples: `labelled`, by epochs of tuning, and `unlabelled`.
 
@@ -110,8 +116,8 @@ def evaluate_newcomers(
     """
     own_seed = number(seed, "newcomers") % 2**31  # their batches are not those of the clients with the same numbers
     population = Population(newcomers, open_memory("ram", newcomers.clients, None), own_seed)
-    everybody = np.arange(newcomers.clients)
-    sums = {name: ClientSums(newcomers, "test", everybody) for name in [*map(str, EPOCHS), "unlabelled"]}
+    everybody, testing = np.arange(newcomers.clients), Scoring("test", metric=metric)
+    sums = {name: ClientSums(newcomers, "test", everybody, metric) for name in [*map(str, EPOCHS), "unlabelled"]}
 
     def run(phase: Phase) -> None:
         job = Job(phase, algorithm, server, everybody, round)
@@ -120,14 +126,14 @@ def evaluate_newcomers(
                 for name, found in outcome.result.items():
                     sums[name].add(outcome.clients, found)
 
-    run(Labelled())
+    run(Labelled(testing))
     way = "welcome"
     try:
-        run(Unlabelled())
+        run(Unlabelled(testing))
     except LabelsNeeded:
         way = "shared" if algorithm.shared(server) is not None else "none"
         if way == "shared":
-            run(GivenShared())
+            run(GivenShared(testing))
     without = {} if way == "none" else sums.pop("unlabelled").scores().as_json()
     labelled = {str(epochs): sums[str(epochs)].scores().as_json() for epochs in EPOCHS}
     return {"labelled": labelled, "unlabelled": {"way": way, **without}}

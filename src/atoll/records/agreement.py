@@ -34,7 +34,10 @@ def require_same_task(one: Report, other: Report) -> None:
 def _drop_place(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leave out where the data are: their fingerprint says whether they are the same."""
     recipe = facts.get("recipe")
-    return facts if recipe is None else {**facts, "recipe": {**recipe, "data": None}}
+    if recipe is None:
+        return facts
+    own = {"own": {**recipe["own"], "path": None}} if recipe.get("own") else {}
+    return {**facts, "recipe": {**recipe, "data": None, **own}}
 
 
 def _describe_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> str:

@@ -25,6 +25,7 @@ from atoll.kernel.errors import CohortError, NamesChecked, OneShotError, RunErro
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
+from atoll.metrics.measures import OWN, measure_of
 from atoll.records.schema import Record, SchemaError
 from atoll.records.trust import require_trusted
 from atoll.runtime import participation
@@ -50,6 +51,7 @@ class Settings(NamesChecked):
     # who is scored, beside the central test set: "all" clients, "sample:N" of them, nobody ("central"), or nothing at
     # all ("none"); "auto" is all clients, and a sample of SAMPLE_SIZE where there are more than MANY_CLIENTS
     evaluation: str = "auto"
+    metric: str = OWN  # what clients are judged by: accuracy, f1, auroc, ...; "auto" is the task's own score
     memory: str = "auto"  # where clients keep what they keep: "ram", "disk", or "auto" for the one that fits
 
     def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
@@ -87,6 +89,7 @@ class Settings(NamesChecked):
             raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
         _ = self.schedule  # raises for words or a file that cannot be read
         self._check_evaluation(task.clients)
+        measure_of(self.metric, task.network).check(task.public_facts())
         if self.evaluation == "central" and task.central is None:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
         if algorithm.needs_public_data:
@@ -185,6 +188,12 @@ class Metric(Record):
     name: str = "accuracy"
     higher_is_better: bool = True
     share: bool = True  # of 1, shown in per cent
+    mean: bool = True  # over samples
+
+    @property
+    def title(self) -> str:
+        """The name at the beginning of a sentence."""
+        return f"{self.name[0].upper()}{self.name[1:]}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -271,7 +280,7 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> RunConfig:
         task=TaskFacts(
             name=task.name,
             clients=task.clients,
-            metric=Metric.of_json(task.network.score.facts),
+            metric=Metric.of_json(measure_of(settings.metric, task.network).facts),
             data=task.fingerprint,
             augment=None if task.augment is None else repr(task.augment),
             recipe=task.facts.get("recipe"),

@@ -20,6 +20,7 @@ class Numbers:
     name: str
     higher_is_better: bool = True
     share: bool = True
+    mean: bool = True  # over samples
 
     @classmethod
     def of(cls, comparison: Results) -> Numbers:

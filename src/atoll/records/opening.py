@@ -33,8 +33,10 @@ def open_run(
     run = Run.open(Path(folder)) if resume else Run.create(Path(folder), config)
     if resume:
         _require_same(run.config, json.loads(json.dumps(config.as_json())), task)
-    if run.statistics is None:
+    if run.statistics is None and task.splits["train"].is_known:
         run.keep_statistics(task.statistics.as_json())
+    if run.scaling is None and task.scaling is not None:
+        run.keep_scaling(task.scaling.as_json())
     return run, resume
 
 

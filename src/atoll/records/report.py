@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.data.preprocessing import Scaling
 from atoll.data.statistics import Statistics
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.clusters import Clusters
@@ -20,6 +21,7 @@ from atoll.kernel.html import html_table
 from atoll.kernel.references import bibtex
 from atoll.metrics.evaluation import Arrays
 from atoll.metrics.groups import adjusted_rand
+from atoll.metrics.measures import measure_of
 from atoll.records.configuration import Metric, RunConfig, Settings, describe
 from atoll.records.labels import label
 from atoll.records.numbers import Numbers, run_cells
@@ -63,6 +65,7 @@ class Report:
     outcomes: Arrays | None = None  # after the last round, by name: `test` is the score of every test sample
     folder: Path | None = None
     live: Live | None = None
+    scaled: Scaling | None = None  # how raw samples became numbers, as it was written
 
     @classmethod
     def of_run(
@@ -82,7 +85,9 @@ class Report:
         live = Live(task, settings, server, population, engine)
         if run is None:
             return cls(algorithm, None, history, ledger, None, outcomes, None, live)
-        return cls(algorithm, run.config, history, ledger, run.statistics, run.outcomes(), run.folder, live)
+        return cls(
+            algorithm, run.config, history, ledger, run.statistics, run.outcomes(), run.folder, live, run.scaling
+        )
 
     @classmethod
     def read(cls, folder: Path | str, *, trust: bool = False) -> Report:
@@ -95,7 +100,10 @@ class Report:
         config = run.config
         run.verify()
         algorithm = config.algorithm.create(trust=trust)
-        report = cls(algorithm, config, run.metrics(), Ledger(run.ledger()), run.statistics, run.outcomes(), run.folder)
+        report = cls(
+            algorithm, config, run.metrics(), Ledger(run.ledger()), run.statistics, run.outcomes(), run.folder,
+            scaled=run.scaling,
+        )  # fmt: skip
         report.require_clients()
         return report
 
@@ -176,7 +184,7 @@ class Report:
 
     def without_live(self) -> Report:
         """Return the evidence alone: models and data need not stay in memory."""
-        return replace(self, written=self.config, counted=self.statistics, live=None)
+        return replace(self, written=self.config, counted=self.statistics, scaled=self.scaling, live=None)
 
     def welcome(self, x: Any, y: Any = None) -> Params:
         """Return the model of a client that took no part, from its samples, and its targets if it has them."""
@@ -200,6 +208,11 @@ class Report:
     def statistics(self) -> Statistics | None:
         """What the clients have, in numbers; None if it is not known."""
         return self.counted if self.live is None or self.counted is not None else self.live.task.statistics
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How raw samples of own data became numbers, client by client, with class names; None of other data."""
+        return self.live.task.scaling if self.live is not None and self.scaled is None else self.scaled
 
     @property
     def settings(self) -> Settings:
@@ -237,7 +250,7 @@ class Report:
     def metric(self) -> Metric:
         """The name of the score, whether higher is better, and whether it is a share of 1."""
         if self.written is None:  # the whole configuration would take a while
-            return Metric.of_json(self.task.network.score.facts)
+            return Metric.of_json(measure_of(self.settings.metric, self.task.network).facts)
         return self.written.task.metric
 
     @property
@@ -352,11 +365,52 @@ class Report:
         return np.array(found, dtype=np.float64)
 
     def each_of(self, place: int) -> Scores | None:
-        """Return the score of every test sample of a client of `scored` after the last round; None if it is unknown."""
-        if self.outcomes is None or len(self.outcomes["test"]) != self.samples().sum():
+        """Return the score of every test sample of a client of `scored` after the last round; None if it is unknown.
+
+        A metric that is no mean over samples has no score of a single one.
+        """
+        if not self.metric.mean or self.outcomes is None or len(self.outcomes["test"]) != self.samples().sum():
             return None
         ends = np.cumsum(self.samples())
         return self.outcomes["test"][ends[place] - self.samples()[place] : ends[place]]
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are, where every sample has one and its answer is known."""
+        if self.outcomes is None or not {"answer", "label"} <= {*self.outcomes}:
+            return None
+        counted = None if self.statistics is None else self.statistics.classes
+        highest = max(int(self.outcomes[name].max(initial=0)) for name in ("answer", "label"))
+        return max(counted or 0, highest + 1)
+
+    def class_name(self, label: int) -> str:
+        """Return the name of a class; its number where it has none."""
+        names = self.config.task.more.get("class_names") or ()
+        return str(names[label]) if label < len(names) else str(label)
+
+    def confusion(self, client: int | None = None) -> NDArray[np.int64]:
+        """Count the test samples of each class (rows) that were given each class (columns), after the last round.
+
+        Of all clients that were scored, each with its own model, or of the `client` with this number.
+        """
+        classes = self.classes
+        if classes is None or self.outcomes is None:
+            raise RunError(
+                "A confusion matrix needs the answer to every test sample, which a finished run of a task with one "
+                f"class per sample has. This run of {self.label} has none ({self.progress}).",
+                hint="finish it with `atoll resume`, or run it again if an older Atoll made it.",
+            )
+        some = slice(None)
+        if client is not None:
+            place = int(np.searchsorted(self.scored, client))
+            if place == len(self.scored) or self.scored[place] != client:
+                raise RunError(
+                    f"A client must have been scored. {client} is none of the {len(self.scored):,} that were."
+                )
+            ends = np.cumsum(self.samples())
+            some = slice(int(ends[place] - self.samples()[place]), int(ends[place]))
+        pairs = self.outcomes["label"][some] * classes + self.outcomes["answer"][some]
+        return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
     def curve(self, split: str = "val", figure: str = "macro") -> list[tuple[int, float]]:
         """Return one figure by round."""

@@ -237,6 +237,40 @@ class Results:
             for kind, of_kind in collected.items()
         }  # fmt: skip
 
+    def confusion(self, method: str) -> NDArray[np.int64] | None:
+        """Count test samples by true class (rows) and answer (columns), over clients and seeds; None if unknown."""
+        outcomes = self.outcomes[method]
+        if self.select != "last" or any(outcome.classes is None for outcome in outcomes):
+            return None
+        return np.asarray(np.sum([outcome.confusion() for outcome in outcomes], axis=0))
+
+    @cached_property
+    def classes(self) -> list[dict[str, Any]]:
+        """One row per method and class: recall, precision and F1 over the test samples of all clients and seeds.
+
+        NaN where there is nothing to divide by. Empty where samples have no classes, or another round than the last
+        counts.
+        """
+        rows = []
+        for method in self.outcomes:
+            counts = self.confusion(method)
+            if counts is None:
+                return []
+            right, true, said = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+            figures = {"recall": (right, true), "precision": (right, said), "f1": (2 * right, true + said)}
+            shares = {
+                name: np.divide(above, below, out=np.full(len(right), np.nan), where=below > 0)
+                for name, (above, below) in figures.items()
+            }
+            rows += [
+                {
+                    "method": method, "class": self.example.class_name(label), "samples": int(true[label]),
+                    **{name: float(values[label]) for name, values in shares.items()},
+                }
+                for label in range(len(right))
+            ]  # fmt: skip
+        return rows
+
     # -- cost --------------------------------------------------------------------------------------------------------
     def target_of(self, index: int) -> float | None:
         """Return the validation score to be reached with a seed: as given, else 95 % of FedAvg's best."""
@@ -271,9 +305,9 @@ class Results:
     def _row(self, method: str, outcomes: Sequence[Report]) -> dict[str, Any]:
         figures = [outcome.figures(select=self.select) for outcome in outcomes]
         macro = [one.macro for one in figures]
-        higher, share = self.metric.higher_is_better, self.metric.share
+        reading = {name: self.metric[name] for name in ("higher_is_better", "share", "mean")}
         spread = [
-            fairness.summary(scores, outcome.samples(), higher_is_better=higher, share=share)
+            fairness.summary(scores, outcome.samples(), **reading)
             for outcome, scores in zip(outcomes, self.scores(method), strict=True)
         ]
         gains, harmed, harmed_fedavg = self.gains(method), self.find_harmed(method), self.find_harmed(method, "fedavg")
@@ -287,6 +321,8 @@ class Results:
             "interval": self._interval(macro, self.scores(method)),
             "interval_of_sample": self._interval_of_sample(self.scores(method)),
             **{name: _nanmean([one[name] for one in spread]) for name in spread[0] if name != "macro"},
+            **({} if self.metric.mean else {"micro": _nanmean([one.micro for one in figures])}),
+            "undefined": _mean(one.undefined or 0 for one in figures),
             "loss": _mean(one.loss for one in figures),
             "ece": _optional(_mean, [one.ece for one in figures]),
             "shared_union": _optional(_mean, [outcome.union for outcome in outcomes]),
@@ -379,8 +415,11 @@ class Results:
         recipe = task.recipe or {}
         dealt, split = recipe.get("partition"), recipe.get("split")
         who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients:,} clients,"
-        what = f"{self.metric.name.capitalize()}{' in %' if self.metric.share else ''}"
-        cut = f" (train/val/test {split} %)" if split else ""
+        what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
+        rule = task.more.get("split_by")
+        share = None if rule and rule.startswith("by column") else split
+        cut = ", ".join([*([f"train/val/test {share} %"] if share else []), *([rule] if rule else [])])
+        cut = f" ({cut})" if cut else ""
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
         rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
@@ -388,7 +427,19 @@ class Results:
             f"{what} of the model each client would deploy, on its own test split{cut}, {SELECTIONS[self.select]}"
             f"{rounds}; {who} each counted the same{self._explain_interval()}. "
             f"{task.name}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
-            f"{', '.join(map(str, self.seeds))}.{shared}"
+            f"{', '.join(map(str, self.seeds))}.{shared}{self._explain_undefined()}"
+        )
+
+    def _explain_undefined(self) -> str:
+        """Say for how many clients the metric does not exist; nothing if it exists for all that have test samples."""
+        most = max(row["undefined"] for row in self.results)
+        if not most:
+            return ""
+        tested = int((self.example.samples() > 0).sum())
+        each = " of each seed" if len(self.seeds) > 1 else ""
+        return (
+            f" {self.metric.title} is undefined for {most:g} of {tested:,} clients{each}, whose test samples do not "
+            "differ in their targets; means are over the others."
         )
 
     def _explain_interval(self) -> str:

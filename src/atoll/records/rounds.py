@@ -15,14 +15,15 @@ ByName = dict[str, dict[str, float]]  # what clients observed: by name, a number
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Figures(Record):
-    """The scores of clients on one split; NaN for a client without samples.
+    """The scores of clients on one split; NaN for a client without samples, or where the metric does not exist.
 
     Of very many clients there are percentiles instead of lists. Where a sample was scored, figures are the sample's.
     """
 
-    macro: float  # the mean over clients
+    macro: float  # the mean over the clients that have a score
     interval: float | None = None  # half the 95 % interval of the mean over all clients, where a sample was scored
-    micro: float  # the mean over samples
+    micro: float  # over all samples together
+    undefined: int | None = None  # clients that have samples and no score; None if there are none
     worst: float
     bottom10: float
     std: float

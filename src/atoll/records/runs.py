@@ -2,6 +2,7 @@
 
     config.json          what was asked for, resolved, with versions and machine
     clients.json         what each client has: sizes, labels, how it differs from the others
+    preprocessing.json   of own data: columns, class names, and mean and spread of every client
     metrics.jsonl        one line per round
     ledger.jsonl         every message
     run.log              what the engine chose, who was lost
@@ -41,6 +42,7 @@ import numpy as np
 import torch
 
 from atoll.data.files import open_arrays, reading
+from atoll.data.preprocessing import Scaling
 from atoll.data.statistics import Statistics
 from atoll.kernel.errors import CheckpointError, DataError, RunError
 from atoll.kernel.params import Layout, Tree
@@ -73,9 +75,11 @@ log = logging.getLogger("atoll.run")
 
 KEPT_CHECKPOINTS = 2
 LINES = ("metrics.jsonl", "ledger.jsonl")  # files that grow by lines
-WHOLE = ("config.json", "clients.json", "outcomes.npz")  # files that are written at once
-OUTCOMES: dict[str, type] = {  # what outcomes.npz may hold; all but the first is there of very many clients only
+WHOLE = ("config.json", "clients.json", "preprocessing.json", "outcomes.npz")  # files that are written at once
+OUTCOMES: dict[str, type] = {  # what outcomes.npz may hold
     "test": np.float64,  # the score of every test sample, client after client
+    "answer": np.int64, "label": np.int64,  # the class that it was given, and the one that it has
+    # of very many clients:
     "client": np.int64, "samples": np.int64, "score": np.float64, "variance": np.float64,  # of each client scored
     "cluster": np.int64,  # of each client
 }  # fmt: skip
@@ -149,6 +153,21 @@ class Run:
         with writing(self.folder):
             write_record(self.folder / "clients.json", found, indent=None)  # a million numbers are no lines to read
 
+    @property
+    def scaling(self) -> Scaling | None:
+        """How raw samples of own data became numbers; None of other data."""
+        path = self.folder / "preprocessing.json"
+        if not path.exists():
+            return None
+        found = read_record(path, dict[str, Any])
+        with guarding(path):
+            return Scaling.of_json(found)
+
+    def keep_scaling(self, found: Mapping[str, Any]) -> None:
+        """Write down how raw samples became numbers."""
+        with writing(self.folder):
+            write_record(self.folder / "preprocessing.json", found, indent=None)
+
     # -- metrics and ledger ----------------------------------------------------------------------------------------
     def record(self, line: Round, entries: Iterable[Entry], outcomes: Arrays | None = None) -> None:
         """Append one round's metrics and messages; before that, write the outcomes, if there are any."""
@@ -178,6 +197,7 @@ class Run:
         """Write what was found after the last round, by name: `test` is the score of every test sample."""
         data = io.BytesIO()
         arrays: dict[str, Any] = {**outcomes, "test": outcomes["test"].astype(np.float32)}
+        arrays |= {name: outcomes[name].astype(np.int32) for name in ("answer", "label") if name in outcomes}
         np.savez_compressed(data, **arrays)
         with writing(self.folder):
             write_whole(self.folder / "outcomes.npz", data.getvalue())

@@ -165,7 +165,7 @@ class Session:
         run, done, outcomes, entries = self.run, line.round, self.outcomes, self.channel.ledger.entries[self.written :]
         self.writer.put(lambda: run.record(line, entries, outcomes))
         due = self.settings.evaluates_after(done) or time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
-        due = due or stopping or done == self.settings.rounds
+        due = due or stopping or done == self.settings.rounds or self.engine.is_dear
         if due or done == self.first + 1:  # trackers begin with what is in the folder
             self.writer.wait()
         if due:

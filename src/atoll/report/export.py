@@ -56,6 +56,7 @@ def as_json(comparison: Results) -> dict[str, Any]:
         "missing": [*comparison.missing],
         "results": comparison.results,
         **({"newcomers": comparison.newcomers} if comparison.newcomers else {}),
+        **({"classes": comparison.classes} if comparison.classes else {}),
         "groups": {
             method: {
                 kind: {name: score._asdict() for name, score in of_kind.items()}

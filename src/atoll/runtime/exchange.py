@@ -17,7 +17,7 @@ from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.kernel.engine import Engine
 from atoll.kernel.errors import DivergedError
 from atoll.kernel.job import Done, Finish, Job, Lost, Prepare
-from atoll.kernel.params import Tree, flatten, stacked_leaves
+from atoll.kernel.params import Tree, flatten, stacked_leaves, widest
 from atoll.runtime.channel import Channel
 from atoll.runtime.population import Population
 
@@ -87,7 +87,7 @@ class Exchange:
                     if len(done.clients):
                         written = round or at
                         self.channel.broadcast(job.broadcast, done.clients, written)
-                        _keep(done, at)
+                        keep_at_clients(done, at)
                         arrival = self.channel.up(self.method, done.clients, done.result, written)
                         arrivals.append(arrival._replace(broadcast=job.broadcast))
             if not any(map(len, answered)) and traffic.lost["not finite"]:
@@ -114,7 +114,7 @@ class Exchange:
             if not len(done.clients):
                 continue
             self.channel.unicast(done.unicast, done.clients, job.round)
-            _keep(done, job.round)
+            keep_at_clients(done, job.round)
             traffic.replied += len(done.clients)
             arrival = self.channel.up(self.method, done.clients, done.result, job.round)
             yield arrival._replace(broadcast=job.broadcast, unicast=done.unicast)
@@ -135,22 +135,14 @@ class Exchange:
                 done, _ = self._require_finite(made, round - 1, traffic)
                 if len(done.clients):
                     self.channel.last_broadcast(broadcast, done.clients, round - 1)
-                    _keep(done, round - 1)
+                    keep_at_clients(done, round - 1)
 
     def _require_finite(self, done: Done[Any], round: int, traffic: Traffic) -> tuple[Done[Update], Clients]:
         """Return the work of the clients where it is finite, and the other clients, whose work does not count."""
-        update: Update = done.result
         traffic.gradients += done.gradients
-        notes = {name: value.double() for name, value in done.notes.items()}
-        leaves, structure = flatten([dict(update.send), update.keep, dict(update.beside)])
-        values = [leaf for leaf, row in zip(leaves, stacked_leaves(structure), strict=True) if row]
-        values += [] if update.weight is None else [update.weight]
-        sums = [leaf.flatten(1).sum(1) if leaf.ndim > 1 else leaf for leaf in values if leaf.is_floating_point()]
-        if not sums and not notes:
+        notes, numbers = done.notes, reduce_to_numbers(done)
+        if numbers is None:
             return done, done.clients[:0]
-        # One number per client for everything that it returns: a sum is finite if all of its terms are.
-        table = torch.stack([*notes.values(), *(one.double() for one in sums)])
-        numbers = table.cpu().numpy()
         good = np.isfinite(numbers).all(axis=0)
         bad: Clients = done.clients[~good]
         if len(bad):
@@ -160,13 +152,31 @@ class Exchange:
                     round, self._task.client_name(client),
                 )  # fmt: skip
             traffic.lost["not finite"] += len(bad)
-            done = done.only(torch.from_numpy(np.flatnonzero(good)).to(table.device))
+            done = done.only(torch.from_numpy(np.flatnonzero(good)))
         if notes and good.any():
             traffic.notes.append((done.clients, dict(zip(notes, numbers[: len(notes), good], strict=True))))
         return done, bad
 
 
-def _keep(done: Done[Update], round: int) -> None:
+def reduce_to_numbers(done: Done[Update]) -> NDArray[np.float64] | None:
+    """Return numbers for each client, [number, client], that are finite if all that it returns is; None if all is.
+
+    The first ones are its notes, in order.
+    """
+    update = done.result
+    leaves, structure = flatten([dict(update.send), update.keep, dict(update.beside)])
+    values = [leaf for leaf, row in zip(leaves, stacked_leaves(structure), strict=True) if row]
+    values += [] if update.weight is None else [update.weight]
+    sums = [leaf.flatten(1).sum(1) if leaf.ndim > 1 else leaf for leaf in values if leaf.is_floating_point()]
+    notes = [value.to(widest(value.device)) for value in done.notes.values()]
+    if not sums and not notes:
+        return None
+    # One number per client for each leaf: a sum is finite if all of its terms are.
+    numbers: NDArray[np.float64] = torch.stack([*notes, *(one.to(widest(one.device)) for one in sums)]).cpu().numpy()
+    return numbers
+
+
+def keep_at_clients(done: Done[Update], round: int) -> None:
     """Put what an update leaves with the clients into their memory, and what pieces leave into theirs."""
     for name, tree in done.result.beside.items():
         done.memory.beside(name).keep(done.clients, tree, round=round)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, describe_values
 from atoll.kernel.errors import DivergedError, RunError
-from atoll.kernel.params import Tree, named_leaves
+from atoll.kernel.params import Tree, named_leaves, widest
 from atoll.kernel.record import is_record
 from atoll.kernel.wrapper import title_of
 
@@ -54,7 +54,7 @@ def _fetch(numbers: list[Tensor]) -> list[float]:
     found: dict[int, float] = {}
     for device in {one.device for one in numbers}:  # a server may hold a few tables on the CPU beside models on a GPU
         places = [place for place, one in enumerate(numbers) if one.device == device]
-        table = torch.stack([numbers[place].double() for place in places]).tolist()
+        table = torch.stack([numbers[place].to(widest(device)) for place in places]).tolist()
         found |= dict(zip(places, table, strict=True))
     return [found[place] for place in range(len(numbers))]
 

@@ -103,7 +103,7 @@ class Workbench:
     def score(self, model: Params, x: Tensor, y: Tensor) -> float:
         """Return how good a model is on samples of the server; more is better."""
         metric = self.network.score
-        return float(metric(self.answers(model, x), y).double().mean()) * (1 if metric.higher_is_better else -1)
+        return float(metric(self.answers(model, x), y).cpu().double().mean()) * (1 if metric.higher_is_better else -1)
 
     def cohort(
         self,

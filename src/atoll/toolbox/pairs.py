@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from types import new_class
 from typing import Any, ClassVar, get_origin, get_type_hints
 
@@ -218,6 +218,13 @@ class Pair(Algorithm):
     fixed: ClassVar[Mapping[str, Any]] = {}  # values of fields that are no hyperparameters here
     is_plain: ClassVar[bool] = False  # nothing but its parts, as they are
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle a pair without a file by its halves: no module has its class."""
+        if not self.full_name:
+            return super().__reduce__()
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _remake, (self.client_parts, self.server_parts, values)
+
     def __init_subclass__(
         cls,
         *,
@@ -321,6 +328,7 @@ def require_sense(training: type[Part], *others: type[Part]) -> None:
             )
 
 
+@cache
 def make_pair(client_parts: tuple[type[Part], ...], server_parts: tuple[type[Part], ...]) -> type[Pair]:
     """Return the pair of a training with its pieces and an answer, which has no file of its own."""
     name = "/".join("+".join(part.called for part in parts) for parts in (client_parts, server_parts))
@@ -335,6 +343,11 @@ def make_pair(client_parts: tuple[type[Part], ...], server_parts: tuple[type[Par
     made = new_class(name, (Pair,), halves, lambda space: space.update(facts))
     pair: type[Pair] = dataclass(frozen=True, kw_only=True)(made)
     return pair
+
+
+def _remake(client_parts: tuple[type[Part], ...], server_parts: tuple[type[Part], ...], values: dict[str, Any]) -> Pair:
+    """Make a pair that has no file of its own, in a process that it was sent to."""
+    return make_pair(client_parts, server_parts)(**values)
 
 
 def _facts(*parts: type[Part]) -> dict[str, Any]:

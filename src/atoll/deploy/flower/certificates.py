@@ -2,124 +2,180 @@
 
     keys/
       ca.crt  ca.key                 who signs the server's certificate; ca.key stays with the operator, off-line
-      server/  ca.crt  server.crt  server.key  sites/NAME.pub
-      sites/NAME/  ca.crt  node.key
+      server/  ca.crt  server.crt  server.key  coordinator.key  coordinator.pub  sites/NAME.pub
+      sites/NAME/  ca.crt  coordinator.pub  node.key  NAME.key  NAME.pub
 
-The server gets its folder, each site its own. A site that does not want others to see its private key makes it itself
-and hands over the public one, which the operator puts in `server/sites/`: the name of that file is the site's name.
+The server gets its folder, each site its own. A site has two keys: node.key opens the connection (Flower's node
+authentication, on an elliptic curve), NAME.key signs what it sends (Ed25519). NAME.pub holds the public parts of both.
+A site that does not want others to see its keys makes them itself and hands over NAME.pub, which the operator puts in
+`server/sites/`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import ipaddress
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.kernel.errors import RunError, UnknownName
+from atoll.deploy.keys import Key, PublicKey, read_key, read_public, require_name
+from atoll.kernel.errors import DeployError
 
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site that may take part: its name with the key of its signatures, and the key of its connection."""
+
+    public: PublicKey
+    node: bytes  # PEM
+
+
+@dataclass(frozen=True)
+class SiteKeys:
+    """What a site has to show who it is, and to know the server."""
+
+    key: Key
+    node: ec.EllipticCurvePrivateKey
+    coordinator: PublicKey | None
+    authority: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> SiteKeys:
+        """Read the folder that a site was given."""
+        found = [path for path in sorted(folder.glob("*.key")) if path.name != "node.key"]
+        if len(found) != 1 or not (folder / "node.key").is_file():
+            raise DeployError(
+                f"A site must show who it is: its keys are node.key and NAME.key in one folder. {folder} has "
+                f"{', '.join(path.name for path in sorted(folder.glob('*.key'))) or 'none'}.",
+                hint="the operator of the server makes them with `atoll deploy keys`, or the site with --own NAME.",
+            )
+        known = folder / f"{COORDINATOR}.pub"
+        coordinator = read_public(known) if known.exists() else None
+        return cls(read_key(found[0]), _read_node_key(folder / "node.key"), coordinator, folder / "ca.crt")
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """What the server has: its certificate, the key that signs jobs, and who may take part."""
+
+    key: Key
+    certificate: tuple[Path, Path]
+    members: dict[str, Member]
+
+    @classmethod
+    def read(cls, folder: Path) -> ServerKeys:
+        """Read the server's folder."""
+        certificate = folder / "server.crt", folder / "server.key"
+        for path in (*certificate, folder / f"{COORDINATOR}.key"):
+            if not path.is_file():
+                raise DeployError(
+                    f"The server must have its certificate and keys. There is no {path}.",
+                    hint="make them with `atoll deploy keys --host NAME --site NAME`.",
+                )
+        return cls(read_key(folder / f"{COORDINATOR}.key"), certificate, read_members(folder / "sites"))
 
 
 def make_keys(folder: Path, *, hosts: Sequence[str], sites: Sequence[str], days: int = 825) -> list[Path]:
-    """Make a CA, the server's certificate for `hosts` and a key for each site; return what was written.
+    """Make a CA, the server's certificate for `hosts` and keys for each site; return what was written.
 
     What is there already stays: a second call adds sites, and makes a new server certificate for other hosts.
     """
     for name in sites:
         require_name(name)
-    if len(set(sites)) < len(sites):
-        raise UnknownName(f"Each site must have a name of its own. Got {', '.join(sites)}.")
+    if len(set(sites)) < len(sites) or COORDINATOR in sites:
+        raise DeployError(f"Each site must have a name of its own, not {COORDINATOR}. Got {', '.join(sites)}.")
     written: list[Path] = []
-    authority = folder / "ca.key", folder / "ca.crt"
+    authority, server = (folder / "ca.key", folder / "ca.crt"), folder / "server"
     if not authority[0].exists():
         written += _make_authority(*authority, days=days)
     if hosts:
-        written += _make_server(folder / "server", hosts, authority, days=days)
+        written += _make_server(server, hosts, authority, days=days)
+    if not (server / f"{COORDINATOR}.key").exists():
+        written += Key.make(COORDINATOR).save(server)
     for name in sites:
-        if not (folder / "sites" / name / "node.key").exists():
-            written += make_site_key(folder / "sites" / name, name, folder / "server" / "sites")
-            written.append(_write(folder / "sites" / name / "ca.crt", authority[1].read_bytes()))
+        mine = folder / "sites" / name
+        if not (mine / "node.key").exists():
+            written += make_site_keys(mine, name)
+            written.append(_write(server / "sites" / f"{name}.pub", (mine / f"{name}.pub").read_bytes()))
+            for shared in (authority[1], server / f"{COORDINATOR}.pub"):
+                written.append(_write(mine / shared.name, shared.read_bytes()))
     return written
 
 
-def make_site_key(folder: Path, name: str, public: Path) -> list[Path]:
-    """Make the key of one site: the private part in `folder`, the public part as `public`/NAME.pub."""
+def make_site_keys(folder: Path, name: str) -> list[Path]:
+    """Make the keys of one site in a folder of its own; NAME.pub is what it hands over."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     require_name(name)
     if (folder / "node.key").exists():
-        raise RunError(
+        raise DeployError(
             f"A site's key is its identity and must not be overwritten. {folder / 'node.key'} exists.",
             hint="use it, or remove it if the site shall be a new one to the server.",
         )
+    secret, public = Key.make(name).save(folder)
     key = ec.generate_private_key(ec.SECP384R1())
     form = serialization.PublicFormat.SubjectPublicKeyInfo
-    mine = key.public_key().public_bytes(serialization.Encoding.PEM, form)
-    return [_write_private(folder / "node.key", key), _write(public / f"{name}.pub", mine)]
+    node = key.public_key().public_bytes(serialization.Encoding.PEM, form)
+    _write(public, public.read_bytes() + node)
+    return [secret, _write_private(folder / "node.key", key), public]
 
 
-def require_name(name: str) -> None:
-    """Raise unless this can be a site's name: it becomes a file's."""
-    if not NAME.fullmatch(name):
-        raise UnknownName(
-            f"A site's name must be letters, digits, dots, dashes and underscores, at most 64. Got {name!r}."
-        )
-
-
-def read_sites(folder: Path) -> dict[str, bytes]:
+def read_members(folder: Path) -> dict[str, Member]:
     """Read the public keys of the sites that may take part, by name."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    found: dict[str, bytes] = {}
+    found: dict[str, Member] = {}
     for path in sorted(folder.glob("*.pub")):
-        require_name(path.stem)
-        try:
-            key = serialization.load_pem_public_key(path.read_bytes())
-        except ValueError:
-            raise RunError(f"A site's public key must be a PEM file of `atoll deploy keys`. Got {path}.") from None
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise RunError(f"A site's public key must be one of an elliptic curve. Got {path}.")
-        content = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        same = [name for name, other in found.items() if other == content]
-        if same:
-            raise RunError(
-                f"Each site must have a key of its own. {same[0]} and {path.stem} have the same one.",
-                hint=f"make a new key for one of them and replace {path}.",
+        public, text = read_public(path), path.read_bytes()
+        if public.name != path.stem:
+            raise DeployError(
+                f"A site's public key must have the site's name. {path} is that of {public.name}.",
+                hint=f"call the file {public.name}.pub, or have the site make keys with another name.",
             )
-        found[path.stem] = content
+        try:
+            key = serialization.load_pem_public_key(text[max(0, text.find(b"-----BEGIN")) :])
+        except ValueError:
+            key = None
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise DeployError(
+                f"A site's public key must be a file of `atoll deploy keys`, with both of its keys. {path} is not."
+            )
+        node = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        for name, other in found.items():
+            if other.node == node or other.public.value == public.value:
+                raise DeployError(
+                    f"Each site must have a key of its own. {name} and {path.stem} have the same one.",
+                    hint=f"have one of them make new keys, and replace {path}.",
+                )
+        found[path.stem] = Member(public, node)
     if not found:
-        raise RunError(
+        raise DeployError(
             f"The server must know the sites' public keys. There is no NAME.pub in {folder}.",
             hint="make them with `atoll deploy keys --site NAME`, or put those that sites sent you there.",
         )
     return found
 
 
-def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read the private key of a site."""
+def _read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    if not path.is_file():
-        raise RunError(
-            f"A site must show who it is with its key. There is no {path}.",
-            hint="the operator of the server makes it with `atoll deploy keys`.",
-        )
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError):
-        raise RunError(f"A site's key must be a PEM file of `atoll deploy keys`. Got {path}.") from None
+        key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise RunError(f"A site's key must be one of an elliptic curve. Got {path}.")
+        raise DeployError(f"A site's node.key must be a PEM file of `atoll deploy keys`. {path} is not.")
     return key
 
 

@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from atoll.deploy.flower.wire import BODY, MESSAGE_TYPE, inflate, list_objects, pack, require_flower, unpack
-from atoll.kernel.errors import EngineError, PayloadError
+from atoll.kernel.errors import DeployError, PayloadError
 
 require_flower()
 
 import anyio.to_thread  # noqa: E402
 import uvicorn  # noqa: E402
-from fastapi import FastAPI  # noqa: E402
+from fastapi import FastAPI, Request, Response  # noqa: E402
 from flwr.app.message import remove_content_from_message  # noqa: E402
 from flwr.app.message.message import make_message  # noqa: E402
 from flwr.app.metadata import Metadata  # noqa: E402
@@ -42,7 +42,7 @@ from flwr.superlink.federation import NoOpFederationManager  # noqa: E402
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware  # noqa: E402
 from flwr.superlink.routers.fleet.router import router as fleet_router  # noqa: E402
 from starlette.middleware import Middleware  # noqa: E402
-from starlette.middleware.base import BaseHTTPMiddleware  # noqa: E402
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint  # noqa: E402
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -117,7 +117,7 @@ class Link:
         self._thread.start()
         while not self._server.started:
             if not self._thread.is_alive():
-                raise EngineError(f"The server could not listen at {self.host}:{self.port}.")
+                raise DeployError(f"The server could not listen at {self.host}:{self.port}.")
             time.sleep(0.01)
         return self
 
@@ -291,7 +291,7 @@ class _State(InMemoryLinkState):
                 remove_content_from_message(message), get_object_tree(message), session
             )
             if not stored:
-                raise EngineError(f"Flower does not take a message for node {node}.")
+                raise DeployError(f"Flower does not take a message for node {node}.")
             for key in missing:
                 self.store_object(run, session, key, objects[key])
             self._posted.notify_all()
@@ -403,7 +403,8 @@ class _Gate:
 
 
 async def _refuse(send: Send, status: int, text: bytes) -> None:
-    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+    size = str(len(text)).encode()
+    headers = [(b"content-type", b"text/plain"), (b"content-length", size), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text})
 
@@ -418,7 +419,7 @@ def _fleet_only(state: _State, sites: int) -> FastAPI:
 
     stack: Sequence[Middleware] = [
         Middleware(_Gate),
-        Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+        Middleware(BaseHTTPMiddleware, dispatch=_translate_errors),
         Middleware(ProtobufTranslationMiddleware),
         Middleware(NodeAuthMiddleware),
     ]
@@ -427,6 +428,15 @@ def _fleet_only(state: _State, sites: int) -> FastAPI:
     app.state.enable_supernode_auth = True
     app.include_router(fleet_router)
     return app
+
+
+async def _translate_errors(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Answer errors as Flower does; what its handlers stumble over is a request that makes no sense."""
+    answer = await http_error_translator(request, call_next)
+    if answer.status_code == 500:
+        log.warning("a request at %s made no sense", request.url.path)
+        return Response("the request makes no sense", status_code=400, media_type="text/plain")
+    return answer
 
 
 class _Fixed:
@@ -446,7 +456,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each answer waits 40 ms for company
         return listening
     except OSError as error:
-        raise EngineError(
+        raise DeployError(
             f"The server must be able to listen at {address[0]}:{address[1]}. {error.strerror or error}.",
             hint="choose another address with `listen`, or end what uses this one.",
         ) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.deploy.flower.wire import BODY, inflate, list_objects, pack, require_flower, unpack
-from atoll.kernel.errors import AtollError, EngineError, PayloadError, first_line
+from atoll.kernel.errors import AtollError, DeployError, PayloadError, first_line
 
 require_flower()
 
@@ -197,22 +197,22 @@ class Node:
         text = str(error)
         if "CERTIFICATE_VERIFY_FAILED" in text:
             if "mismatch" in text:
-                raise EngineError(
+                raise DeployError(
                     f"The server's certificate must be made out to the name it is called by, {self.server}.",
                     hint="make it with `atoll deploy keys --host NAME` for each name and address of the server.",
                 )
-            raise EngineError(
+            raise DeployError(
                 f"The server's certificate must be signed by the authority in {self.authority}. The one of "
                 f"{self.server} is not, or has expired.",
                 hint="use the ca.crt that came with this site's key; do not go on if nobody changed the server.",
             )
         if any(word in text for word in ("WRONG_VERSION_NUMBER", "SSL", "TLS")):
-            raise EngineError(
+            raise DeployError(
                 f"The server must speak TLS. {self.server} answers in plain text.",
                 hint="start the server with its certificate, or both sides with `insecure`.",
             )
         if isinstance(error, httpx.RemoteProtocolError) and self.authority is None:
-            raise EngineError(
+            raise DeployError(
                 f"The server at {self.server} does not answer in plain text.", hint="leave out `insecure`."
             )
         return f"no connection to {self.server} ({type(error).__name__})"
@@ -223,7 +223,7 @@ class Node:
             ahead = _seconds_ahead(response)
             if ahead is not None and not -300 < ahead < SYSTEM_TIME_TOLERANCE:
                 direction = "ahead of" if ahead > 0 else "behind"
-                raise EngineError(
+                raise DeployError(
                     f"This machine's clock must agree with the server's to a few seconds. It is {abs(ahead):.0f} s "
                     f"{direction} it.",
                     hint="set the clock, for example with NTP.",
@@ -235,13 +235,13 @@ class Node:
                 "the server still sees a connection of this site: another process uses its key, or one ended just now"
             )
         if told is not None and response.request.url.path.endswith("/activate-node"):
-            raise EngineError(
+            raise DeployError(
                 f"The server must know this site's key. {self.server} does not.",
                 hint="send the operator NAME.pub, which belongs in sites/ of the server's keys, and have the server "
                 "started again.",
             )
         if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
-            raise EngineError(f"{self.server} refuses: {response.text[:200]}.")
+            raise DeployError(f"{self.server} refuses: {response.text[:200]}.")
         return f"the server refuses ({response.status_code})"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from atoll.kernel.errors import EngineError, PayloadError
+from atoll.kernel.errors import DeployError, PayloadError
 
 # Flower asks its makers for news and counts its users unless told not to; this must be said before it is imported.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -28,11 +29,11 @@ def require_flower() -> None:
     try:
         found = version("flwr")
     except PackageNotFoundError:
-        raise EngineError(
+        raise DeployError(
             "Sites on a network need Flower, which is not installed.", hint="pip install 'atoll[deploy]'"
         ) from None
     if not found.startswith(SERIES):
-        raise EngineError(
+        raise DeployError(
             f"Sites on a network need Flower {SERIES}x. Version {found} is installed.",
             hint="pip install 'atoll[deploy]'",
         )
@@ -80,4 +81,22 @@ def list_objects(tree: ObjectTree, largest: int) -> list[str]:
         left.extend(one.children)
         if len(found) + len(left) > most:
             raise PayloadError(f"A message must have at most {largest:,} bytes. This one announces more.")
+    return found
+
+
+def write_question(say: str, **more: Any) -> bytes:
+    """Write what the server says to a site beside jobs: `join`, or `done`."""
+    return json.dumps({"say": say, **more}).encode()
+
+
+def read_question(envelope: bytes) -> dict[str, Any] | None:
+    """Read what the server says beside jobs; None if it is a job."""
+    if not envelope.startswith(b"{"):
+        return None
+    try:
+        found = json.loads(envelope)
+    except (ValueError, RecursionError):
+        raise PayloadError("What the server says must be JSON. This is not.") from None
+    if not isinstance(found, dict) or not isinstance(found.get("say"), str):
+        raise PayloadError("What the server says must have a word for it. This has none.")
     return found

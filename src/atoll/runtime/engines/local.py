@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -49,6 +50,8 @@ class LocalEngine(Planner):
     process, and what is found there is not measured again.
     """
 
+    is_dear = False  # a round can be played again
+
     def __init__(
         self,
         *,
@@ -62,11 +65,20 @@ class LocalEngine(Planner):
     ) -> None:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+            raise EngineError(f"`device` must be auto, cpu, cuda, cuda:N or mps. Got {device!r}.")
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise EngineError(
                 f"Device {device!r} must be present. This machine has no CUDA device.",
                 hint="use `device=cpu`.",
             )
+        if device == "mps" and not torch.backends.mps.is_available():
+            raise EngineError(
+                "Device 'mps' must be present. This machine has no Apple GPU, or its torch does not support it.",
+                hint="use `device=cpu`.",
+            )
+        if device == "mps" and dtype == torch.float64:
+            raise EngineError("`dtype` must be float32 on Apple GPUs, which have no float64. Got float64.")
         if timeout is not None and not timeout > 0:
             raise EngineError(
                 f"`timeout` must be a number of seconds above 0, or None for no limit. Got {timeout!r}.",
@@ -74,10 +86,7 @@ class LocalEngine(Planner):
             )
         if precision not in ("fp32", "tf32", "bf16"):
             raise EngineError(f"`precision` must be fp32, tf32 or bf16. Got {precision!r}.")
-        try:
-            self.device = torch.device(device)
-        except RuntimeError as error:
-            raise EngineError(f"`device` must be auto, cpu, cuda or cuda:N. Got {device!r}.") from error
+        self.device = torch.device(device)
         self.options: dict[str, Any] = {  # what was asked for, for the run's configuration
             "device": device, "strategy": strategy, "compile": compile, "precision": precision, "timeout": timeout,
         }  # fmt: skip
@@ -149,16 +158,12 @@ class LocalEngine(Planner):
 
         The clients of a chunk have one architecture and belong to one group, and those of each follow each other.
         """
-        lost, failure = 0, None
+        yield from require_survivors(self.outcomes(job, population), job)
+
+    def outcomes(self, job: Job, population: Population) -> Iterator[Done[Any] | Lost | Exception]:
+        """Do a job as `run` does; yield also what clients raised, whoever is left."""
         for part in parts_of(job, population):
-            for outcome in self._run_part(part):
-                if isinstance(outcome, Exception):
-                    failure = outcome
-                    continue
-                lost += len(outcome.clients) if isinstance(outcome, Lost) else 0
-                yield outcome
-        if failure is not None and lost == len(job.clients):
-            raise failure  # nobody is left: this is the method's fault, not a client's
+            yield from self._run_part(part)
 
     # -- running ---------------------------------------------------------------------------------------------------
     def _run_part(self, part: Part) -> Iterator[Done[Any] | Lost | Exception]:
@@ -251,6 +256,19 @@ class LocalEngine(Planner):
             # The time of several clients says nothing about one of them: they go again, one by one.
             return Lost(clients, reason) if len(clients) == 1 else TimeoutError(reason)
         return Done(clients, result, part.population.memory, assignment.unicast, cohort.notes, scanner.tally.gradients)
+
+
+def require_survivors(outcomes: Iterable[Done[Any] | Lost | Exception], job: Job) -> Iterator[Done[Any] | Lost]:
+    """Yield what became of clients; if all of them are lost, raise what one of them raised."""
+    lost, failure = 0, None
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            failure = outcome
+            continue
+        lost += len(outcome.clients) if isinstance(outcome, Lost) else 0
+        yield outcome
+    if failure is not None and lost == len(job.clients):
+        raise failure  # nobody is left: this is the method's fault, not a client's
 
 
 def _list_clients(clients: Clients) -> str:

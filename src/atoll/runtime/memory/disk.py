@@ -28,6 +28,7 @@ from atoll.runtime.files import open_regular, require_no_link
 from atoll.runtime.memory.slots import NOBODY, Slots
 from atoll.runtime.serialise import from_bytes
 
+NEWEST = 2**62  # a round after all others
 LARGEST = 2**62  # bytes: what clients keep has no limit
 ROW = "id INTEGER PRIMARY KEY, piece INTEGER, client INTEGER, round INTEGER, form INTEGER, tree BLOB, checksum BLOB"
 SCHEMA = (
@@ -165,6 +166,31 @@ class DiskMemory:
                     raise _damage_error(self._path, row[1])
                 found.append((slot, *row[:3]))
             self._slots.load(found)
+
+    def copy(self, clients: NDArray[np.int64]) -> Tree:
+        """Return what some clients keep, here and beside, for another such memory; None if they keep nothing."""
+        copied: list[Tree] = []
+        with self._reading():
+            for piece, name in self._connection.execute("SELECT piece, name FROM pieces").fetchall():
+                for slot in self._rows.find(piece, clients, NEWEST):
+                    if slot != NOBODY:
+                        question = "SELECT client, round, form, tree FROM kept WHERE id = ?"
+                        client, round, form, tree = self._connection.execute(question, (slot,)).fetchone()
+                        row = torch.from_numpy(np.frombuffer(bytearray(tree), dtype=np.uint8))
+                        copied.append({"piece": name, "client": client, "round": round, "row": row,
+                                       "form": self._form(form).text})  # fmt: skip
+        return copied or None
+
+    def put(self, copied: Tree) -> None:
+        """Keep what `copy` returned."""
+        for one in copied or ():
+            client = np.array([one["client"]])
+            with self._connection:
+                piece = self._number("pieces", "piece", one["piece"])
+                slots = self._rows.choose(piece, client, one["round"])
+                leaves = _Form(one["form"]).read([one["row"].numpy().tobytes()])
+                self._write(slots, piece, one["round"], client.tolist(), leaves)
+            self._rows.fill(piece, client, one["round"], slots)
 
     def holders(self, *, before: int) -> int | None:
         """Count who kept anything, in all pieces together; see `Memory.holders`."""

@@ -76,24 +76,37 @@ class RamMemory:
     def save(self, *, round: int, changes: bool = False) -> Tree:
         """Return copies of the rows for a checkpoint; see `Memory.save`."""
         if not changes:
-            return self._take(whole=True)
+            return self._take()
         pieces = [*self._pieces()]
         rows, changed = sum(one._rows for one in pieces), sum(int(one._changed.sum()) for one in pieces)
         if not changed:
             return None
         whole = changed == rows or self._saved + changed >= 2 * rows  # so files hold at most twice what lives
-        taken = self._take(whole=whole)
+        taken = self._take() if whole else self._take(changed=True)
         self._saved = rows if whole else self._saved + changed
         for one in pieces:
             one._changed.fill(False)
         return {"whole": whole, **taken}
 
-    def _take(self, *, whole: bool) -> Tree:
-        """Copy the rows of all clients that kept something, or of those that did since changes were saved."""
-        beside = {name: taken for name, one in self._beside.items() if (taken := one._take(whole=whole)) is not None}
+    def copy(self, clients: NDArray[np.int64]) -> Tree:
+        """Return what some clients keep, here and beside, for another such memory; None if nobody keeps anything."""
+        wanted = np.zeros(len(self._row), dtype=np.bool_)
+        wanted[clients] = True
+        return self._take(wanted)
+
+    def put(self, copied: Tree) -> None:
+        """Keep what `copy` returned."""
+        if copied is not None:
+            self._put_back(copied, 0)
+
+    def _take(self, wanted: NDArray[np.bool_] | None = None, *, changed: bool = False) -> Tree:
+        """Copy the rows of all clients that kept something, of those `wanted`, or that did since changes were saved."""
+        taken = {name: one._take(wanted, changed=changed) for name, one in self._beside.items()}
+        beside = {name: one for name, one in taken.items() if one is not None}
         if self._structure is None and not beside:
             return None
-        owners = np.flatnonzero(self._row >= 0 if whole else self._changed)
+        chosen = self._changed if changed else self._row >= 0
+        owners = np.flatnonzero(chosen if wanted is None else chosen & wanted)
         rows = torch.from_numpy(self._row[owners])
         blocks = [block[rows.to(block.device)] for block in self._blocks]
         kept = None if self._structure is None else unflatten(self._structure, blocks)

@@ -19,7 +19,7 @@ from atoll.testing.bench.comparisons import DEMO, FOUR, Whole
 from atoll.testing.bench.peers import duels
 from atoll.testing.bench.pfl import PflCifar10
 from atoll.testing.bench.steps import Workload
-from atoll.testing.bench.table import Row, make_table, write
+from atoll.testing.bench.table import COLUMNS, Row, write, write_line
 
 REPEATS = 5
 WIDTH = 200  # of a table that is not in a terminal
@@ -59,7 +59,10 @@ def run(
     peers: list[str] | None = None,
     file: Path | None = None,
 ) -> int:
-    """Print the table, and write it as JSON if there is a `file`; return 1 if a target was missed."""
+    """Print the table, row by row, and write it as JSON if there is a `file`; return 1 if a target was missed.
+
+    A `quick` one measures steps only, compiles nothing and has no targets.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     usual = list_workloads(device, peers or [])
@@ -71,20 +74,39 @@ def run(
         raise RunError(
             f"The folder of the result must exist. {file.parent} does not.", hint="make it, or choose another."
         )
-    rows = list[Row]()
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    for name in only or usual:
-        workload = known[name]
-        if quick and isinstance(workload, Workload):
-            workload = replace(workload, steps=max(2, workload.steps // 4))
+    chosen = {name: known[name] for name in only or usual}
+    if quick:
+        kept = chosen if only else {name: one for name, one in chosen.items() if _is_short(one)}
+        chosen = {name: _shorten(one) for name, one in kept.items()}
+    rows, longest = list[Row](), max(map(len, chosen))
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, soft_wrap=True, highlight=False)
+    kind = torch.cuda.get_device_name() if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
+    console.print(f"Speed on {kind}, torch {torch.__version__}", style="bold")
+    console.print(write_line(COLUMNS, longest), style="dim")
+    for name, workload in chosen.items():
         with Console(stderr=True).status(f"measuring {name} (plans and programs first)"):
-            rows.append(workload.measure(device, repeats=_count_repeats(workload, quick=quick)))
-        console.print("  ".join(filter(None, rows[-1].cells)), highlight=False)
+            row = workload.measure(device, repeats=_count_repeats(workload, quick=quick))
+        rows.append(replace(row, least=None, most=None) if quick else row)
+        console.print(write_line(rows[-1].cells, longest), markup=False)
         if file is not None:  # what is measured is kept, whatever comes later
             write(file, device, rows)
-    kind = torch.cuda.get_device_name() if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
-    console.print(make_table(f"Speed on {kind}, torch {torch.__version__}", rows))
+    if quick:
+        console.print("A quick look: few steps, nothing compiled, no targets. `atoll bench` measures all.", style="dim")
     return 1 if any(row.missed for row in rows) else 0
+
+
+def _is_short(workload: Measurable) -> bool:
+    """Return whether a workload takes seconds only: one of each network, clients of equal size, small batches."""
+    if not isinstance(workload, Workload) or workload.skewed or workload.seeds > 1:
+        return False
+    return workload.model in ("mlp", "cnn") and workload.batch <= 10
+
+
+def _shorten(workload: Measurable) -> Measurable:
+    """Return a workload with few steps, for which nothing is compiled."""
+    if not isinstance(workload, Workload):
+        return workload
+    return replace(workload, steps=max(2, workload.steps // 10), compile=False)
 
 
 def _count_repeats(workload: Measurable, *, quick: bool) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from atoll.records.runs import command, machine, now, versions
 
 COLUMNS = ("workload", "unit", "beside", "theirs", "atoll", "times as fast", "target", "first result", "plan")
+WIDTHS = (18, 10, 8, 8, 13, 13, 12, 0)  # of the columns after the first
 TEXT = ("workload", "unit", "beside", "plan")  # the others are figures
 
 
@@ -66,14 +66,14 @@ def write_figure(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def make_table(title: str, rows: list[Row]) -> Table:
-    """Return the table for a terminal."""
-    table = Table(title=title)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in TEXT else "right")
-    for row in rows:
-        table.add_row(*row.cells)
-    return table
+def write_line(cells: Sequence[str], longest: int) -> str:
+    """Write one line of the table, whose first column is `longest` wide; the others are as wide as their figures."""
+    widths = (longest, *WIDTHS)
+    parts = [
+        f"{cell:<{width}}" if column in TEXT else f"{cell:>{width}}"
+        for cell, width, column in zip(cells, widths, COLUMNS, strict=True)
+    ]
+    return "  ".join(parts).rstrip()
 
 
 def describe(device: str, rows: list[Row]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ epochs, one round before something else begins, so every part of a method has it
     for result in check(Ditto):
         print(result.name, result.passed, result.message)
 
-`battery` lists the checks, which are in `determinism`, `messages`, `participation`, `models` and `declarations`. They
-play a method (`playing`) on one task (`tasks`) in several ways (`engines`), and compare what comes out (`trees`).
-Several checks look at the same runs, which are watched and played once for each method (`rehearsal`, `tries`).
+`battery` lists the checks, which are in `determinism`, `sites`, `messages`, `participation`, `models` and
+`declarations`. They play a method (`playing`) on one task (`tasks`) in several ways (`engines`), and compare what comes
+out (`trees`). Several checks look at the same runs, which are watched and played once for each method (`rehearsal`,
+`tries`).
 
 `quadratics` makes tasks whose answers are known in closed form, for the tests that are about one method only; `play`
 runs a method on them and `personal_models` reads what came out.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from atoll.kernel.algorithm import Algorithm
 from atoll.records.runs import quietly
-from atoll.testing.conformance import declarations, determinism, messages, models, participation
+from atoll.testing.conformance import declarations, determinism, messages, models, participation, sites
 from atoll.testing.conformance.errors import ConformanceError, blame
 from atoll.testing.conformance.methods import Method, shorten
 
@@ -44,6 +44,7 @@ BATTERY = (
     determinism.same_seed_same_bits,
     determinism.strategies_agree,
     determinism.clients_are_isolated,
+    sites.sites_agree,
     determinism.order_of_clients_does_not_matter,
     determinism.the_server_holds_no_samples,
     determinism.inputs_are_unchanged,

@@ -29,7 +29,7 @@ from atoll.testing.conformance.tasks import build_task, hold_task
 from atoll.testing.conformance.trees import find_difference, require_same
 from atoll.testing.conformance.tries import PURE, describe_isolation, take_client
 
-STRATEGIES = ("chunk:4", "loop", "threads:3", "traced")  # each is compared with "whole"
+STRATEGIES = ("chunk:4", "loop", "threads:3", "traced", "cluster")  # each is compared with "whole"
 
 
 def same_seed_same_bits(method: Algorithm) -> None:
@@ -55,7 +55,7 @@ def same_seed_same_bits(method: Algorithm) -> None:
 
 
 def strategies_agree(method: Algorithm) -> None:
-    """Check that one vectorised cohort, chunks, single clients, threads and traced steps give the same bits."""
+    """Check that one cohort, chunks, single clients, threads, traced steps and workers give the same bits."""
     whole = rehearse(method).outcome
     for strategy in STRATEGIES:
         loop = strategy == "loop"

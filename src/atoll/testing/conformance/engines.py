@@ -1,4 +1,4 @@
-"""Engines that run clients in one way each, or as devices, which see their own samples and memory alone."""
+"""Engines that run clients in one way each, as devices, which see what is theirs alone, or on workers of a cluster."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.job import Done, Lost
 from atoll.kernel.params import Tree
 from atoll.kernel.task import Facts
+from atoll.runtime.engines.cluster.engine import ClusterEngine
+from atoll.runtime.engines.cluster.inside import CrewInside
+from atoll.runtime.engines.cluster.worker import Worker
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.measuring import FORCED
 from atoll.runtime.engines.parts import Part
@@ -141,3 +144,18 @@ def find_engine(strategy: str) -> LocalEngine:
     engine = kind(device="cpu", dtype=torch.float64, strategy=plan)
     engine.programs = PROGRAMS
     return engine
+
+
+@functools.cache
+def find_any_engine(strategy: str) -> LocalEngine | ClusterEngine:
+    """Return the engine of a strategy, or of a cluster whose workers live in this process."""
+    if strategy == "cluster":
+        return ClusterEngine(CrewInside(3, make_worker), find_engine("whole"))
+    return find_engine(strategy)
+
+
+def make_worker() -> Worker:
+    """Return a worker of a cluster that lives in this process."""
+    worker = Worker({"device": "cpu", "strategy": "chunk:2 eager"}, torch.float64)
+    worker.engine.programs = PROGRAMS
+    return worker

@@ -22,7 +22,7 @@ from atoll.records.report import Report
 from atoll.runtime.engines.measuring import one_thread_each
 from atoll.runtime.memory import Memory, RamMemory
 from atoll.runtime.population import Population
-from atoll.testing.conformance.engines import find_engine
+from atoll.testing.conformance.engines import find_any_engine
 from atoll.testing.conformance.errors import ConformanceError
 from atoll.testing.conformance.tasks import build_task
 from atoll.testing.conformance.trees import copy_tree, require_finite, take_row
@@ -34,7 +34,7 @@ def play(task: Task, algorithm: Algorithm, rounds: int = 1, *, strategy: str = "
     """Run a method in float64 without evaluation; no client may fail. `more` goes to `federate`."""
     with one_thread_each():  # these models are so small that a second thread only costs
         more = {"evaluation": "none", **more}
-        report = federate(task, algorithm, engine=find_engine(strategy), rounds=rounds, **more)
+        report = federate(task, algorithm, engine=find_any_engine(strategy), rounds=rounds, **more)
     failed = {reason for line in report.history for reason in line["lost"]} - {"dropped out"}
     if failed:
         raise ConformanceError(f"Every client must be able to train. Some failed: {'; '.join(sorted(failed))}")
@@ -146,7 +146,7 @@ def welcome(report: Report, newcomers: Task, *, labelled: bool = True, strategy:
     network = newcomers.network.initial
     population = Population(newcomers, RamMemory(newcomers.clients), seed=1)
     job = Job(Join(labelled), report.algorithm, report.server, np.arange(newcomers.clients), 0)
-    welcomed = run_job(find_engine(strategy), job, population)
+    welcomed = run_job(find_any_engine(strategy), job, population)
     for client, model in enumerate(one["model"] for one in welcomed):
         if any(name.startswith(BESIDE) for name in model):  # no single model: an ensemble, for example
             continue

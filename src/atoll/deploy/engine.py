@@ -1,0 +1,360 @@
+"""An engine whose clients are at sites: it sends the jobs of the one round loop, and hands on the replies.
+
+The server's own work, such as aggregating, is done by a local engine. What clients keep stays where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from atoll.data.task import Task
+from atoll.deploy import messages
+from atoll.deploy.journal import Exchange, Journal
+from atoll.deploy.keys import Key
+from atoll.deploy.messages import Message, require_in_time, require_version
+from atoll.deploy.tasks import learn_sizes
+from atoll.deploy.terms import Terms
+from atoll.deploy.work import Answer, Clients, Order, Outcome, Part
+from atoll.kernel.algorithm import Update
+from atoll.kernel.engine import Memory, Workbench
+from atoll.kernel.errors import DeployError, RefusedError
+from atoll.kernel.job import AtTheEnd, Done, Finish, Job, Lost, Phase
+from atoll.kernel.params import Tree, flatten
+from atoll.kernel.task import Facts
+from atoll.metrics.afterwards import models_after
+from atoll.metrics.evaluation import Evaluate
+from atoll.metrics.measures import OWN
+from atoll.runtime.engines import LocalEngine
+from atoll.runtime.population import Population
+
+log = logging.getLogger("atoll.federation")
+
+
+class Transport(Protocol):
+    """What carries messages between a coordinator and its sites."""
+
+    shares: bool  # whether sites that are sent the same are sent one message
+
+    def exchange(self, jobs: Mapping[str, bytes], exchange: Exchange) -> Iterator[tuple[str, bytes | str]]:
+        """Send each of these sites its job; yield the site and its reply as they come, or why there is none.
+
+        Sites for which nothing is yielded have not replied. Raise to stop here: what was yielded before is kept, and
+        the same question is asked again when the federation goes on.
+        """
+        ...
+
+
+class InProcess:
+    """Sites in this process, for tests and rehearsals: a message is a call."""
+
+    shares = False
+
+    def __init__(self, sites: Mapping[str, Any]) -> None:
+        self.sites = sites
+
+    def exchange(self, jobs: Mapping[str, bytes], exchange: Exchange) -> Iterator[tuple[str, bytes | str]]:
+        """Let one site after another answer."""
+        for site, job in jobs.items():
+            try:
+                yield site, self.sites[site].answer(job)
+            except RefusedError as error:
+                yield site, str(error).splitlines()[0]
+
+
+class KeptAtSites:
+    """The memory of clients that are elsewhere: what they keep is theirs."""
+
+    def recall(self, clients: Clients, default: Tree, *, before: int) -> Tree:
+        """Refuse."""
+        raise DeployError("What clients keep is at their sites. It cannot be read here.")
+
+    def holds(self, clients: Clients, *, before: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Refuse."""
+        raise DeployError("What clients keep is at their sites. It cannot be read here.")
+
+    def keep(self, clients: Clients, tree: Tree, *, round: int) -> None:
+        """Do nothing: the site has kept it."""
+
+    def save(self, *, round: int, changes: bool = False) -> Tree:
+        """Return nothing: sites save what they keep."""
+        return None
+
+    def load(self, saved: Sequence[Tree], *, round: int) -> None:
+        """Do nothing."""
+
+    def holders(self, *, before: int) -> int | None:
+        """Return None: nobody here knows."""
+        return None
+
+    def prune(self, *, round: int) -> None:
+        """Do nothing."""
+
+    def beside(self, name: str) -> Memory:
+        """Return the same."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who federates on which terms, as the coordinator knows it."""
+
+    id: str
+    terms: Terms
+    key: Key  # the coordinator's
+
+    @classmethod
+    def begin(cls, terms: Terms, key: Key) -> Federation:
+        """Begin a federation with a number of its own."""
+        return cls(secrets.token_hex(16), terms, key)
+
+
+class SitesEngine:
+    """Runs jobs at sites. It is an engine like any other: `federate` drives it round by round."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        transport: Transport,
+        journal: Journal | None = None,
+        *,
+        engine: LocalEngine | None = None,
+        largest: int = messages.LARGEST_BODY,
+        metric: str = OWN,
+    ) -> None:
+        self.federation, self.transport, self.journal = federation, transport, journal or Journal()
+        self.local = engine or LocalEngine()
+        self._metric = metric  # by which sites score at the end
+        self._largest, self._answers = largest, dict[tuple[int, str], Answer]()  # to the last exchange
+
+    # -- what the server computes here -----------------------------------------------------------------------------
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What was asked for, for the run's configuration."""
+        return {**self.local.options, "sites": len(self.federation.terms.sites)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server's tensors live."""
+        return self.local.device
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether every round is worth a checkpoint: sites are not asked twice."""
+        return True
+
+    def clock(self) -> float:
+        """Return seconds."""
+        return self.local.clock()
+
+    def place(self, task: Task) -> Task:
+        """Move what there is of the task to where the server computes."""
+        return self.local.place(task)
+
+    def bench(self, population: Population, round: int) -> Workbench:
+        """Return the server's place to work in a round."""
+        return self.local.bench(population, round)
+
+    def export_plans(self, method: Hashable, facts: Facts) -> list[Tree]:
+        """Return how the server's own work runs here."""
+        return self.local.export_plans(method, facts)
+
+    def import_plans(self, plans: list[Tree], method: Hashable, facts: Facts) -> None:
+        """Take over what `export_plans` gave."""
+        self.local.import_plans(plans, method, facts)
+
+    # -- what sites do ---------------------------------------------------------------------------------------------
+    def run(self, job: Job, population: Population) -> Iterator[Done[Any] | Lost]:
+        """Have sites do a job; yield what becomes of every client, in the order in which one machine would."""
+        job = _without_samples(job)
+        exchange = self.journal.find(job.round, job.phase.name) or self._open(job)
+        if not exchange.closed:
+            self._collect(job, exchange, population)
+        yield from self._hand_on(job, exchange, population)
+
+    def _open(self, job: Job) -> Exchange:
+        """Write the messages of a job, and the question down."""
+        self._answers.clear()
+        phases = self._phases(job)
+        terms, number = self.federation.terms, self.journal.known.next
+        parts = {site: some for site in terms.sites if (some := _parts(job, terms.clients_at(site)))}
+        alone = not self.transport.shares or any(part.unicast is not None for some in parts.values() for part in some)
+        together = [[site] for site in parts] if alone else [list(parts)] if parts else []
+        jobs: dict[str, bytes] = {}
+        for sites in together:
+            order = Order(phases, job.method, job.round, job.broadcast, tuple(p for site in sites for p in parts[site]))
+            about, tree = order.write()
+            about |= {
+                "to": sites, "terms": terms.as_json(),
+                "counted": {site: self.journal.known.counted.get(site) for site in sites},
+            }  # fmt: skip
+            message = messages.write(
+                "job", self.federation.key, federation=self.federation.id, number=number, round=job.round, about=about,
+                tree=tree,
+            )  # fmt: skip
+            jobs |= dict.fromkeys(sites, message)
+        return self.journal.open(job.round, [phase.name for phase in phases], jobs, number)
+
+    def _phases(self, job: Job) -> tuple[Phase, ...]:
+        """Return the phases that are asked for at once: all that need nothing but the server's last state."""
+        phase: Any = job.phase
+        if not isinstance(phase, Finish | Evaluate) or job.round < self.federation.terms.rounds:
+            return (phase,)
+        scores = tuple(
+            Evaluate(model, metric=self._metric) for model in models_after(job.method, job.server, last=True)
+        )
+        return (phase, *scores) if isinstance(phase, Finish) else scores
+
+    def _answered(self, job: Job, exchange: Exchange) -> tuple[Phase, ...]:
+        """Return the phases that the sites of an exchange were asked for."""
+        known = {one.name: one for one in (Finish(), *self._phases(job))}
+        return tuple(known[name] for name in exchange.phases)
+
+    def _collect(self, job: Job, exchange: Exchange, population: Population) -> None:
+        """Ask the sites that have not replied yet; write down what fits, and who is lost."""
+        lost: dict[str, str] = {}
+        waiting = {site: job for site, job in exchange.jobs.items() if site not in exchange.replies}
+        for site, reply in self.transport.exchange(waiting, exchange) if waiting else ():
+            if isinstance(reply, str):
+                lost[site] = reply
+                continue
+            try:
+                message = messages.read(reply, f"The reply of {site}", largest=self._largest)
+                self.check_reply(message, site, job, exchange, population)
+            except RefusedError as error:
+                log.warning("%s", error)
+                lost[site] = str(error).splitlines()[0]
+                continue
+            self.journal.accept(exchange, site, message, reply)
+        silent = {site: "no reply" for site in exchange.jobs if site not in exchange.replies and site not in lost}
+        self.journal.close(exchange, {**lost, **silent})
+
+    def check_reply(self, message: Message, site: str, job: Job, exchange: Exchange, population: Population) -> None:
+        """Raise RefusedError unless a message is this site's reply to its job."""
+        header, about = message.header, message.header.about
+        asked = exchange.asked[site]
+        if header.kind != "reply":
+            raise message.refuse(f"it must be a reply. It is a {header.kind}")
+        if header.federation != self.federation.id:
+            raise message.refuse("it belongs to another federation")
+        if about.get("site") != site:
+            raise message.refuse(f"it must be of {site}. It says that it is of {str(about.get('site'))[:80]}")
+        expected = self.federation.terms.sites[site].key or self.journal.known.signers.get(site)
+        if expected and header.key != expected:
+            raise message.refuse(
+                f"it was not signed with the key of {site}",
+                hint=f"two sites call themselves {site}, or its key is new: ask its owner.",
+            )
+        if header.number != exchange.number or header.round != exchange.round:
+            when = "outdated" if header.number < exchange.number else "of a job to come"
+            raise message.refuse(
+                f"it is {when}: it answers number {header.number} (round {header.round + 1}), and number "
+                f"{exchange.number} (round {exchange.round + 1}) is under way"
+            )
+        if about.get("answers") != asked.digest:
+            raise message.refuse("it answers another job: of another method, or with other values")
+        require_in_time(message, after=asked.written)
+        remark = require_version(message)
+        if remark:
+            log.info("%s", remark)
+        self._read(message, site, job, exchange, population)
+
+    def _read(self, message: Message, site: str, job: Job, exchange: Exchange, population: Population) -> Answer:
+        """Return what a site answered."""
+        key = exchange.number, site
+        if key not in self._answers:
+            own = self.federation.terms.clients_at(site)
+            everybody = [client for part in exchange.asked[site].header.about["clients"] for client in part]
+            self._answers[key] = Answer.read(
+                message, population.task.network.layout, phases=self._answered(job, exchange), method=job.method,
+                asked=sorted(set(everybody) & set(own.tolist())), own=own, device=self.device,
+            )  # fmt: skip
+        return self._answers[key]
+
+    def _hand_on(self, job: Job, exchange: Exchange, population: Population) -> Iterator[Done[Any] | Lost]:
+        """Yield what came of the sites' work, clients in the order of their sizes, as on one machine."""
+        place = exchange.phases.index(job.phase.name)
+        found: dict[int, tuple[Outcome, int]] = {}
+        lost: dict[str, list[int]] = {}
+        wanted = set(job.clients.tolist())
+        for site, reply in exchange.replies.items():
+            answer = self._answers.get((exchange.number, site)) or self._read(
+                messages.read(reply, f"The reply of {site}"), site, job, exchange, population
+            )
+            own = self.federation.terms.clients_at(site)
+            learn_sizes(population.task, own, answer.samples)
+            for outcome in answer.outcomes[place]:
+                found |= {int(client): (outcome, row) for row, client in enumerate(outcome.clients)}
+            for client, reason in answer.lost[place].items():
+                lost.setdefault(reason, []).append(client)
+        for site, reason in exchange.lost.items():
+            lost.setdefault(f"{site}: {reason}", []).extend(self.federation.terms.sites[site].clients)
+        self._drop_odd_ones(found, lost)
+        for clients in _ordered(job, [client for client in found if client in wanted], population):
+            outcome, row = found[clients]
+            yield _done(job, outcome, row)
+        for reason, some in lost.items():
+            here = np.array(sorted(set(some) & wanted), dtype=np.int64)
+            if len(here):
+                yield Lost(here, reason)
+
+    def _drop_odd_ones(self, found: dict[int, tuple[Outcome, int]], lost: dict[str, list[int]]) -> None:
+        """Leave out replies whose fields have other names, types or shapes than most others have."""
+        forms: dict[Any, list[int]] = {}
+        for client, (outcome, _) in found.items():
+            leaves, structure = flatten(outcome.result)
+            form = (str(structure), tuple((str(leaf.dtype), tuple(leaf.shape[1:])) for leaf in leaves))
+            forms.setdefault(form, []).append(client)
+        if len(forms) > 1:
+            usual = max(forms, key=lambda form: len(forms[form]))
+            for form, clients in forms.items():
+                if form != usual:
+                    lost.setdefault("its reply has another form than those of the others", []).extend(clients)
+                    for client in clients:
+                        del found[client]
+
+
+def _without_samples(job: Job) -> Job:
+    """Return the job; clients at sites tell sums of their scores, and not the score of every sample."""
+    return replace(job, phase=replace(job.phase, each=False)) if isinstance(job.phase, Evaluate) else job
+
+
+def _parts(job: Job, own: Clients) -> list[Part]:
+    """Return what is sent to a site's clients, by group; nothing if none of them is asked."""
+    asked = np.sort(job.clients[np.isin(job.clients, own)])
+    if not len(asked):
+        return []
+    groups = np.zeros(len(asked), np.int64) if job.groups is None else job.groups[asked]
+    some = [asked[groups == group] for group in np.unique(groups)]
+    return [Part(clients, job.assign(clients).unicast) for clients in some]
+
+
+def _ordered(job: Job, clients: list[int], population: Population) -> list[int]:
+    """Sort clients as a local engine does: by group, the largest first. Sums then have the same bits."""
+    array = np.sort(np.array(clients, dtype=np.int64))
+    sizes = population.task.splits["train"].sizes(array)
+    groups = np.zeros(len(array), np.int64) if job.groups is None else job.groups[array]
+    ordered: list[int] = array[np.lexsort((array, -sizes, groups))].tolist()
+    return ordered
+
+
+def _done(job: Job, outcome: Outcome, row: int) -> Done[Any]:
+    """Return the work of one client, as the round loop takes it."""
+    client = outcome.clients[row : row + 1]
+    index = slice(row, row + 1)
+    fields = {name: value.rows(index) for name, value in (outcome.result or {}).items()}
+    result: Any = None if outcome.result is None else fields
+    if not isinstance(job.phase, AtTheEnd):
+        weight = None if outcome.weight is None else outcome.weight[index]
+        result = None if outcome.result is None else Update(send=fields, weight=weight)
+    gradients = outcome.gradients if row == 0 else 0
+    return Done(client, result, KeptAtSites(), job.assign(client).unicast, {}, gradients)
+
+
+__all__ = ["Federation", "InProcess", "KeptAtSites", "SitesEngine", "Transport"]
