@@ -89,5 +89,5 @@ def _of_client(predictor: Predictor, place: int) -> Predictor:
 
 def is_untrained(predictor: Predictor, network: Network) -> bool:
     """Return whether a predictor is the initial model: nothing was ever learnt."""
-    model = predictor.model.trained
-    return len(predictor.beside) == 0 and all(leaf.equal(network.initial[name].to(leaf)) for name, leaf in model.items())
+    same = (leaf.equal(network.initial[name].to(leaf)) for name, leaf in predictor.model.trained.items())
+    return len(predictor.beside) == 0 and all(same)

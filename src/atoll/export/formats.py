@@ -1,8 +1,8 @@
 """The formats of an exported model: each writes files, and loads them again as other programs will.
 
-    safetensors   weights.safetensors and program.pt2: the numbers, and what is computed with them
-    pt2           model.pt2: both in one file of torch.export
-    onnx          model.onnx: for ONNX Runtime and others
+safetensors   weights.safetensors and program.pt2: the numbers, and what is computed with them
+pt2           model.pt2: both in one file of torch.export
+onnx          model.onnx: for ONNX Runtime and others
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.export import Dim, ExportedProgram
 
 from atoll.export.model import ClientModel, Rule, Weights
 from atoll.kernel.errors import ModelError, first_line
+from atoll.kernel.network import Variant
 
 Run = Callable[[Tensor], Tensor]
 LOADER = "load.py"
@@ -43,7 +44,7 @@ class Format:
     @property
     def loader(self) -> str:
         """The program that goes with the files."""
-        return resources.files("atoll.export").joinpath("loaders", f"load_{self.name}.txt").read_text()
+        return resources.files("atoll.export").joinpath("loaders", f"load_{self.name}.py").read_text()
 
 
 class Function(nn.Module):
@@ -59,7 +60,8 @@ class Function(nn.Module):
 
 
 def example_of(model: ClientModel) -> Tensor:
-    """Return a few samples of zeros."""
+    """Return a few samples of zeros, for which the network is made ready: its copies cannot be made while traced."""
+    model.rule.network.prepare(Variant(train=False))
     return model.sample.new_zeros((EXAMPLES, *model.sample.shape))
 
 
@@ -179,22 +181,24 @@ def _require_onnx() -> None:
 
 def _explain(error: Exception, program: ExportedProgram) -> ModelError:
     """Say which operation ONNX does not know, and where the model uses it."""
-    text, reason = "", error
+    text = ""
     cause: BaseException | None = error
     while cause is not None:
         text += f"{cause}\n"
         cause = cause.__cause__ or cause.__context__
-    names = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    found = [name for name in dict.fromkeys(names) if re.search(rf"\b{re.escape(name.rpartition('.')[0])}\b", text)]
-    if not found:
+    missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", text)
+    if missing is None:
         return ModelError(
-            f"ONNX must be able to express the model. Its exporter failed: {first_line(reason)}",
+            f"ONNX must be able to express the model. Its exporter failed: {first_line(error)}",
             hint="choose `format=safetensors` or `format=pt2`, which take everything that torch.export does.",
         )
-    node = next(node for node in program.graph.nodes if str(node.target) == found[-1])
-    line = _own_line(node.meta.get("stack_trace") or "")
+    # What is missing may be a part that an operation of the model was taken apart into, with a similar name.
+    short = missing[1].rpartition(".")[2].strip("_")
+    users = [node for node in program.graph.nodes if node.op == "call_function" and short in str(node.target)]
+    name = str(users[0].target).rpartition(".")[0] if users else missing[1]
+    line = _own_line(users[0].meta.get("stack_trace") or "") if users else ""
     return ModelError(
-        f"ONNX has no operation for {found[-1].rpartition('.')[0]}, which this model uses{line}.",
+        f"ONNX has no operation for {name}, which this model uses{line}.",
         hint="replace this layer by others, or choose `format=safetensors` or `format=pt2`, which take it as it is.",
     )
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atoll.data.preprocessing import Preprocessing
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Network, Variant
@@ -17,6 +19,7 @@ from atoll.kernel.predictor import BESIDE, Answer, Predictor
 from atoll.kernel.task import Facts
 
 CPU = torch.device("cpu")
+MEAN, STD = "scaling.mean", "scaling.std"  # what samples are scaled by
 INT8, SCALE = ".int8", ".scale"  # after the name of a leaf that is stored in 8 bits
 FEWEST = 256  # numbers that a leaf must have to be stored in 8 bits
 Weights = dict[str, Tensor]
@@ -36,6 +39,8 @@ class Rule:
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the probabilities of the classes, or the numbers that are predicted."""
         leaves = unpack(weights)
+        if MEAN in leaves:
+            x = (x - leaves.pop(MEAN)) / leaves.pop(STD)
         model = {name: leaf for name, leaf in leaves.items() if not name.startswith(BESIDE)}
         beside = {name.removeprefix(BESIDE): leaf for name, leaf in leaves.items() if name.startswith(BESIDE)}
         y = self.target.new_zeros((x.shape[0], *self.target.shape))
@@ -45,21 +50,22 @@ class Rule:
 
 
 class ClientModel(nn.Module):
-    """What one client deploys. `model(x)` gives probabilities (or numbers), `model.predict(x)` the names of classes.
+    """What one client deploys. `model(x)` gives probabilities (or numbers), `model.predict(raw)` the names of classes.
 
-    `classes` are the names, in the order of the probabilities; None where numbers are predicted.
+    `x` are samples as numbers, not scaled: the model does that. `classes` are the names, in the order of the
+    probabilities; None where numbers are predicted.
     """
 
-    def __init__(self, rule: Rule, weights: Mapping[str, Tensor], sample: Tensor, classes: Sequence[str] | None) -> None:
+    def __init__(self, rule: Rule, weights: Mapping[str, Tensor], sample: Tensor, preprocessing: Preprocessing) -> None:
         super().__init__()
-        self.rule, self.sample = rule, sample  # zeros in the shape and the type of a sample
-        self.classes = None if classes is None else tuple(classes)
+        self.rule, self.preprocessing = rule, preprocessing
+        self.sample = sample  # zeros in the shape and the type of a sample
         self._names = [*weights]
         for place, leaf in enumerate(weights.values()):
             self.register_buffer(f"leaf{place}", leaf)
 
     @classmethod
-    def of(cls, predictor: Predictor, network: Network, task: Facts, classes: Sequence[str] | None) -> ClientModel:
+    def of(cls, predictor: Predictor, network: Network, task: Facts, preprocessing: Preprocessing) -> ClientModel:
         """Make the module of one client's predictor, on the CPU and in fp32."""
         model, beside = predictor.model, predictor.beside
         rule = Rule(
@@ -67,7 +73,18 @@ class ClientModel(nn.Module):
             task.target.to(CPU), task.classes is not None,
         )  # fmt: skip
         weights = {name: _place(leaf).clone() for name, leaf in predictor.values.items()}
-        return cls(rule, weights, _place(task.sample), classes)
+        scales = preprocessing.scales(tuple(task.sample.shape))
+        if scales is not None:
+            weights |= {name: _place(torch.from_numpy(one)) for name, one in zip((MEAN, STD), scales, strict=True)}
+        return cls(rule, weights, _place(task.sample), preprocessing)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes, in the order of the probabilities."""
+        if not self.rule.classes:
+            return None
+        outputs = self.preprocessing.schema.outputs or 0
+        return self.preprocessing.classes or tuple(map(str, range(outputs)))
 
     @property
     def weights(self) -> Weights:
@@ -77,36 +94,48 @@ class ClientModel(nn.Module):
     @property
     def kind(self) -> str:
         """What it is made of, in words."""
-        beside = [name.removeprefix(BESIDE) for name in self._names if name.startswith(BESIDE)]
+        names = [name for name in self._names if name not in (MEAN, STD)]
+        beside = [name.removeprefix(BESIDE) for name in names if name.startswith(BESIDE)]
         if not beside:
             return "a network"
-        alone = len(beside) == len(self._names)
+        alone = len(beside) == len(names)
         return "several networks" if alone else f"a network, and beside it {', '.join(_plain(beside))}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one row per sample: the probabilities of the classes, or the numbers that are predicted."""
         return self.rule(self.weights, x)
 
-    def require_samples(self, x: Any) -> Tensor:
-        """Return samples as a tensor of the right type; raise unless they have the right shape."""
-        samples: Tensor = torch.as_tensor(x)
-        if samples.shape[1:] != self.sample.shape or samples.ndim != self.sample.ndim + 1:
+    def number(self, raw: Any) -> Tensor:
+        """Return raw samples as the numbers that the model takes: of a file, a frame, columns by name, or an array."""
+        if isinstance(raw, np.ndarray | Tensor) and tuple(raw.shape[1:]) == tuple(self.sample.shape):
+            return torch.as_tensor(raw).to(CPU, self.sample.dtype)
+        if self.preprocessing.schema.array is None and isinstance(raw, np.ndarray | Tensor):
             raise TaskError(
                 f"Samples must have the shape (samples, {', '.join(map(str, self.sample.shape))}). Got "
-                f"{tuple(samples.shape)}.",
+                f"{tuple(raw.shape)}.",
                 hint="one sample alone needs a first axis, too: x[None].",
             )
-        return samples.to(CPU, self.sample.dtype)
+        return torch.from_numpy(np.ascontiguousarray(self.preprocessing.number(raw))).to(CPU, self.sample.dtype)
+
+    def unscale(self, x: Tensor) -> Tensor:
+        """Return samples of a task, which are scaled, as the numbers that the model takes."""
+        x, weights = x.to(CPU, self.sample.dtype), self.weights
+        return x * weights[STD] + weights[MEAN] if MEAN in weights else x
 
     @torch.no_grad()
-    def predict(self, x: Any) -> list[Any]:
+    def answer(self, raw: Any) -> Tensor:
+        """Return the probabilities of the classes for raw samples, or the numbers that are predicted."""
+        answers: Tensor = self.eval()(self.number(raw))
+        return answers
+
+    def predict(self, raw: Any) -> list[Any]:
         """Return the name of each sample's most probable class, or the number that is predicted."""
-        answers = self.eval()(self.require_samples(x))
+        answers = self.answer(raw)
         return answers.tolist() if self.classes is None else name_classes(answers, self.classes)
 
     def in_int8(self) -> ClientModel:
         """Return the same model with its large weights in 8 bits; it computes with what they stand for."""
-        return ClientModel(self.rule, pack(self.weights), self.sample, self.classes)
+        return ClientModel(self.rule, pack(self.weights), self.sample, self.preprocessing)
 
 
 def name_classes(probabilities: Tensor, classes: Sequence[str]) -> list[Any]:
@@ -123,7 +152,7 @@ def pack(weights: Mapping[str, Tensor]) -> Weights:
     """Store large matrices in 8 bits: each row as whole numbers from -127 to 127, and what one of them is worth."""
     packed: Weights = {}
     for name, leaf in weights.items():
-        if not leaf.is_floating_point() or leaf.ndim < 2 or leaf.numel() < FEWEST:
+        if not leaf.is_floating_point() or leaf.ndim < 2 or leaf.numel() < FEWEST or name in (MEAN, STD):
             packed[name] = leaf
             continue
         # Filters of a convolution are rows: all axes but the first, or the first two of an ensemble.
