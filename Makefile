@@ -5,7 +5,7 @@ TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo docs test test-all check bench clean
+.PHONY: help install browser demo deploy-demo docs test test-all check bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ demo: .venv/.installed  ## Compare six methods on the bundled digits, 20 clients
 docs: .venv/.installed  ## Build the documentation as a site in site/; open site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Built site/index.html"
+
+deploy-demo: .venv/.installed  ## Three hospitals and a server as processes, with TLS and keys: two methods, one report
+	PATH="$(abspath $(BIN)):$$PATH" examples/sites.sh
 
 test: check browser  ## Everything the continuous integration runs: lint, format, types, tests
 	$(TESTS) -m "not slow"

@@ -1,6 +1,8 @@
 """The documentation says what is so: every method has its page, links lead somewhere, code runs, options exist."""
 
+import os
 import re
+import runpy
 import shlex
 import sys
 import types
@@ -17,7 +19,7 @@ from atoll.runtime.engines.measuring import one_thread_each
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 METHODS = list_methods()
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
@@ -97,7 +99,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(info.strip(), code) for info, code in FENCE.findall(page.read_text())]
 
 
-RUNNABLE = [page for page in DOCS if any(info.startswith("python ") for info, _ in blocks(page))]
+ENGLISH = [page for page in DOCS if page.parent.name != "zh"]  # the others have the same code
+RUNNABLE = [page for page in ENGLISH if any(info.startswith("python ") for info, _ in blocks(page))]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
@@ -115,6 +118,35 @@ def test_code_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             following, message = next(upcoming)
             assert following == "text"
             assert f"{type(raised.value).__name__}: {raised.value}" == message.strip()
+
+
+# -- Chinese ----------------------------------------------------------------------------------------------------------
+
+
+TRANSLATIONS = runpy.run_path(str(ROOT / "docs/translations.py"))
+
+
+@pytest.mark.parametrize("page", TRANSLATIONS["PAGES"])
+def test_a_translation_has_the_code_of_its_original(page: str) -> None:
+    """`python docs/translations.py` copies what has changed; a block that is new needs its place in the translation."""
+    original = TRANSLATIONS["PAGES"][page]
+    assert TRANSLATIONS["blocks"](page) == TRANSLATIONS["blocks"](original), "run `python docs/translations.py`"
+    text = (ROOT / page).read_text()
+    assert re.search(r"[\u4e00-\u9fff]", FENCE.sub("", text))
+    assert f"]({os.path.relpath(ROOT / original, (ROOT / page).parent)})" in text
+
+
+@pytest.mark.parametrize("page", [page for page in TRANSLATIONS["PAGES"] if page.startswith("docs/")])
+def test_a_translation_has_the_sections_of_its_original(page: str) -> None:
+    both = [FENCE.sub("", (ROOT / one).read_text()) for one in (page, TRANSLATIONS["PAGES"][page])]
+    ours, theirs = (re.findall(r"^## .+", text, flags=re.MULTILINE) for text in both)
+    assert len(ours) == len(theirs), f"{ours}\n{theirs}"
+
+
+def test_the_chinese_readme_counts_the_methods() -> None:
+    text = (ROOT / "README.zh-CN.md").read_text()
+    assert f"**{len(METHODS)} 种方法**" in text
+    assert f"**单轮联邦学习**：{sum(method.one_shot for method in METHODS.values())} 种方法" in text
 
 
 # -- the command line --------------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ from atoll.algorithms.fedprox import FedProx
 from atoll.algorithms.local import Local
 from atoll.algorithms.pfedme import PFedMe
 from atoll.algorithms.pfedme_survey import PFedMeSurvey
+from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import AtollError, CohortError, DivergedError, OneShotError
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.randomness import generator
 from atoll.records.runs import Run
 from atoll.runtime.engines.measuring import FORCED
 from atoll.runtime.engines.plan import Plan
@@ -461,3 +463,15 @@ def test_a_wrong_argument_is_answered_in_our_words(make_task, call, said):
     with pytest.raises(AtollError) as raised:
         call(make_task())
     assert said in str(raised.value)
+
+
+def test_a_divergence_speaks_of_scale_where_scale_is_the_reason():
+    draw = generator(0, "scale")
+    incomes = draw.normal(size=40) * 1e6
+    clients = {name: {"income": incomes.tolist(), "y": (incomes * 3).tolist()} for name in "ab"}
+    with pytest.raises(DivergedError) as error:
+        federate(Task.own(clients, standardise="none", model="mlp:8"), FedAvg(), rounds=5)
+    assert "scale is the likely reason: samples reach" in str(error.value)
+    assert "(`income`) and targets reach" in str(error.value)
+    usual = Task.own({name: {"v": [0.1, 0.2] * 20, "y": [0, 1] * 20} for name in "ab"})
+    assert usual.explain_scale() == ""

@@ -7,7 +7,9 @@ if TYPE_CHECKING:
     from atoll.compose import create
     from atoll.data.recipe import Recipe
     from atoll.data.task import Task, Training
+    from atoll.experiments.advice import advise
     from atoll.experiments.comparison import Comparison, compare
+    from atoll.experiments.tuning import tune
     from atoll.federation import federate
     from atoll.kernel.algorithm import Algorithm, Replies, Update
     from atoll.kernel.batch import Batch
@@ -37,9 +39,11 @@ _HOMES = {
     "Task": "data.task",
     "Training": "kernel.task",
     "Update": "kernel.algorithm",
+    "advise": "experiments.advice",
     "compare": "experiments.comparison",
     "create": "compose",
     "federate": "federation",
+    "tune": "experiments.tuning",
 }
 
 __all__ = [
@@ -59,9 +63,11 @@ __all__ = [
     "Task",
     "Training",
     "Update",
+    "advise",
     "compare",
     "create",
     "federate",
+    "tune",
 ]
 
 

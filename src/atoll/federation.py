@@ -115,7 +115,7 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
     met[prepared] = True
     job = Job(
         Local(), session.method, session.server, present, round, session.method.groups(session.server),
-        calls=session.settings.rounds, usual=session.settings.cohort_size(len(met)),
+        calls=session.settings.rounds, usual=session.settings.cohort_size(len(met)), sums=session.adds_up,
     )  # fmt: skip
     session.arrivals = session.late.pass_on(session.exchanges.gather(job, session.traffic), round, len(met))
     first = next(session.arrivals, None)
@@ -123,14 +123,15 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
         log.warning("round %d: no client replied; the server's state stays as it is", round)
         return None
     keep, bench = not session.method.sums_suffice, session.engine.bench(session.population, round)
-    return Replies(itertools.chain([first], session.arrivals), keep=keep, workbench=bench)
+    arrivals = itertools.chain([first], session.arrivals)
+    return Replies(arrivals, keep=keep, workbench=bench, rule=session.exchanges.protection.rule)
 
 
 def close(session: Session, round: int) -> None:
     """End a round: check the state, evaluate, record, save a checkpoint, call `on_round`, and stop if asked to."""
     for _ in session.arrivals:  # clients train even if the method reads no reply
         pass
-    require_sound(session.server, round, session.population.task.name)
+    require_sound(session.server, round, session.population.task)
     traffic, settings, done = session.traffic, session.settings, round + 1
     if traffic.lost:
         log.info("round %d: lost %d of %d clients", round, traffic.lost.total(), traffic.asked)
@@ -144,7 +145,7 @@ def close(session: Session, round: int) -> None:
         found["evaluation"], session.outcomes = evaluate_round(
             session.engine, session.population, session.method, session.server, round=done, seed=settings.seed,
             last=done == settings.rounds, calls=settings.rounds // settings.every + 1, scored=session.scored,
-            metric=settings.metric,
+            metric=settings.metric, triggered=settings.show_trigger(session.task),
         )  # fmt: skip
     found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
     if session.trainings and session.trainings.found:

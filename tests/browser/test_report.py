@@ -9,30 +9,32 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from atoll.data.recipe import Recipe
-from atoll.data.task import Training
+from atoll.data.task import Task, Training
 from atoll.experiments.comparison import Comparison, compare
+from atoll.kernel.randomness import generator
 from atoll.records.report import Report
 
 METHODS = ["local", "fedavg", "ditto"]
 CONTRAST = """selector => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const light = colour => {
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
+  const light = colours => {
+    for (const colour of colours) {
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+    }
     const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(part => part / 255)
       .map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const behind = one => {
-    for (let at = one; at; at = at.parentElement) {
-      const colour = getComputedStyle(at).backgroundColor;
-      if (colour !== "rgba(0, 0, 0, 0)") return colour;
-    }
+  const behind = one => {  // one over the other, as some are translucent
+    const found = [];
+    for (let at = one; at; at = at.parentElement) found.unshift(getComputedStyle(at).backgroundColor);
+    return found;
   };
   return [...document.querySelectorAll(selector)].filter(one => one.textContent.trim()).map(one => {
     const style = getComputedStyle(one);
     const text = one.ownerSVGElement ? style.fill : style.color;
-    const [low, high] = [light(text), light(behind(one))].sort((a, b) => a - b);
+    const [low, high] = [light([text]), light(behind(one))].sort((a, b) => a - b);
     return (high + 0.05) / (low + 0.05);
   });
 }"""
@@ -163,7 +165,8 @@ def test_everything_is_there_without_a_script(browser: Browser, report):
         shown.goto(report)
         assert shown.get_by_text("helps").first.is_visible()
         assert shown.locator("figure svg").filter(visible=True).count() >= 6
-        assert shown.locator("tr[data-client]").count() == 8
+        assert shown.locator("table.heat tr[data-client]").count() == 8
+        assert shown.locator("table:not(.heat) tr[data-client]").count() == 8
         shown.locator("details summary").first.click()
         assert shown.get_by_text("Jain of errors").is_visible()
         assert not shown.locator("#tip").is_visible()
@@ -220,3 +223,60 @@ def test_what_is_incomplete_is_said_at_the_top(page, folder, tmp_path):
     assert "is incomplete: 1 of 2 rounds" in banner.inner_text()
     assert banner.bounding_box()["y"] < 200
     assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+CUT = """() => [...document.querySelectorAll("svg text")].filter(text => {
+  const mine = text.getBoundingClientRect(), frame = text.ownerSVGElement.getBoundingClientRect();
+  return mine.width && frame.width && (mine.left < frame.left - 1 || mine.right > frame.right + 1
+    || mine.top < frame.top - 1 || mine.bottom > frame.bottom + 1);
+}).map(text => text.textContent)"""
+SITES = ["Charité Universitätsmedizin Berlin, Campus Mitte", "Ulm", "Hôpital Européen Georges-Pompidou"]
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a report whose 35 clients, classes and methods have long names."""
+    draw = generator(0, "long names")
+    classes = ["walking", "sitting down on a chair", "climbing stairs"]
+    data = {
+        f"{SITES[k % 3]} {k}": {"x": draw.normal(size=(24, 3)), "y": draw.permutation(classes * 8).tolist()}
+        for k in range(35)
+    }
+    methods = ["local", "fedavg", "ditto:lam=0.1,epochs=2,personal_epochs=3", "fedper+prox:mu=0.01", "fedora"]
+    found = compare(Task.own(data, target="y"), methods, seeds=1, rounds=2, metric="f1", progress=False)
+    return found.save(tmp_path_factory.mktemp("long"))["report"].as_uri()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_long_names_are_not_cut_off(page, long_names, width):
+    shown = page(width)
+    shown.goto(long_names)
+    assert shown.evaluate(CUT) == []
+    assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert shown.get_by_text(f"{SITES[0]} 0", exact=True).first.is_visible()
+    box = shown.get_by_role("region", name="Gains of clients with each method")
+    assert box.locator("tr[data-client]").count() == 35
+    assert box.bounding_box()["height"] < 700
+
+
+@pytest.mark.parametrize("kind", ["deuteranopia", "protanopia", "tritanopia", "achromatopsia"])
+def test_gains_and_losses_differ_for_all_eyes(page, long_names, kind):
+    shown = page()
+    shown.goto(long_names)
+    shown.context.new_cdp_session(shown).send("Emulation.setEmulatedVisionDeficiency", {"type": kind})
+    signs = shown.locator("table.heat").first.locator("td[class*=up], td[class*=down]")
+    for cell in signs.all()[:40]:  # the words say it, whatever the colour
+        gains = "up" in cell.get_attribute("class")
+        assert cell.inner_text().removeprefix("▼ ")[0] == ("+" if gains else "-")
+    shapes = shown.locator(".legend path.dot").evaluate_all("all => all.map(one => one.getAttribute('d'))")
+    assert len({*shapes}) == len(shapes) == 5
+
+
+def test_a_screen_reader_hears_what_figures_and_tables_are(page, long_names):
+    shown = page()
+    shown.goto(long_names)
+    figures = shown.locator("figure svg")
+    named = figures.evaluate_all("all => all.map(one => one.getAttribute('role') === 'img' && one.ariaLabel)")
+    assert all(named)
+    assert shown.locator("[role=region]:not([aria-label])").count() == 0
+    assert shown.locator("table th:not([scope])").count() == 0

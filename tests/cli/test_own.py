@@ -136,9 +136,10 @@ def test_the_split_may_be_a_column():
         (("--own", "nowhere"), "There is no"),
         ((*OWN, "--partition", "iid"), "so --partition must be auto or natural. Got 'iid'."),
         ((*OWN, "--order", "seen", "--group", "patient"), "Samples must be split by one rule."),
-        ((*OWN, "--gap", "2"), "--gap must be at least 0, and samples must have an --order."),
-        ((*OWN, "--group", "patient", "--central", "0.2"), "so --central and --public must be 0"),
+        ((*OWN, *FEATURES, "--gap", "2"), "--gap must be at least 0, and samples must have an --order."),
+        ((*OWN, *FEATURES, "--group", "patient", "--central", "0.2"), "so --central and --public must be 0"),
         ((*OWN, "--group", "patients"), "Unknown column 'patients'. Did you mean: patient?"),
+        (OWN, "hint: pass --order seen to train on the past, leave it out with --features ..., or have"),
         ((*OWN, "--standardise", "clients"), "Unknown --standardise 'clients'"),
     ],
 )

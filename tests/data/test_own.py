@@ -118,6 +118,27 @@ def test_csv_as_spreadsheets_write_it(folder):
     check(own.read({name: folder / f"{name}.csv" for name in ROWS}, target="readmitted"))
 
 
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_separators_and_decimal_commas_are_recognised(folder, separator):
+    rows = [
+        [str(cell).replace(".", ",") if isinstance(cell, float) else str(cell) for cell in row] for row in ROWS["Ulm"]
+    ]
+    rows[0][0] = "1.040"  # with a thousands separator
+    rows[1][0] = "50,0"
+    (folder / "Ulm.csv").write_text("\n".join(separator.join(row) for row in [COLUMNS, *rows]))
+    data = own.read({name: folder / f"{name}.csv" for name in ROWS}, target="readmitted")
+    assert data.x[:3, :2].tolist() == [[1040, 120.5], [50, 130], [60, 125]]
+    assert data.class_names == ("no", "yes")
+
+
+def test_commas_that_are_no_decimals_stay_text(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text('size;v;y\n"1,5 m";1.5;0\n"2 m";2.25;1\n')
+    data = own.read(tmp_path)
+    assert data.columns == ("size=1,5 m", "size=2 m", "v")
+    assert data.x[:, 2].tolist() == [1.5, 2.25] * 2
+
+
 def test_a_folder_of_parquet(tmp_path):
     pandas = pytest.importorskip("pandas")
     for name, rows in ROWS.items():
@@ -194,8 +215,8 @@ def test_hugging_face_with_a_client_column(everybody):
     hugging_face = pytest.importorskip("datasets")
     dataset = hugging_face.Dataset.from_dict(everybody).class_encode_column("readmitted")
     check(own.read(dataset, target="readmitted", client="hospital"), order=(0, 3, 1, 2, 4))
-    chosen = dataset.select([4, 1]).with_format("torch")
-    assert own.read(chosen, target="readmitted", client="hospital", standardise="none").x[:, 0].tolist() == [70, 30]
+    chosen = dataset.select([4, 0]).with_format("torch")
+    assert own.read(chosen, target="readmitted", client="hospital", min_samples=1).x[:, 0].tolist() == [70, 40]
 
 
 def test_hugging_face_with_a_data_set_per_client():
@@ -212,8 +233,8 @@ def test_hugging_face_with_a_data_set_per_client():
 
 def test_hugging_face_lists_become_arrays():
     hugging_face = pytest.importorskip("datasets")
-    dataset = hugging_face.Dataset.from_dict({"x": [[0.5, 1], [2, 3]], "y": [0, 1], "who": ["a", "a"]})
-    assert own.read(dataset, client="who").x.tolist() == [[0.5, 1], [2, 3]]
+    dataset = hugging_face.Dataset.from_dict({"x": [[0.5, 1], [2, 3]], "y": [0, 1], "who": ["a", "b"]})
+    assert own.read(dataset, client="who", min_samples=1).x.tolist() == [[0.5, 1], [2, 3]]
 
 
 # -- conversions -------------------------------------------------------------------------------------------------------
@@ -244,6 +265,12 @@ def test_whole_numbers_of_csv_are_classes_and_serial_numbers_text(tmp_path):
     write_csv(tmp_path / "a.csv", [["1_0", 0], ["2_0", 1]], header=["serial", "y"])
     data = own.read(tmp_path)
     assert (data.columns, data.class_names) == (("serial=1_0", "serial=2_0"), ("0", "1"))
+
+
+def test_dates_are_no_categories():
+    client = {"admitted": ["2026-01-03", "2026-02-01"], "v": [1, 2], "y": [0, 1]}
+    refused("Column `admitted` must hold numbers or categories. It holds dates, as '2026-01-03'.", {"a": client})
+    assert len(own.read({"a": client}, categorical=["admitted"]).columns) == 3
 
 
 def test_features_can_be_listed():

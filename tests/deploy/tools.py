@@ -35,7 +35,7 @@ class Rehearsal:
     def site(self, name, **more):
         own = self.task.of(np.array(self.places[name].clients))
         more = {"engine": engine(), "needs_validation": False, **more}
-        return Site(self.keys[name], lambda terms: own, self.folder / name, **more)
+        return Site(self.keys[name], lambda *_: own, self.folder / name, **more)
 
     def elsewhere(self):
         task = self.task

@@ -233,3 +233,18 @@ def test_models_are_what_was_sent_and_what_changed():
     assert replies.where(lambda one: one.unicast is not None).models(lambda _, mine: mine)["b"].tolist() == [8.0, 9.0]
     assert replies.of(np.array([True, False, True])).clients.tolist() == [4, 2]
     assert replies.of(np.array([False, False, True])).models(lambda _, mine: mine)["b"].tolist() == [9.0]
+
+
+def test_replies_that_were_added_up_answer_for_plain_means_only():
+    rows = Stack.of(w=torch.tensor([[1.0], [3.0]]))
+    weight = torch.tensor([1.0, 3.0])
+    alone = Arrival(np.array([0, 1]), {"delta": rows}, weight)
+    summed = Arrival(np.array([2, 3]), {"delta": Stack.of(w=torch.tensor([[10.0]]))}, torch.tensor([4.0]), summed=True)
+    replies = Replies([alone, summed], keep=False)
+    assert replies.mean("delta")["w"].tolist() == [(1 + 9 + 10) / 8]
+    assert replies.sum("delta")["w"].tolist() == [20]
+    assert replies.total == 8
+    with pytest.raises(PayloadError, match="answer for plain means only"):
+        Replies([summed], keep=False).segment_mean("delta", by=torch.zeros(4, dtype=torch.int64), default=rows)
+    with pytest.raises(PayloadError, match="answer for plain means only"):
+        Replies([summed], keep=False).mean("delta", weight="delta")

@@ -154,10 +154,10 @@ def test_marks_are_the_same_in_every_table(found):
         row["p_local"], row["harmed"] = 0.01, 2.0
     lines = body(write_latex(marked))
     assert ["$^\\dagger$" in line for line in lines] == [False, True, True]
-    assert ["2.0 $\\downarrow$" in line for line in lines] == [False, True, True]
+    assert ["2 $\\downarrow$" in line for line in lines] == [False, True, True]
     rows = write_markdown(marked).splitlines()[2:5]
     assert ["† |" in row for row in rows] == [False, True, True]
-    assert ["2.0 ▼ |" in row for row in rows] == [False, True, True]
+    assert ["2 ▼ |" in row for row in rows] == [False, True, True]
 
 
 def test_names_cannot_break_a_table(found):

@@ -30,6 +30,11 @@ def texts(svg):
     return [one.text for one in ET.fromstring(svg).iter("text")]
 
 
+def place(mark):
+    """Where a marker is: across and down."""
+    return [float(number) for number in re.search(r"translate\(([-\d.]+) ([-\d.]+)\)", mark.get("transform")).groups()]
+
+
 def bars(values, harmed=None, names=None, ticks=(-40, -20, 0, 20, 40)):
     values = np.array(values, dtype=float)
     harmed = np.zeros(len(values), bool) if harmed is None else np.array(harmed)
@@ -59,14 +64,14 @@ def test_a_line_has_its_points_its_band_and_its_name():
 
 def test_higher_is_higher_up():
     svg = draw_curves({"a": one_line((1, 10.0, None), (2, 90.0, None))}, assign_styles(["a"]), "T", "round", "y")
-    low, high = (float(dot.get("cy")) for dot in drawn(svg, "dot"))
+    low, high = (place(dot)[1] for dot in drawn(svg, "dot"))
     assert high < low
 
 
 def test_wide_bands_do_not_flatten_the_lines():
     lines = {"a": one_line((1, 50.0, 400.0), (2, 60.0, 400.0))}
     svg = draw_curves(lines, assign_styles(["a"]), "T", "round", "y", most=100)
-    low, high = (float(dot.get("cy")) for dot in drawn(svg, "dot"))
+    low, high = (place(dot)[1] for dot in drawn(svg, "dot"))
     assert low - high >= 0.4 * 270  # of the height of the plot
     assert max(float(text) for text in texts(svg) if re.fullmatch(r"-?[\d.]+", text or "")) <= 100
     assert drawn(svg, "band")[0].get("clip-path") == "url(#plot-round-760)"
@@ -82,7 +87,7 @@ def test_there_is_no_round_and_a_half():
 def test_a_logarithmic_axis_gives_every_decade_the_same_room():
     points = one_line((1, 1.0, None), (10, 2.0, None), (100, 3.0, None))
     svg = draw_curves({"a": points}, assign_styles(["a"]), "T", "megabytes", "y", log=True)
-    first, second, third = (float(dot.get("cx")) for dot in drawn(svg, "dot"))
+    first, second, third = (place(dot)[0] for dot in drawn(svg, "dot"))
     assert second - first == pytest.approx(third - second, abs=0.2)
     assert {"1", "10", "100"} <= {*texts(svg)}
 
@@ -113,10 +118,33 @@ def test_a_bar_is_as_long_as_its_gain():
     assert heights[1] / heights[0] == pytest.approx(2, rel=0.02)
 
 
-def test_short_names_stand_below_where_there_is_room():
+def test_names_stand_below_where_there_is_room_long_ones_upright():
     assert "7" in texts(bars(np.arange(8.0)))
-    assert "person 1" not in texts(bars([1, 2], names=["person 1", "person 2"]))
     assert "7" not in texts(bars(np.arange(100.0) / 10))
+    svg = bars([1, 2], names=["person 1", "a hospital with a very long name"])
+    assert {"person 1", "a hospital with a very lo…"} <= {*texts(svg)}
+    turned = [one for one in ET.fromstring(svg).iter("text") if (one.get("transform") or "").startswith("rotate(-90")]
+    assert len(turned) == 2
+    height = float(svg.split('viewBox="0 0 360 ')[1].split('"')[0])
+    assert all(float(one.get("y")) + 5.6 * len(one.text) < height - 16 for one in turned)  # above what stands below
+
+
+def test_methods_differ_in_shape_and_not_in_colour_alone():
+    looks = assign_styles(["local", "fedavg", *"abcde"])
+    lines = {method: one_line((1, 1.0, None), (2, 2.0, None)) for method in looks}
+    marks = drawn(draw_curves(lines, looks, "T", "round", "y"), "dot")
+    assert len({mark.get("d") for mark in marks}) == len(looks)
+
+
+def test_a_long_head_loses_letters_of_the_name_and_no_figure():
+    method = "ditto:lam=0.1,personal_epochs=2,epochs=5+prox:mu=0.01"
+    heads = {method: f"{method}: median 93.1, worst 0.0, best 100.0"}
+    svg = draw_strips(
+        {method: np.array([1.0])}, heads, {method: ["n"]}, assign_styles([method]), "T", "x", width=NARROW
+    )
+    head = next(text for text in texts(svg) if "median" in text)
+    assert head.endswith("…: median 93.1, worst 0.0, best 100.0")
+    assert len(head) * 7.2 <= NARROW
 
 
 def test_of_very_many_clients_some_are_drawn_and_it_is_said():

@@ -7,14 +7,17 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from atoll import Task, compare
+from atoll.data.recipe import Recipe
 from atoll.experiments.comparison import Comparison
 from atoll.kernel.clusters import Clusters
 from atoll.report.html import render_page
+from atoll.report.sections import classes
 from atoll.report.summary import write_summary
 
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
 SECTIONS = [
-    "Summary", "Results", "Learning curves", "What each client gains", "Score against megabytes",
+    "Results", "Summary", "What each client gains", "Learning curves", "Score against megabytes",
     "How scores are spread", "Groups of clients", "Who has what", "Client by client", "What it costs", "Configuration",
     "Please cite",
 ]  # fmt: skip
@@ -93,7 +96,7 @@ def test_the_numbers_of_the_table(found):
     ditto = cells(table, "ditto")
     assert ditto[1:4] == ["90.0 ± 16.9", "84.0", "84.0"]
     assert "+9.5" in ditto
-    assert "1.0 ▼" in cells(table, "fedavg")  # the second client, in both seeds
+    assert "1 ▼" in cells(table, "fedavg")  # the second client, in both seeds
     details = table[table.index("<details>") :]
     assert cells(details, "Jain")[2] == "0.998"
     assert cells(details, "Decile p50") == ["81.0", "80.0", "92.0"]
@@ -304,3 +307,70 @@ def test_the_page_is_readable_without_its_script(found):
     without = re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL)
     assert len(re.findall(r"<script", text)) == 2
     assert re.findall(r"<[^>]* hidden[ >]", without) == ['<div id="tip" role="status" hidden>']
+
+
+# -- what comes first --------------------------------------------------------------------------------------------------
+
+
+def test_the_verdict_comes_first_then_the_table_then_figures(found):
+    text = render_page(found)
+    verdict, table, figure = (text.index(part) for part in ('class="verdict"', "<table", "<figure"))
+    assert verdict < table < figure
+    assert text.index('id="protocol"') > table
+
+
+def test_every_client_has_its_gain_with_every_method(found):
+    rows = section(render_page(found), "What each client gains")
+    heat = rows[rows.index('<table class="heat"') : rows.index("</table>")]
+    order = re.findall(r'<tr data-client="(\d)"', heat)
+    assert order == ["1", "0", "2"]  # the smallest mean gain first
+    fedavg, ditto = cells(heat, "1")
+    assert (fedavg, ditto) == ("▼ -40.0", "+3.0")
+    kinds = re.findall(r'<td class="(\w+?)(\d)"', heat)
+    assert ("down", "4") in kinds
+    assert all(step in "1234" for _, step in kinds)
+    assert 'aria-label="Gains of clients with each method; scrolls"' in rows
+
+
+def test_many_clients_are_scrolled_in_a_box(make):
+    scores = np.linspace(0.2, 0.9, 140)
+    text = render_page(
+        make({"local": [scores], "ditto": [scores[::-1]]}, names=[f"person {k:03d}" for k in range(140)])
+    )
+    assert 'class="scroll tall"' in text
+    heat = text[text.index('<table class="heat"') :]
+    assert heat.count("<tr data-client", 0, heat.index("</table>")) == 140
+
+
+def test_errors_that_shrink_are_gains_and_blue(make):
+    found = make({"local": [[4.0, 2.0]], "ditto": [[1.0, 3.0]]}, metric=ERROR, variances=[0.01, 0.01])
+    heat = section(render_page(found), "What each client gains")
+    assert re.search(r'<td class="up\d" data-method="1">\+3</td>', heat)
+    assert re.search(r'<td class="down\d" data-method="1">▼ -1</td>', heat)
+
+
+def test_classes_and_clients_have_their_names_everywhere():
+    frames = {
+        site: {"x": np.random.default_rng(k).normal(size=(40, 3)), "y": ["well", "ill"] * 20}
+        for k, site in enumerate(["St. Mary's", "Hôpital Georges-Pompidou", "Ulm"])
+    }
+    found = compare(Task.own(frames, target="y"), ["local", "fedavg"], seeds=2, rounds=1, metric="f1")
+    text = unescape(render_page(found))
+    for head in ("What each client gains", "Who has what", "Client by client"):
+        assert "Hôpital Georges-Pompidou" in section(text, head), head
+    assert re.search(r'<th scope="row">ill</th>', section(text, "Class by class"))
+    assert ">well</text>" in section(text, "Who has what")
+    confusion = found.confusion("local")
+    assert f">{confusion[0, 0]}</td>" in section(text, "Class by class")
+    rows = section(text, "Configuration")
+    for words in ("cut at random", "mean and standard deviation of its own training samples", "name = MLP"):
+        assert words in rows, words
+
+
+def test_of_many_classes_the_hardest_are_listed_and_the_most_confused(monkeypatch):
+    monkeypatch.setattr(classes, "MOST_CLASSES", 3)
+    monkeypatch.setattr(classes, "MOST_CONFUSED", 4)
+    found = compare(Recipe("digits", clients=3), ["local", "fedavg"], seeds=1, rounds=1)
+    text = section(render_page(found), "Class by class")
+    assert "The 3 hardest of 10 classes" in text
+    assert "The most frequent wrong answers." in text

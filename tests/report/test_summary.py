@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from reports import change
 
-from atoll.report.clients import Clients, same_clients
-from atoll.report.summary import write_cautions, write_findings, write_summary
+from atoll.report.clients import Clients
+from atoll.report.summary import write_cautions, write_findings, write_summary, write_verdict
+from atoll.report.table import comparison_cells
 
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
 
@@ -52,11 +53,70 @@ def test_of_many_harmed_clients_the_five_that_lose_most_are_named(make):
     )
 
 
-def test_several_seeds_are_counted_together_and_clients_have_theirs(make):
+def test_seeds_with_clients_of_their_own_are_counted_by_their_mean(make):
     scores = {"local": [[0.5] * 3] * 2, "ditto": [[0.7, 0.2, 0.7], [0.1, 0.3, 0.7]]}
     sentence = has(make(scores), "helps")
-    assert "helps 3 of 6 clients (3 in each of 2 seeds)" in sentence
-    assert sentence.endswith("Clients 1 (seed 0), 0 and 1 (seed 1) are better off alone.")
+    assert "helps 1.5 of 3 clients (means over 2 seeds, each with clients of its own)" in sentence
+    assert sentence.endswith(
+        "1.5 are better off alone, all by more than one standard error: clients 1 (seed 0), 0 and 1 (seed 1)."
+    )
+
+
+def test_a_client_is_one_client_however_many_seeds_there_are(make):
+    # client 0 loses much in one seed and gains in the others; on average it gains, and is not harmed
+    local, ditto = [[0.5] * 3] * 3, [[0.1, 0.2, 0.7], [0.9, 0.2, 0.7], [0.9, 0.2, 0.7]]
+    found = make({"local": local, "ditto": ditto}, names=["Ada", "Grace", "Joan"])
+    sentence = has(found, "helps")
+    assert sentence.startswith("Ditto helps 2 of 3 clients compared with training alone;")
+    assert sentence.endswith("Client Grace is better off alone.")
+    assert found.find_harmed("ditto").tolist() == [[False, True, False]]
+    row = found.results[-1]
+    assert (row["helped"], row["harmed"]) == (2, 1)
+    assert comparison_cells(found)[1][-1][8] == "1 ▼"
+    assert Clients(found).harmed["ditto"].tolist() == [False, True, False]
+    assert [line["harmed"] for line in found.rows() if line["method"] == "ditto"] == [False, True, False] * 3
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+def judge(make, found, validation):
+    """The verdict where methods have these mean scores on validation samples."""
+    for method, value in validation.items():
+        for report in found.outcomes[method]:
+            test = report.figures().as_json()
+            val = {**test, "macro": value}
+            change(report, personal={"val": val, "test": test})
+    return write_verdict(found)
+
+
+SCORES = {"local": [[0.5] * 6], "fedavg": [[0.58] * 6], "ditto": [[0.7, 0.7, 0.7, 0.7, 0.7, 0.1]]}
+
+
+def test_the_verdict_is_the_best_on_validation_and_says_who_is_harmed(make):
+    found = make(SCORES, names=["Ada", "Grace", "Joan", "Ida", "Mary", "Emmy"])
+    head, more = judge(make, found, {"local": 0.5, "fedavg": 0.6, "ditto": 0.7})
+    assert head == "Ditto: +10.0 points over training alone, +2.0 points over FedAvg."
+    assert more.startswith("1 of 6 clients is worse off than alone by more than one standard error (Emmy).")
+    assert "may be chance (p = 0.53)" in more
+    assert more.endswith("Each client sends and receives 2.0 MB in all.")
+
+
+def test_federating_may_not_pay(make):
+    head, more = judge(make, make(SCORES), {"local": 0.9, "fedavg": 0.6, "ditto": 0.7})
+    assert head == "Federating does not pay here: training alone is best on validation samples."
+    assert more == "On test samples the best of the others, Ditto, is 10.0 points ahead of it."
+
+
+def test_nothing_is_recommended_without_validation_samples(make):
+    head, _ = judge(make, make(SCORES), dict.fromkeys(SCORES, float("nan")))
+    assert head.startswith("No method can be recommended: there are no validation samples")
+
+
+def test_a_single_run_has_its_scores_as_verdict(make):
+    head, more = write_verdict(make({"ditto": [[0.5, 0.7]]}))
+    assert head == "Ditto: accuracy 60.0 % on average over 2 clients, 50.0 % for the worst of them."
+    assert more == ""
 
 
 def test_clients_have_their_names(make):
@@ -215,10 +275,10 @@ def test_an_oracle_is_said(make):
 
 def test_clients_are_the_same_by_their_data_or_their_names(make):
     scores = {"local": [[0.5, 0.7]] * 2, "ditto": [[0.6, 0.4], [0.8, 0.2]]}
-    assert not same_clients(make(scores))
-    assert same_clients(make(scores, same=True))
-    assert same_clients(make(scores, names=["a", "b"]))
-    assert "p may be too small" in has(make({"local": [[0.5] * 3] * 2, "ditto": [[0.6] * 3] * 2}, same=True), "p may")
+    assert not make(scores).together
+    assert make(scores, same=True).together
+    assert make(scores, names=["a", "b"]).together
+    assert not make({name: of_method[:1] for name, of_method in scores.items()}, names=["a", "b"]).together
 
 
 def test_the_same_clients_are_shown_by_their_means(make):

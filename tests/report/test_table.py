@@ -86,7 +86,7 @@ def test_a_row_says_what_its_head_says(found):
         "21.0",
         "-8.6",
         "–",
-        "1.0",
+        "1",
         "▼",
         "2.0",
         "1.0",
@@ -107,7 +107,7 @@ def test_the_best_is_starred_and_what_is_significant_is_marked(found):
 
 
 def test_only_clients_that_are_harmed_have_the_mark(found):
-    assert [harmed_text(found, row) for row in found.results] == ["–", "1.0 ▼", "0"]
+    assert [harmed_text(found, row) for row in found.results] == ["–", "1 ▼", "0"]
     alone = comparison({"ditto": [0.5, 0.5]})
     assert harmed_text(alone, alone.results[0]) == "–"
     assert "▼" not in shown(alone.table())
@@ -147,7 +147,7 @@ def test_a_narrow_terminal_loses_columns_and_no_figures(found):
     assert max(map(len, text.splitlines())) <= 70
     said = " ".join(text.split())
     assert "Hidden to fit the terminal: std, bottom 10 %, MB down, s. The files have all columns." in said
-    assert cells_of(text, "fedavg") == ["71.4", "71.4", "20.0", "-8.6", "–", "1.0", "▼", "2.0"]
+    assert cells_of(text, "fedavg") == ["71.4", "71.4", "20.0", "-8.6", "–", "1", "▼", "2.0"]
     assert "Hidden" not in shown(found.table(), width=100)
     assert {*LESS_IMPORTANT} - {"s"} < {*comparison_cells(found)[0]}
 

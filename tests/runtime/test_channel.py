@@ -8,11 +8,12 @@ from atoll import LocalEngine, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.local import Local
+from atoll.algorithms.scaffold import Scaffold
 from atoll.kernel.algorithm import Replies, Update
 from atoll.kernel.errors import HyperparameterError, PayloadError, RunError
 from atoll.kernel.params import Layout, Params, Stack
 from atoll.records.schema import parse
-from atoll.runtime.channel import Channel, Clip, Entry, Ledger
+from atoll.runtime.channel import Channel, Clip, Entry, Ledger, Stage
 from atoll.runtime.serialise import to_bytes
 
 CLIENTS = np.array([3, 5])
@@ -89,11 +90,16 @@ def test_clipping_shortens_long_deltas_and_leaves_short_ones():
     assert torch.allclose(arrived.fields["delta"]["w"], torch.tensor([[3.0, 4.0], [3.0, 4.0]]), atol=1e-6)
 
 
-def test_clipping_measures_trained_leaves_only():
+def test_clipping_measures_everything_that_leaves():
+    """A statistic of BatchNorm, or a second field, is as good a place for a large number as a weight."""
     layout = Layout({"w": "trained", "mean": "buffer"})
-    delta = Stack({"w": torch.tensor([[3.0], [4.0]]), "mean": torch.tensor([[100.0], [100.0]])}, layout)
-    arrived = up(Channel([Clip(4.0)]), {"delta": delta})
-    assert arrived.fields["delta"]["w"].tolist() == [[3.0], [4.0]]
+    delta = Stack({"w": torch.tensor([[3.0], [0.0]]), "mean": torch.tensor([[4.0], [1.0]])}, layout)
+    pace = Stack.of(c=torch.tensor([[12.0], [2.0]]), steps=torch.tensor([7, 8]))
+    arrived = up(Channel([Clip(6.5)]), {"delta": delta, "change": pace}, Scaffold())
+    assert arrived.fields["delta"]["w"].tolist() == [[1.5], [0.0]]
+    assert arrived.fields["delta"]["mean"].tolist() == [[2.0], [1.0]]
+    assert arrived.fields["change"]["c"].tolist() == [[6.0], [2.0]]
+    assert arrived.fields["change"]["steps"].tolist() == [7, 8]
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, float("nan")])
@@ -144,12 +150,12 @@ def test_training_alone_sends_nothing(make_task):
 def test_what_is_kept_never_passes_the_channel(make_task):
     seen = []
 
-    class Stage:
-        def apply(self, fields, *, round, clients):
-            seen.append(set(fields))
-            return fields
+    class Watch(Stage):
+        def apply(self, sent, place):
+            seen.append(set(sent.fields))
+            return sent
 
-    federate(make_task(), Ditto(), rounds=1, evaluation="none", stages=[Stage()])
+    federate(make_task(), Ditto(), rounds=1, evaluation="none", stages=[Watch()])
     assert seen == [{"delta"}]
 
 

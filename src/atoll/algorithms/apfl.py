@@ -16,11 +16,11 @@ https://arxiv.org/abs/2003.13461
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Share, Update, Weighting, WithEverybody
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Search, Share, Update, Weighting, WithEverybody, among
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
@@ -55,8 +55,8 @@ class Carry:
 class APFL(Algorithm):
     """A personal model, trained as a part of its mixture with the shared one."""
 
-    alpha: Share = 0.5  # α: share of v_k in the mixture
-    adaptive: bool = False  # whether clients adapt α by gradient
+    alpha: Annotated[Share, Search(0.1, 0.9)] = 0.5  # α: share of v_k in the mixture
+    adaptive: Annotated[bool, among(False, True)] = False  # whether clients adapt α by gradient
     epochs: Epochs = 1  # E: local epochs per round, on both models together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

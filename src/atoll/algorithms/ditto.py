@@ -10,9 +10,9 @@ ICML 2021, Algorithm 1. https://arxiv.org/abs/2012.04221
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting, WithEverybody
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Search, Update, Weighting, WithEverybody
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client import proximal, sgd
@@ -22,9 +22,9 @@ from atoll.toolbox.client import proximal, sgd
 class Ditto(Algorithm):
     """A personal model per client, regularised towards the shared one."""
 
-    lam: NonNegative = 1.0  # λ: pull of the personal model towards the shared one
+    lam: Annotated[NonNegative, Search(0.01, 2, log=True)] = 1.0  # λ: pull of the personal model towards the shared one
     epochs: Epochs = 1  # local epochs on w
-    personal_epochs: Epochs = 1  # local epochs on v_k
+    personal_epochs: Annotated[Epochs, Search(among=(1, 2, 5))] = 1  # local epochs on v_k
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
     limits: ClassVar[Limits] = {"local": WithEverybody(lam=0.0)}

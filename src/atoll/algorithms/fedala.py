@@ -12,7 +12,7 @@ Learning." AAAI 2023, Algorithm 1. https://arxiv.org/abs/2212.01197
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -21,11 +21,13 @@ from atoll.kernel.algorithm import (
     Epochs,
     Limits,
     NonNegative,
+    Search,
     Share,
     Steps,
     Update,
     Weighting,
     WithEverybody,
+    among,
 )
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
@@ -68,8 +70,8 @@ class Given:
 class FedALA(Algorithm):
     """Clients aggregate the shared model and their own by learned weights."""
 
-    layers: Part = "last:1"  # the layers that have weights W_k, counted from the top
-    weights_lr: NonNegative = 1.0  # eta_w: step size on W_k
+    layers: Annotated[Part, among("last:1", "last:2", "all")] = "last:1"  # those with weights W_k, from the top
+    weights_lr: Annotated[NonNegative, Search(0.1, 10, log=True)] = 1.0  # eta_w: step size on W_k
     initial_weight: Share = 1.0  # W_k before it is learned: 1 is the shared model, 0 the own one
     share: Share = 0.8  # s: share of the training samples that W_k is learned on, drawn anew in each round
     threshold: NonNegative = 0.1  # W_k has settled when the last 10 epochs' losses have a smaller standard deviation

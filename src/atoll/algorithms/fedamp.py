@@ -15,14 +15,14 @@ AAAI 2021, Algorithm 1. https://arxiv.org/abs/2007.03797
 
 import logging
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Share, Update
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Replies, Search, Share, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Stack
@@ -59,7 +59,7 @@ class FedAMP(Algorithm):
     """Attention between clients, in the space of their parameters."""
 
     variant: Literal["amp", "heur"] = "amp"  # FedAMP or HeurFedAMP
-    lam: NonNegative = 1.0  # λ: pull towards similar clients; a client feels λ/α
+    lam: Annotated[NonNegative, Search(0.01, 10, log=True)] = 1.0  # λ: pull towards similar clients; a client feels λ/α
     alpha: Positive = 1.0  # α: how far messages move a model; amp lowers it for ξ where ξ_ii would be negative
     sigma: Positive | Literal["median"] = "median"  # σ of amp; "median": that of all squared distances of the round
     sharpness: NonNegative = 25.0  # σ of heur: 0 attends to all others alike

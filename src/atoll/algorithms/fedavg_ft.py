@@ -10,9 +10,9 @@ Reference: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage. "Federated Evaluati
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting, among
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client import sgd
@@ -24,8 +24,8 @@ class FedAvgFT(Algorithm):
 
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
-    tune: Literal["all", "head", "norm"] = "all"  # which leaves are fine-tuned
-    tune_epochs: Epochs = 5  # E_ft: epochs of fine-tuning
+    tune: Annotated[Literal["all", "head", "norm"], among("all", "head")] = "all"  # what is tuned
+    tune_epochs: Annotated[Epochs, among(1, 2, 5, 10, 20)] = 5  # E_ft: epochs of fine-tuning
 
     limits: ClassVar[Limits] = {"fedavg": {"tune_epochs": 0}}
     cites: ClassVar[str] = "wang2019federated"

@@ -10,9 +10,9 @@ Algorithm 1. https://arxiv.org/abs/2106.06042
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting, among
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.task import Facts
@@ -26,8 +26,8 @@ class FedBABU(Algorithm):
 
     frozen: Part = "head"  # the leaves that stay as they were initialised until a client tunes them
     epochs: Epochs = 1  # E: local epochs per round, on the body
-    tune: Part = "all"  # which leaves are fine-tuned
-    tune_epochs: Epochs = 5  # E_ft: epochs of fine-tuning
+    tune: Annotated[Part, among("all", "head")] = "all"  # which leaves are fine-tuned
+    tune_epochs: Annotated[Epochs, among(1, 2, 5, 10, 20)] = 5  # E_ft: epochs of fine-tuning
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
     limits: ClassVar[Limits] = {"fedavg-ft": {"frozen": "none"}, "fedavg": {"frozen": "none", "tune_epochs": 0}}

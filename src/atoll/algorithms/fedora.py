@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Range, Replies, Update
+from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Range, Replies, Search, Update, among
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, TaskError
 from atoll.kernel.params import Params, Stack
@@ -61,14 +61,14 @@ class State:
 class Fedora(Algorithm):
     """Personal models, drawn to what reaches them from similar clients where validation data favour that."""
 
-    similarity: Literal["subspace", "labels", "loss"] = "subspace"  # published; by class; by others' models
+    similarity: Annotated[Literal["subspace", "labels", "loss"], Search()] = "subspace"  # published, by class, by loss
     features: Literal["pixels", "encoder"] = "pixels"  # x itself, or what enters the head of the initial model
     q: Count = 1  # directions per client, or per class of a client
     center: bool = False  # whether a client subtracts its mean first
     noise: NonNegative = 0.0  # σ: Gaussian noise for private directions; 0: none
     temperature: NonNegative = 10.0  # how much more similar clients count
-    topk: Count = 2  # how many others a client links to; all where there are fewer
-    alpha: Annotated[float, Range(low=0, high=1, open_high=True)] = 0.8  # α: how far models travel along links
+    topk: Annotated[Count, among(1, 2, 4)] = 2  # how many others a client links to; all where there are fewer
+    alpha: Annotated[float, Range(low=0, high=1, open_high=True), Search(0.3, 0.9)] = 0.8  # α: how far models travel
     gate: Literal["strict", "official"] = "strict"  # whether equal losses leave the gate shut or open it
     lam_max: NonNegative | None = None  # largest λ; None: 1/η, with which one step ends at G_k
     epochs: Epochs = 1  # E: local epochs per round

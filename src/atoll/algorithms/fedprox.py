@@ -9,9 +9,9 @@ MLSys 2020, Algorithm 2. https://arxiv.org/abs/1812.06127
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Search, Update, Weighting
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
 from atoll.toolbox.client import proximal, sgd
@@ -21,7 +21,7 @@ from atoll.toolbox.client import proximal, sgd
 class FedProx(Algorithm):
     """One shared model; the proximal term limits client drift."""
 
-    mu: NonNegative = 0.1  # μ: pull towards the received model
+    mu: Annotated[NonNegative, Search(0.001, 1, log=True)] = 0.1  # μ: pull towards the received model
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

@@ -10,9 +10,9 @@ Learning." ICML 2021, Algorithm 1. https://arxiv.org/abs/2102.07078
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting, among
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Part, Stack
 from atoll.kernel.task import Facts
@@ -25,9 +25,9 @@ class FedRep(Algorithm):
     """A shared body under personal heads; first the head is trained, then the body."""
 
     private: Part = "head"  # the leaves that never leave the client
-    head_epochs: Epochs = 10  # E_h: local epochs per round on the private leaves
+    head_epochs: Annotated[Epochs, among(1, 2, 5, 10)] = 10  # E_h: local epochs per round on the private leaves
     epochs: Epochs = 1  # E_b: local epochs per round on the shared leaves, after those on the private ones
-    final_epochs: Epochs = 10  # epochs on the private leaves of all clients after the last round
+    final_epochs: Annotated[Epochs, among(0, 10)] = 10  # the same, of all clients, after the last round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
     limits: ClassVar[Limits] = {

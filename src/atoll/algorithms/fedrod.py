@@ -12,12 +12,12 @@ Algorithm 1, with linear personal heads. https://arxiv.org/abs/2107.00778
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Predictor, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Predictor, Search, Update, Weighting
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
@@ -55,7 +55,7 @@ class Given:
 class FedRoD(Algorithm):
     """A shared model for all classes alike, and a personal head that adds what a client's own data say."""
 
-    gamma: NonNegative = 1.0  # γ: how far the generic loss is balanced over classes
+    gamma: Annotated[NonNegative, Search(0, 2)] = 1.0  # γ: how far the generic loss is balanced over classes
     epochs: Epochs = 1  # E: local epochs per round, on everything together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

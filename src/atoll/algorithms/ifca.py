@@ -10,12 +10,12 @@ Algorithm 1 (model averaging). https://arxiv.org/abs/2006.04088
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, Replies, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, Replies, Update, Weighting, among
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
@@ -41,7 +41,7 @@ class State:
 class IFCA(Algorithm):
     """A model per cluster; clients choose theirs by its loss on their training data."""
 
-    clusters: Count = 4  # K: how many models there are
+    clusters: Annotated[Count, among(2, 3, 4, 6, 8)] = 4  # K: how many models there are
     epochs: Epochs = 1  # local epochs per round
     starts: Literal["random", "kmeans++"] = "random"  # independent points, or models of clients that are far apart
     restarts: Count = 1  # sets of starts, of which the one that spreads clients best over clusters is taken

@@ -12,7 +12,7 @@ Algorithm 1. https://arxiv.org/abs/2111.09360
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,9 +25,11 @@ from atoll.kernel.algorithm import (
     Limits,
     Positive,
     Predictor,
+    Search,
     Share,
     Update,
     Weighting,
+    among,
 )
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
@@ -58,8 +60,8 @@ class KNNPer(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
     lam: Share | None = None  # λ: share of the neighbours; None: the best one on each client's validation data
-    neighbours: Count = 10  # k: how many stored samples have a say
-    scale: Positive = 1.0  # width of the kernel, as a multiple of the number of features
+    neighbours: Annotated[Count, among(5, 10, 20)] = 10  # k: how many stored samples have a say
+    scale: Annotated[Positive, Search(0.1, 10, log=True)] = 1.0  # width of the kernel, in numbers of features
     capacity: Count | None = None  # how many samples a client stores; None: all of its training samples
 
     reads_validation: ClassVar[bool] = True  # lam is the best there

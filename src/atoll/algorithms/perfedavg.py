@@ -12,9 +12,9 @@ Meta-Learning Approach." NeurIPS 2020, Algorithm 1. https://arxiv.org/abs/2002.0
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, NonNegative, Positive, Search, Update, Weighting, among
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client import adapt, meta_gradient, sgd
@@ -25,11 +25,11 @@ from atoll.toolbox.client.meta import STREAMS, Order
 class PerFedAvg(Algorithm):
     """A shared starting point, adapted by each client in a step."""
 
-    alpha: NonNegative = 0.01  # α: the client's own step, in training and when it adapts
+    alpha: Annotated[NonNegative, Search(0.001, 0.1, log=True)] = 0.01  # α: the client's own step
     order: Order = "fo"  # how the curvature enters: not at all, by differences, or exactly
     delta: Positive = 0.001  # δ: how far apart the two gradients of `hf` are taken
     epochs: Epochs = 1  # local epochs per round; τ is the number of batches in them
-    adapt_steps: Epochs = 1  # gradient steps from w to the model that a client deploys
+    adapt_steps: Annotated[Epochs, among(1, 5)] = 1  # gradient steps from w to the model that a client deploys
     weighting: Weighting = "uniform"  # p_k: by training samples, or the same for all
 
     limits: ClassVar[Limits] = {"fedavg": {"alpha": 0.0, "order": "fo", "weighting": "samples"}}

@@ -13,11 +13,11 @@ https://arxiv.org/abs/2006.08848
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Replies, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Replies, Search, Update, Weighting
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
@@ -41,9 +41,9 @@ class Carry:
 class PFedMe(Algorithm):
     """A personal model per client: the proximal point of its loss around the shared one."""
 
-    lam: NonNegative = 15.0  # λ: pull of the personal model towards w_k
+    lam: Annotated[NonNegative, Search(1, 30, log=True)] = 15.0  # λ: pull of the personal model towards w_k
     inner_steps: Epochs = 5  # K: gradient steps on theta per batch
-    eta: NonNegative = 0.005  # η: step of w_k towards theta is η λ
+    eta: Annotated[NonNegative, Search(0.005, 0.1, log=True)] = 0.005  # η: step of w_k towards theta is η λ
     beta: NonNegative = 1.0  # β: step of the server towards the mean of w_k
     epochs: Epochs = 1  # passes over the data per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all

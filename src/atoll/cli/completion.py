@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).parents[1]
-LISTS = ("algorithms", "pairs", "tasks", "partitions", "models", "runs")
+LISTS = ("algorithms", "pairs", "tasks", "partitions", "models", "runs", "rules", "attacks", "compressions")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 

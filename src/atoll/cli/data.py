@@ -1,7 +1,8 @@
 """Commands about data: the data sets there are, a check of your own files, and a schema that sites share."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -11,6 +12,9 @@ from atoll.cli.options import split_names
 from atoll.cli.program import FAILED, app, option
 from atoll.kernel.errors import UnknownName
 from atoll.report.table import plain_table
+
+if TYPE_CHECKING:
+    from atoll.data.sheets import Problem
 
 SETS = "sets"  # the command that is meant where none is named
 
@@ -58,6 +62,47 @@ def list_sets(
     say(f"folder: {root}" if root else "no data folder is given: use --data DIR, or set ATOLL_DATA")
     if name and datasets.locate(name, root) == datasets.ABSENT:
         say(f"to get it: {files.how_to_get(name)}")
+
+
+@data.command()
+def check(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with a file per client, or one file.")],
+    target: Annotated[str | None, option("The column to predict; else y, if there is one.")] = None,
+    client: Annotated[str | None, option("Of one file, the column that names the client.")] = None,
+    apart: Annotated[str | None, option("Columns that are no features, as patient,time.")] = None,
+    fix: Annotated[bool, option("Write a cleaned copy, and a list of what was done.", "--fix")] = False,
+    output: Annotated[Path | None, option("Folder of the cleaned copy.", "--out", "-o")] = None,
+) -> None:
+    """Find all problems of all files at once; with --fix, write a cleaned copy. Exit code 1 if there are any."""
+    from atoll.data.check import Check
+    from atoll.data.check import check as check_tables
+    from atoll.data.check_arrays import check_arrays
+    from atoll.data.clean import clean, save
+
+    if fix and output is None:
+        raise UnknownName("`--fix` must be given a folder for the cleaned copy.", hint="for example -o cleaned.")
+    arrays = check_arrays(source, target) if source.exists() else None
+    found = arrays or check_tables(source, target=target, client=client, apart=split_names(apart) or ())
+    if not found.problems:
+        write(f"{source}: {found.summary}. No problems found.")
+        return
+    _show_problems(found.problems, fixing=fix)
+    mendable = sum(bool(problem.fix) for problem in found.problems)
+    say(f"{source}: {found.summary}. {len(found.problems)} problems, of which --fix mends {mendable}.")
+    if not fix:
+        raise typer.Exit(FAILED)
+    assert output is not None
+    cleaned, changes = clean(found) if isinstance(found, Check) else found.clean()
+    paths = save(cleaned, changes, output) if isinstance(cleaned, Check) else cleaned.save(changes, output)
+    if cleaned.problems:
+        say("What is left in the cleaned copy:", style="yellow")
+        _show_problems(cleaned.problems, fixing=False)
+    write_paths(**paths)
+
+
+def _show_problems(problems: Sequence["Problem"], *, fixing: bool) -> None:
+    rows = [[one.file, one.column, one.lines, one.what, one.fix or "–"] for one in problems]
+    write(plain_table(["file", "column", "lines", "problem", "mended" if fixing else "--fix"], rows))
 
 
 @data.command()

@@ -1,42 +1,294 @@
-"""Commands for sites on a network: deploy keys."""
+"""Commands for sites on a network: server, client, deploy keys."""
 
+import dataclasses
+import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.display import out
-from atoll.cli.program import app, option
-from atoll.kernel.errors import UnknownName
+from atoll.cli import completion
+from atoll.cli.display import listen, out, present_run, say, show_progress, write, write_paths
+from atoll.cli.options import ENGINE, ROUNDS, STEPS, parse_cohort, with_options
+from atoll.cli.program import RUNS, VERBOSE, app, option
+from atoll.kernel.errors import DeployError, UnknownName
+from atoll.report.table import plain_table
+
+if TYPE_CHECKING:
+    from atoll.data.schema import Schema
+    from atoll.deploy.messages import Message
+    from atoll.deploy.site import Site
+    from atoll.kernel.task import Training
+    from atoll.records.configuration import Settings
+
+SITES, NETWORK = ({"panel": name} for name in ("The sites", "The network"))
+PORT = 8443
+INSECURE = option("Without TLS: everybody on the way can read what travels.", "--insecure", **NETWORK)
+ENGINES = option("Clients at once: auto, loop, whole, threads, chunk:N; or a plan.", **ENGINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """The options of `server`, as they are written down for `--resume`."""
+
+    method: Annotated[str | None, option("A method, as for `run`: ditto, ditto:lam=0.1, fafi.", **ROUNDS)] = None
+    rounds: Annotated[
+        int | None, option("Exchanges with the sites; else 30, or 1 if the method uploads once.", **ROUNDS)
+    ] = None
+    seed: Annotated[int, option("Of everything drawn.", **ROUNDS)] = 0
+    cohort: Annotated[str | None, option("Clients per round: a number, or a share as 0.1; else all.", **ROUNDS)] = None
+    eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
+    own_schema: Annotated[
+        Path | None, option("What all sites' columns are, written by `atoll data schema`.", **SITES)
+    ] = None
+    name: Annotated[str | None, option("What the data are called; else as the schema's file.", **SITES)] = None
+    model: Annotated[
+        str | None, option("Network, see `atoll list models`; else the usual one.", **SITES, **completion.MODELS)
+    ] = None
+    sites: Annotated[int | None, option("Begin as soon as so many have joined; else all with a key.", **SITES)] = None
+    wait: Annotated[float, option("Seconds to wait for sites before the first round.", **SITES)] = 600.0
+    timeout: Annotated[float, option("Seconds after which a site's reply is too late.", **SITES)] = 3600.0
+    grace: Annotated[float, option("Seconds that a round waits for a site that is not connected.", **SITES)] = 60.0
+    lr: Annotated[float, option("Step size.", **STEPS)] = 0.1
+    batch_size: Annotated[int, option("Samples per step.", **STEPS)] = 10
+    momentum: Annotated[float, option("Of a client's steps.", **STEPS)] = 0.0
+    weight_decay: Annotated[float, option("Pull of all parameters to 0.", **STEPS)] = 0.0
+    lr_decay: Annotated[float, option("Factor on the step size per round, at most 1.", **STEPS)] = 1.0
+    clip: Annotated[float | None, option("Largest norm of a gradient.", **STEPS)] = None
+    keys: Annotated[Path, option("The server's folder of `atoll deploy keys`.", **NETWORK)] = Path("keys/server")
+    listen: Annotated[str, option("Address and port to listen at.", **NETWORK)] = f"0.0.0.0:{PORT}"
+    insecure: Annotated[bool, INSECURE] = False
+    device: Annotated[str, option("auto, cpu, cuda or mps.", **ENGINE, **completion.WHERE)] = "auto"
+
+    def training(self) -> "Training":
+        """Return how clients take their steps."""
+        from atoll.kernel.task import Training
+
+        names = ("lr", "batch_size", "momentum", "weight_decay", "lr_decay", "clip")
+        return Training(**{name: getattr(self, name) for name in names})
+
+    def settings(self, rounds: int) -> "Settings":
+        """Return the settings of the federation."""
+        from atoll.records.configuration import Settings
+
+        return Settings(rounds=rounds, seed=self.seed, cohort=parse_cohort(self.cohort), eval_every=self.eval_every)
+
+    def schema(self) -> "Schema":
+        """Read the schema."""
+        from atoll.data.schema import Schema
+
+        if self.own_schema is None:
+            raise UnknownName(
+                "A server has no data: it must be given what the sites' columns are, --own-schema FILE.",
+                hint="a site writes it with `atoll data schema FILE --target COLUMN`; no sample is in it.",
+            )
+        return Schema.load(self.own_schema)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the options as JSON holds them."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> "ServerOptions":
+        """Rebuild the options from what `as_json` gave."""
+        paths = {name: Path(found[name]) for name in ("own_schema", "keys") if found.get(name) is not None}
+        return cls(**{**found, **paths})
+
+
+@app.command()
+@with_options
+def server(
+    resume: Annotated[bool, option("Go on with the run in --out after the server ended.", "--resume")] = False,
+    out: Annotated[Path | None, option("Folder of the results; else one in runs/.")] = None,
+    verbose: Annotated[bool, VERBOSE] = False,
+    *,
+    options: ServerOptions,
+) -> None:
+    """Federate sites on a network: wait for them, run a method with them, and report; it needs no data."""
+    from atoll.cli.running import unused_folder
+    from atoll.compose import create
+    from atoll.data.schema import Schema
+    from atoll.data.task import Task
+    from atoll.deploy.flower.certificates import ServerKeys
+    from atoll.deploy.flower.link import Link
+    from atoll.deploy.flower.server import Patience, read_begun, serve
+    from atoll.deploy.own import choose_network, task_of_schema
+    from atoll.deploy.terms import Place, Terms, write_terms
+    from atoll.records.runs import now
+    from atoll.runtime.engines.local import LocalEngine
+
+    follow(verbose)
+    if resume:
+        if out is None:
+            raise UnknownName("`--resume` must come with `--out`, the folder of the run to go on with.")
+        begun = read_begun(out)
+        before = ServerOptions.of_json(begun.asked)
+        options = dataclasses.replace(before, keys=options.keys, listen=options.listen)
+    if options.method is None:
+        raise UnknownName("A server must know what to run: --method NAME.", hint="`atoll list` shows the methods.")
+    method, schema = create(options.method), Schema.of_json(begun.terms["form"]) if resume else options.schema()
+    rounds = options.rounds or (1 if method.one_shot else 30)
+    model, training = options.model or choose_network(schema), options.training()
+    name = options.name or (options.own_schema.stem if options.own_schema else "own")
+    settings, keys = options.settings(rounds), ServerKeys.read(options.keys)
+
+    def settle(places: Mapping[str, Place]) -> tuple[Terms, Task]:
+        names = [
+            site if len(place.clients) == 1 else f"{site}/{number}"
+            for site, place in places.items()
+            for number in range(len(place.clients))
+        ]
+        task = task_of_schema(schema, names, name=name, model=model, training=training, seed=options.seed)
+        facts = task.public_facts(options.seed)
+        return write_terms(facts, places, rounds=rounds, model=model, form=schema.as_json()), task
+
+    folder = out or unused_folder(RUNS / f"{name}-{options.method.replace('/', '-')}-{now()}")
+    certificate = None if options.insecure else keys.certificate
+    nodes = {site: member.node for site, member in keys.members.items()}
+    patience = Patience(join=options.wait, reply=options.timeout, grace=options.grace)
+    question = {"schema": schema.as_json(), "model": model, "training": dataclasses.asdict(training)}
+    with Link(_read_address(options.listen), nodes, certificate) as link:
+        say(f"listening at {link.host}:{link.port}{', without TLS' if options.insecure else ''}")
+        say(f"run: {folder}")
+        with show_progress(rounds) as bar:
+            report = serve(
+                link, keys, method, settle, folder, question=question | {"seed": options.seed}, sites=options.sites,
+                patience=patience, resume=resume, asked=options.as_json(), settings=settings,
+                engine=LocalEngine(device=options.device), on_round=bar.begin(options.method),
+            )  # fmt: skip
+    present_run(report)
+
+
+@app.command()
+def client(
+    server: Annotated[str, option("The server: HOST, or HOST:PORT.", **NETWORK)],
+    data: Annotated[Path, option("This site's data: a file, or a folder with a file per client.", **SITES)],
+    state: Annotated[Path, option("Folder of what this site keeps; back it up.", **SITES)],
+    keys: Annotated[Path, option("This site's folder of `atoll deploy keys`.", **NETWORK)] = Path("keys"),
+    client_column: Annotated[str | None, option("The column that names the client.", "--client", **SITES)] = None,
+    split: Annotated[str, option("Per cent of a client's samples: train/val/test.", **SITES)] = "60/15/25",
+    min_samples: Annotated[int, option("The fewest samples of a client.", min=1, **SITES)] = 2,
+    allow: Annotated[list[Path] | None, option("A method's file that may run here; repeatable.", **SITES)] = None,
+    stay: Annotated[bool, option("Take part in one federation after another.", "--stay", **SITES)] = False,
+    insecure: Annotated[bool, INSECURE] = False,
+    engine: Annotated[str, ENGINES] = "auto",
+    compile_: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None,
+    device: Annotated[str, option("auto, cpu, cuda or mps.", **ENGINE, **completion.WHERE)] = "auto",
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> None:
+    """Take part in a federation with this site's data, which stay here, as do the personal models."""
+    from atoll.data.recipe import shares_of
+    from atoll.data.schema import Schema
+    from atoll.data.task import Task
+    from atoll.deploy.flower.certificates import SiteKeys
+    from atoll.deploy.flower.client import Attendant
+    from atoll.deploy.flower.node import Node
+    from atoll.deploy.own import task_of_site
+    from atoll.deploy.site import Site
+    from atoll.deploy.terms import Terms
+    from atoll.kernel.task import Training
+    from atoll.runtime.engines.local import LocalEngine
+    from atoll.runtime.files import alone_in
+
+    follow(verbose)
+    mine, shares = SiteKeys.read(keys), shares_of(split)
+    if not data.exists():
+        raise UnknownName(f"`--data` must be a file or a folder. There is no {data}.")
+    if not insecure and not mine.authority.is_file():
+        raise DeployError(
+            f"A site knows its server by the certificate of an authority. There is no {mine.authority}.",
+            hint="the operator sends ca.crt with the site's keys, or by itself.",
+        )
+
+    def read(schema: Schema, model: str, training: Training, seed: int) -> Task:
+        return task_of_site(
+            data, schema, site=mine.key.name, client=client_column, model=model, training=training, seed=seed,
+            shares=shares, min_samples=min_samples,
+        )  # fmt: skip
+
+    def build_task(terms: Terms) -> Task:
+        if terms.form is None or terms.model is None:
+            raise DeployError("A server must say which schema and model its sites share. This one does not.")
+        return read(Schema.of_json(terms.form), terms.model, terms.rule, terms.seed)
+
+    def prepare(question: Any) -> int:
+        return read(
+            Schema.of_json(question["schema"]), str(question["model"]), Training(**question["training"]),
+            int(question["seed"]),
+        ).clients  # fmt: skip
+
+    site = Site(
+        mine.key, build_task, state, site=mine.key.name, allowed=allow or (),
+        coordinator=None if mine.coordinator is None else mine.coordinator.value.hex(),
+        engine=LocalEngine(strategy=engine, compile=compile_, device=device),
+    )  # fmt: skip
+    address = server if server.rpartition(":")[2].isdigit() else f"{server}:{PORT}"
+    node = Node(address, mine.node, None if insecure else mine.authority)
+    state.mkdir(parents=True, exist_ok=True)
+    with alone_in(state):
+        Attendant(mine.key, site, prepare, lambda message: keep_result(site, message, state), stay=stay).attend(node)
+
+
+def keep_result(site: "Site", message: "Message", state: Path) -> None:
+    """Write the personal models and scores of a federation that is over, and show the scores."""
+    from atoll.deploy.result import write_result
+    from atoll.records.files import read_record
+
+    path = write_result(site, message, state / "results" / message.header.federation)
+    clients = read_record(path, dict[str, Any])["clients"]
+    rows = [[name, *(_show_score(one[split]) for split in ("val", "test"))] for name, one in clients.items()]
+    write("", plain_table(["personal model of", "validation", "test"], rows))
+    write_paths(result=path)
+
+
+def _show_score(found: dict[str, Any]) -> str:
+    return "no samples" if found["score"] is None else f"{found['score']:.3f} ({found['samples']} samples)"
+
+
+def follow(verbose: bool) -> None:
+    """Show who joins, replies and is lost; with `verbose`, everything."""
+    listen(verbose=True)
+    if not verbose:
+        logging.getLogger("atoll").setLevel(logging.WARNING)
+        logging.getLogger("atoll.deploy").setLevel(logging.INFO)
+
+
+def _read_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UnknownName(f"`--listen` must be HOST:PORT. Got {text!r}.", hint=f"for example 0.0.0.0:{PORT}.")
+    return host.strip("[]"), int(port)
+
 
 deploy = typer.Typer(no_args_is_help=True, help="Keys and certificates of a federation on a network.")
 app.add_typer(deploy, name="deploy")
 
 
-@deploy.command()
-def keys(
+@deploy.command("keys")
+def make_keys(
     folder: Annotated[Path, option("Folder of the keys; what is there already stays.", "--out", "-o")] = Path("keys"),
     host: Annotated[
         list[str] | None, option("Name or address by which sites reach the server; repeatable.", "--host")
     ] = None,
     site: Annotated[list[str] | None, option("Name of a site; repeatable.", "--site")] = None,
     own: Annotated[
-        str | None, option("At a site: make this site's key only. Send the operator its .pub file.", "--own")
+        str | None, option("At a site: make this site's keys only. Send the operator its .pub file.", "--own")
     ] = None,
 ) -> None:
-    """Make the keys of a federation: an authority, the server's certificate and a key for each site."""
-    from atoll.deploy.flower.certificates import make_keys, make_site_keys
+    """Make the keys of a federation: an authority, the server's certificate and keys for each site."""
+    from atoll.deploy.flower import certificates
 
     if own is not None:
         if host or site:
-            raise UnknownName("A site makes its own key alone: `--own` must not be given with `--host` or `--site`.")
-        made = make_site_keys(folder, own)
+            raise UnknownName("A site makes its own keys alone: `--own` must not be given with `--host` or `--site`.")
+        made = certificates.make_site_keys(folder, own)
     elif not host and not site:
         raise UnknownName(
             "`atoll deploy keys` must know the server's names and the sites. Got neither --host nor --site.",
             hint="for example: atoll deploy keys --host server.example --site Ulm --site Porto",
         )
     else:
-        made = make_keys(folder, hosts=host or [], sites=site or [])
+        made = certificates.make_keys(folder, hosts=host or [], sites=site or [])
     for path in made:
         out().print(str(path), highlight=False, soft_wrap=True)

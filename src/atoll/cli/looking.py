@@ -5,7 +5,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,16 +31,21 @@ if TYPE_CHECKING:
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(help="algorithms, pairs, tasks, partitions, models or runs", **completion.WHAT_TO_LIST)
+        str,
+        typer.Argument(
+            help="algorithms, pairs, tasks, partitions, models, rules, attacks, compressions or runs",
+            **completion.WHAT_TO_LIST,
+        ),
     ] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
     long: Annotated[bool, option("With hyperparameters.", "--long", "-l")] = False,
 ) -> None:
-    """List algorithms, pairs, tasks, partitions, models or runs."""
+    """List algorithms, pairs, tasks, partitions, models, rules, attacks, compressions or runs."""
     kinds: dict[str, Callable[[], RenderableType]] = {
         "algorithms": functools.partial(_list_algorithms, one_shot, long),
         "pairs": functools.partial(_list_pairs, long),
         "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models, "runs": _list_runs,
+        "rules": _list_rules, "attacks": _list_attacks, "compressions": _list_compressions,
     }  # fmt: skip
     if what not in kinds:
         raise unknown("list", what, kinds)
@@ -119,6 +124,30 @@ def _list_models() -> Table:
 
     auto = ["auto", "the data set's own, or cnn for images from 16x16, else mlp"]
     return plain_table(["model", "what it is for"], [auto, *([*both] for both in models.purposes().items())])
+
+
+def _list_rules() -> Table:
+    from atoll.robust.rules import MIXINGS, RULES
+
+    mixings = {f"{name}+RULE": kind for name, kind in MIXINGS.items()}
+    return _describe_classes("rule", {**RULES, **mixings})
+
+
+def _list_attacks() -> Table:
+    from atoll.robust import ATTACKS
+
+    return _describe_classes("attack", ATTACKS)
+
+
+def _list_compressions() -> Table:
+    from atoll.runtime.channel.compression import COMPRESSIONS
+
+    return _describe_classes("compression", COMPRESSIONS)
+
+
+def _describe_classes(kind: str, classes: Mapping[str, type]) -> Table:
+    rows = [[name, (one.__doc__ or "").split("\n")[0]] for name, one in classes.items()]
+    return plain_table([kind, "what it does"], rows)
 
 
 def _list_runs() -> Table:

@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
 
-TASK, OWN, STEPS, ROUNDS, ENGINE, TRACKING = (
+TASK, OWN, STEPS, ROUNDS, PROTECTION, ENGINE, TRACKING = (
     {"panel": name}
-    for name in ("The task", "Your own data", "Clients' steps", "The federation", "The engine", "Tracking")
+    for name in (
+        "The task",
+        "Your own data",
+        "Clients' steps",
+        "The federation",
+        "Protection and attacks",
+        "The engine",
+        "Tracking",
+    )
 )
 
 
@@ -128,6 +136,15 @@ class Options(OwnOptions):
         ),
     ] = "auto"
     memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
+    compress: Annotated[
+        str, option("How messages become lean: topk:P, randk:P, qsgd:BITS, sign, lowrank:R.", **PROTECTION)
+    ] = "none"
+    aggregate: Annotated[
+        str, option("How replies become one: mean, or a rule: nnm+trimmed; see `atoll list rules`.", **PROTECTION)
+    ] = "mean"
+    attack: Annotated[
+        str, option("What some clients do to others: sign-flip:0.2; see `atoll list attacks`.", **PROTECTION)
+    ] = "none"
     engine: Annotated[
         str,
         option(
@@ -174,7 +191,10 @@ class Options(OwnOptions):
         from atoll.records.configuration import Settings
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
-        names = ("seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory")
+        names = (
+            "seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory",
+            "compress", "aggregate", "attack",
+        )  # fmt: skip
         return Settings(
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
         )

@@ -47,6 +47,11 @@ def name_flags(message: str, command: Any) -> str:
         flag = flags.get(match[1])
         return match[0] if flag is None else flag if match[2] is None else f"{flag} {match[2]}"
 
+    def write_flag(match: re.Match[str]) -> str:
+        flag, value = flags.get(match[1]), re.sub(r"[\[\]'\" ]", "", match[2])
+        return match[0] if flag is None else f"{flag} {value}"
+
+    message = re.sub(r"(?<![\w`])(\w+)=(\[[^\]]*\]|'[^']*')", write_flag, message)  # features=['age', 'sex']
     # The fields of Training are flags, those of a method or a partition are not.
     return re.sub(r"`(\w+)(?:=([^`]+))?`(?: of Training|(?! of [A-Z]))", replace, message)
 

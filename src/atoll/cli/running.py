@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import completion
-from atoll.cli.display import listen, present_comparison, present_run, say, show_progress
+from atoll.cli.display import listen, present_comparison, present_run, say, show_progress, write
 from atoll.cli.options import ROUNDS, Options, build_engine, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.kernel.errors import EngineError, unknown
@@ -149,6 +149,10 @@ def resume(
     from atoll.records.report import Report
 
     listen(verbose)
+    if (folder / "choosing.json").exists():
+        from atoll.cli.choosing import resume_choice
+
+        return resume_choice(folder, lambda options: _rebuild_engine(options, device, engine))
     if (folder / "comparison.json").exists():
         asked = reopen(folder, trust=trust)
         runs = len(asked["methods"]) * len(asked["seeds"])
@@ -212,6 +216,22 @@ def report(
     absent = [sentence for _, sentences in read for sentence in sentences]
     comparison = Comparison.of_runs(runs, absent=absent, select=_require_selection(select), target=reach)
     return present_comparison(comparison, out or folders[0])
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
+    port: Annotated[int, option("Of the page; 0: a free one.", min=0, max=65535)] = 0,
+    trust: Annotated[bool, TRUST] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> None:
+    """Serve the report of a run while it goes on; the page reloads by itself. For this machine only."""
+    from atoll.experiments.watching import serve
+
+    listen(verbose)
+    with serve(folder, port=port, trust=trust) as server:
+        write(f"{server.address} shows {folder}; Ctrl-C ends it.")
+        server.serve_forever()
 
 
 def _require_selection(text: str) -> "Select":

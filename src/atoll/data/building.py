@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from atoll import models
 from atoll.data.batches import Split
 from atoll.data.datasets import Dataset
 from atoll.data.dealing import group_by_owner
+from atoll.data.leaks import find_leaks
 from atoll.data.own import OwnData
 from atoll.data.partition import Indices, Natural, Partition, Shifted
 from atoll.data.preprocessing import Scaling
@@ -25,6 +27,8 @@ from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.randomness import default_generator, generator, number
 from atoll.models.tabular import find_categories
+
+log = logging.getLogger("atoll.data")
 
 Model = str | nn.Module | Callable[[], nn.Module]
 
@@ -189,6 +193,19 @@ def take_out(
             held[name] = dataset.take(np.sort(order[start:stop]))
         start = stop
     return dataset.take(np.sort(order[start:])), held
+
+
+def report_leaks(dataset: Dataset, x: Tensor, splits: Mapping[str, Split]) -> dict[str, str]:
+    """Warn where training samples of own data give test samples away; return it for the run's configuration."""
+    if not isinstance(dataset, OwnData) or dataset.schema is None:
+        return {}
+    train, test = (splits[name].order.numpy() for name in ("train", "test"))
+    leaks = find_leaks(dataset.schema, x.numpy(), train, test)
+    if not leaks:
+        return {}
+    how = "" if dataset.rule.words else ": split by `group`, or by `order` with a `gap`"
+    log.warning("%s Scores will look better than they are%s", leaks.sentence, how)
+    return {"leaks": leaks.sentence}
 
 
 def scale_samples(

@@ -372,6 +372,12 @@ def _find_feature(rows: Rows, name: str, categorical: bool) -> Feature:
         return Feature(name, "array", shape=values.shape[1:], holds=holds)  # type: ignore[arg-type]
     if values.dtype != object and not categorical:
         return Feature(name, "flag" if values.dtype == bool else "number")
+    if not categorical and find_forms(values.tolist()):
+        raise DataError(
+            f"Column `{name}` must hold numbers or categories. It holds dates, as {str(values[0])!r}.",
+            hint=f"pass order={name!r} to train on the past, leave it out with features=[...], or have `atoll data "
+            "check --fix` count days.",
+        )
     found = np.unique(values)
     if len(found) > MOST_CATEGORIES:
         raise DataError(
@@ -396,8 +402,10 @@ def _find_rule(rows: Rows, group: str | None, order: str | None, gap: int, split
         raise DataError(f"`gap` must be at least 0, and samples must have an `order`. Got gap={gap}, order={order!r}.")
     numbered = None
     if group is not None:
-        values = _one_per_row(rows, group, categorical=True)
-        numbered = np.unique(values.astype(str), return_inverse=True)[1]
+        values = _one_per_row(rows, group, categorical=True).astype(str)
+        if _counts_within_clients(values, rows.owner):  # everybody's group 1 is another one
+            values = np.array([f"{owner} {value}" for owner, value in zip(rows.owner, values, strict=True)])
+        numbered = np.unique(values, return_inverse=True)[1]
     given = None if split is None else _read_split(rows, split)
     if given is not None and numbered is not None:
         _require_one_side(rows, group or "", numbered, given)
@@ -405,6 +413,17 @@ def _find_rule(rows: Rows, group: str | None, order: str | None, gap: int, split
     by = f"by column {split}" if split else f"groups of {group} kept whole" if group else ""
     by = f"in the order of {order}{f', gap {gap}' if gap else ''}" if order else by
     return Rule(given=given, group=numbered, order=time, gap=gap, words=by)
+
+
+def _counts_within_clients(values: Values, owner: NDArray[np.int64]) -> bool:
+    """Return whether each client numbers its groups for itself: from 0 or 1 on, without a hole."""
+    if not all(value.isdigit() for value in np.unique(values)):
+        return False
+    for client in np.unique(owner):
+        found = np.unique(values[owner == client].astype(np.int64))
+        if found[0] > 1 or len(found) != found[-1] - found[0] + 1:
+            return False
+    return True
 
 
 def _one_per_row(rows: Rows, name: str, *, categorical: bool = False) -> Values:

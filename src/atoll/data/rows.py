@@ -51,6 +51,11 @@ class Rows:
         if values.ndim > 1:
             raise DataError(f"Column `{client}` must hold one name per row. Got arrays of shape {values.shape[1:]}.")
         found, first, owner = np.unique(values, return_index=True, return_inverse=True)
+        if len(found) < 2:
+            raise DataError(
+                f"Column `{client}` must name at least 2 clients. It is {str(found[0])!r} in all {len(owner)} rows.",
+                hint="choose another `client`; for data of one client, pass {name: data} and no `client`.",
+            )
         order = np.argsort(first)  # clients in the order in which they first occur
         return replace(rows, owners=tuple(str(found[index]) for index in order), owner=np.argsort(order)[owner])
 

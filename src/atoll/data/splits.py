@@ -73,8 +73,8 @@ def _cut_groups(
 ) -> NDArray[np.int64]:
     """Return the split of each sample of a client, whole groups at a time, and note the side of each group.
 
-    The groups with most samples go first, each to where the counts of the classes come nearest to the shares; the
-    first one of a client is for training, the second for testing.
+    The groups with most samples go first, each to where the counts of the classes come nearest to the shares. If a
+    client would be left without training samples, or without test samples, its last groups are those.
     """
     found, number = np.unique(group, return_inverse=True)
     classes = np.zeros(len(group), dtype=np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
@@ -85,10 +85,11 @@ def _cut_groups(
     order = draw.permutation(len(found))
     order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
     known = [index for index in order if int(found[index]) in sides]
-    for index in (*known, *(index for index in order if int(found[index]) not in sides)):
+    queue = [*known, *(index for index in order if int(found[index]) not in sides)]
+    for place, index in enumerate(queue):
         chosen = sides.get(int(found[index]))
         if chosen is None:
-            chosen = _choose_side(counts[index], have, wanted, shares)
+            chosen = _choose_side(counts[index], have, wanted, shares, left=len(queue) - place)
             sides[int(found[index])] = chosen
         side[index] = chosen
         have[chosen] += counts[index]
@@ -96,12 +97,12 @@ def _cut_groups(
 
 
 def _choose_side(
-    counts: NDArray[np.float64], have: NDArray[np.float64], wanted: NDArray[np.float64], shares: Shares
+    counts: NDArray[np.float64], have: NDArray[np.float64], wanted: NDArray[np.float64], shares: Shares, left: int
 ) -> int:
-    """Return the split that a group belongs to: where train or test are empty, there; else where it fits best."""
-    for needed in (0, 2):
-        if shares[needed] > 0 and not have[needed].any():
-            return needed
+    """Return the split that a group fits best; if only so many are `left` as splits need, the first of those."""
+    empty = [split for split in (0, 2) if shares[split] > 0 and not have[split].any()]
+    if empty and left <= len(empty):
+        return empty[0]
     scale = np.maximum(wanted.sum(axis=0), 1)  # a rare class counts as much as a common one
     misfits = []
     for place in range(3):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -20,6 +22,10 @@ from atoll.data.files import open_arrays
 from atoll.kernel.errors import DataError
 
 Values = NDArray[Any]
+
+SEPARATORS = (",", ";", "\t", "|")  # of equals, the first counts
+LINES_TRIED = 200
+DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?([eE][+-]?\d+)?")
 
 ONE_TABLE = "a pandas or polars frame, a dict of columns, a pair (x, y), a file or a data set of torch or Hugging Face"
 
@@ -222,8 +228,10 @@ def _read_file(path: Path) -> Table:
 
 def _read_csv(path: Path) -> Table:
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, strict=True)
-        numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+        text = file.read()
+    separator = find_separator(text)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     if not numbered:
         raise DataError(f"A CSV file must begin with the names of its columns. {path.name} is empty.")
     (_, header), *rows = numbered
@@ -237,7 +245,41 @@ def _read_csv(path: Path) -> Table:
             )
     cells = np.array([row for _, row in rows], dtype=object).reshape(len(rows), len(header))
     columns = {name: cells[:, column] for column, name in enumerate(header)}
+    if separator != ",":
+        columns = {name: with_points(column) for name, column in columns.items()}
     return Table(path.name, columns, [line for line, _ in rows])
+
+
+def find_separator(text: str) -> str:
+    """Return what separates the cells of a table of text: the separator that cuts all lines into equally many.
+
+    Of several, the one that gives most cells counts, and a comma where none does.
+    """
+    head = "".join(text.splitlines(keepends=True)[:LINES_TRIED])
+    cells = {}
+    for separator in SEPARATORS:
+        try:
+            sizes = {
+                len(row) for row in csv.reader(io.StringIO(head, newline=""), delimiter=separator, strict=True) if row
+            }
+        except csv.Error:
+            sizes = set()
+        cells[separator] = sizes.pop() if len(sizes) == 1 else 0
+    best = max(cells, key=lambda separator: cells[separator])
+    return best if cells[best] > 1 else ","
+
+
+def with_points(cells: Values) -> Values:
+    """Return a column with decimal points where all its numbers have decimal commas, as 1.234,5; else as it is."""
+    if not has_decimal_commas(cells):
+        return cells
+    return as_objects([cell.replace(".", "").replace(",", ".") for cell in cells])
+
+
+def has_decimal_commas(cells: Iterable[str]) -> bool:
+    """Return whether all cells that are filled are numbers with decimal commas, or could be, and some are."""
+    filled = [cell for cell in cells if cell]
+    return any("," in cell for cell in filled) and all(DECIMAL_COMMA.fullmatch(cell) for cell in filled)
 
 
 def _read_parquet(path: Path) -> Table:

@@ -24,6 +24,7 @@ from atoll.data.building import (
     deal_networks,
     describe_owners,
     owners_of,
+    report_leaks,
     scale_samples,
     split_clients,
     take_out,
@@ -48,6 +49,7 @@ from atoll.kernel.task import Facts, Training
 __all__ = ["Model", "Task", "Training"]
 
 MOST_LISTED = 10  # clients in a notebook
+LARGEST_USUAL = 30.0  # standard deviations; what is larger was not scaled, or is a spike
 MOST_DESCRIBED = 20_000  # clients whose samples are made to describe them
 
 
@@ -128,6 +130,20 @@ class Task:
             shape, whole = tuple(self.x.shape[1:]), not self.x.is_floating_point()
             return plain_scaling(shape, whole=whole, classes=self.classes).of_client(0)
         return self.scaling.of_client(client)
+
+    def explain_scale(self) -> str:
+        """Say which numbers are so large that training with the usual step size diverges; nothing if none are."""
+        found = []
+        if self.x.is_floating_point() and self.x.numel():
+            large = self.x.abs().reshape(len(self.x), -1).max(dim=0).values
+            worst = int(large.argmax())
+            if float(large[worst]) > LARGEST_USUAL:
+                columns = () if self.scaling is None else self.scaling.schema.columns
+                which = f" (`{columns[worst]}`)" if columns else ""
+                found.append(f"samples reach {float(large[worst]):.3g}{which}")
+        if self.classes is None and self.y.numel() and float(self.y.abs().max()) > LARGEST_USUAL:
+            found.append(f"targets reach {float(self.y.abs().max()):.3g}")
+        return " and ".join(found)
 
     @cached_property
     def by_architecture(self) -> tuple[Task, ...]:
@@ -321,6 +337,7 @@ class Task:
         splits = split_clients(dataset, dealt, parts, y, shares, deal)
         if are_amounts(x, networks):
             x, held = x.float(), {name: replace(one, x=one.x.float()) for name, one in held.items()}
+        leaks = report_leaks(dataset, x, splits)
         x, aside, scaling = scale_samples(dataset, x, splits, dealt, parts, held)
         return cls(
             name=dataset.name,
@@ -335,7 +352,7 @@ class Task:
             public=aside.get("public"),
             groups=groups,
             augment=augment,
-            facts={**(facts or {}), **dataset.facts, "source": dataset.source},
+            facts={**(facts or {}), **dataset.facts, **leaks, "source": dataset.source},
             scaling=scaling,
         )
 

@@ -219,14 +219,20 @@ class SitesEngine:
     def _collect(self, job: Job, exchange: Exchange, population: Population) -> None:
         """Ask the sites that have not replied yet; write down what fits, and who is lost."""
         lost: dict[str, str] = {}
+
+        def open_reply(site: str, reply: bytes) -> Message:
+            message = messages.read(reply, f"The reply of {site}", largest=self._largest)
+            self.check_reply(message, site, job, exchange, population)
+            return message
+
+        exchange.check = open_reply
         waiting = {site: job for site, job in exchange.jobs.items() if site not in exchange.replies}
         for site, reply in self.transport.exchange(waiting, exchange) if waiting else ():
             if isinstance(reply, str):
                 lost[site] = reply
                 continue
             try:
-                message = messages.read(reply, f"The reply of {site}", largest=self._largest)
-                self.check_reply(message, site, job, exchange, population)
+                message = open_reply(site, reply)
             except RefusedError as error:
                 log.warning("%s", error)
                 lost[site] = str(error).splitlines()[0]

@@ -8,7 +8,7 @@ and nothing changes. Exchanges that a checkpoint covers are forgotten.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -52,6 +52,7 @@ class Exchange:
     lost: dict[str, str] = field(default_factory=dict)  # sites that do not count, and why
     closed: bool = False
     folder: Path | None = None
+    check: Callable[[str, bytes], Message] | None = None  # raises RefusedError for a reply that does not fit
 
     @cached_property
     def asked(self) -> dict[str, Asked]:

@@ -114,7 +114,7 @@ class Message:
             yield
         except RefusedError:
             raise
-        except AtollError as error:
+        except (AtollError, SchemaError) as error:
             raise self.refuse(f"it is not what it should be: {str(error).splitlines()[0]}") from error
         except (
             ArithmeticError,

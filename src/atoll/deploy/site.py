@@ -10,12 +10,13 @@ is what `atoll round show` lists.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,13 +28,16 @@ from atoll.deploy.messages import Message, require_in_time, require_version
 from atoll.deploy.store import Pending, State, Store
 from atoll.deploy.tasks import SitePopulation, place_at_site
 from atoll.deploy.terms import Terms
-from atoll.deploy.work import Answer, Clients, Order, outcome_of
-from atoll.kernel.algorithm import Update
+from atoll.deploy.work import Answer, Clients, Order, Outcome, outcome_of
+from atoll.kernel.algorithm import Algorithm, Update
+from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import DeployError
-from atoll.kernel.job import Done, Finish, Lost, Phase
-from atoll.kernel.params import Tree, flatten, stacked_leaves
+from atoll.kernel.job import AtTheEnd, Done, Finish, Lost, Phase
+from atoll.kernel.params import Params, Stack, Tree, flatten, stacked_leaves
+from atoll.kernel.predictor import predictor_of
 from atoll.kernel.sources import own_digest
 from atoll.kernel.wrapper import title_of
+from atoll.metrics.evaluation import Evaluate
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch, Trainings
 from atoll.runtime.memory import RamMemory
@@ -41,6 +45,17 @@ from atoll.runtime.memory import RamMemory
 log = logging.getLogger("atoll.site")
 
 BuildTask = Callable[[Terms], Task]  # the site's own clients, by what was agreed on
+
+
+@dataclass(frozen=True)
+class Personal(AtTheEnd):
+    """Clients make what they deploy; it never leaves the site."""
+
+    name: ClassVar[str] = "personal"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
+        """Return all numbers of what clients deploy."""
+        return {"model": cohort.stacked(predictor_of(method.personalize(received, cohort)).values)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +298,22 @@ class Site:
             log.warning("round %d: client %d of this site failed: %s", received.order.round, client, reason)
         return done, failed
 
+    # -- what it found ---------------------------------------------------------------------------------------------
+    def read_scores(self, message: Message, reply: bytes) -> dict[str, dict[str, list[float]]]:
+        """Return the scores in the reply to a result, by model and split: one for each of the site's clients."""
+        received = self.receive(message)
+        phases = received.order.phases
+        answer = Answer.read(
+            messages.read(reply), received.task.network.layout, phases=phases, method=received.order.method,
+            asked=sorted(int(client) for part in received.order.parts for client in part.clients), own=received.own,
+            device=self.engine.device,
+        )  # fmt: skip
+        found: dict[str, dict[str, list[float]]] = {}
+        for phase, outcomes in zip(phases, answer.outcomes, strict=True):
+            if isinstance(phase, Evaluate):
+                found[phase.model] = {split: _mean_scores(outcomes, split, received, answer) for split in phase.on}
+        return found
+
     # -- the models that come out ----------------------------------------------------------------------------------
     def open_result(self, message: Message) -> tuple[Received, SitePopulation]:
         """Return a result that was answered, and the clients with all that they keep: what models are made from."""
@@ -292,6 +323,29 @@ class Site:
             raise message.refuse("this site must have applied it first")
         memory = store.memory(state, received.terms.clients, received.task.network.layout, pending=True)
         return received, self._population(received, memory, store.folder)
+
+    def own_task(self, received: Received) -> Task:
+        """Return the site's own clients, numbered from 0."""
+        return self._task(received.terms, received.site)[0]
+
+    def personal_models(self, message: Message) -> dict[str, Params]:
+        """Return the numbers of what each client deploys, by its name, after the result was applied."""
+        received, population = self.open_result(message)
+        own, models = self.own_task(received), dict[str, Params]()
+        for job in received.order.jobs(Personal()):
+            for outcome in self.engine.run(job, population):
+                if isinstance(outcome, Done):
+                    for row, client in enumerate(outcome.clients.tolist()):
+                        name = own.client_name(received.own.tolist().index(client))
+                        models[name] = outcome.result["model"].client(row)
+        return models
+
+
+def _mean_scores(outcomes: Sequence[Outcome], split: str, received: Received, answer: Answer) -> list[float]:
+    """Return the mean score of each of a site's clients on one split; NaN without samples."""
+    sums = {int(k): float(one.result[split]["score"][row]) for one in outcomes for row, k in enumerate(one.clients)}
+    sizes = dict(zip(received.own.tolist(), answer.samples[split], strict=True))
+    return [sums.get(k, math.nan) / size if size else math.nan for k, size in sizes.items()]
 
 
 def _keep(done: Done[Any], phase: Phase, round: int) -> None:

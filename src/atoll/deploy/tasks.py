@@ -89,23 +89,22 @@ def place_at_site(task: Task, numbers: Sequence[int], clients: int) -> Task:
     Draws depend on a client's number, so it is the same at a site as in a simulation. Each of the other clients has
     one sample that is not a number; nothing ever reads it.
     """
-    nobody = len(task.x)
-    place = dict(zip(numbers, range(task.clients), strict=True))
+    own, nobody = np.asarray(numbers, dtype=np.int64), len(task.x)
 
     def deal(split: Split) -> Split:
-        parts = [
-            split.order[split.offsets[place[k]] : split.offsets[place[k] + 1]] if k in place
-            else torch.tensor([nobody], device=split.order.device)
-            for k in range(clients)
-        ]  # fmt: skip
-        return Split(torch.cat(parts), find_offsets(np.array([len(part) for part in parts], dtype=np.int64)))
+        sizes = np.ones(clients, dtype=np.int64)
+        sizes[own] = split.sizes(np.arange(task.clients))
+        offsets = find_offsets(sizes)
+        order = torch.full((int(offsets[-1]),), nobody, device=split.order.device)
+        for local, client in enumerate(own):
+            order[offsets[client] : offsets[client + 1]] = split.order[split.offsets[local] : split.offsets[local + 1]]
+        return Split(order, offsets)
 
     blank = torch.full_like(task.x[:1], math.nan if task.x.is_floating_point() else 0)
-    own = tuple(task.client_name(place[k]) if k in place else str(k) for k in range(clients))
     return replace(
         task, x=torch.cat([task.x, blank]), y=torch.cat([task.y, torch.zeros_like(task.y[:1])]),
-        splits={name: deal(split) for name, split in task.splits.items()}, names=own, groups=None, central=None,
-        unseen=None,
+        splits={name: deal(split) for name, split in task.splits.items()}, names=None, groups=None, central=None,
+        unseen=None, scaling=None,
     )  # fmt: skip
 
 

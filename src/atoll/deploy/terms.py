@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.data.splits import SPLITS
 from atoll.deploy.keys import NAME
 from atoll.kernel.errors import DeployError
 from atoll.kernel.task import Facts, Training
 from atoll.records.schema import Record, SchemaError
+
+# What a site makes room for by what it is told.
+MOST = {"clients": 1_000_000, "rounds": 1_000_000, "largest": 10_000_000, "batch_size": 100_000}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,13 +50,26 @@ class Terms(Record):
     largest: dict[str, int] | None = None  # the most samples of any client, by split; None: each site's own
 
     def check(self) -> None:
-        """Raise SchemaError unless every client is at one site."""
+        """Raise SchemaError unless every client is at one site, and nothing is so large that memory would not do."""
+        self._check_sizes()
         numbers = sorted(number for site in self.sites.values() for number in site.clients)
-        if numbers != [*range(self.clients)]:
+        if len(numbers) != self.clients or numbers != [*range(self.clients)]:
             raise SchemaError("the clients of the sites must be numbered from 0, each once")
         for name in self.sites:
             if not NAME.fullmatch(name):
                 raise SchemaError(f"a site must have a name. One is called {name[:80]!r}")
+
+    def _check_sizes(self) -> None:
+        largest = max([0, *(self.largest or {}).values()])
+        sizes = {"clients": self.clients, "rounds": self.rounds, "largest": largest}
+        sizes |= {name: value for name in ("batch_size",) if isinstance(value := self.training.get(name), int)}
+        for name, size in sizes.items():
+            if not 0 <= size <= MOST[name]:
+                raise SchemaError(f"{name} must be at most {MOST[name]:,}. It is {size:,}")
+        if self.largest is not None and set(self.largest) != set(SPLITS):
+            raise SchemaError(f"largest must have {', '.join(SPLITS)}")
+        if self.clients < 1 or self.rounds < 1:
+            raise SchemaError("clients and rounds must be at least 1")
 
     @cached_property
     def digest(self) -> str:

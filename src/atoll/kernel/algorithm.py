@@ -22,9 +22,11 @@ from atoll.kernel.hyperparameters import (
     Positive,
     Range,
     Rounds,
+    Search,
     Share,
     Steps,
     Weighting,
+    among,
     hyperparameters,
 )
 from atoll.kernel.params import Params, Stack, Tree, rows_of
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 # The file of an algorithm can import what it needs from here.
 __all__ = [
     "Algorithm", "Arrival", "Count", "Deployed", "Epochs", "Lasts", "Limits", "Natural", "NonNegative", "Positive",
-    "Predictor", "Range", "Replies", "Rounds", "Share", "Steps", "Update", "Weighting",
-    "WithEverybody", "hyperparameters",
+    "Predictor", "Range", "Replies", "Rounds", "Search", "Share", "Steps", "Update", "Weighting",
+    "WithEverybody", "among", "hyperparameters",
 ]  # fmt: skip
 
 Limits = Mapping[str, Mapping[str, Any]]
@@ -65,13 +67,15 @@ class Update:
 
     `send` leaves the clients and reaches the server, `weight` with it: the importance of each reply in a mean.
     `keep` stays with the clients and comes back from `cohort.recall`; it never passes the channel. What pieces keep
-    stands in `beside`, under their names.
+    stands in `beside`, under their names. An engine that was told that sums are enough may have added up what clients
+    send: then `send` and `weight` have a single row, their weighted sums.
     """
 
     send: Mapping[str, Stack] = field(default_factory=dict)
     weight: Tensor | None = None
     keep: Tree = None
     beside: Mapping[str, Tree] = field(default_factory=dict)
+    summed: bool = False
 
     def rows(self, index: Tensor) -> Update:
         """Return the part of the clients at these positions."""

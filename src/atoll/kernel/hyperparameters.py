@@ -45,6 +45,31 @@ class Lasts:
     enough: int
 
 
+@dataclass(frozen=True)
+class Search:
+    """Where tuning looks for good values: from `low` to `high`, evenly in factors if `log`; or `among` these.
+
+    Without any of them, among all choices of the field.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    among: tuple[Any, ...] = ()
+
+    def place(self, share: float) -> Any:
+        """Return the value that this share of the way leads to, 0 <= share < 1; two digits are enough."""
+        if self.among:
+            return self.among[int(share * len(self.among))]
+        value = self.low * (self.high / self.low) ** share if self.log else self.low + share * (self.high - self.low)
+        return float(f"{value:.2g}")
+
+
+def among(*values: Any) -> Search:
+    """Have tuning look among these values."""
+    return Search(among=values)
+
+
 NonNegative = Annotated[float, Range(low=0)]
 Positive = Annotated[float, Range(low=0, open_low=True)]
 Share = Annotated[float, Range(low=0, high=1)]
@@ -68,6 +93,7 @@ class Hyperparameter:
     default: Any
     words: tuple[str, ...] = ()  # that may stand for a number
     enough: int | None = None  # of what lasts that long, to see that it works
+    search: Search | None = None  # where tuning looks; None: it is not tuned
 
     @property
     def expected(self) -> str:
@@ -141,7 +167,11 @@ def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
         allowed = next((extra for extra in extras if isinstance(extra, Range)), None)
         words = next((extra.words for extra in extras if isinstance(extra, Words)), ())
         enough = next((extra.enough for extra in extras if isinstance(extra, Lasts)), None)
-        return Hyperparameter(name, hint, allowed, words, False, default, enough=enough)
+        search = next((extra for extra in extras if isinstance(extra, Search)), None)
+        of_hint = _hyperparameter(name, hint, default)
+        if search == Search():
+            search = Search(among=of_hint.choices)
+        return replace(of_hint, range=allowed, choices=words or of_hint.choices, enough=enough, search=search)
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         return Hyperparameter(name, type(choices[0]), None, choices, False, default)

@@ -150,6 +150,9 @@ class Job:
     groups: NDArray[np.int64] | None = None  # of all clients: those of different groups are never in one cohort
     calls: int = 1  # how often such a job comes in a run; the same from beginning to end, so a resumed run agrees
     usual: int = 0  # how many clients such a job has when nobody drops out
+    sums: bool = (
+        False  # whether weighted sums of what clients send are enough: an engine may add them up where they are
+    )
 
     @cached_property
     def broadcast(self) -> Tree:

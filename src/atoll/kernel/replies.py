@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class Arrival(NamedTuple):
     late: int = 0  # rounds between being asked and arriving
     broadcast: Tree = None  # what all of these clients were sent
     unicast: Tree = None  # what each of them was sent by itself, stacked
+    summed: bool = False  # whether fields and weight have one row: weighted sums over these clients
 
     @property
     def counted(self) -> Tensor:
@@ -45,6 +46,27 @@ class Arrival(NamedTuple):
         return self._replace(clients=self.clients[chosen], fields=fields, weight=self.weight[rows], unicast=unicast)
 
 
+class Rule(Protocol):
+    """How the replies of a round become one. Where there is no rule, it is their weighted mean.
+
+    A rule either reads all replies side by side (`needs_replies`) and combines them, or it only sees their sums, and
+    says what the server may see of these. Under a rule that combines replies, each of them counts the same.
+    """
+
+    @property
+    def needs_replies(self) -> bool:
+        """Whether the rule reads single replies; otherwise it closes their sums."""
+        ...
+
+    def combine(self, arrivals: Sequence[Arrival], workbench: Workbench | None) -> dict[str, Params]:
+        """Return one value for each field, made of all replies."""
+        ...
+
+    def close(self, sums: Mapping[str, Params], total: Tensor) -> tuple[dict[str, Params], Tensor]:
+        """Return the sums of the fields, and the sum of weights to divide them by, as the server may see them."""
+        ...
+
+
 class Replies:
     """What the clients sent in a round.
 
@@ -52,8 +74,17 @@ class Replies:
     the cohort; they can be read once, and `stack` raises. Otherwise they are kept, and every question has an answer.
     """
 
-    def __init__(self, arrivals: Iterable[Arrival], *, keep: bool, workbench: Workbench | None = None) -> None:
+    def __init__(
+        self,
+        arrivals: Iterable[Arrival],
+        *,
+        keep: bool,
+        workbench: Workbench | None = None,
+        rule: Rule | None = None,
+    ) -> None:
         self._workbench = workbench
+        self._rule = rule
+        keep = keep or (rule is not None and rule.needs_replies)
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._kept: list[Arrival] | None = list(self._arrivals) if keep else None
         self._was_read = False
@@ -69,8 +100,9 @@ class Replies:
         prototypes: either one leaf for all or one per leaf. Where all weights are 0 the mean is 0.
         """
         if weight is not None:
+            self._require_no_rule("a mean with weights of its own")
             return self._reduce(name, lambda arrival, leaf: _leaf(arrival, weight, leaf))
-        if self._kept is not None:
+        if self._kept is not None and self._rule is None:
             return self._reduce(name, lambda arrival, _: arrival.counted)
         if self._means is None:
             self._means = self._stream()
@@ -83,7 +115,7 @@ class Replies:
 
         For what the server adds up over rounds and must not lose a part of, such as changes of control variates.
         """
-        if self._kept is not None:
+        if self._kept is not None and self._rule is None:
             sums, _, layout = self._collect(name, lambda arrival, _: arrival.weight)
             return Params({leaf: part.total for leaf, part in sums.items()}, layout)
         if self._means is None:
@@ -106,17 +138,18 @@ class Replies:
 
     def where(self, wanted: Callable[[Arrival], bool]) -> Replies:
         """Return the arrivals for which `wanted` holds."""
-        return Replies(filter(wanted, self._held()), keep=True, workbench=self._workbench)
+        return Replies(filter(wanted, self._held()), keep=True, workbench=self._workbench, rule=self._rule)
 
     def map(self, function: Callable[[Arrival], Arrival]) -> Replies:
         """Return the same replies with `function` of each arrival, for a method that passes them on to another one."""
         arrivals = self._kept if self._kept is not None else self._read()
-        return Replies(map(function, arrivals), keep=self._kept is not None, workbench=self._workbench)
+        keep = self._kept is not None
+        return Replies(map(function, arrivals), keep=keep, workbench=self._workbench, rule=self._rule)
 
     @property
     def total(self) -> Tensor:
         """The sum of all weights: how many replied, where every reply weighs 1 and none is late."""
-        if self._kept is not None:
+        if self._kept is not None and self._rule is None:
             return self.weights.sum()
         if self._means is None:
             self._means = self._stream()
@@ -129,11 +162,13 @@ class Replies:
         Row j of the result is the mean of segment j, or row j of `default` where no client is in it. `members` then
         says who was where.
         """
+        if self._rule is not None:
+            return self._combine_segments(name, by, default)
         segments = default.clients
         sums: dict[str, _Sum] = {}
         total: Tensor | None = None
         self._members = []
-        for arrival in self._read():
+        for arrival in self._read_rows():
             clients = torch.from_numpy(arrival.clients).to(arrival.weight.device)
             segment = by[clients] if isinstance(by, Tensor) else _leaf(arrival, by, None).long()
             weight = arrival.counted
@@ -189,7 +224,7 @@ class Replies:
             start += len(arrival.clients)
             if here.any():
                 parts.append(arrival.only(here))
-        return Replies(parts, keep=True, workbench=self._workbench)
+        return Replies(parts, keep=True, workbench=self._workbench, rule=self._rule)
 
     def by_architecture(self) -> Iterator[tuple[int, Replies]]:
         """Yield the number and the replies of each architecture that replied."""
@@ -202,7 +237,7 @@ class Replies:
             parts.setdefault(int(architecture[arrival.clients[0]]), []).append(arrival)
         for number, arrivals in parts.items():
             bench = self.workbench.of_architecture(number)
-            yield number, Replies(arrivals, keep=self._kept is not None, workbench=bench)
+            yield number, Replies(arrivals, keep=self._kept is not None, workbench=bench, rule=self._rule)
 
     def _held(self) -> list[Arrival]:
         """Return the arrivals that are kept; raise if they were only added up."""
@@ -212,6 +247,13 @@ class Replies:
                 hint="set `sums_suffice: ClassVar[bool] = False` on the algorithm to ask for single replies.",
             )
         return self._kept
+
+    def _read_rows(self) -> Iterator[Arrival]:
+        """Yield all arrivals; raise for those whose clients cannot be told apart."""
+        for arrival in self._read():
+            if arrival.summed:
+                raise PayloadError("Replies that were added up by their clients' workers answer for plain means only.")
+            yield arrival
 
     def _read(self) -> Iterable[Arrival]:
         """Return all arrivals; those that are not kept can be read once."""
@@ -225,14 +267,54 @@ class Replies:
         self._was_read = True
         return self._arrivals
 
+    def _require_no_rule(self, what: str) -> None:
+        if self._rule is not None:
+            raise PayloadError(
+                f"A method whose replies are combined by a rule must ask for plain means. This one asks for {what}.",
+                hint="run it without a rule, that is with the mean.",
+            )
+
+    def _combine_segments(self, name: str, by: str | Tensor, default: Stack) -> Stack:
+        """Combine the replies of each segment by the rule."""
+        assert self._rule is not None
+        if not self._rule.needs_replies:
+            self._require_no_rule("means of segments, which say who is in which")
+        self._members, parts = [], [list[Arrival]() for _ in range(default.clients)]
+        for arrival in self._held():
+            clients = torch.from_numpy(arrival.clients).to(arrival.weight.device)
+            segment = by[clients] if isinstance(by, Tensor) else _leaf(arrival, by, None).long()
+            self._members.append((clients, segment, arrival.counted))
+            for number, some in enumerate(parts):
+                if (chosen := (segment == number).cpu().numpy()).any():
+                    some.append(arrival.only(chosen))
+        rows = [
+            self._rule.combine(some, self._workbench)[name] if some else default.client(number)
+            for number, some in enumerate(parts)
+        ]
+        return Stack({leaf: torch.stack([row[leaf] for row in rows]) for leaf in default}, default.layout)
+
+    def _apply_rule(self) -> dict[str, Any]:
+        """Combine all replies by the rule that needs them; each counts the same."""
+        assert self._rule is not None
+        held = self._held()
+        if not held:
+            return {}
+        means = self._rule.combine(held, self._workbench)
+        self._total = held[0].weight.new_full((), float(sum(len(one.clients) for one in held)))
+        self._sums = {name: value * self._total for name, value in means.items()}
+        return dict(means)
+
     def _stream(self) -> dict[str, Any]:
         """Compute the means of all fields in one pass."""
+        if self._rule is not None and self._rule.needs_replies:
+            return self._apply_rule()
         sums: dict[str, dict[str, _Sum]] = {}
         layouts: dict[str, Any] = {}
         total: Tensor | None = None
         for arrival in self._read():
             counted = arrival.counted
             total = _add_weights(total, counted)
+            counted = torch.ones_like(counted) if arrival.summed else counted
             for name, value in arrival.fields.items():
                 layouts[name] = value.layout
                 parts = sums.setdefault(name, {})  # there even for a field without leaves
@@ -248,6 +330,9 @@ class Replies:
             name: Params({leaf: part.total for leaf, part in leaves.items()}, layouts[name])
             for name, leaves in sums.items()
         }
+        if self._rule is not None:
+            self._sums, self._total = self._rule.close(self._sums, total)
+            return {name: value / self._total for name, value in self._sums.items()}
         return {
             name: Params({leaf: part.divide(total) for leaf, part in leaves.items()}, layouts[name])
             for name, leaves in sums.items()
@@ -264,7 +349,7 @@ class Replies:
         sums: dict[str, _Sum] = {}
         totals: dict[str, Tensor] = {}
         layout = None
-        for arrival in self._read():
+        for arrival in self._read_rows():
             layout = _field(arrival, name).layout
             for leaf_name, leaf in _field(arrival, name).items():
                 weight = weigh(arrival, leaf_name)

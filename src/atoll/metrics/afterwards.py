@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine
 from atoll.kernel.params import Tree
@@ -27,11 +29,13 @@ def evaluate_round(
     scored: Clients | None,
     seed: int,
     metric: str = OWN,
+    triggered: Task | None = None,
 ) -> tuple[dict[str, Any], Arrays | None]:
     """Score personal models of the clients `scored`; after the last round also the shared one, and every test sample.
 
     Where `scored` is None, only the shared model is scored, on the server's own test set. Returns the figures and,
     after the last round, arrays: the score of every test sample, and what the figures leave out of very many clients.
+    `triggered` is the task whose test samples show a backdoor's trigger: after the last round it is scored, too.
     """
     found: dict[str, Any] = {}
     outcomes: Arrays | None = None
@@ -58,6 +62,11 @@ def evaluate_round(
                 found |= {"observed": seen} if (seen := collect_observations(notes, scored)) else {}
         if last:
             found |= _describe_structure(algorithm, server, task.clients, outcomes)
+        if last and triggered is not None:
+            shown = replace(population, task=engine.place(triggered))
+            found["attack"] = evaluate(
+                engine, shown, algorithm, server, round=round, clients=scored, splits=("test",)
+            )["test"].macro  # fmt: skip
         if last and task.unseen is not None:
             found["newcomers"] = evaluate_newcomers(
                 engine, algorithm, server, task.unseen, seed=seed, round=round, metric=metric

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 def list_clients(results: Results) -> Iterator[dict[str, Any]]:
     """Yield one row per method, seed and client that was scored."""
     for method, outcomes in results.outcomes.items():
+        harmed = results.find_harmed(method)
+        if harmed is not None and results.together:  # a client is harmed or not, whatever the seed
+            harmed = np.repeat(harmed, len(outcomes), axis=0)
         of_method = {f"gain_{name}": results.gains(method, name) for name in REFERENCES} | {
-            "harmed": results.find_harmed(method), "mcnemar_local": results.mcnemar(method)
+            "harmed": harmed, "mcnemar_local": results.mcnemar(method)
         }  # fmt: skip
         for index, outcome in enumerate(outcomes):
             scores, clusters = outcome.scores(select=results.select), outcome.clusters

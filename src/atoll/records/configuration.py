@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,10 @@ from atoll.kernel.wrapper import title_of
 from atoll.metrics.measures import OWN, measure_of
 from atoll.records.schema import Record, SchemaError
 from atoll.records.trust import require_trusted
+from atoll.robust import Backdoor, parse_attack, parse_rule
 from atoll.runtime import participation
+from atoll.runtime.channel import Protection, Stage
+from atoll.runtime.channel.compression import parse_compression
 from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Moment, Schedule
 from atoll.runtime.population import MANY_CLIENTS
@@ -53,6 +56,9 @@ class Settings(NamesChecked):
     evaluation: str = "auto"
     metric: str = OWN  # what clients are judged by: accuracy, f1, auroc, ...; "auto" is the task's own score
     memory: str = "auto"  # where clients keep what they keep: "ram", "disk", or "auto" for the one that fits
+    compress: str = "none"  # how messages become lean: none, topk:P, randk:P, qsgd:BITS, sign or lowrank:R
+    aggregate: str = "mean"  # how replies become one: mean, or a rule that bears hostile ones, such as nnm+trimmed
+    attack: str = "none"  # what a share of the clients does to the others, such as sign-flip:0.2
 
     def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
         """Return settings with other values, which were given to a function beside its own arguments."""
@@ -95,9 +101,60 @@ class Settings(NamesChecked):
         if algorithm.needs_public_data:
             task.public_for(title_of(algorithm))
         check_mixes(algorithm, task.public_facts())
+        self._check_protection(task, algorithm)
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)
         self.cohort_size(task.clients)
+
+    def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
+        """Raise for a rule, an attack or a compression that cannot work with this task and algorithm."""
+        parse_compression(self.compress)
+        attack, rule = parse_attack(self.attack), parse_rule(self.aggregate)
+        if attack is not None:
+            attackers = attack.draw_attackers(task.clients, self.seed)
+            if attack.on_data:
+                attack.poison(task, attackers, self.seed)  # raises where its samples cannot be changed
+        if rule is None:
+            return
+        if not algorithm.sums_suffice:
+            raise CohortError(
+                f"`aggregate={self.aggregate}` makes one reply of many, but the server of {title_of(algorithm)} reads "
+                "single replies.",
+                hint="leave out `aggregate`, or take a method whose server needs sums only: `atoll list`.",
+            )
+        rule.resolve(self.cohort_size(task.clients), task.clients, self._count_attackers(task.clients))
+        if rule.needs_public_data:
+            task.public_for(f"`aggregate={self.aggregate}`")
+
+    def _count_attackers(self, clients: int) -> int | None:
+        attack = parse_attack(self.attack)
+        return None if attack is None else len(attack.draw_attackers(clients, self.seed))
+
+    def draw_attackers(self, clients: int) -> NDArray[np.int64]:
+        """Draw the clients that attack, by the seed alone; nobody without an attack."""
+        attack = parse_attack(self.attack)
+        return np.empty(0, dtype=np.int64) if attack is None else attack.draw_attackers(clients, self.seed)
+
+    def poison(self, task: Task, attackers: NDArray[np.int64]) -> Task:
+        """Return the task with the attackers' samples as they changed them; as it is unless they do."""
+        attack = parse_attack(self.attack)
+        return task if attack is None else attack.poison(task, attackers, self.seed)
+
+    def show_trigger(self, task: Task) -> Task | None:
+        """Return the task whose test samples show a backdoor's trigger; None without a backdoor."""
+        attack = parse_attack(self.attack)
+        return attack.show_trigger(task) if isinstance(attack, Backdoor) else None
+
+    def protect(self, stages: Sequence[Stage], clients: int, attackers: NDArray[np.int64]) -> Protection:
+        """Return what stands between clients and server: stages in their order, the attack, the rule."""
+        compression, attack, rule = (
+            parse_compression(self.compress), parse_attack(self.attack), parse_rule(self.aggregate),
+        )  # fmt: skip
+        if rule is not None:
+            rule = rule.resolve(self.cohort_size(clients), clients, self._count_attackers(clients))
+        made = (*(() if compression is None else (compression,)), *stages)
+        forger = None if attack is None or attack.on_data else attack
+        return Protection(made, forger, attackers, rule)
 
     def _check_evaluation(self, clients: int) -> None:
         size = self._sample_size
@@ -132,9 +189,10 @@ class Settings(NamesChecked):
     def draw_scored(self, clients: int) -> NDArray[np.int64]:
         """Draw the clients that are scored, by the seed alone: the same in every round and for every method."""
         size = self.resolve(clients)._sample_size
-        if size is None:
-            return np.arange(clients)
-        return np.sort(generator(self.seed, "scored clients").choice(clients, size, replace=False)).astype(np.int64)
+        drawn = np.arange(clients)
+        if size is not None:
+            drawn = np.sort(generator(self.seed, "scored clients").choice(clients, size, replace=False))
+        return np.setdiff1d(drawn, self.draw_attackers(clients)).astype(np.int64)  # only honest clients are scored
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -290,7 +348,10 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> RunConfig:
         algorithm=AlgorithmSpec.of(algorithm),
         settings=settings,
         schedule=participation.fingerprint(settings.participation),
-        model={"parameters": [one.parameters for one in task.networks] or task.network.parameters},
+        model={
+            "name": ", ".join(one.name for one in task.networks or (task.network,)),
+            "parameters": [one.parameters for one in task.networks] or task.network.parameters,
+        },
         computes=digest_models(task),
     )
 

@@ -440,10 +440,14 @@ class Report:
         highest = max(int(self.outcomes[name].max(initial=0)) for name in ("answer", "label"))
         return max(counted or 0, highest + 1)
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; empty where they have none."""
+        return tuple(map(str, self.config.task.more.get("class_names") or ()))
+
     def class_name(self, label: int) -> str:
         """Return the name of a class; its number where it has none."""
-        names = self.config.task.more.get("class_names") or ()
-        return str(names[label]) if label < len(names) else str(label)
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def confusion(self, client: int | None = None) -> NDArray[np.int64]:
         """Count the test samples of each class (rows) that were given each class (columns), after the last round.

@@ -8,7 +8,9 @@ of the difference:
     gain_k < -se_k,        se_k^2 = (var a_k + var r_k) / n_k
 
 with the variances of the scores of the method and of Local over the n_k test samples of client k; for accuracies they
-are a (1 - a) and r (1 - r).
+are a (1 - a) and r (1 - r). A client is counted once, however many seeds there are: where all seeds have the same
+clients, its gain and its standard error are means over seeds. (More seeds do not make its test set larger, so the error
+does not shrink with them.) Where every seed has clients of its own, counts are means over seeds.
 
 Where a sample of the clients was scored, it is the same for all methods with a seed: gains stay paired. Figures are
 those of the sample; the mean of a simple random sample is an unbiased estimate of the mean over all clients, and has
@@ -151,6 +153,27 @@ class Results:
         """List the methods that are compared with a reference."""
         return [method for method in self.outcomes if method != self.reference(over)]
 
+    @cached_property
+    def together(self) -> bool:
+        """Whether all of several seeds have the same clients: the same were scored, with the same data or names."""
+        if len(self.seeds) == 1 or any(not np.array_equal(one.scored, self.example.scored) for one in self.first):
+            return False
+        data = {str(one.config.task.data or one.seed) for one in self.first}
+        names = {None if (found := one.statistics) is None else found.names for one in self.first}
+        return len(data) == 1 or (len(names) == 1 and None not in names)
+
+    def count_once(self, values: Scores) -> Scores:
+        """Return values as [seed, client] with each client once: means over seeds that have the same clients.
+
+        Then there is one row; else, every row has clients of its own and the values are returned as they are.
+        """
+        return _mean_of_known(values)[None] if self.together else values
+
+    @property
+    def judged(self) -> int:
+        """How many of the clients that were scored have a score."""
+        return int((~np.isnan(self.example.scores(select=self.select))).sum())
+
     # -- what a client gains -----------------------------------------------------------------------------------------
     def scores(self, method: str, split: str = "test") -> Scores:
         """Return the score of every client that was scored, as [seed, client]."""
@@ -175,9 +198,14 @@ class Results:
         ])  # fmt: skip
 
     def find_harmed(self, method: str, over: str = "local") -> NDArray[np.bool_] | None:
-        """Return who is worse off than with the reference by more than one standard error, as [seed, client]."""
+        """Return who is worse off than with the reference by more than one standard error, each client once.
+
+        As `count_once` has them: one row where all seeds have the same clients, else one row for each seed.
+        """
         gains, errors = self.gains(method, over), self.errors(method, over)
-        return None if gains is None or errors is None else significance.is_harmed(gains, errors)
+        if gains is None or errors is None:
+            return None
+        return significance.is_harmed(self.count_once(gains), self.count_once(errors))
 
     def mcnemar(self, method: str, over: str = "local") -> Scores | None:
         """Return McNemar's p for each client, as [seed, client]: whether it gains or loses beyond chance.
@@ -199,15 +227,19 @@ class Results:
 
     @cached_property
     def significant(self) -> dict[str, dict[str, float]]:
-        """By reference and method: Wilcoxon's p over all clients of all seeds, after Holm's correction."""
+        """By reference and method: Wilcoxon's p over all clients, each once, after Holm's correction."""
         found = {}
         for over in REFERENCES:
             reference, methods = self.reference(over), self.others(over)
             if reference is not None and methods:
-                theirs = self.scores(reference).ravel()
-                tests = [significance.wilcoxon(self.scores(method).ravel(), theirs) for method in methods]
+                tests = [self.test_pair(method, reference) for method in methods]
                 found[over] = dict(zip(methods, significance.holm(tests).tolist(), strict=True))
         return found
+
+    def test_pair(self, method: str, other: str) -> float:
+        """Return Wilcoxon's p of the difference of two methods, one pair for each client."""
+        ours, theirs = (self.count_once(self.scores(one)).ravel() for one in (method, other))
+        return significance.wilcoxon(ours, theirs)
 
     def groups(self, method: str) -> dict[str, dict[str, GroupScore]]:
         """Score clients that are alike (in size, label entropy, divergence, planted group); means over seeds.
@@ -311,6 +343,7 @@ class Results:
             for outcome, scores in zip(outcomes, self.scores(method), strict=True)
         ]
         gains, harmed, harmed_fedavg = self.gains(method), self.find_harmed(method), self.find_harmed(method, "fedavg")
+        once = None if gains is None else self.count_once(gains)
         rounds, megabytes = self.to_target(method)
         found = [outcome.clusters for outcome in outcomes]
         return {
@@ -328,13 +361,13 @@ class Results:
             "shared_union": _optional(_mean, [outcome.union for outcome in outcomes]),
             "central": _optional(_mean, [outcome.central for outcome in outcomes]),
             **{f"gain_{name}": _nanmean(self.gains(method, name)) for name in REFERENCES},
-            "gain_local_median": _reduce_known(np.nanmedian, gains),
+            "gain_local_median": _reduce_known(np.nanmedian, once),
             "gain_local_interval": None if gains is None else self._interval(_known_means(gains), gains),
             **{f"p_{name}": self.significant.get(name, {}).get(method) for name in REFERENCES},
-            "helped": None if gains is None else float((gains > 0).sum(axis=1).mean()),
+            "helped": None if once is None else float((once > 0).sum(axis=1).mean()),
             "harmed": None if harmed is None else float(harmed.sum(axis=1).mean()),
             "harmed_fedavg": None if harmed_fedavg is None else float(harmed_fedavg.sum(axis=1).mean()),
-            "harm_mass": None if gains is None else _nanmean(np.maximum(-gains, 0)),
+            "harm_mass": None if once is None else _nanmean(np.maximum(-once, 0)),
             "clusters": _optional(_mean, [None if one is None else one.number for one in found]),
             "adjusted_rand": _optional(_mean, [outcome.agreement for outcome in outcomes]),
             "clients": self.clients,
@@ -416,7 +449,7 @@ class Results:
         dealt, split = recipe.get("partition"), recipe.get("split")
         who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients:,} clients,"
         what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
-        rule = task.more.get("split_by")
+        rule, leaks = (task.more.get(name) for name in ("split_by", "leaks"))
         share = None if rule and rule.startswith("by column") else split
         cut = ", ".join([*([f"train/val/test {share} %"] if share else []), *([rule] if rule else [])])
         cut = f" ({cut})" if cut else ""
@@ -428,6 +461,7 @@ class Results:
             f"{rounds}; {who} each counted the same{self._explain_interval()}. "
             f"{task.name}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
             f"{', '.join(map(str, self.seeds))}.{shared}{self._explain_undefined()}"
+            f"{f' Warning: {leaks}' if leaks else ''}"
         )
 
     def _explain_undefined(self) -> str:
@@ -483,6 +517,14 @@ def _reduce_known(function: Callable[[Any], Any], values: Scores | Sequence[floa
 
 def _nanmean(values: Scores | Sequence[float] | None) -> float | None:
     return _reduce_known(np.nanmean, values)
+
+
+def _mean_of_known(values: Scores) -> Scores:
+    """Return the mean over the first axis of what is not NaN; NaN where nothing is."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=0)
+    total = np.where(known, values, 0.0).sum(axis=0)
+    return np.asarray(np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0))
 
 
 def _known_means(gains: Scores) -> list[float]:

@@ -113,6 +113,7 @@ class Evaluation(Record):
     clusters: FoundClusters | None = None
     newcomers: Newcomers | None = None
     central: Central | None = None
+    attack: float | None = None  # how often models of honest clients answer what a backdoor teaches
 
     def check(self) -> None:
         """Raise SchemaError unless scores are there for the test split, and tables fit each other."""

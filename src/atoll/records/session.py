@@ -98,7 +98,8 @@ class Session:
                 held.enter_context(alone_in(Path(folder)))
             settings = settle_memory(settings, task, engine, folder, resume=resume)
             run, resumed = open_run(task, method, settings, engine, folder, resume=resume)
-            here = engine.place(task)
+            attackers = settings.draw_attackers(task.clients)
+            here = engine.place(settings.poison(task, attackers))
             memory = open_memory(settings.memory, task.clients, run.folder if run else None)
             if run:
                 held.enter_context(run.logging())
@@ -106,8 +107,10 @@ class Session:
             kept_in = Path(trained) if trained else run.folder / TRAINED if run else None
             trainings = Trainings(kept_in, stop, on_epoch) if method.one_shot and kept_in else None
             population = Population(here, memory, settings.seed)
-            channel = Channel(stages, Ledger(listed=task.clients <= MANY_CLIENTS))
-            exchanges = Exchange(method, engine, population, replace(population, trainings=trainings), channel)
+            protection = settings.protect(stages, task.clients, attackers)
+            channel = Channel(protection.stages, Ledger(listed=task.clients <= MANY_CLIENTS), settings.seed)
+            trainers = replace(population, trainings=trainings)
+            exchanges = Exchange(method, engine, population, trainers, channel, protection)
             session = cls(
                 task, method, settings, engine, population, channel, exchanges, run, Writer(engine.device), held, stop,
                 trainings, **hooks, server=method.start(population.facts), met=np.zeros(task.clients, dtype=bool),
@@ -146,6 +149,14 @@ class Session:
             self.server, self.met = state["server"], state["met"].cpu().numpy().copy()
             self.late.load(state.get("late", []))
             self.engine.import_plans(state["plans"], self.method, self.population.facts)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether nobody here looks at single replies: the server takes their mean, and nothing stands in between."""
+        plain = self.method.sums_suffice and not self.method.defines("aggregate") and self.task.architecture is None
+        guard = self.exchanges.protection
+        untouched = not self.channel.stages and guard.rule is None and guard.attack is None and not self.settings.late
+        return plain and untouched
 
     def rounds(self) -> Iterator[int]:
         """Yield the rounds that are left."""

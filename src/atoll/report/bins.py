@@ -8,7 +8,17 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from atoll.report.drawing import WIDTH, Style, draw_frame, find_ticks, group_marks, make_scale, write_note, write_text
+from atoll.report.drawing import (
+    WIDTH,
+    Style,
+    draw_frame,
+    find_ticks,
+    fit_head,
+    group_marks,
+    make_scale,
+    write_note,
+    write_text,
+)
 from atoll.report.svg import element
 
 BINS = 41  # odd, so each tick of the axis, 0 among them, lies in the middle of one
@@ -59,7 +69,7 @@ def draw_bins(
                 )
         middle = float(np.median(of_method[known[method]])) if known[method].any() else ticks[0]
         median = element("path", class_="median", d=f"M{x(middle):.1f} {base - TALL - 4:.1f}v{TALL + 4}")
-        head = element("text", heads[method], x=left, y=base - TALL - 10, class_="axis plate")
+        head = element("text", fit_head(heads[method], width), x=left, y=base - TALL - 10, class_="axis plate")
         parts.append(group_marks(looks[method], *bars, median, head))
     parts.append(write_text((left + right) / 2, foot + 36, across, "middle", "axis"))
     return draw_frame(width, foot + 42, parts, title)

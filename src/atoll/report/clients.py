@@ -15,25 +15,16 @@ if TYPE_CHECKING:
 Scores = NDArray[np.float64]
 
 
-def same_clients(comparison: Results) -> bool:
-    """Say whether clients are the same in every seed: the same were scored, and have the same data or names."""
-    if any(not np.array_equal(outcome.scored, comparison.example.scored) for outcome in comparison.first):
-        return False
-    data = {str(outcome.config.task.data or outcome.seed) for outcome in comparison.first}
-    names = {None if (found := outcome.statistics) is None else found.names for outcome in comparison.first}
-    return len(data) == 1 or (len(names) == 1 and None not in names)
-
-
 @dataclass(frozen=True, eq=False)
 class Clients:
     """Means over seeds where all seeds have the same clients, else the values of the first seed."""
 
     comparison: Results
 
-    @cached_property
+    @property
     def together(self) -> bool:
         """Whether values are means over seeds."""
-        return len(self.comparison.seeds) > 1 and same_clients(self.comparison)
+        return self.comparison.together
 
     @property
     def words(self) -> str:
@@ -69,13 +60,9 @@ class Clients:
 
     @cached_property
     def harmed(self) -> dict[str, NDArray[np.bool_]]:
-        """Which clients are worse than alone by more than one standard error: mean gain against mean error."""
-        found = {method: self.comparison.errors(method) for method in self.gains}
-        return {
-            method: self.gains[method] < -self._over_seeds(errors)
-            for method, errors in found.items()
-            if errors is not None
-        }
+        """Which clients are worse than alone by more than one standard error."""
+        found = {method: self.comparison.find_harmed(method) for method in self.gains}
+        return {method: harmed[0] for method, harmed in found.items() if harmed is not None}
 
     def _over_seeds(self, values: Scores) -> Scores:
-        return np.asarray(values.mean(axis=0) if self.together else values[0])
+        return np.asarray(self.comparison.count_once(values)[0])

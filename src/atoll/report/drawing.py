@@ -13,14 +13,35 @@ from numpy.typing import NDArray
 from atoll.report.svg import element
 
 WIDTH, NARROW = 760, 360  # for a desk and for a phone
+LETTER = 7.6  # the width that a letter may take, wide ones among them
+
+
+MARKERS = (  # outlines in a square from -1 to 1
+    "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0z",  # a disc
+    "M-.9 -.9h1.8v1.8h-1.8z",  # a square
+    "M0 -1.15L1.05 .85H-1.05z",  # a triangle
+    "M0 -1.25L1.25 0L0 1.25L-1.25 0z",  # a diamond
+    "M0 1.15L1.05 -.85H-1.05z",  # a triangle that points down
+    "M-.4 -1.2h.8v.8h.8v.8h-.8v.8h-.8v-.8h-.8v-.8h.8z",  # a plus
+    "M-1.1 -1.1L0 -.45L1.1 -1.1L.45 0L1.1 1.1L0 .45L-1.1 1.1L-.45 0z",  # a star with four points
+)
 
 
 class Style(NamedTuple):
-    """How a method is drawn: its place in the order, the class that gives its colour, its dashes."""
+    """How a method is drawn: its place in the order, the class that gives its colour, its dashes, its marker."""
 
     place: int
     kind: str
     dash: str
+    marker: int = 0
+
+    def draw_marker(self, x: float, y: float, size: float, *inner: Markup) -> Markup:
+        """Draw the marker of the method at a place: methods differ in shape, not in colour alone."""
+        where = f"translate({x:.1f} {y:.1f}) scale({size:g})"
+        return element(
+            "path", *inner, class_="dot", transform=where, d=MARKERS[self.marker % len(MARKERS)],
+            vector_effect="non-scaling-stroke",
+        )  # fmt: skip
 
 
 def find_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
@@ -93,9 +114,19 @@ def write_note(text: str) -> Markup:
     return element("title", text)
 
 
-def write_text(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick") -> Markup:
-    """Write a text at a place."""
-    return element("text", text, x=float(x), y=float(y), text_anchor=anchor, class_=kind)
+def write_text(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick", *, turn: float = 0) -> Markup:
+    """Write a text at a place, turned by so many degrees."""
+    turned = f"rotate({turn:g} {x:.1f} {y:.1f})" if turn else None
+    return element("text", text, x=float(x), y=float(y), text_anchor=anchor, class_=kind, transform=turned)
+
+
+def fit_head(text: str, width: float) -> str:
+    """Shorten a head, `METHOD: FIGURES`, to the width of a figure: the method's name gives way, no figure does."""
+    most = int((width - 28) / (LETTER + 0.6))  # heads are bold
+    name, colon, figures = text.rpartition(": ")
+    if len(text) <= most or not colon:
+        return text
+    return f"{name[: max(1, most - len(figures) - 3)]}…{colon}{figures}"
 
 
 def draw_rule(x1: float, y1: float, x2: float, y2: float) -> Markup:

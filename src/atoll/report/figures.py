@@ -16,6 +16,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from atoll.report.drawing import (
+    LETTER,
     NARROW,
     WIDTH,
     Scale,
@@ -24,6 +25,7 @@ from atoll.report.drawing import (
     draw_rule,
     find_decades,
     find_ticks,
+    fit_head,
     group_marks,
     make_scale,
     move_apart,
@@ -52,6 +54,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2")
 MOST_MARKS = 200  # clients of one method in one figure
 MOST_MIXING = 60  # rows and columns
 LEVELS = 12  # shades
+LONGEST = 26  # letters of a name in a figure; whoever points at it sees all
 
 
 class Line(NamedTuple):
@@ -74,7 +77,7 @@ def assign_styles(methods: Sequence[str]) -> dict[str, Style]:
     others = [method for method in methods if method not in kinds]
     for index, method in enumerate(others):
         kinds[method] = Style(0, f"m{index % len(COLOURS)}", DASHES[index % len(DASHES)])
-    return {method: kinds[method]._replace(place=place) for place, method in enumerate(methods)}
+    return {method: kinds[method]._replace(place=place, marker=place) for place, method in enumerate(methods)}
 
 
 def write_palette() -> str:
@@ -101,7 +104,7 @@ def draw_curves(
     points = [point for line in lines.values() for point in line.points]
     ticks = find_ticks(*_find_range(points, most))
     height, left, top, foot = (340, 44, 30, 300) if width == WIDTH else (270, 40, 30, 230)
-    right = width - (140 if width == WIDTH else 12)
+    right = width - (28 + LETTER * max(len(_short(method)) for method in lines) if width == WIDTH else 12)
     low, high = min(x for x, *_ in points), max(x for x, *_ in points)
     x = make_scale(low if log else 0, high, left, right, log=log)
     y = make_scale(ticks[0], ticks[-1], foot, top)
@@ -148,9 +151,7 @@ def _draw_curve(line: Line, look: Style, x: Scale, y: Scale, clip: str) -> Marku
         parts.append(element("path", class_="band", clip_path=f"url(#{clip})", d=f"M{there}L{back}z"))
     path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b, _, _ in line.points)
     parts.append(element("path", class_="line", stroke_dasharray=look.dash, d=f"M{path}"))
-    parts += [
-        element("circle", write_note(note), class_="dot", cx=x(a), cy=y(b), r=2.6) for a, b, _, note in line.points
-    ]
+    parts += [look.draw_marker(x(a), y(b), 3.2, write_note(note)) for a, b, _, note in line.points]
     return group_marks(look, *parts)
 
 
@@ -166,7 +167,7 @@ def draw_gains(
     drawn = pick_evenly(known[np.argsort(-values[known], kind="stable")], MOST_MARKS)
     if not len(drawn):
         return Markup("")
-    width, height, left, right, top, foot = NARROW, 210, 40, NARROW - 6, 10, 178
+    width, left, right, top, foot = NARROW, 40, NARROW - 6, 10, 178
     step = (right - left) / len(drawn)
     y = make_scale(ticks[0], ticks[-1], foot, top)
     parts = [
@@ -174,7 +175,9 @@ def draw_gains(
         + write_text(left - 6, y(tick) + 4, f"{tick:+g}" if tick else "0", "end")
         for tick in ticks
     ]
-    named = step >= 13 and all(len(names[client]) <= 3 for client in drawn)
+    longest = max(len(names[client]) for client in drawn)
+    named, turned = step >= 11, longest > 3
+    room = 14 if not named or not turned else 8 + 5.8 * min(longest, LONGEST)
     bars = []
     for place, client in enumerate(drawn.tolist()):
         start, end = left + step * place, y(float(values[client]))
@@ -192,12 +195,22 @@ def draw_gains(
         if harmed[client]:
             marks.append(_triangle(middle, end + 3))
         if named:
-            marks.append(write_text(middle, foot + 12, names[client], "middle", "small"))
+            place_of = (middle + 3, foot + 6) if turned else (middle, foot + 12)
+            marks.append(
+                write_text(
+                    *place_of,
+                    _short(names[client], LONGEST),
+                    "end" if turned else "middle",
+                    "small",
+                    turn=-90 if turned else 0,
+                )
+            )
         bars.append(element("g", *marks, data_client=client if ids is None else ids[client]))
     parts.append(group_marks(look, *bars))
     parts.append(element("line", x1=left, y1=y(0), x2=right, y2=y(0), class_="zero"))
     some = f"{len(drawn)} of {len(known)} clients" if len(drawn) < len(known) else f"{len(known)} clients"
-    parts.append(write_text((left + right) / 2, height - 3, f"{some}, sorted by gain", "middle", "axis"))
+    height = foot + room + 20
+    parts.append(write_text((left + right) / 2, height - 4, f"{some}, sorted by gain", "middle", "axis"))
     return draw_frame(width, height, parts, title)
 
 
@@ -236,7 +249,7 @@ def draw_strips(
             )
             for client in drawn.tolist()
         ]  # fmt: skip
-        head = element("text", heads[method], x=left, y=upper + 16, class_="axis plate")
+        head = element("text", fit_head(heads[method], width), x=left, y=upper + 16, class_="axis plate")
         parts.append(group_marks(looks[method], box, median, *dots, head))
     parts.append(write_text((left + right) / 2, foot + 36, across, "middle", "axis"))
     return draw_frame(width, foot + 42, parts, title)
@@ -254,7 +267,11 @@ def draw_heatmap(
     shown = min(len(matrix), MOST_MIXING)
     across = shown if columns is None else len(columns)
     part = np.nan_to_num(matrix[:shown, :across]).clip(min=0)
-    left, top = 84, 30
+    called = names[:shown] if columns is None else columns
+    # Names take the room that they need: rows to the left, long ones of columns upright above.
+    left = max(84.0, 16 + LETTER * min(max(map(len, names[:shown])), LONGEST))
+    turned = columns is None and max(map(len, called)) > 4
+    top = 16 + LETTER * min(max(map(len, called)), LONGEST) if turned else 30.0
     room = WIDTH - left - 20
     high = min(24.0, room / shown)
     wide = high if columns is None else min(110.0, room / across)
@@ -269,12 +286,18 @@ def draw_heatmap(
             parts.append(element("path", class_="shade", fill_opacity=f"{level / LEVELS:.2f}", d=cells))
     parts.append(element("rect", class_="frame", x=left, y=top, width=wide * across, height=high * shown))
     every = max(1, math.ceil(15 / high))
-    heads = range(0, shown, 2 * every) if columns is None else range(across)
-    called, most = (names, 4) if columns is None else (columns, max(4, int(wide / 7)))
+    heads = range(0, shown, every if turned else 2 * every) if columns is None else range(across)
+    most = LONGEST if columns is None else max(4, int(wide / 7))
     parts += [
-        write_text(left - 8, top + high * (i + 0.5) + 4, _short(names[i], 10), "end") for i in range(0, shown, every)
+        write_text(left - 8, top + high * (i + 0.5) + 4, _short(names[i], LONGEST), "end")
+        for i in range(0, shown, every)
     ]
-    parts += [write_text(left + wide * (k + 0.5), top - 8, _short(called[k], most), "middle") for k in heads]
+    parts += [
+        write_text(left + wide * (k + 0.5) + 4, top - 8, _short(called[k], most), turn=-90)
+        if turned
+        else write_text(left + wide * (k + 0.5), top - 8, _short(called[k], most), "middle")
+        for k in heads
+    ]
     parts += [
         element(
             "rect", write_note(notes[client]), class_="hit", data_client=client if ids is None else ids[client], x=left,

@@ -15,12 +15,13 @@ from markupsafe import Markup
 
 from atoll.report.figures import write_palette
 from atoll.report.parts import Part, templates
+from atoll.report.sections.classes import collect_classes
 from atoll.report.sections.clients import collect_clients, collect_gains, collect_groups, collect_spread
 from atoll.report.sections.curves import collect_curves, collect_megabytes, collect_newcomers
 from atoll.report.sections.results import collect_results
 from atoll.report.sections.setup import collect_citations, collect_configuration, collect_costs
 from atoll.report.sections.structure import collect_clusters, collect_mixing, collect_partition, collect_sensitivity
-from atoll.report.summary import write_cautions, write_findings
+from atoll.report.summary import write_cautions, write_findings, write_verdict
 from atoll.report.svg import join
 from atoll.report.view import View
 
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from atoll.records.results import Results
 
 SECTIONS: dict[str, Callable[[View], list[Part]]] = {
-    "Results": collect_results,
-    "Learning curves": collect_curves,
     "What each client gains": collect_gains,
+    "Learning curves": collect_curves,
+    "Class by class": collect_classes,
     "New clients": collect_newcomers,
     "Score against megabytes": collect_megabytes,
     "How scores are spread": collect_spread,
@@ -46,14 +47,18 @@ SECTIONS: dict[str, Callable[[View], list[Part]]] = {
 }
 
 
-def render_page(comparison: Results) -> str:
-    """Render the whole page."""
+def render_page(comparison: Results, following: str = "") -> str:
+    """Render the whole page; `following` says that it reloads while the runs go on."""
     view = View(comparison)
     bodies = {head: join(*collect(view)) for head, collect in SECTIONS.items()}
-    sections = {head: body for head, body in bodies.items() if body}
+    results, sections = join(*collect_results(view)), {head: body for head, body in bodies.items() if body}
     template = templates().get_template("page.html")
     return template.render(
         title=_write_title(comparison),
+        following=following,
+        follow=Markup(_read("follow.js")),
+        verdict=write_verdict(comparison),
+        results=results,
         protocol=comparison.protocol,
         runs=sum(map(len, comparison.outcomes.values())),
         missing=_list_missing(comparison),

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.records.numbers import UNKNOWN
-from atoll.report.drawing import WIDTH, find_ticks
-from atoll.report.figures import COLOURS
+from atoll.report.drawing import LETTER, WIDTH, find_ticks
+from atoll.report.figures import COLOURS, LONGEST
 from atoll.report.svg import element, join
 from atoll.report.table import plain_table
 
@@ -36,9 +36,12 @@ svg { font: 12.5px system-ui, sans-serif; color: #1d2428; background: #fff; --re
 """
 
 
-def draw_partition(statistics: Statistics, *, style: str = "") -> Markup:
-    """Draw clients side by side: sizes, labels, divergence; with very many clients, histograms of these."""
-    return _draw_histograms(statistics, style) if _has_many(statistics) else _draw_clients(statistics, style)
+def draw_partition(statistics: Statistics, *, classes: Sequence[str] = (), style: str = "") -> Markup:
+    """Draw clients side by side: sizes, labels, divergence; with very many clients, histograms of these.
+
+    `classes` are the names of the classes; their numbers by default.
+    """
+    return _draw_histograms(statistics, style) if _has_many(statistics) else _draw_clients(statistics, classes, style)
 
 
 def describe_picture(statistics: Statistics) -> str:
@@ -70,7 +73,7 @@ def _has_many(statistics: Statistics) -> bool:
 # -- client by client --------------------------------------------------------------------------------------------------
 
 
-def _draw_clients(statistics: Statistics, style: str) -> Markup:
+def _draw_clients(statistics: Statistics, classes: Sequence[str], style: str) -> Markup:
     clients = statistics.clients
     step = (WIDTH - LEFT - RIGHT) / clients
     parts, top = [_panel_name("samples", TOP, PANEL)], TOP
@@ -78,7 +81,7 @@ def _draw_clients(statistics: Statistics, style: str) -> Markup:
     top += PANEL + GAP
     if statistics.counts is not None:
         counts, row = _merge_classes(statistics.counts)
-        parts.append(_draw_matrix(counts, statistics.counts.shape[1], top, row, step))
+        parts.append(_draw_matrix(counts, statistics.counts.shape[1], top, row, step, classes))
         top += row * counts.shape[1] + GAP
     else:
         parts.append(_draw_targets(statistics, top, 4 * PANEL, step))
@@ -89,11 +92,19 @@ def _draw_clients(statistics: Statistics, style: str) -> Markup:
     if statistics.groups is not None:
         parts.append(_draw_groups(statistics.groups, top, step))
         top += 12
-    every = _choose_step(clients, max(1, int((WIDTH - LEFT - RIGHT) / 34)))
-    parts += [
-        _text(LEFT + step * (client + 0.5), top + 14, str(client), "middle") for client in range(0, clients, every)
-    ]
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, top + 34, "client", "middle", strong=True))
+    # Names have the room that they need: short ones side by side, long ones upright.
+    names = [_short(statistics.name(client)) for client in range(clients)]
+    longest = max(map(len, names))
+    turned = longest > 4
+    every = _choose_step(clients, max(1, int((WIDTH - LEFT - RIGHT) / (14 if turned else 34))))
+    labelled = range(0, clients, every)
+    middle = [LEFT + step * (client + 0.5) for client in range(clients)]
+    if turned:
+        parts += [_text(middle[client] + 4, top + 8, names[client], "end", turned=True) for client in labelled]
+    else:
+        parts += [_text(middle[client], top + 14, names[client], "middle") for client in labelled]
+    below = 12 + LETTER * longest if turned else 18.0
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, top + below + 16, "client", "middle", strong=True))
     # an invisible column over each client says in words what is drawn
     parts += [
         element(
@@ -102,7 +113,18 @@ def _draw_clients(statistics: Statistics, style: str) -> Markup:
         )
         for client in range(clients)
     ]  # fmt: skip
-    return _svg(top + 42, parts, f"Who has what: {statistics.sentence}", style)
+    widest = max((len(_short(name)) for name in classes), default=0)
+    return _svg(
+        top + below + 24,
+        parts,
+        f"Who has what: {statistics.sentence}",
+        style,
+        beside=max(0.0, LETTER * widest - LEFT + 36),
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
 def _merge_classes(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
@@ -113,7 +135,9 @@ def _merge_classes(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]
     return rows, min(24.0, max(3.0, 300 / rows.shape[1]))
 
 
-def _draw_matrix(counts: NDArray[np.int64], classes: int, top: float, row: float, step: float) -> Markup:
+def _draw_matrix(
+    counts: NDArray[np.int64], classes: int, top: float, row: float, step: float, names: Sequence[str]
+) -> Markup:
     """Draw discs whose area is the count where there is room for them, else shaded cells."""
     clients, rows = counts.shape
     share = counts / max(counts.max(), 1)
@@ -142,8 +166,10 @@ def _draw_matrix(counts: NDArray[np.int64], classes: int, top: float, row: float
         ]  # fmt: skip
     together = math.ceil(classes / MOST_CLASSES)
     every = _choose_step(rows, max(1, int(row * rows / 16)))
-    parts += [_text(LEFT - 8, middle_y[label] + 4, str(label * together), "end") for label in range(0, rows, every)]
-    parts.append(_text(14, top + row * rows / 2, "class", "middle", strong=True, turned=True))
+    named = [_short(names[label]) if len(names) == classes else str(label) for label in range(0, classes, together)]
+    parts += [_text(LEFT - 8, middle_y[label] + 4, named[label], "end") for label in range(0, rows, every)]
+    aside = max(0.0, LETTER * max(map(len, named)) - LEFT + 36) if len(names) == classes else 0.0
+    parts.append(_text(14 - aside, top + row * rows / 2, "class", "middle", strong=True, turned=True))
     return join(*parts)
 
 
@@ -278,13 +304,14 @@ def _draw_histogram(values: NDArray[Any], name: str, top: float, height: float) 
 _FRAME = {"fill": "none", "stroke": "currentColor", "stroke-opacity": "0.15"}
 
 
-def _svg(height: float, parts: Sequence[Markup], title: str, style: str) -> Markup:
-    """Write the picture; one with a style sheet of its own is a file of its own."""
+def _svg(height: float, parts: Sequence[Markup], title: str, style: str, beside: float = 0.0) -> Markup:
+    """Write the picture, wider to the left by `beside`; one with a style sheet of its own is a file of its own."""
     alone = [element("style", style)] if style else []
     space = "http://www.w3.org/2000/svg" if style else None
-    size = {"viewBox": f"0 0 {WIDTH} {height:.0f}"}
+    size = {"viewBox": f"{-beside:.0f} 0 {WIDTH + beside:.0f} {height:.0f}"}
     head = element("title", title)
-    return element("svg", *alone, head, *parts, xmlns=space, role="img", class_="partition", **size)
+    named = {"aria_label": title}
+    return element("svg", *alone, head, *parts, xmlns=space, role="img", class_="partition", **named, **size)
 
 
 def _text(x: float, y: float, text: str, anchor: str, *, strong: bool = False, turned: bool = False) -> Markup:

@@ -6,6 +6,7 @@ script are markup.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -44,12 +45,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table(Part):
-    """A table; one with a note, even an empty one, links the protocol."""
+    """A table; one with a note, even an empty one, links the protocol. A tall one is scrolled in a box."""
 
     heads: Sequence[str | Cell]
     rows: Sequence[Row]
     note: str | None = None
     kind: str | None = None
+    label: str = "Scrolls sideways"  # for screen readers
+    tall: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,11 @@ def templates() -> Environment:
     found.filters["cell"] = _make_cell
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return found
+
+
+def break_name(name: str) -> str:
+    """Let a long name break where its parts end: after colons, commas, slashes and plus signs."""
+    return re.sub(r"([:,/+@])", "\\1\u200b", name)
 
 
 def _make_anchor(head: str) -> str:

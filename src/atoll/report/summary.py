@@ -14,9 +14,9 @@ from atoll.kernel.wrapper import title_of
 from atoll.metrics import significance
 from atoll.records.numbers import Numbers
 from atoll.records.results import SIGNIFICANT
-from atoll.report.clients import Scores, same_clients
+from atoll.report.clients import Scores
 from atoll.report.clusters import describe_clusters
-from atoll.report.table import megabytes
+from atoll.report.table import count_text, megabytes
 
 if TYPE_CHECKING:
     from atoll.records.results import Results
@@ -30,6 +30,75 @@ FEWEST_PAIRS = 6  # with fewer, Wilcoxon's test never gives less than 0.05
 def write_summary(comparison: Results) -> list[str]:
     """Write all sentences."""
     return [*write_findings(comparison), *write_cautions(comparison)]
+
+
+def write_verdict(comparison: Results) -> tuple[str, str]:
+    """Say what to do in a headline, and what speaks for it and against it in a few sentences more.
+
+    The method is the best one on validation samples; what it is worth is said by test scores.
+    """
+    names, best = name_methods(comparison), comparison.best
+    rows = {row["method"]: row for row in comparison.results}
+    if len(rows) == 1:
+        return _describe_single(comparison), ""
+    if best is None:
+        return (
+            "No method can be recommended: there are no validation samples to choose by.",
+            "Give every client some, as with split 60/15/25. The table shows test scores.",
+        )
+    local = comparison.reference("local")
+    if best == local:
+        return "Federating does not pay here: training alone is best on validation samples.", _describe_rest(comparison)
+    gains = [
+        f"{numbers_of_gain(comparison, rows[best][f'gain_{over}'])} over {words}"
+        for over, words in (("local", "training alone"), ("fedavg", "FedAvg"))
+        if rows[best][f"gain_{over}"] is not None and comparison.reference(over) != best
+    ]
+    lead = f"{names[best]}: {', '.join(gains)}." if gains else f"{names[best]} is best on validation samples."
+    return lead, _describe_sureness(comparison, best)
+
+
+def _describe_single(comparison: Results) -> str:
+    return _compare_means(comparison)[0]
+
+
+def numbers_of_gain(comparison: Results, value: float) -> str:
+    """Write a gain with its sign and unit."""
+    numbers = Numbers.of(comparison)
+    return f"{numbers.gain(value)}{_unit(numbers)}"
+
+
+def _describe_sureness(comparison: Results, best: str) -> str:
+    """Say who is harmed by the recommended method, whether its gain may be chance, and what it costs."""
+    row = next(row for row in comparison.results if row["method"] == best)
+    sentences = []
+    gains, harmed = comparison.gains(best), comparison.find_harmed(best)
+    if gains is not None and harmed is not None:
+        once = comparison.count_once(gains)
+        named = f" ({_name_harmed(comparison, once, harmed)})" if 0 < harmed.sum() <= MOST_NAMED else ""
+        many = f"{count_text(row['harmed'])} of {_count_clients(comparison.judged)}"
+        sentences.append(f"{many} {_are(row['harmed'])} worse off than alone by more than one standard error{named}.")
+    p = comparison.significant.get("local", {}).get(best)
+    if p is not None and row["gain_local"] is not None:
+        what = "gain" if row["gain_local"] >= 0 else "loss"
+        sure = "is more than chance" if p < SIGNIFICANT else "may be chance"
+        sentences.append(f"The {what} over training alone {sure} ({_write_p(p)}).")
+    size = (row["megabytes_up"] + row["megabytes_down"]) / comparison.clients
+    sentences.append(f"Each client sends and receives {megabytes(size)} MB in all.")
+    return " ".join(sentences)
+
+
+def _describe_rest(comparison: Results) -> str:
+    """Say how far the best federated method stays behind training alone, on test samples."""
+    numbers, names = Numbers.of(comparison), name_methods(comparison)
+    rows = [row for row in _rank_methods(comparison) if row["method"] != comparison.reference("local")]
+    if rows[0]["gain_local"] is None:
+        return ""
+    behind = "ahead of" if rows[0]["gain_local"] > 0 else "behind"
+    return (
+        f"On test samples the best of the others, {names[rows[0]['method']]}, is "
+        f"{_write_amount(numbers, rows[0]['gain_local'])} {behind} it."
+    )
 
 
 def write_findings(comparison: Results) -> list[str]:
@@ -53,33 +122,36 @@ def _describe_gains(comparison: Results, method: str, *, first: bool) -> str:
     numbers, gains, harmed = Numbers.of(comparison), comparison.gains(method), comparison.find_harmed(method)
     assert gains is not None
     assert harmed is not None
+    gains = comparison.count_once(gains)
     known = gains[~np.isnan(gains)]
     if not len(known):
-        return f"No client has test samples, so gains with {name_methods(comparison)[method]} are unknown."
-    seeds, clients = gains.shape
-    counted = f" ({clients:,} in each of {seeds} seeds)" if first and seeds > 1 and len(known) == gains.size else ""
+        return f"No client has a score, so gains with {name_methods(comparison)[method]} are unknown."
+    rows = len(gains)
+    counted = f" (means over {rows} seeds, each with clients of its own)" if first and rows > 1 else ""
     alone = " compared with training alone" if first else ""
     mean = float(known.mean())
     change = f"{'gains' if mean >= 0 else 'loses'} {_write_amount(numbers, mean)}"
     name, p = name_methods(comparison)[method], _write_p(comparison.significant["local"][method])
     return (
-        f"{name} helps {(known > 0).sum():,} of {_count_clients(len(known))}{counted}{alone}; on average "
-        f"a client {change} ({p}). {_describe_losses(comparison, gains, harmed)}"
+        f"{name} helps {count_text((known > 0).sum() / rows)} of {_count_clients(len(known) / rows)}{counted}{alone}; "
+        f"on average a client {change} ({p}). {_describe_losses(comparison, gains, harmed)}"
     )
 
 
 def _describe_losses(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
-    worse, beyond = int((gains < 0).sum()), int(harmed.sum())
+    rows = len(gains)
+    worse, beyond = float((gains < 0).sum() / rows), float(harmed.sum() / rows)
     if not worse:
         return "Nobody is better off alone."
     if not beyond:
-        return f"{worse:,} {_are(worse)} better off alone, none by more than one standard error."
-    listed = f"{'clients' if beyond > 1 else 'client'} {_name_harmed(comparison, gains, harmed)}"
-    if worse == beyond <= MOST_NAMED:
-        return f"{listed[0].upper()}{listed[1:]} {_are(beyond)} better off alone."
-    share = "all" if worse == beyond else f"{beyond:,} of them"
-    which = f", above all {listed}" if beyond > MOST_NAMED else f": {listed}"
-    return f"{worse:,} {_are(worse)} better off alone, {share} by more than one standard error{which}."
+        return f"{count_text(worse)} {_are(worse)} better off alone, none by more than one standard error."
+    several = harmed.sum() > 1
+    listed = f"{'clients' if several else 'client'} {_name_harmed(comparison, gains, harmed)}"
+    if worse == beyond and harmed.sum() <= MOST_NAMED and rows == 1:
+        return f"{listed[0].upper()}{listed[1:]} {'are' if several else 'is'} better off alone."
+    share = "all" if worse == beyond else f"{count_text(beyond)} of them"
+    which = f", above all {listed}" if harmed.sum() > MOST_NAMED else f": {listed}"
+    return f"{count_text(worse)} {_are(worse)} better off alone, {share} by more than one standard error{which}."
 
 
 def _name_harmed(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
@@ -90,7 +162,7 @@ def _name_harmed(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) 
         found = comparison.first[seed].statistics
         number = int(comparison.first[seed].scored[client])
         by_seed.setdefault(seed, []).append(str(number) if found is None else found.name(number))
-    if len(comparison.seeds) == 1:
+    if len(gains) == 1:
         return _join(by_seed[0])
     return ", ".join(f"{_join(names)} (seed {comparison.seeds[seed]})" for seed, names in by_seed.items())
 
@@ -138,16 +210,16 @@ def _rank_methods(comparison: Results) -> list[dict[str, Any]]:
 def _describe_lead(comparison: Results, method: str, other: str) -> str:
     """Say how far one method's mean is ahead of another's, and for how many clients it is better."""
     lead, _ = _compare_pair(comparison, method, other)
-    gains = comparison.example.sign * (comparison.scores(method) - comparison.scores(other))
-    better, worse, known = (int(mask.sum()) for mask in (gains > 0, gains < 0, ~np.isnan(gains)))
+    gains = comparison.count_once(comparison.example.sign * (comparison.scores(method) - comparison.scores(other)))
+    better, worse, known = (float(mask.sum() / len(gains)) for mask in (gains > 0, gains < 0, ~np.isnan(gains)))
     p = _test_pair(comparison, method, other)
     verdict = "which may be chance" if p >= SIGNIFICANT else "more than chance"
     if p < SIGNIFICANT and better < worse:
         verdict = "although more clients lose than gain"
     behind = name_methods(comparison)[other]
     return (
-        f"{_write_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {better:,} "
-        f"and worse for {worse:,} of {_count_clients(known)}, {_write_p(p)})"
+        f"{_write_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {count_text(better)} "
+        f"and worse for {count_text(worse)} of {_count_clients(known)}, {_write_p(p)})"
     )
 
 
@@ -164,7 +236,7 @@ def _test_pair(comparison: Results, method: str, other: str) -> float:
         pair = {method, other} - {comparison.reference(over)}
         if len(pair) == 1:
             return comparison.significant[over][pair.pop()]
-    return significance.wilcoxon(comparison.scores(method).ravel(), comparison.scores(other).ravel())
+    return comparison.test_pair(method, other)
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
@@ -240,13 +312,8 @@ def write_cautions(comparison: Results) -> list[str]:
     if len(tested) < len(samples):
         without = len(samples) - len(tested)
         found.append(f"{_count_clients(without)} without test samples {_are(without)} left out.")
-    if len(comparison.outcomes) > 1 and len(tested) * seeds < FEWEST_PAIRS:
+    if len(comparison.outcomes) > 1 and len(tested) * (1 if comparison.together else seeds) < FEWEST_PAIRS:
         found.append(f"With fewer than {FEWEST_PAIRS} pairs of scores no test can call a difference significant.")
-    elif len(comparison.outcomes) > 1 and seeds > 1 and same_clients(comparison):
-        found.append(
-            "The tests treat scores of the same client in several seeds as independent, which they are not: p may be "
-            "too small."
-        )
     return found
 
 
@@ -294,11 +361,11 @@ def _write_p(value: float) -> str:
     return "p < 0.001" if value < 0.001 else f"p = {value:.2g}" if value < 0.1 else f"p = {value:.2f}"
 
 
-def _count_clients(number: int) -> str:
-    return f"{number:,} client{'' if number == 1 else 's'}"
+def _count_clients(number: float) -> str:
+    return f"{count_text(number)} client{'' if number == 1 else 's'}"
 
 
-def _are(number: int) -> str:
+def _are(number: float) -> str:
     return "is" if number == 1 else "are"
 
 

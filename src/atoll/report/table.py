@@ -78,7 +78,7 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
         "method", "val", "mean ± 95 %" if has_interval(comparison) else "mean",
         *(["server's\ntest"] if central else []),
         "worst\nclient", "bottom\n10 %", "std", "gain vs\nLocal", "gain vs\nFedAvg",
-        f"harmed\nof {comparison.scored:,}", "MB\nup", "MB\ndown",
+        f"harmed\nof {comparison.judged:,}", "MB\nup", "MB\ndown",
     ]  # fmt: skip
     rows = [
         [
@@ -150,9 +150,9 @@ def notes(comparison: Results) -> str:
     """Explain the table of a comparison."""
     central = f"{SERVERS_TEST} " if has_central(comparison) else ""
     return (
-        f"{validation_note(comparison, BEST)} {comparison.protocol} {central}{gains_note(comparison)} Harmed ({HARM}): "
-        f"worse than with Local by more than one standard error.{harm_note(comparison)} Std is over clients. MB and "
-        "seconds (s) of training are totals of all clients, for one seed."
+        f"{validation_note(comparison, BEST)} {comparison.protocol} {central}{gains_note(comparison)} "
+        f"{harmed_note(comparison)}{harm_note(comparison)} Std is over clients. MB and seconds (s) of training are "
+        "totals of all clients, for one seed."
     )
 
 
@@ -167,7 +167,9 @@ def validation_note(comparison: Results, mark: str) -> str:
 
 def gains_note(comparison: Results) -> str:
     """Explain gains and their mark."""
-    over = "the clients of the sample and all seeds" if comparison.sampled else "all clients and seeds"
+    over = "the clients of the sample" if comparison.sampled else "all clients"
+    if len(comparison.seeds) > 1:
+        over += ", each with its mean over seeds" if comparison.together else " and seeds"
     return (
         f"Gains are paired by client, in {Numbers.of(comparison).points}; {SIGNIFICANT} significant by Wilcoxon's test "
         f"over {over} (p < 0.05 after Holm's correction)."
@@ -216,10 +218,23 @@ def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> 
 
 
 def harmed_text(comparison: Results, row: dict[str, Any]) -> str:
-    """Write how many clients are harmed, as a mean over seeds."""
+    """Write how many clients are harmed; where every seed has clients of its own, as a mean over seeds."""
     if is_reference(comparison, row) or row["harmed"] is None:
         return UNKNOWN
-    return f"{row['harmed']:,.1f} {HARM}" if row["harmed"] else "0"
+    return f"{count_text(row['harmed'])} {HARM}" if row["harmed"] else "0"
+
+
+def count_text(number: float) -> str:
+    """Write a number of clients: whole, or a mean over seeds with one digit."""
+    return f"{number:,.0f}" if number == int(number) else f"{number:,.1f}"
+
+
+def harmed_note(comparison: Results) -> str:
+    """Say who counts as harmed."""
+    seeds = len(comparison.seeds)
+    over = "; a client counts once, with the mean of its gains over seeds" if comparison.together else ""
+    over = over or ("; counts are means over seeds, each of which has clients of its own" if seeds > 1 else "")
+    return f"Harmed ({HARM}): worse than with Local by more than one standard error{over}."
 
 
 def is_reference(comparison: Results, row: dict[str, Any], over: str = "local") -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from atoll.kernel.engine import Engine
 from atoll.kernel.errors import DivergedError
 from atoll.kernel.job import Done, Finish, Job, Lost, Prepare
 from atoll.kernel.params import Tree, flatten, stacked_leaves, widest
-from atoll.runtime.channel import Channel
+from atoll.runtime.channel import Channel, Protection
+from atoll.runtime.channel.stages import joint_norms
+from atoll.runtime.guards import hint_at_divergence
 from atoll.runtime.population import Population
 
 log = logging.getLogger("atoll.federation")
@@ -59,6 +61,7 @@ class Exchange:
     population: Population
     trainers: Population  # the same clients, whose long training is kept
     channel: Channel
+    protection: Protection = field(default_factory=Protection)
 
     @property
     def _task(self) -> Task:
@@ -88,20 +91,43 @@ class Exchange:
                         written = round or at
                         self.channel.broadcast(job.broadcast, done.clients, written)
                         keep_at_clients(done, at)
-                        arrival = self.channel.up(self.method, done.clients, done.result, written)
+                        arrival = self.channel.up(self.method, done.clients, done.result, written, done.memory)
                         arrivals.append(arrival._replace(broadcast=job.broadcast))
             if not any(map(len, answered)) and traffic.lost["not finite"]:
                 raise _divergence_error(new, round, self._task)
             new = np.concatenate(answered)
             if arrivals:
                 bench = self.engine.bench(self.population, at)
+                arrivals = self._forge(arrivals, at, traffic)
                 server = self.method.absorb(server, Replies(arrivals, keep=True, workbench=bench))
             if not len(new):
                 break
         return server, new
 
     def gather(self, job: Job, traffic: Traffic) -> Iterator[Arrival]:
-        """Yield the replies of the clients of a round, as they arrive."""
+        """Yield the replies of the clients of a round as they arrive; where some attack, once all are there."""
+        if self.protection.attack is None:
+            yield from self._gather(job, traffic)
+        else:
+            yield from self._forge(self._gather(job, traffic), job.round, traffic)
+
+    def _forge(self, arrivals: Iterable[Arrival], round: int, traffic: Traffic) -> list[Arrival]:
+        """Return the replies after the attackers among their clients replaced theirs; not finite ones are lost."""
+        attack, attackers = self.protection.attack, self.protection.attackers
+        if attack is None or attackers is None:
+            return list(arrivals)
+        forged = []
+        for arrival in attack.forge([*arrivals], attackers, seed=self.population.seed, round=round):
+            good = np.atleast_1d(np.isfinite(joint_norms(arrival.fields).cpu().numpy()))
+            lost = int((~good).sum())
+            if lost:
+                traffic.lost["not finite"] += lost
+                traffic.replied -= lost
+            if good.any():
+                forged.append(arrival.only(good) if lost else arrival)
+        return forged
+
+    def _gather(self, job: Job, traffic: Traffic) -> Iterator[Arrival]:
         self.channel.broadcast(job.broadcast, job.clients, job.round)
         diverged: Clients = job.clients[:0]
         for outcome in self.engine.run(job, self.trainers) if len(job.clients) else ():
@@ -116,7 +142,7 @@ class Exchange:
             self.channel.unicast(done.unicast, done.clients, job.round)
             keep_at_clients(done, job.round)
             traffic.replied += len(done.clients)
-            arrival = self.channel.up(self.method, done.clients, done.result, job.round)
+            arrival = self.channel.up(self.method, done.clients, done.result, job.round, done.memory)
             yield arrival._replace(broadcast=job.broadcast, unicast=done.unicast)
         if len(diverged) and not traffic.replied:
             raise _divergence_error(diverged, job.round, self._task)
@@ -164,9 +190,10 @@ def reduce_to_numbers(done: Done[Update]) -> NDArray[np.float64] | None:
     The first ones are its notes, in order.
     """
     update = done.result
-    leaves, structure = flatten([dict(update.send), update.keep, dict(update.beside)])
+    sent = {} if update.summed else dict(update.send)  # what was added up was finite before
+    leaves, structure = flatten([sent, update.keep, dict(update.beside)])
     values = [leaf for leaf, row in zip(leaves, stacked_leaves(structure), strict=True) if row]
-    values += [] if update.weight is None else [update.weight]
+    values += [] if update.weight is None or update.summed else [update.weight]
     sums = [leaf.flatten(1).sum(1) if leaf.ndim > 1 else leaf for leaf in values if leaf.is_floating_point()]
     notes = [value.to(widest(value.device)) for value in done.notes.values()]
     if not sums and not notes:
@@ -192,5 +219,5 @@ def _divergence_error(clients: Clients, round: int, task: Task) -> DivergedError
         f"{task.client_name(first)}.",
         client=first,
         round=round,
-        hint="lower `lr` or set `clip`; the run can be resumed from its last checkpoint.",
+        hint=hint_at_divergence(task),
     )

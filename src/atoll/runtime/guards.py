@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, describe_values
 from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.params import Tree, named_leaves, widest
@@ -27,22 +28,34 @@ def require_same_kind(found: Tree, begun: Tree) -> None:
         )
 
 
-def require_sound(server: Tree, round: int, task: str) -> None:
+def hint_at_divergence(task: Task) -> str:
+    """Say what to do about training that does not stay finite; where numbers are too large, that comes first."""
+    usual = "lower `lr` or set `clip`; the run can be resumed from its last checkpoint."
+    scale = task.explain_scale()
+    if not scale:
+        return usual
+    return (
+        f"scale is the likely reason: {scale}. Bring numbers near 1 (own data: see `standardise`; `atoll data check`"
+        f" finds spikes), or {usual}"
+    )
+
+
+def require_sound(server: Tree, round: int, task: Task) -> None:
     """Raise if a server's state is not finite, or if a variance in it is negative."""
     leaves = [(name, leaf) for name, leaf in named_leaves(server) if leaf.is_floating_point() and leaf.numel()]
     variances = [(name, leaf) for name, leaf in leaves if name.endswith("running_var")]
     numbers = _fetch([*(leaf.sum() for _, leaf in leaves), *(leaf.min() for _, leaf in variances)])
     if not all(map(math.isfinite, numbers)):
         raise DivergedError(
-            f"Training must stay finite. The server's state after round {round} of {task} is not.",
+            f"Training must stay finite. The server's state after round {round} of {task.name} is not.",
             round=round,
-            hint="lower `lr` or set `clip`; the run can be resumed from its last checkpoint.",
+            hint=hint_at_divergence(task),
         )
     lowest = [(value, name) for value, (name, _) in zip(numbers[len(leaves) :], variances, strict=True)]
     if lowest and min(lowest)[0] < 0:
         value, name = min(lowest)
         raise DivergedError(
-            f"A variance must not be negative. In the server's state after round {round} of {task}, {name!r} is "
+            f"A variance must not be negative. In the server's state after round {round} of {task.name}, {name!r} is "
             f"{value:.3g}.",
             round=round,
             hint="scale only what is trained, `w.step(delta, size)`, or take a model without BatchNorm.",

@@ -15,10 +15,13 @@ from atoll import create, federate
 from atoll.data.task import Task
 from atoll.kernel.params import Params, Stack
 from atoll.records.report import Report
+from atoll.runtime.channel import Clip
 from atoll.runtime.engines.cluster.engine import ClusterEngine, WorkerLost
 from atoll.runtime.engines.cluster.inside import CrewInside
 from atoll.runtime.engines.cluster.messages import Outcome, pack
 from atoll.runtime.engines.cluster.shards import cut_shards, cut_task
+from atoll.runtime.engines.cluster.worker import Worker
+from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.memory import DiskMemory, RamMemory
 from atoll.testing.conformance.engines import find_engine, make_worker
 from atoll.testing.conformance.methods import shorten
@@ -266,3 +269,76 @@ def test_a_worker_that_is_gone_before_its_turn_is_replaced() -> None:
     task = build_task()
     require_equal(play(task, "ditto", find_engine("whole")), play(task, "ditto", where, on_round=kill))
     assert crew.buried == 1
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+class Watching(CrewInside):
+    """Workers whose outcomes are counted: those that were added up, and the bytes that came."""
+
+    summed = rows = 0
+
+    def run(self, worker: int, key: Any, order: Any, broadcast: Any) -> Iterator[Any]:
+        for message in super().run(worker, key, order, broadcast):
+            if isinstance(message, Outcome) and message.is_update:
+                update = message.result.unpack(torch.device("cpu"))
+                self.summed += update["summed"]
+                self.rows += next(iter(update["send"].values())).clients if update["send"] else 0
+            yield message
+
+
+def in_float32(workers: int) -> tuple[ClusterEngine, Watching]:
+    options = {"device": "cpu", "strategy": "whole eager"}
+    crew = Watching(workers, lambda: Worker(options, torch.float32))
+    return ClusterEngine(crew, LocalEngine(**options)), crew
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedper+prox", "fedbn", "local"])
+def test_in_float32_workers_send_sums_where_sums_are_enough(method: str) -> None:
+    task, (cluster, crew) = build_task("odd"), in_float32(2)
+    alone = play(task, method, LocalEngine(device="cpu", strategy="whole eager"))
+    there = play(task, method, cluster)
+    require_same(gather_outcome(alone), gather_outcome(there), "Sums must be the same, to rounding.", tolerance=1e-4)
+    assert sorted(alone.ledger.messages()) == sorted(there.ledger.messages())
+    assert (crew.summed, crew.rows) == ((0, 0) if method == "local" else (6, 6))
+
+
+@pytest.mark.parametrize(
+    ("method", "more"), [("fedora", {}), ("ifca", {}), ("scaffold", {}), ("fedavg", {"late": 0.5})], ids=str
+)
+def test_single_replies_come_where_they_are_read(method: str, more: dict[str, Any]) -> None:
+    cluster, crew = in_float32(2)
+    play(build_task(), method, cluster, **more)
+    assert crew.summed == 0
+    assert crew.rows > 0
+
+
+def test_a_stage_sees_single_replies() -> None:
+    cluster, crew = in_float32(2)
+    play(build_task(), "fedavg", cluster, stages=[Clip(0.1)])
+    assert crew.summed == 0
+
+
+def test_a_client_that_diverges_is_not_added_up() -> None:
+    task = build_task()
+    x = task.x.clone()
+    train = task.splits["train"]
+    x[train.order[train.offsets[2]]] = float("inf")
+    cluster, crew = in_float32(2)
+    report = play(replace(task, x=x), "fedavg", cluster, eval_every=3)
+    assert [line["lost"] for line in report.history] == [{"not finite": 1}] * 3
+    assert crew.summed == 3  # those of the other worker
+    alone = play(replace(task, x=x), "fedavg", LocalEngine(device="cpu", strategy="whole eager"), eval_every=3)
+    require_same(alone.server, report.server, "The server must be the same, to rounding.", tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"compress": "topk:0.3"}, {"aggregate": "median"}, {"attack": "sign-flip:0.2"}],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_stands_between_clients_and_server_sees_single_replies(more: dict[str, Any]) -> None:
+    cluster, crew = in_float32(2)
+    play(build_task(), "fedavg", cluster, **more)
+    assert crew.summed == 0
+    task = build_task()
+    require_equal(play(task, "ditto", find_engine("whole"), **more), play(task, "ditto", engine(), **more))

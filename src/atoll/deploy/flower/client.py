@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.deploy import messages
 from atoll.deploy.flower.node import Node
-from atoll.deploy.flower.wire import read_question
+from atoll.deploy.flower.wire import describe_work, read_question
 from atoll.deploy.keys import Key
 from atoll.deploy.messages import Message
 from atoll.deploy.site import Site
@@ -57,10 +57,10 @@ class Attendant:
         begun = time.monotonic()
         reply = self.site.answer_message(message)
         header = message.header
-        phases = ", ".join(str(one.get("phase")) for one in header.about.get("phases", ()))
+        what = describe_work([str(one["phase"]) for one in header.about["phases"]], header.round)
         log.info(
-            "round %d: %s done in %.1f s; %s bytes arrived, %s leave", header.round, phases, time.monotonic() - begun,
-            f"{len(envelope):,}", f"{len(reply):,}",
+            "%s: done in %.1f s; %s bytes arrived, %s leave", what, time.monotonic() - begun, f"{len(envelope):,}",
+            f"{len(reply):,}",
         )  # fmt: skip
         if (
             header.round >= header.about["terms"]["rounds"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from atoll.deploy.coordinator import coordinate, seat_sites
 from atoll.deploy.engine import Federation
 from atoll.deploy.flower.certificates import ServerKeys
 from atoll.deploy.flower.link import Arrived, Link
-from atoll.deploy.flower.wire import write_question
+from atoll.deploy.flower.wire import describe_work, write_question
 from atoll.deploy.journal import Exchange
 from atoll.deploy.keys import PublicKey
 from atoll.deploy.terms import Place, Terms
@@ -33,10 +33,21 @@ WriteTerms = Callable[[Mapping[str, Place]], tuple[Terms, Task]]  # for the site
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Begun(Record):
-    """A federation that was begun: its number and its terms."""
+    """A federation that was begun: its number, its terms, and how it was asked for."""
 
     id: str
     terms: dict[str, Any]
+    asked: dict[str, Any] = field(default_factory=dict)
+
+
+def read_begun(folder: Path) -> Begun:
+    """Read what a server began in a folder; raise if it began nothing there."""
+    if not (folder / FEDERATION).exists():
+        raise DeployError(
+            f"A server can go on only with what it has begun. {folder} holds no {FEDERATION}.",
+            hint="begin it without `resume`, or name the folder of the run with `out`.",
+        )
+    return read_record(folder / FEDERATION, Begun)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,30 +69,30 @@ class Fleet:
 
     def exchange(self, jobs: Mapping[str, bytes], exchange: Exchange) -> Iterator[tuple[str, bytes | str]]:
         """Send each site its job; yield its reply, or why there is none."""
-        begun = time.monotonic()
+        begun, what = time.monotonic(), describe_work(exchange.phases, exchange.round)
         for one in self.link.exchange(jobs, timeout=self.patience.reply, grace=self.patience.grace):
             if isinstance(one, Arrived):
-                log.info("round %d: %s replied after %.1f s", exchange.round, one.site, time.monotonic() - begun)
+                log.info("%s: %s replied after %.1f s", what, one.site, time.monotonic() - begun)
                 yield one.site, one.envelope
             else:
-                log.warning("round %d: %s is lost: %s", exchange.round, one.site, one.reason)
+                log.warning("%s: %s is lost: %s", what, one.site, one.reason)
                 yield one.site, one.reason.splitlines()[0]
 
 
 def serve(
     link: Link, keys: ServerKeys, method: Algorithm, write_terms: WriteTerms, folder: Path, *,
     question: Mapping[str, Any], sites: int | None = None, patience: Patience | None = None, resume: bool = False,
-    **more: Any,
+    asked: Mapping[str, Any] | None = None, **more: Any,
 ) -> Report:  # fmt: skip
     """Run a federation with the sites that join; `resume` goes on with one whose server ended.
 
     `question` is what sites are told before they join, such as the schema. As soon as `sites` of them have joined (all
-    that have a key, by default) the first round begins. `more` goes to `coordinate`.
+    that have a key, by default) the first round begins. `asked` is written down beside the terms. `more` goes to
+    `coordinate`.
     """
     patience = patience or Patience()
-    written = folder / FEDERATION
-    if resume and written.exists():
-        begun = read_record(written, Begun)
+    if resume:
+        begun = read_begun(folder)
         terms = Terms.of_json(begun.terms)
         federation, (_, task) = Federation(begun.id, terms, keys.key), write_terms(terms.sites)
         log.info("going on with %s", ", ".join(terms.sites))
@@ -90,7 +101,7 @@ def serve(
         terms, task = write_terms(seat_sites([keys.members[name].public for name in joined], joined))
         federation = Federation.begin(terms, keys.key)
         folder.mkdir(parents=True, exist_ok=True)
-        write_record(written, Begun(id=federation.id, terms=terms.as_json()))
+        write_record(folder / FEDERATION, Begun(id=federation.id, terms=terms.as_json(), asked=dict(asked or {})))
     transport, again = Fleet(link, patience), resume and (folder / "config.json").exists()
     report = coordinate(federation, task, method, transport, folder, resume=again, **more)
     dismiss_sites(link, federation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -100,3 +101,10 @@ def read_question(envelope: bytes) -> dict[str, Any] | None:
     if not isinstance(found, dict) or not isinstance(found.get("say"), str):
         raise PayloadError("What the server says must have a word for it. This has none.")
     return found
+
+
+def describe_work(phases: Sequence[str], round: int) -> str:
+    """Return what sites are asked for in words: rounds are counted from 1, and scores come after them."""
+    if all(phase.startswith(("evaluate", "finish")) for phase in phases):
+        return f"scores after round {round}"
+    return f"round {round + 1}" if round >= 0 else f"exchange {round} before the first round"

@@ -12,7 +12,7 @@ from atoll.records.numbers import UNKNOWN
 from atoll.report import figures
 from atoll.report.bins import draw_bins
 from atoll.report.drawing import NARROW, WIDTH, find_ticks
-from atoll.report.parts import Block, Cell, Details, Figure, Grid, Part, Row, Table, Widths
+from atoll.report.parts import Block, Cell, Details, Figure, Grid, Part, Row, Table, Widths, break_name
 from atoll.report.table import HARM
 from atoll.report.view import View
 from atoll.runtime.population import MANY_CLIENTS
@@ -53,7 +53,46 @@ def collect_gains(view: View) -> list[Part]:
         f"Gain of each client over training alone, in {view.numbers.points}. {HARM} and hatching mark harmed clients: "
         f"worse than alone by more than one standard error. {clients.words}"
     )
-    return [Figure(words, Grid(charts))]
+    return [*_shade_gains(view), Figure(words, Grid(charts))]
+
+
+def _shade_gains(view: View) -> list[Part]:
+    """Shade the gain of every client with every method: blue where it gains, orange where it loses, ▼ where harmed."""
+    clients = view.clients
+    gains = np.stack([*clients.gains.values()], axis=1)
+    known = np.isfinite(gains).any(axis=1)
+    if not known.any():
+        return []
+    mean = np.full(len(gains), np.nan)
+    mean[known] = np.nanmean(gains[known], axis=1)
+    order = np.argsort(mean, kind="stable")[: min(MOST_CLIENTS, int(known.sum()))]
+    most = float(np.nanpercentile(np.abs(gains), 95)) or 1.0  # a single client must not make all others pale
+    rows = []
+    for place in order.tolist():
+        cells = []
+        for method, values in clients.gains.items():
+            harmed, gain = bool(clients.harmed[method][place]), float(values[place])
+            text = view.numbers.gain(gain)
+            kind = _shade(gain / most)
+            cells.append(Cell(f"{HARM} {text}" if harmed else text, kind, view.place(method)))
+        rows.append(Row(view.names[place], cells, client=view.ids[place]))
+    heads = [Cell(break_name(method), method=view.place(method)) for method in clients.gains]
+    which = "The clients that gain least" if len(order) < known.sum() else "Clients"
+    note = (
+        f"Gain over training alone in {view.numbers.points}. {which}, the smallest mean gain first. Blue: gains; "
+        f"orange: loses; the stronger, the more, up to {view.numbers.score(most)} and beyond. {HARM} harmed: worse "
+        f"than alone by more than one standard error. {clients.words}"
+    )
+    label = "Gains of clients with each method; scrolls"
+    return [Table(["Client", *heads], rows, note, "heat", label, tall=len(rows) > MOST_UNFOLDED)]
+
+
+def _shade(share: float) -> str | None:
+    """Return the shade of a gain: its share of the largest one, in four steps to both sides."""
+    if not np.isfinite(share) or share == 0:
+        return None
+    step = max(1, min(4, int(np.ceil(4 * abs(share)))))
+    return f"{'up' if share > 0 else 'down'}{step}"
 
 
 def _bin_gains(view: View) -> list[Part]:

@@ -14,6 +14,7 @@ from atoll.report.table import (
     SERVERS_TEST,
     gain_text,
     gains_note,
+    harmed_note,
     harmed_text,
     has_interval,
     megabytes,
@@ -38,12 +39,9 @@ def collect_results(view: View) -> list[Part]:
         "Std over clients": lambda row: numbers.score(row["std"]),
         "Gain vs Local": lambda row: gain_text(comparison, row),
         "Gain vs FedAvg": lambda row: gain_text(comparison, row, "fedavg"),
-        f"Harmed of\u00a0{comparison.scored:,}": lambda row: harmed_text(comparison, row),
-        "Mean over samples": lambda row: numbers.score(row["micro"]),
+        f"Harmed of\u00a0{comparison.judged:,}": lambda row: harmed_text(comparison, row),
+        "All samples": lambda row: numbers.score(row["micro"]),
         "Shared model": lambda row: numbers.score(row["shared_union"]),
-        "ECE": lambda row: _write_figure(row["ece"]),
-        "Rounds to target": lambda row: _write(row["rounds_to_target"], "{:.3g}".format),
-        "MB to target": lambda row: _write(row["megabytes_to_target"], megabytes),
     }
     columns = {head: text for head, text in columns.items() if any(text(row) != UNKNOWN for row in comparison.results)}
     rows = []
@@ -54,26 +52,20 @@ def collect_results(view: View) -> list[Part]:
         rows.append(Row(f"{method} {BEST}" if best else method, cells, "best" if best else None, view.place(method)))
     return [
         Table(["Method", *columns], rows, _explain_columns(view, columns)),
-        Details("Deciles, evenness, significance", _list_details(view)),
+        Details("Deciles, evenness, calibration, significance, cost of a target", _list_details(view)),
     ]
 
 
 def _explain_columns(view: View, columns: Iterable[str]) -> str:
     """Say what the columns of the table mean."""
     comparison, numbers = view.comparison, view.numbers
-    target = (
-        f"{numbers.score(comparison.target)}{' %' if numbers.share else ''}"
-        if comparison.target is not None
-        else "95 % as good as FedAvg's best"
-    )
     notes = {
         "Gain": gains_note(comparison),
-        "Harmed": f"{HARM} Harmed: worse than with Local by more than one standard error, mean over seeds.",
+        "Harmed": harmed_note(comparison),
         "Server": SERVERS_TEST,
-        "Shared": f"Shared model: the global model, on the test samples of {comparison.who} together.",
-        "ECE": "ECE: expected calibration error, 0 is best.",
-        "Rounds": f"Target: a validation score of {target}, as a mean of three evaluations; – if a seed does not "
-        "reach it. MB count all clients and both directions.",
+        "All": f"All samples: {numbers.name} over the test samples of {comparison.who} together, each answered by its "
+        "client's own model.",
+        "Shared": "Shared model: the global model, on the same samples.",
     }
     star = [validation_note(comparison, BEST)] if len(comparison.outcomes) > 1 else []
     return " ".join([*star, *(note for word, note in notes.items() if any(head.startswith(word) for head in columns))])
@@ -92,6 +84,9 @@ def _list_details(view: View) -> Table:
         "Jain of errors": ("jain_error", _write_figure),
         "Entropy": ("entropy", _write_figure),
         "Mean loss": ("loss", _write_figure),
+        "Expected calibration error": ("ece", _write_figure),
+        "Rounds to target": ("rounds_to_target", _write_short),
+        "MB to target": ("megabytes_to_target", _write_megabytes),
         "Clusters": ("clusters", _write_count),
         "Adjusted Rand index of clusters and planted groups": ("adjusted_rand", _write_figure),
         "Median gain vs Local": ("gain_local_median", numbers.gain),
@@ -109,7 +104,17 @@ def _list_details(view: View) -> Table:
         if any(write(row[name]) != UNKNOWN for row in results)
     ]
     heads = [Cell(row["method"], method=place) for place, row in enumerate(results)]
-    return Table(["Figure", *heads], rows, "Means over seeds.")
+    comparison = view.comparison
+    target = (
+        f"{numbers.score(comparison.target)}{' %' if numbers.share else ''}"
+        if comparison.target is not None
+        else "95 % as good as FedAvg's best"
+    )
+    note = (
+        f"Means over seeds. Target: a validation score of {target}, as a mean of three evaluations; – if a seed does "
+        "not reach it. MB count all clients and both directions. A calibration error of 0 is best."
+    )
+    return Table(["Figure", *heads], rows, note)
 
 
 def _write(value: float | None, form: Callable[[float], str]) -> str:
@@ -118,6 +123,14 @@ def _write(value: float | None, form: Callable[[float], str]) -> str:
 
 def _write_figure(value: float | None) -> str:
     return _write(value, "{:.3f}".format)
+
+
+def _write_short(value: float | None) -> str:
+    return _write(value, "{:.3g}".format)
+
+
+def _write_megabytes(value: float | None) -> str:
+    return _write(value, megabytes)
 
 
 def _write_count(value: float | None) -> str:

@@ -14,6 +14,7 @@ from atoll.records.runs import machine, versions
 from atoll.report.parts import Details, Part, Row, Table, Text
 from atoll.report.table import megabytes
 from atoll.report.view import View
+from atoll.runtime.population import MANY_CLIENTS
 
 
 def collect_costs(view: View) -> list[Part]:
@@ -63,8 +64,10 @@ def collect_configuration(view: View) -> list[Part]:
         "Clients' steps": _write_pairs(config.get("training", {})),
         "Federation": _write_pairs({**config["settings"], "seed": seeds}),
         "Task": _write_pairs({**task, **config["task"].get("recipe", {})}),
+        "Split": _describe_split(view),
+        "Scaling": _describe_scaling(config["task"]),
         "Metric": _write_pairs(comparison.metric),
-        "Model": _write_pairs(config.get("model", {})),
+        "Model": _describe_model(config),
         "Engine": _write_pairs(config.get("engine", {})),
         "Versions": _write_pairs(config.get("versions") or versions()),
         "Machine": _write_pairs(config.get("machine") or machine()),
@@ -74,6 +77,40 @@ def collect_configuration(view: View) -> list[Part]:
     whole = Text(json.dumps(config.as_json(), indent=2, default=str))
     first = f"{comparison.example.label}, seed {comparison.seeds[0]}"
     return [*command, table, Details(f"The configuration of {first} in full", whole)]
+
+
+def _describe_split(view: View) -> str:
+    """Say how many samples are for what, and how they were cut."""
+    comparison = view.comparison
+    facts, one = comparison.example.config["task"], comparison.example
+    counts = [] if one.statistics is None or comparison.sampled else [f"train {one.statistics.samples.sum():,}"]
+    counts += [f"{split} {one.samples(split).sum():,}" for split in ("val", "test") if not _has_many(view)]
+    rule = facts.get("split_by") or "at random, classes in equal shares where samples have one"
+    recipe = facts.get("recipe") or {}
+    shares = f"train/val/test {recipe['split']} % of each client" if recipe.get("split") else ""
+    return "; ".join(filter(None, [shares, f"{', '.join(counts)} samples" if counts else "", f"cut {rule}"]))
+
+
+def _has_many(view: View) -> bool:
+    return view.comparison.scored > MANY_CLIENTS
+
+
+def _describe_scaling(task: Mapping[str, Any]) -> str:
+    """Say how numbers are scaled before they enter the network."""
+    ways = {
+        "none": "none: samples are as they were given",
+        "client": "each client's numbers by mean and standard deviation of its own training samples",
+        "global": "all numbers by mean and standard deviation of all training samples",
+    }
+    found = task.get("standardise")
+    return "as the data set has it" if found is None else ways.get(str(found), str(found))
+
+
+def _describe_model(config: Mapping[str, Any]) -> str:
+    """Say which network clients have, and how large it is."""
+    model, recipe = config.get("model", {}), config["task"].get("recipe") or {}
+    asked = recipe.get("model")
+    return _write_pairs({**({"asked for": asked} if asked else {}), **model})
 
 
 def _write_pairs(values: Mapping[str, Any]) -> str:

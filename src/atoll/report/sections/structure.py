@@ -34,7 +34,8 @@ def collect_partition(view: View) -> list[Part]:
     others = len(seeds) > 1 and not view.clients.together
     seed = f" Seed {seeds[0]}; other seeds have other partitions." if others else ""
     words = f"{statistics.sentence} {describe_picture(statistics)} Training data.{seed}"
-    return [Figure(words, Scrolled(draw_partition(statistics)))]
+    classes = view.comparison.example.class_names
+    return [Figure(words, Scrolled(draw_partition(statistics, classes=classes)))]
 
 
 def collect_clusters(view: View) -> list[Part]:

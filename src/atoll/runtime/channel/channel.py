@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,46 +10,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Arrival, Update
-from atoll.kernel.errors import HyperparameterError, PayloadError
+from atoll.kernel.engine import Memory
+from atoll.kernel.errors import PayloadError
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel.ledger import Entry, Ledger
+from atoll.runtime.channel.stages import Place, Sent, Stage, read_through, send_through
 from atoll.runtime.serialise import size_of
-
-
-class Stage(Protocol):
-    """Something that replies pass through before they reach the server."""
-
-    def apply(self, fields: Mapping[str, Stack], *, round: int, clients: NDArray[np.int64]) -> Mapping[str, Stack]:
-        """Return the fields as they leave the stage."""
-        ...
-
-
-@dataclass(frozen=True)
-class Clip:
-    """Scale each client's delta down to a largest norm; the first step of robustness and of privacy."""
-
-    norm: float
-    field: str = "delta"
-
-    def __post_init__(self) -> None:
-        if not self.norm > 0:
-            raise HyperparameterError(f"`norm` of Clip must be a float in (0, inf). Got {self.norm!r} instead.")
-
-    def apply(self, fields: Mapping[str, Stack], *, round: int, clients: NDArray[np.int64]) -> Mapping[str, Stack]:
-        """Scale down each client's field to the norm; see `Stage.apply`."""
-        if self.field not in fields:
-            return fields
-        value = fields[self.field]
-        scale = (self.norm / value.norm().clamp(min=1e-12)).clamp(max=1.0)
-        return {**fields, self.field: value * scale}
 
 
 class Channel:
     """Carries messages both ways, changes replies by its stages, and counts every byte."""
 
-    def __init__(self, stages: Sequence[Stage] = (), ledger: Ledger | None = None) -> None:
+    def __init__(self, stages: Sequence[Stage] = (), ledger: Ledger | None = None, seed: int = 0) -> None:
         self.stages = tuple(stages)
+        self.seed = seed
         self.ledger = ledger or Ledger()
 
     def broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
@@ -71,35 +44,44 @@ class Channel:
             size = size_of(tree, each=each)
             self.ledger.record(Entry("down", round, field, _kind(tree), size, tuple(map(int, clients))))
 
-    def up(self, algorithm: Algorithm, clients: NDArray[np.int64], update: Update, round: int) -> Arrival:
-        """Pass on what these clients send, after checking that it is what the method declares."""
+    def up(
+        self, algorithm: Algorithm, clients: NDArray[np.int64], update: Update, round: int, memory: Memory | None = None
+    ) -> Arrival:
+        """Pass on what these clients send, after checking that it is what the method declares.
+
+        Stages may remember something of the clients in their `memory`.
+        """
         for name, value in update.send.items():
             if name not in algorithm.sends:
                 raise PayloadError(
                     f"{title_of(algorithm)} sends a field {name!r} that it does not declare.",
                     hint=f'declare it: sends = {{"{name}": "model"}} (or "statistic", "labels").',
                 )
-            if not isinstance(value, Stack) or (len(value) and value.clients != len(clients)):
+            if not isinstance(value, Stack) or (len(value) and value.clients != (1 if update.summed else len(clients))):
                 raise PayloadError(
                     f"Field {name!r} must be a Stack with one row per client, {len(clients)}. Got {value!r}."
                 )
-        fields = dict(update.send)
-        for stage in self.stages:
-            fields = dict(stage.apply(fields, round=round, clients=clients))
-        messages = [(name, algorithm.sends[name], value) for name, value in fields.items()]
-        if fields and update.weight is not None:  # it tells the server how much data a client has
-            messages.append(("weight", "statistic", Stack.of(weight=update.weight)))
+        weight, place = _weight(update, clients), Place(round, clients, algorithm.sends, memory, self.seed)
+        sent = send_through(self.stages, Sent(dict(update.send), update.weight), place)
+        messages = [(name, algorithm.sends[name], value) for name, value in sent.fields.items()]
+        if sent.fields and sent.weight is not None:  # it tells the server how much data a client has
+            messages.append(("weight", "statistic", Stack.of(weight=sent.weight)))
         for name, kind, value in messages:
             size = size_of(value, each=True)
             self.ledger.record(Entry("up", round, name, kind, size, tuple(map(int, clients))))
-        return Arrival(clients, fields, _weight(update, clients))
+        read = read_through(self.stages, sent, place)
+        weight = read.weight if read.weight is not None else weight if update.summed else torch.ones_like(weight)
+        return Arrival(clients, read.fields, weight, summed=update.summed)
 
 
 def _weight(update: Update, clients: NDArray[np.int64]) -> Tensor:
     if update.weight is None:
         leaves = [leaf for value in update.send.values() for leaf in value.values()]
         like = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
-        return torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
+        ones = torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
+        return ones.sum(0, keepdim=True) if update.summed else ones
+    if update.summed:
+        return update.weight
     if update.weight.shape != (len(clients),):
         raise PayloadError(
             f"`weight` must have one value per client, {len(clients)}. Got shape {tuple(update.weight.shape)}."

@@ -97,4 +97,4 @@ def play_at_sites(method: Algorithm, task: Task, folder: Path) -> tuple[Report, 
 
 def _own_task(task: Task, place: Place) -> BuildTask:
     own = task.of(np.array(place.clients))
-    return lambda _: own
+    return lambda *_: own

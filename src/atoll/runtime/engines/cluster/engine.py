@@ -254,7 +254,7 @@ class ClusterEngine:
             shard: (
                 Order(
                     next(self._numbers), job.phase, job.method, job.round, job.calls, tuple(lot for _, lot in mine),
-                    trained=folder,
+                    sums=job.sums and self.local.dtype != torch.float64, trained=folder,
                 ),
                 [number for number, _ in mine],
             )

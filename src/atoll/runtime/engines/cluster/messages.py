@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import AtollError
-from atoll.kernel.job import Assignment, Job, Phase
-from atoll.kernel.params import Structure, Tree, flatten, rows_of, unflatten
+from atoll.kernel.job import Assignment, Done, Job, Phase
+from atoll.kernel.params import Structure, Tree, flatten, rows_of, spread, unflatten
+from atoll.kernel.replies import Arrival, Replies
 
 Clients = NDArray[np.int64]
 
@@ -103,7 +104,6 @@ class Outcome:
     is_update: bool
     notes: Packed
     gradients: int
-    summed: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,24 @@ def tree_of(result: Any) -> tuple[Tree, bool]:
     """Return the result of some clients' work as a tree, and whether it was an Update."""
     if not isinstance(result, Update):
         return result, False
-    tree = {"send": dict(result.send), "weight": result.weight, "keep": result.keep, "beside": dict(result.beside)}
+    tree = {
+        "send": dict(result.send), "weight": result.weight, "keep": result.keep, "beside": dict(result.beside),
+        "summed": result.summed,
+    }  # fmt: skip
     return tree, True
+
+
+def add_up(done: Done[Update]) -> Done[Update]:
+    """Add up what some clients send: one row in place of one for each of them."""
+    update = done.result
+    leaves = [leaf for value in update.send.values() for leaf in value.values()]
+    if not leaves:
+        return done
+    weight = leaves[0].new_ones(len(done.clients), dtype=torch.float32) if update.weight is None else update.weight
+    replies = Replies([Arrival(done.clients, update.send, weight)], keep=False)
+    sums = {name: spread(replies.sum(name), 1) for name in update.send}
+    total = None if update.weight is None else replies.total[None]
+    return replace(done, result=replace(update, send=sums, weight=total, summed=True))
 
 
 def result_of(tree: Tree, is_update: bool) -> Any:

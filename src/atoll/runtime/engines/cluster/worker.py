@@ -32,6 +32,7 @@ from atoll.runtime.engines.cluster.messages import (
     Order,
     Outcome,
     Packed,
+    add_up,
     pack,
     tree_of,
 )
@@ -151,7 +152,8 @@ class Worker:
         elif isinstance(outcome, Lost):
             yield Missing(lot, outcome.clients, outcome.reason)
         else:
-            keep_what_counts(order, outcome)
+            finite = keep_what_counts(order, outcome)
+            outcome = add_up(outcome) if order.sums and finite else outcome
             tree, is_update = tree_of(outcome.result)
             notes = pack(dict(outcome.notes))
             yield Outcome(lot, outcome.clients, pack(tree), is_update, notes, outcome.gradients)
@@ -172,15 +174,17 @@ class Worker:
         return Trainings(seen, self._stop, lambda *epochs: self._epochs.append(epochs))
 
 
-def keep_what_counts(order: Order, done: Done[Any]) -> None:
-    """Keep for its clients what the run will keep for them: of those whose work is finite."""
+def keep_what_counts(order: Order, done: Done[Any]) -> bool:
+    """Keep for its clients what the run will keep for them: of those whose work is finite. Return whether all is."""
     last = isinstance(order.phase, Finish)
     if last and done.result is not None:
         done = replace(done, result=Update(keep=done.result), notes={})
     if not isinstance(done.result, Update):
-        return
+        return False
     numbers = reduce_to_numbers(done)
-    if numbers is not None and not np.isfinite(numbers).all():
+    finite = numbers is None or bool(np.isfinite(numbers).all())
+    if numbers is not None and not finite:
         done = done.only(torch.from_numpy(np.flatnonzero(np.isfinite(numbers).all(axis=0))))
     if len(done.clients):
         keep_at_clients(done, order.round - last)
+    return finite

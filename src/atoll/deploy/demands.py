@@ -1,0 +1,60 @@
+"""What a method asks of a federation of sites, said before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atoll.data.task import Task
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.errors import DeployError
+from atoll.kernel.params import Structure, Tree, flatten
+from atoll.kernel.wrapper import title_of
+from atoll.runtime.serialise import size_of
+
+
+def list_demands(method: Algorithm, task: Task, seed: int = 0) -> list[str]:
+    """Return what is particular about a method at sites, as sentences; raise if it cannot run there."""
+    name = title_of(method)
+    if method.needs_public_data and task.public is None:
+        raise DeployError(
+            f"{name} needs data of the server's own, samples that everybody may see. A coordinator with a schema has "
+            "none.",
+            hint="choose a method that needs no public data: `atoll list` says which.",
+        )
+    server = method.start(task.public_facts(seed))
+    found = []
+    if method.defines("prepare"):
+        found.append(
+            f"{name} begins with {method.exchanges} exchange(s) before the first round: that many more messages."
+        )
+    if method.defines("unicast"):
+        found.append(f"{name} sends each site something of its own: there is one message for each.")
+    if not method.sums_suffice:
+        found.append(f"{name} reads the reply of every single site: sums over sites would not do.")
+    if method.reads_validation:
+        found.append(f"{name} chooses on validation samples: a site without any is refused.")
+    if method.defines("finish"):
+        found.append(f"{name} has a last step at the sites, of which nothing is sent.")
+    if _holds_clients(server, task.clients) or (not method.sums_suffice and method.one_shot):
+        found.append(
+            f"At the end every site receives the server's state, which in {name} holds what other sites sent "
+            f"({size_of(server):,} bytes at the beginning)."
+        )
+    return found
+
+
+def _holds_clients(server: Tree, clients: int) -> bool:
+    """Return whether a server's state has a row for each client."""
+    leaves, structure = flatten(server)
+    sizes = (leaf.shape[0] if leaf.ndim else 0 for leaf in leaves)
+    return any(rows and size == clients for rows, size in zip(_list_rows(structure), sizes, strict=True))
+
+
+def _list_rows(structure: Structure) -> Iterator[bool]:
+    if structure.kind in ("tensor", "rows"):
+        yield structure.kind == "rows"
+    elif structure.kind in ("params", "stack"):
+        yield from (structure.kind == "stack" for _ in structure.names)
+    else:
+        for part in structure.parts:
+            yield from _list_rows(part)

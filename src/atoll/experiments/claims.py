@@ -1,0 +1,77 @@
+"""What may be said of a method that was chosen: its gain on seeds it was not chosen with, and how sure that is.
+
+    g_ks = a_ks - r_ks        client k, seed s, the same samples; turned where a lower score is better
+
+The mean gain G has an interval of two parts: clients differ, se_c = sd_k(g_k) / sqrt(N), and so do seeds,
+se_s = sd_s(G_s) / sqrt(S):
+
+    G ± t sqrt(se_c^2 + se_s^2)
+
+with Satterthwaite's degrees of freedom. The first part makes it a statement about clients like these.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Gains = NDArray[np.float64]  # [seed, client]
+FEWEST_CLIENTS = 6  # with fewer, gains are told client by client, without an interval
+SURE_SEEDS = 3
+BY_CHANCE = 0.16  # of clients are worse off by more than one standard error where there is no difference at all
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A mean gain, half its 95 % interval, and the two parts of its standard error; None where there is none."""
+
+    mean: float
+    half: float | None
+    of_clients: float | None
+    of_seeds: float | None
+    seeds: int
+    agree: bool  # whether all seeds have the sign of the mean
+
+    @property
+    def words(self) -> str:
+        """How sure it is: sure, likely, or no evidence."""
+        if self.half is None:
+            return "too few clients to say how sure"
+        apart = abs(self.mean) > self.half
+        if apart and self.agree and self.seeds >= SURE_SEEDS:
+            return "sure"
+        return "likely" if apart or (self.agree and self.seeds > 1) else "no evidence"
+
+
+def estimate_gain(gains: Gains, pooled: tuple[float, int] | None = None) -> Gain:
+    """Estimate the mean gain of clients like these.
+
+    `pooled` is the standard deviation over seeds and its degrees of freedom, from other methods too: two seeds alone
+    say little of it.
+    """
+    of_client, of_seed = np.nanmean(gains, axis=0), np.nanmean(gains, axis=1)
+    of_client = of_client[~np.isnan(of_client)]
+    mean, seeds, clients = float(np.mean(of_client)), len(of_seed), len(of_client)
+    agree = bool((np.sign(of_seed) == np.sign(mean)).all() and mean != 0)
+    if clients < FEWEST_CLIENTS:
+        return Gain(mean, None, None, None, seeds, agree)
+    from scipy import stats
+
+    se_clients = float(of_client.std(ddof=1)) / math.sqrt(clients)
+    spread, freedom = pooled or (float(of_seed.std(ddof=1)) if seeds > 1 else 0.0, max(seeds - 1, 1))
+    se_seeds = spread / math.sqrt(seeds)
+    both = se_clients**2 + se_seeds**2
+    whole = se_clients**4 / (clients - 1) + se_seeds**4 / freedom
+    half = 0.0 if both == 0 else float(stats.t.ppf(0.975, both**2 / whole)) * math.sqrt(both)
+    return Gain(mean, half, se_clients, se_seeds, seeds, agree)
+
+
+def pool_seeds(several: list[Gains]) -> tuple[float, int]:
+    """Return the standard deviation over seeds of the mean gains of several methods, and its degrees of freedom."""
+    means = [np.nanmean(gains, axis=1) for gains in several]
+    freedom = sum(len(one) - 1 for one in means)
+    squares = sum(float(((one - one.mean()) ** 2).sum()) for one in means)
+    return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 1)

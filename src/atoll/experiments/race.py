@@ -1,0 +1,273 @@
+"""A race: runs that are paused after some rounds, judged by validation scores, and continued if they are good enough.
+
+A run is begun with all its rounds, stopped after a few, and resumed, so nothing is done twice, and what survives is
+the run that it would have been without a pause, bit for bit. The task of a race has no test samples: in their place
+are the validation samples (`hide_test`). So no choice can rest on test scores, not even by mistake.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.data.batches import Split, find_offsets
+from atoll.data.task import Task
+from atoll.experiments.cells import Cell
+from atoll.federation import federate
+from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.errors import DivergedError, RunError
+from atoll.metrics import significance
+from atoll.records.configuration import Settings
+from atoll.records.labels import label
+from atoll.records.progress import ProgressTracker, call_all
+from atoll.records.report import Report
+from atoll.records.rounds import Round
+from atoll.runtime.engines.cluster import ClusterEngine
+from atoll.runtime.engines.local import LocalEngine
+from atoll.runtime.engines.trainings import TRAINED
+
+log = logging.getLogger("atoll.experiments.race")
+
+Scores = NDArray[np.float64]
+STEADY = 10  # samples at which a client's score counts half as much as one that is known exactly
+DOUBT = 0.1  # of dropping a method that is as good as the leader
+FEWEST_CLIENTS = 6  # to drop one by a test
+
+
+def hide_test(task: Task, *, halve: bool) -> Task:
+    """Return the task of a race: validation samples stand in for the test samples, which are not there.
+
+    Where a method reads validation samples, `halve` them: methods read one half of each client's, and are scored on
+    the other.
+    """
+    read, scored = _halve(task.splits["val"]) if halve else (task.splits["val"], task.splits["val"])
+    splits = {**task.splits, "val": read, "test": scored}
+    return replace(task, splits=splits, central=None, unseen=None, facts={**task.facts, "test": "validation samples"})
+
+
+def _halve(split: Split) -> tuple[Split, Split]:
+    """Return every second sample of each client, and the others, of which there may be one more."""
+    if not split.stored:
+        raise RunError(
+            "Validation samples must be stored to be halved for methods that read them. These are made when needed.",
+            hint="leave out methods that read validation samples.",
+        )
+    parts = [split.order[first:last] for first, last in zip(split.offsets, split.offsets[1:], strict=False)]
+    return tuple(  # type: ignore[return-value]
+        Split(torch.cat([part[begin::2] for part in parts]), find_offsets(np.array([len(p[begin::2]) for p in parts])))
+        for begin in (1, 0)
+    )
+
+
+def list_rungs(rounds: int) -> list[int]:
+    """Return the rounds after which methods are judged: about a ninth, a third, and all."""
+    first = max(1, rounds // 9)
+    middle = first * max(2, round(rounds / 3 / first))
+    return [first, middle, rounds] if middle < rounds else [first, rounds] if first < rounds else [rounds]
+
+
+@dataclass(eq=False)
+class Arm:
+    """A method with its values, and how far it came."""
+
+    entry: str  # the method as it was asked for
+    method: Algorithm
+    lr: float
+    rungs: dict[int, float] = field(default_factory=dict)  # the score on validation samples, by round
+    dropped_at: int | None = None
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """What it is called, as the command line takes it."""
+        return label(self.method)
+
+    def drop(self, rounds: int, reason: str) -> None:
+        """Note why it does not go on."""
+        self.dropped_at, self.reason = rounds, reason
+
+
+class Pause(threading.Event):
+    """Stops one run, at a round of its own or when all are to stop."""
+
+    def __init__(self, everything: threading.Event) -> None:
+        super().__init__()
+        self._everything = everything
+
+    def is_set(self) -> bool:
+        """Return whether the run is to end after its round."""
+        return super().is_set() or self._everything.is_set()
+
+
+@dataclass(eq=False)
+class Race:
+    """Arms that run on the same clients with the same seeds."""
+
+    tasks: Mapping[int, Task]  # by seed, without test samples
+    settings: Settings
+    engine: LocalEngine | ClusterEngine
+    folder: Path
+    stop: threading.Event
+    bar: ProgressTracker
+    arms: list[Arm] = field(default_factory=list)
+    reports: dict[tuple[Arm, int], Report] = field(default_factory=dict)
+    on_round: Callable[[Round], None] | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds a whole run has."""
+        return self.settings.rounds
+
+    def run(self, arm: Arm, rounds: int) -> None:
+        """Run an arm up to so many rounds, with every seed, and note its score; one that diverges is last."""
+        if arm not in self.arms:
+            self.arms.append(arm)
+        for seed, task in self.tasks.items():
+            if not self._continue(arm, seed, task, rounds):
+                arm.rungs[rounds] = -math.inf
+                arm.drop(rounds, "diverged")
+                return
+        arm.rungs[rounds] = self.score(arm, rounds)
+
+    def _continue(self, arm: Arm, seed: int, task: Task, rounds: int) -> bool:
+        """Run with one seed up to so many rounds; return False if it diverges."""
+        found = self.reports.get((arm, seed))
+        if found is not None and found.done >= rounds:
+            return True
+        cell = Cell.find(arm.label, arm.method, seed, task, self.settings, self.folder)
+        report, rounds = cell.done, min(rounds, cell.settings.rounds)
+        show = self.bar.begin(f"{arm.label}, seed {seed}", 0 if report is None else report.done)
+        if report is None or report.done < rounds:
+            pause = Pause(self.stop)
+
+            def look_ahead(line: Round) -> None:
+                if rounds - 1 <= line.round < cell.settings.rounds:
+                    pause.set()
+
+            if (0 if report is None else report.done) >= rounds - 1 and rounds < cell.settings.rounds:
+                pause.set()  # the first round to come is the last before the pause
+            try:
+                federate(
+                    task, arm.method, settings=cell.settings, engine=self.engine, folder=cell.place,
+                    resume=report is not None, on_round=call_all(look_ahead, show, self.on_round),
+                    on_epoch=self.bar.show_epoch, stop=pause, trained=self.folder / TRAINED, progress=False,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                if self.stop.is_set():
+                    raise
+            except DivergedError as error:
+                log.info("%s with seed %d diverged: %s", arm.label, seed, error)
+                return False
+            assert cell.place is not None
+            report = Report.read(cell.place)
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+        self.reports[arm, seed] = report
+        return True
+
+    # -- scores ------------------------------------------------------------------------------------------------------
+    @property
+    def sign(self) -> int:
+        """1 if a higher score is better, else -1."""
+        return next(iter(self.reports.values())).sign
+
+    def scores(self, arm: Arm, rounds: int) -> Scores:
+        """Return the validation score of each client after so many rounds, as [seed, client]."""
+        return np.stack([_scores_after(self.reports[arm, seed], rounds) for seed in self.tasks])
+
+    def samples(self, arm: Arm) -> Scores:
+        """Return how many validation samples each client is scored on, as [seed, client]."""
+        return np.stack([self.reports[arm, seed].samples() for seed in self.tasks]).astype(np.float64)
+
+    def weights(self, arm: Arm) -> Scores:
+        """Return how much each client counts in a choice: less with few samples, nothing without."""
+        samples = self.samples(arm)
+        return samples / (samples + STEADY)
+
+    def score(self, arm: Arm, rounds: int) -> float:
+        """Return the mean validation score over clients and seeds; clients with few samples count less."""
+        return weighted_mean(self.scores(arm, rounds), self.weights(arm))
+
+    def rank(self, arms: Sequence[Arm], rounds: int) -> list[Arm]:
+        """Sort arms by their score after so many rounds, the best first; diverged ones last."""
+        return sorted(arms, key=lambda arm: -self.value(arm, rounds))
+
+    def value(self, arm: Arm, rounds: int) -> float:
+        """Return the score after so many rounds, turned where less is better."""
+        score = arm.rungs.get(rounds, -math.inf)
+        return score if not math.isfinite(score) else self.sign * score
+
+    def lead(self, arm: Arm, other: Arm, rounds: int) -> tuple[float, float, Scores]:
+        """Return how much better an arm is than another, the standard error over clients, and each client's lead."""
+        lead = self.sign * (self.scores(arm, rounds) - self.scores(other, rounds))
+        weights = self.weights(arm)
+        of_client, weight = np.nanmean(lead, axis=0), weights.mean(axis=0)
+        known = ~np.isnan(of_client) & (weight > 0)
+        mean = weighted_mean(of_client[known], weight[known])
+        share = weight[known] / weight[known].sum() if known.any() else weight[known]
+        error = math.sqrt(float((share**2 * (of_client[known] - mean) ** 2).sum()))
+        return mean, error * math.sqrt(known.sum() / max(known.sum() - 1, 1)), of_client[known]
+
+    def is_beaten(self, arm: Arm, leader: Arm, rounds: int, tests: int) -> bool:
+        """Return whether an arm is behind the leader beyond doubt, among so many tests."""
+        from scipy import stats
+
+        mean, error, of_client = self.lead(arm, leader, rounds)
+        if len(of_client) < FEWEST_CLIENTS:
+            return False
+        return bool(mean + stats.t.ppf(1 - DOUBT / (2 * tests), len(of_client) - 1) * error < 0)
+
+    def count_harmed(self, arm: Arm, alone: Arm) -> float:
+        """Count the clients that validation samples show to be worse off than alone, as a mean over seeds."""
+        counts = []
+        for seed in self.tasks:
+            one, other = self.reports[arm, seed], self.reports[alone, seed]
+            gain = self.sign * (one.scores() - other.scores())
+            error = significance.standard_error(one.variances(), other.variances(), one.samples())
+            counts.append(int(significance.is_harmed(gain, error).sum()))
+        return float(np.mean(counts))
+
+    def megabytes(self, arm: Arm) -> float:
+        """Return what a client would send and receive in all rounds, as far as those that were run show."""
+        found = [self.reports[arm, seed] for seed in self.tasks if (arm, seed) in self.reports]
+        sent = [(one.megabytes("up") + one.megabytes("down")) * one.rounds / max(one.done, 1) for one in found]
+        return float(np.mean(sent)) / next(iter(self.tasks.values())).clients if sent else 0.0
+
+    def gradients(self, arm: Arm) -> float:
+        """Return the gradients that all clients took."""
+        return float(np.mean([self.reports[arm, seed].gradients for seed in self.tasks]))
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What all runs of the race took together."""
+        runs = self.reports.values()
+        return {
+            "rounds": sum(run.done for run in runs),
+            "gradients": sum(run.gradients for run in runs),
+            "mb": round(sum(run.megabytes("up") + run.megabytes("down") for run in runs), 3),
+            "seconds": round(sum(run.seconds for run in runs), 1),
+        }
+
+
+def weighted_mean(values: Scores, weights: Scores) -> float:
+    """Return the mean of what is known."""
+    known = ~np.isnan(values) & (weights > 0)
+    return float((values[known] * weights[known]).sum() / weights[known].sum()) if known.any() else math.nan
+
+
+def _scores_after(report: Report, rounds: int) -> Scores:
+    """Return each client's score after so many rounds; one-shot methods have one."""
+    wanted = min(rounds, report.rounds)
+    for line in report.evaluations:
+        if line.round == wanted:
+            assert line.personal is not None
+            return np.array(line.personal["test"].clients, dtype=np.float64)
+    raise RunError(f"The run in {report.folder} must have been scored after round {wanted}. It was not.")

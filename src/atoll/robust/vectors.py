@@ -1,0 +1,99 @@
+"""The replies of a round as rows of one matrix X, a row per client: all floating-point leaves of all fields.
+
+X itself is never made: it would hold every model twice. Distances and inner products are sums over leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.kernel.algorithm import Arrival
+from atoll.kernel.params import Params, Stack
+
+Fields = Mapping[str, Stack]
+
+
+def stack_arrivals(arrivals: Sequence[Arrival]) -> dict[str, Stack]:
+    """Return the fields of all replies, a row per client."""
+    first = arrivals[0].fields
+    if len(arrivals) == 1:
+        return dict(first)
+    return {
+        name: Stack(
+            {leaf: torch.cat([one.fields[name][leaf] for one in arrivals]) for leaf in first[name]}, first[name].layout
+        )
+        for name in first
+    }
+
+
+def floating_leaves(fields: Fields) -> Iterator[Tensor]:
+    """Yield the floating-point leaves of all fields as matrices, [client, number]."""
+    for value in fields.values():
+        for leaf in value.values():
+            if leaf.is_floating_point():
+                yield leaf.flatten(1) if leaf.ndim > 1 else leaf[:, None]
+
+
+def gram(leaves: Iterable[Tensor], *, centred: bool = False) -> Tensor:
+    """Return X X' in float64; `centred` moves the origin to the median of the coordinates, which outliers cannot move.
+
+    With the origin among the honest replies, a reply of any size leaves the distances between others exact.
+    """
+    total: Tensor | None = None
+    for rows in leaves:
+        wide = rows.double()
+        if centred:
+            wide = wide - take_median(wide)
+        product = wide @ wide.T
+        total = product if total is None else total + product
+    assert total is not None, "replies without numbers have no distances"
+    return total
+
+
+def squared_distances(products: Tensor) -> Tensor:
+    """Return the squared distances between rows from their inner products."""
+    own = products.diagonal()
+    return (own[:, None] + own[None, :] - 2 * products).clamp(min=0)
+
+
+def take_median(rows: Tensor) -> Tensor:
+    """Return the median of each column: of an even number of rows, the mean of the middle two."""
+    ordered, count = rows.sort(dim=0).values, len(rows)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+
+
+def reduce_leaves(fields: Fields, reduce: Callable[[Tensor], Tensor]) -> dict[str, Params]:
+    """Return `reduce` of the rows of every floating-point leaf; of whole numbers, the lower median."""
+
+    def reduce_leaf(leaf: Tensor) -> Tensor:
+        if leaf.dtype == torch.bool:
+            return leaf.to(torch.uint8).median(dim=0).values.bool()
+        if not leaf.is_floating_point():
+            return leaf.median(dim=0).values
+        made: Tensor = reduce(leaf.reshape(len(leaf), -1)).reshape(leaf.shape[1:])
+        return made
+
+    return {
+        name: Params({leaf: reduce_leaf(rows) for leaf, rows in value.items()}, value.layout)
+        for name, value in fields.items()
+    }
+
+
+def mix_rows(fields: Fields, shares: Tensor) -> dict[str, Stack]:
+    """Return M X for a matrix M of shares, [row, client]; whole numbers stay those of the first rows."""
+
+    def mix(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf[: len(shares)]
+        mixed: Tensor = torch.tensordot(shares.to(leaf), leaf, dims=1)
+        return mixed
+
+    return {name: value.map(mix) for name, value in fields.items()}
+
+
+def weigh(fields: Fields, shares: Tensor) -> dict[str, Params]:
+    """Return sum_i a_i x_i for shares a of the clients."""
+    return reduce_leaves(fields, lambda rows: torch.matmul(shares.to(rows), rows))

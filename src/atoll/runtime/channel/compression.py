@@ -1,0 +1,313 @@
+"""Lean messages: `topk:0.01`, `randk:0.1`, `qsgd:8`, `sign`, `lowrank:2`.
+
+Fields that hold a model, or a change of one, are packed as one vector of all their floating-point numbers; statistics
+and labels travel as they are, and so do whole numbers. What travels are the packed tensors, and the ledger counts
+these. Where packing loses a direction for good (topk, sign, lowrank), a client remembers what was cut off and adds it
+to what it sends next (error feedback); so what was sent over all rounds, and what is remembered, add up to all changes.
+
+References: Stich et al., NeurIPS 2018 (top-k with memory); Alistarh et al., NeurIPS 2017 (QSGD); Karimireddy et al.,
+ICML 2019 (sign with error feedback); Vogels et al., NeurIPS 2019 (PowerSGD).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.kernel.errors import HyperparameterError, unknown
+from atoll.kernel.params import Layout, Params, Stack, spread
+from atoll.kernel.randomness import Keys, generator
+from atoll.runtime.channel.stages import Place, Sent, Stage
+
+Notes = Mapping[str, Tensor]  # what clients remember of a field
+Packed = tuple[dict[str, Tensor], dict[str, Tensor]]  # what travels, and what clients remember beside what was cut off
+PACKED = "packed."  # before the names of tensors that were packed
+
+
+class Form(NamedTuple):
+    """What a packed field was: names, shapes and types of its leaves; all of it is public."""
+
+    shapes: dict[str, torch.Size]  # of the floating-point leaves, without the client axis
+    dtype: torch.dtype
+    layout: Layout | None
+    order: tuple[str, ...]  # of all leaves
+
+    @property
+    def size(self) -> int:
+        """How many numbers the vector has."""
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    def to_rows(self, value: Stack) -> Tensor:
+        """Return the field as a matrix, a row per client."""
+        return torch.cat([value[name].reshape(value.clients, -1) for name in self.shapes], dim=1)
+
+    def to_leaves(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the floating-point leaves that a matrix holds."""
+        parts = torch.split(rows.to(self.dtype), [shape.numel() for shape in self.shapes.values()], dim=1)
+        return {
+            name: part.reshape(len(rows), *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+
+def form_of(value: Stack) -> Form:
+    """Return the form of a field."""
+    floating = value.floating
+    dtype = next(iter(floating.values())).dtype
+    shapes = {name: leaf.shape[1:] for name, leaf in floating.items()}
+    return Form(shapes, dtype, value.layout, tuple(value))
+
+
+@dataclass(frozen=True)
+class Compression(Stage):
+    """Base of all compressions."""
+
+    name: ClassVar[str]
+    feeds_back: ClassVar[bool] = True  # clients remember what was cut off
+    linear: ClassVar[bool] = False  # packed messages may be added up, so secure sums can carry them
+
+    def apply(self, sent: Sent, place: Place) -> Sent:
+        """Pack the fields that hold a model; see `Stage.apply`."""
+        fields, forms = dict(sent.fields), dict(sent.forms)
+        for name, value in sent.fields.items():
+            if place.kinds.get(name, "model") != "model" or not len(value.floating):
+                continue
+            form = form_of(value)
+            rows = form.to_rows(value)
+            before = self._recall(place, name, Params.of(cut=rows.new_zeros(form.size), **self.first_notes(form, name)))
+            rows = rows + before["cut"].to(rows)
+            packed, notes = self.pack(rows, form, place, name, before)
+            forms[name] = form
+            fields[name] = Stack(
+                {PACKED + key: leaf for key, leaf in packed.items()} | dict(value.without(form.shapes))
+            )
+            if self.feeds_back and place.memory is not None:
+                left = Stack.of(cut=rows - self.unpack(packed, form, place, name).to(rows), **notes)
+                place.memory.beside(f"compress {name}").keep(place.clients, left, round=place.round)
+        return sent._replace(fields=fields, forms=forms)
+
+    def restore(self, sent: Sent, place: Place) -> Sent:
+        """Unpack what was packed; see `Stage.restore`."""
+        fields = dict(sent.fields)
+        for name, form in sent.forms.items():
+            value = sent.fields[name]
+            packed = {key.removeprefix(PACKED): leaf for key, leaf in value.items() if key.startswith(PACKED)}
+            leaves = dict(value) | form.to_leaves(self.unpack(packed, form, place, name))
+            fields[name] = Stack({leaf: leaves[leaf] for leaf in form.order}, form.layout)
+        return sent._replace(fields=fields, forms={})
+
+    def _recall(self, place: Place, name: str, default: Params) -> Mapping[str, Tensor]:
+        """Return what these clients remember of a field; the default's rows where they remember nothing."""
+        first = spread(default, len(place.clients))
+        if not self.feeds_back or place.memory is None:
+            return first
+        kept: Stack = place.memory.beside(f"compress {name}").recall(place.clients, first, before=place.round)
+        return kept
+
+    def first_notes(self, form: Form, field: str) -> dict[str, Tensor]:
+        """Return what clients remember beside what was cut off, before they have packed anything."""
+        return {}
+
+    def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
+        """Return the tensors that travel for a matrix of one row per client, and what clients remember beside."""
+        raise NotImplementedError
+
+    def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
+        """Return the matrix that the server reads."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TopK(Compression):
+    """The share P of all numbers that are largest, with their places."""
+
+    share: float = 0.01
+    name: ClassVar[str] = "topk"
+
+    def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
+        """Return the largest numbers; of equal ones those that come first."""
+        count = math.ceil(self.share * form.size)
+        index = rows.abs().argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
+        return {"values": rows.gather(1, index), "index": index.to(torch.int32)}, {}
+
+    def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
+        """Return the numbers at their places, and 0 elsewhere."""
+        values = packed["values"]
+        return values.new_zeros(len(values), form.size).scatter_(1, packed["index"].long(), values)
+
+
+@dataclass(frozen=True)
+class RandomK(Compression):
+    """The share P of all numbers, at places that are drawn anew in every round and known to everybody."""
+
+    share: float = 0.1
+    name: ClassVar[str] = "randk"
+    feeds_back: ClassVar[bool] = False  # right on average
+    linear: ClassVar[bool] = True
+
+    def places(self, form: Form, place: Place, field: str) -> Tensor:
+        """Draw the places of a round."""
+        count = math.ceil(self.share * form.size)
+        drawn = generator(place.seed, "randk", place.round, field).choice(form.size, count, replace=False)
+        return torch.from_numpy(drawn).sort().values
+
+    def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
+        """Return the numbers at the drawn places, enlarged as much as others are left out."""
+        index = self.places(form, place, field).to(rows.device)
+        return {"values": rows[:, index] * (form.size / len(index))}, {}
+
+    def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
+        """Return the numbers at their places, and 0 elsewhere."""
+        values = packed["values"]
+        made = values.new_zeros(len(values), form.size)
+        made[:, self.places(form, place, field).to(values.device)] = values
+        return made
+
+
+@dataclass(frozen=True)
+class Quantised(Compression):
+    """QSGD: each number in B bits, rounded up or down at random, so it is right on average; and the vector's norm."""
+
+    bits: int = 8
+    name: ClassVar[str] = "qsgd"
+    feeds_back: ClassVar[bool] = False  # right on average
+
+    @property
+    def levels(self) -> int:
+        """How many steps there are from 0 to the norm."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
+        """Return the norm, and the level of every number with its sign."""
+        clients = torch.from_numpy(place.clients).to(rows.device)
+        keys = Keys.of(clients, place.seed, "qsgd", place.round, field)
+        columns = torch.arange(form.size, device=rows.device)
+        norms = rows.double().norm(dim=1)
+        scaled = self.levels * rows.abs().double() / norms.clamp(min=1e-300)[:, None]
+        drawn = Keys(keys.low[:, None], keys.high[:, None]).uniform(columns, torch.float64)
+        level = (scaled.floor() + (drawn < scaled - scaled.floor())) * rows.sign()
+        return {"norm": norms.float()[:, None], "levels": to_bits(level.long() + self.levels, self.bits)}, {}
+
+    def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
+        """Return the numbers that the levels stand for."""
+        level = from_bits(packed["levels"], self.bits, form.size) - self.levels
+        return packed["norm"].double() * level / self.levels
+
+
+@dataclass(frozen=True)
+class Signs(Compression):
+    """The sign of every number, in one bit, and their mean size."""
+
+    name: ClassVar[str] = "sign"
+
+    def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
+        """Return the mean size and the signs."""
+        return {"size": rows.abs().double().mean(1, keepdim=True).float(), "signs": to_bits((rows >= 0).long(), 1)}, {}
+
+    def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
+        """Return plus or minus the mean size."""
+        return packed["size"].double() * (2 * from_bits(packed["signs"], 1, form.size) - 1)
+
+
+@dataclass(frozen=True)
+class LowRank(Compression):
+    """PowerSGD: each matrix as a product of two thin ones of rank R; vectors travel as they are."""
+
+    rank: int = 2
+    name: ClassVar[str] = "lowrank"
+
+    def _matrices(self, form: Form) -> dict[str, tuple[int, int]]:
+        """Return rows and columns of the leaves that are worth it."""
+        sizes = {name: (shape[0], shape[1:].numel()) for name, shape in form.shapes.items() if len(shape) > 1}
+        return {name: (m, n) for name, (m, n) in sizes.items() if self.rank * (m + n) < m * n}
+
+    def first_notes(self, form: Form, field: str) -> dict[str, Tensor]:
+        """Return the first right factors, the same for everybody."""
+        return {
+            f"right{number}": torch.from_numpy(
+                generator(0, "lowrank", field, number).standard_normal((n, self.rank))
+            ).to(form.dtype)
+            for number, (_, n) in enumerate(self._matrices(form).values())
+        }
+
+    def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
+        """Return both factors of every matrix, P = orth(M Q) and M' P, with Q of the last time; and the vectors."""
+        leaves, packed, factors = form.to_leaves(rows), dict[str, Tensor](), dict[str, Tensor]()
+        for number, (name, (m, n)) in enumerate(self._matrices(form).items()):
+            matrix = leaves.pop(name).reshape(len(rows), m, n)
+            left = torch.linalg.qr(matrix @ notes[f"right{number}"].to(matrix)).Q
+            packed[f"left{number}"], factors[f"right{number}"] = left, matrix.mT @ left
+        if leaves:
+            packed["vectors"] = torch.cat([leaf.reshape(len(rows), -1) for leaf in leaves.values()], dim=1)
+        return packed | factors, factors
+
+    def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
+        """Return the products of the factors, and the vectors."""
+        matrices = self._matrices(form)
+        count = len(next(iter(packed.values())))
+        plain = [shape.numel() for name, shape in form.shapes.items() if name not in matrices]
+        vectors = iter(torch.split(packed["vectors"], plain, dim=1) if plain else ())
+        numbers = {name: number for number, name in enumerate(matrices)}
+        parts = [
+            (packed[f"left{numbers[name]}"] @ packed[f"right{numbers[name]}"].mT).reshape(count, -1)
+            if name in numbers
+            else next(vectors)
+            for name in form.shapes
+        ]
+        return torch.cat(parts, dim=1)
+
+
+def to_bits(numbers: Tensor, bits: int) -> Tensor:
+    """Pack rows of numbers below 2^bits into bytes, as many to a byte as fit; bits divides 8."""
+    each = 8 // bits
+    short = -numbers.shape[1] % each
+    wide = torch.nn.functional.pad(numbers, (0, short)).reshape(len(numbers), -1, each)
+    shifts = torch.arange(each, device=numbers.device) * bits
+    joined: Tensor = (wide << shifts).sum(2).to(torch.uint8)
+    return joined
+
+
+def from_bits(packed: Tensor, bits: int, size: int) -> Tensor:
+    """Return the numbers that `to_bits` packed."""
+    shifts = torch.arange(8 // bits, device=packed.device) * bits
+    wide = (packed.long()[:, :, None] >> shifts) & (2**bits - 1)
+    numbers: Tensor = wide.reshape(len(packed), -1)[:, :size]
+    return numbers
+
+
+COMPRESSIONS: dict[str, type[Compression]] = {one.name: one for one in (TopK, RandomK, Quantised, Signs, LowRank)}
+_VALUES: dict[str, tuple[str, type, Any, str]] = {
+    "topk": ("share", float, lambda v: 0 < v <= 1, "a share in (0, 1]"),
+    "randk": ("share", float, lambda v: 0 < v <= 1, "a share in (0, 1]"),
+    "qsgd": ("bits", int, lambda v: v in (2, 4, 8), "2, 4 or 8 bits (1 bit is `sign`)"),
+    "lowrank": ("rank", int, lambda v: v >= 1, "a rank of at least 1"),
+}
+
+
+def parse_compression(words: str) -> Compression | None:
+    """Parse a compression from words; None for `none`."""
+    if words == "none":
+        return None
+    name, colon, value = words.partition(":")
+    if name not in COMPRESSIONS:
+        raise unknown("compression", name, [*COMPRESSIONS, "none"])
+    kind = COMPRESSIONS[name]
+    if not colon:
+        return kind()
+    if name not in _VALUES:
+        raise HyperparameterError(f"The compression {name} takes no value. Got {words!r}.")
+    field, read, holds, expected = _VALUES[name]
+    try:
+        number = read(value)
+    except ValueError:
+        number = None
+    if number is None or not holds(number):
+        raise HyperparameterError(
+            f"`{name}` must be given with {expected}. Got {value!r}.", hint="for example topk:0.01."
+        )
+    return kind(**{field: number})

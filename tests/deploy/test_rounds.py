@@ -1,0 +1,343 @@
+"""The offline story: five hospitals in five directories, one coordinator without data, and files that are carried."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+from deploy.story import NAMES, Story, forge, is_in, write_hospital
+from typer.testing import CliRunner
+
+from atoll.cli import app
+from atoll.compose import create
+from atoll.data.schema import Schema
+from atoll.data.task import Task
+from atoll.deploy import files, messages, store
+from atoll.deploy.coordinator import seat_sites
+from atoll.deploy.demands import list_demands
+from atoll.deploy.keys import Key
+from atoll.deploy.schemas import task_without_data
+from atoll.deploy.showing import describe
+from atoll.kernel.errors import DeployError, RefusedError
+from atoll.runtime import serialise
+
+
+def atoll(folder: Path, *words: str, fails: bool = False) -> str:
+    """Run a command in a folder, with the only key that is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("ATOLL_KEYS", str(folder / "keys"))
+        result = CliRunner().invoke(app, list(words))
+    assert bool(result.exit_code) == fails, result.output
+    return result.output
+
+
+def carry(path: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, to)
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("fafi:epochs=1", 1), ("ditto", 3)])
+def test_five_directories_that_share_nothing(tmp_path, method, rounds) -> None:
+    center, homes = tmp_path / "center", [tmp_path / name for name in NAMES]
+    for number, home in enumerate(homes):
+        write_hospital(home / "my.csv", number, samples=30)
+        atoll(home, "keys", home.name)
+        carry(home / "keys" / f"{home.name}.pub", center / "sites" / f"{home.name}.pub")
+    atoll(center, "keys", "center")
+    atoll(homes[0], "data", "schema", "my.csv", "--target", "readmitted")
+    carry(homes[0] / "schema.json", center / "schema.json")
+    asked = ["--sites", "sites", "--model", "mlp:4", "--rounds", str(rounds)]
+    atoll(center, "round", "start", method, "--own-schema", "schema.json", *asked, "-o", "job.atoll")
+    newest = center / "job.atoll"
+    for done in range(rounds):
+        for home in homes:
+            carry(newest, home / "job.atoll")
+            atoll(home, "round", "train", "job.atoll", "--data", "my.csv", "-o", "reply.atoll")
+            carry(home / "reply.atoll", center / f"replies-{done}" / f"{home.name}.atoll")
+        newest = center / f"next-{done}.atoll"
+        atoll(center, "round", "finish", f"replies-{done}", "-o", newest.name)
+    found = {}
+    for home in homes:
+        carry(newest, home / "result.atoll")
+        shown = atoll(home, "round", "apply", "result.atoll", "--data", "my.csv", "-o", "scores.atoll")
+        found[home.name] = float(next(line for line in shown.splitlines() if "personal" in line).split()[-1])
+        carry(home / "scores.atoll", center / "scores" / f"{home.name}.atoll")
+        with safetensors.safe_open(home / "models" / f"{home.name}.safetensors", "pt") as model:
+            about = json.loads(model.metadata()["atoll"])
+        assert about["preprocessing"]["inputs"]["target"] == "readmitted"
+    shown = atoll(center, "round", "finish", "scores")
+    assert "report" in shown
+    assert (center / "federation" / "report.html").stat().st_size > 10_000
+    assert not [*center.rglob("my.csv")]
+    line = json.loads((center / "federation" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["replied"] == 5
+    scores = line["evaluation"]["personal"]["test"]["clients"]
+    np.testing.assert_allclose([found[name] for name in sorted(found)], scores, atol=6e-4)
+    for home in homes:  # no sample left
+        task = Task.of_site(str(home / "my.csv"), Schema.load(center / "schema.json"), model="mlp:4")
+        assert not any(is_in(home / "reply.atoll", sample) for sample in task.x.numpy())
+
+
+def test_a_reply_is_shown_byte_for_byte(tmp_path) -> None:
+    story = Story(tmp_path, "ditto")
+    path = story.reply("Ulm")
+    for one in (path, story.waiting.written["Ulm"]):
+        assert describe(messages.read_file(one)).bytes == one.stat().st_size
+    shown = atoll(tmp_path, "round", "show", str(path))
+    assert "train 24, val 6, test 10" in shown
+    assert "no sample, nothing that clients keep" in shown
+    assert f"{path.stat().st_size:,}" in shown
+
+
+def test_the_report_is_that_of_any_run(tmp_path) -> None:
+    report = Story(tmp_path, "ditto").play()
+    assert report.finished
+    assert report.history[0]["replied"] == 3
+    assert report.ledger.bytes("up") > 0
+    assert np.isfinite(report.scores()).all()
+
+
+# -- what a site refuses -----------------------------------------------------------------------------------------------
+
+
+def refusal(story, name="Ulm", data=None, **more):
+    """Return the reason for which a site refuses a job."""
+    job = story.waiting.written[name].read_bytes() if data is None else data
+    with pytest.raises(RefusedError) as caught:
+        story.site(name, **more).answer(job)
+    return str(caught.value)
+
+
+def test_a_site_refuses_what_it_has_not_agreed_to(tmp_path) -> None:
+    story = Story(tmp_path)
+    job, mallory = story.waiting.written["Ulm"].read_bytes(), Key.make("center")
+    assert "altered" in refusal(story, data=job[:-1] + bytes([job[-1] ^ 1]))
+    assert "altered, or it was not signed" in refusal(story, data=forge(job, round=1))
+    assert "it must be whole" in refusal(story, data=job[:-1])
+    assert "does not begin like one" in refusal(story, data=b"PK\x03\x04" + job[4:])
+    assert "the form 1 of messages. It has 9" in refusal(story, data=job[:6] + b"\x09" + job[7:])
+    assert "takes jobs only" in refusal(story, data=story.reply("Porto").read_bytes())
+    ahead = forge(job, story.key, written="2099-01-01T00:00:00+00:00")
+    assert "hint: one of the clocks is off" in refusal(story, data=ahead)
+    other = forge(job, story.key, versions={"atoll": "9.3.0", "code": "?"})
+    assert "center has Atoll 9.3.0, this is Atoll" in refusal(story, data=other)
+    assert "that matters" in refusal(story, data=other)
+    known = story.key.public.value.hex()
+    assert "not signed by the coordinator" in refusal(story, data=forge(job, mallory), coordinator=known)
+    story.reply("Ulm")
+    assert "not signed by the coordinator" in refusal(story, data=forge(job, mallory, number=1))
+    changed = json.loads(json.dumps(story.terms.as_json())) | {"seed": 7}
+    assert "its terms differ" in refusal(story, data=forge(job, story.key, number=1, about={"terms": changed}))
+
+
+def test_a_site_refuses_methods_that_are_not_installed(tmp_path) -> None:
+    story = Story(tmp_path)
+    job = story.waiting.written["Ulm"].read_bytes()
+    (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
+    for method in (
+        {"name": str(tmp_path / "evil.py"), "file": None, "values": {}},
+        {"name": "evil", "file": "0" * 64, "values": {}},
+        {"name": "evil", "file": str(tmp_path / "evil.py"), "values": {}},
+        {"name": "fedavg", "file": None, "values": {"epochs": -1}},
+        {"name": "no-such-method", "file": None, "values": {}},
+        {"name": "fedavg"},
+        [],
+    ):
+        reason = refusal(story, data=forge(job, story.key, about={"method": method}))
+        assert "center" in reason
+        assert "executed" not in reason
+
+
+def test_a_site_names_the_column_that_does_not_fit(tmp_path) -> None:
+    story = Story(tmp_path)
+    path = tmp_path / "Ulm" / "my.csv"
+    text = path.read_text()
+    path.write_text(text.replace("pressure", "druck"))
+    assert "pressure" in refusal(story)
+    path.write_text(text.replace(",F,", ",X,"))
+    assert "`sex` must hold one of F, M" in refusal(story)
+    path.write_text(text.replace("yes", "perhaps"))
+    assert "readmitted" in refusal(story)
+
+
+def test_a_site_without_validation_data_is_refused_where_it_matters(tmp_path) -> None:
+    story = Story(tmp_path, "fedfomo")
+    (tmp_path / "Ulm" / "my.csv").write_text("age,sex,pressure,readmitted\n50,F,120,yes\n60,M,110,no\n")
+    assert "chooses on validation data, and a client of this site has none" in refusal(story)
+    story.reply("Porto")
+
+
+def test_a_site_has_one_place(tmp_path) -> None:
+    story = Story(tmp_path)
+    assert "the place of Porto belongs to another key" in refusal(story, site="Porto")
+    assert "has no place for Bonn. It has: Ulm, Porto, Lund" in refusal(story, site="Bonn")
+    story.keys["Ulm"] = Key.make("Bonn")
+    assert "has no place for Bonn" in refusal(story)
+
+
+def test_the_same_job_gets_the_same_reply_and_an_older_one_none(tmp_path) -> None:
+    story = Story(tmp_path, "ditto", rounds=3)
+    first = story.waiting.written["Ulm"].read_bytes()
+    replies = [story.reply(name) for name in story.names]
+    again = story.site("Ulm").answer(first)
+    assert again == replies[0].read_bytes()
+    story.finish(replies)
+    story.reply("Ulm")
+    assert "it is outdated: it is number 0" in refusal(story, data=first)
+
+
+def test_a_full_disk_changes_nothing(tmp_path, monkeypatch) -> None:
+    story = Story(tmp_path, "ditto")
+    write, full = store.write_whole, [True]
+
+    def write_some(path, data):
+        if full[0] and path.name.startswith("reply"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(store, "write_whole", write_some)
+    with pytest.raises(DeployError, match="must have room .* It is full.\nhint: make room and give the same command"):
+        story.reply("Ulm")
+    full[0] = False
+    assert messages.read_file(story.reply("Ulm")).header.round == 0
+
+
+def test_what_a_site_keeps_must_be_as_it_was_written(tmp_path) -> None:
+    story = Story(tmp_path, "ditto")
+    story.finish([story.reply(name) for name in story.names])
+    (kept,) = (tmp_path / "Ulm" / "state").rglob("kept-*")
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    with pytest.raises(DeployError, match="was changed or damaged"):
+        story.reply("Ulm")
+
+
+# -- what a coordinator refuses ----------------------------------------------------------------------------------------
+
+
+def refused(story, data, *others):
+    """Return the reason for which a coordinator refuses a file."""
+    path = story.folder / "forged.atoll"
+    path.write_bytes(data)
+    found, transport = story.finish([path, *others])
+    assert isinstance(found, files.Waiting)
+    return transport.refused.get(path, "")
+
+
+def test_a_coordinator_refuses_by_name(tmp_path) -> None:
+    story = Story(tmp_path)
+    ulm = story.reply("Ulm").read_bytes()
+    mallory, key, layout = Key.make("Ulm"), story.keys["Ulm"], task_without_data(story.terms).network.layout
+    assert "altered" in refused(story, ulm[:-1] + bytes([ulm[-1] ^ 1]))
+    assert "it was not signed with the key of Ulm" in refused(story, forge(ulm, mallory))
+    assert "it belongs to another federation" in refused(story, forge(ulm, key, federation="0" * 32))
+    assert "it is foreign: Bonn is not among" in refused(story, forge(ulm, key, about={"site": "Bonn"}))
+    assert "it was not signed with the key of Porto" in refused(story, forge(ulm, key, about={"site": "Porto"}))
+    assert "it is of a job to come" in refused(story, forge(ulm, key, number=3, round=1))
+    assert "it answers another job: of another method" in refused(story, forge(ulm, key, about={"answers": "0" * 64}))
+    assert "before what it answers" in refused(story, forge(ulm, key, written="2020-01-01T00:00:00+00:00"))
+    assert "hint: one of the clocks is off" in refused(story, forge(ulm, key, written="2099-01-01T00:00:00+00:00"))
+    assert "must be a reply of a site. It is a job" in refused(story, story.waiting.written["Ulm"].read_bytes())
+    assert "9.3.0" in refused(story, forge(ulm, key, versions={"atoll": "9.3.0", "code": "?"}))
+    tree = serialise.from_bytes(messages.read(ulm).body, layout)
+    (one,) = tree[0]
+    delta = one["result"]["delta"]
+
+    def reply(**changes):
+        return forge(ulm, key, body=serialise.to_bytes([[{**one, **changes}]], about=""))
+
+    assert "it must be finite" in refused(story, reply(result={"delta": delta * float("nan")}))
+    assert "it holds secret, which the method does not send" in refused(story, reply(result={"secret": delta}))
+    assert "weight must not be negative" in refused(story, reply(weight=-one["weight"]))
+    assert "it must answer for the clients [0]" in refused(story, reply(clients=one["clients"] + 1))
+    assert "must say how many samples" in refused(story, forge(ulm, key, about={"samples": {"train": [3]}}))
+    assert "it is not what it should be" in refused(story, forge(ulm, key, body=b"nothing"))
+    same = tmp_path / "same.atoll"
+    same.write_bytes(ulm)
+    assert not refused(story, ulm, same)
+    assert "it is duplicated: the same reply of Ulm" in refused(story, ulm)
+    assert "there is another reply of Ulm already" in refused(
+        story, forge(ulm, key, written="2026-11-18T00:00:00+00:00")
+    )
+
+
+def test_a_reply_that_is_too_large_is_refused_before_it_is_read(tmp_path) -> None:
+    story = Story(tmp_path)
+    path = story.reply("Ulm")
+    with pytest.raises(RefusedError, match="must have at most 100 bytes. It is said to have"):
+        messages.read_file(path, largest=100)
+    huge = tmp_path / "huge.atoll"
+    with huge.open("wb") as file:
+        file.write(messages.MAGIC + (2**63).to_bytes(8, "little"))
+        file.truncate(2**40)  # a hole: it takes no room
+    with pytest.raises(RefusedError, match="must have at most"):
+        messages.read_file(huge)
+
+
+def test_a_reply_of_another_form_does_not_end_the_round(tmp_path) -> None:
+    story = Story(tmp_path)
+    replies = [story.reply(name) for name in story.names]
+    layout = task_without_data(story.terms).network.layout
+    tree = serialise.from_bytes(messages.read_file(replies[0]).body, layout)
+    delta = tree[0][0]["result"]["delta"]
+    tree[0][0]["result"]["delta"] = delta.only([next(iter(delta))])
+    replies[0].write_bytes(forge(replies[0].read_bytes(), story.keys["Ulm"], body=serialise.to_bytes(tree, about="")))
+    story.finish(replies)
+    line = json.loads((story.run / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["lost"] == {"its reply has another form than those of the others": 1}
+
+
+def test_the_federation_goes_on_without_a_site(tmp_path) -> None:
+    story = Story(tmp_path, "ditto")
+    found, _ = story.finish([story.reply("Ulm"), story.reply("Porto")])
+    assert found.missing == ["Lund"]
+    found, _ = story.finish([], without=["Lund"])
+    assert found.exchange.round == 1
+    late = tmp_path / "Lund" / "reply-0.atoll"  # Lund works, too late
+    late.write_bytes(story.site("Lund").answer((story.run / "sites" / "exchange-000000" / "job-0.atoll").read_bytes()))
+    found, transport = story.finish([late, *(story.reply(name) for name in story.names)])
+    assert "outdated" in transport.refused[late]
+    assert found.is_result
+    report = story.play()
+    assert [line["replied"] for line in report.history] == [2, 3]
+
+
+def test_two_sites_with_one_name_cannot_begin() -> None:
+    with pytest.raises(DeployError, match="a name and a key of its own. Two are called Ulm"):
+        seat_sites([Key.make("Ulm").public, Key.make("Ulm").public])
+
+
+def test_places_without_keys_belong_to_who_comes_first(tmp_path) -> None:
+    write_hospital(tmp_path / "my.csv", 0)
+    atoll(tmp_path, "keys", "me")
+    atoll(tmp_path, "data", "schema", "my.csv", "--target", "readmitted")
+    shown = atoll(
+        tmp_path, "round", "start", "fedavg", "--own-schema", "schema.json", "--sites", "2", "--model", "mlp:4"
+    )
+    assert "whoever replies first for a place has it from then on" in shown
+    shown = atoll(tmp_path, "round", "train", "job.atoll", "--data", "my.csv", fails=True)
+    assert "has no place for me. It has: site-1, site-2" in shown.replace("\n", " ")
+    assert "--site" in shown
+    atoll(tmp_path, "round", "train", "job.atoll", "--data", "my.csv", "--site", "site-2")
+    atoll(tmp_path, "round", "finish", "reply.atoll")
+    atoll(tmp_path, "keys", "other", "-o", "elsewhere")
+    again = ["--data", "my.csv", "--site", "site-2", "--state", "other", "--key", "elsewhere/other.key"]
+    atoll(tmp_path, "round", "train", "job.atoll", *again, "-o", "second.atoll")
+    shown = atoll(tmp_path, "round", "finish", "second.atoll", fails=True)
+    assert "there is another reply of site-2 already" in shown.replace("\n", " ")
+
+
+def test_what_a_method_asks_of_sites_is_said_before(tmp_path) -> None:
+    story = Story(tmp_path)
+    task = task_without_data(story.terms)
+    said = {name: " ".join(list_demands(create(name), task)) for name in ("fedavg", "fedora", "fedamp", "fedrep")}
+    assert said["fedavg"] == ""
+    assert "before the first round" in said["fedora"]
+    assert "sends each site something of its own" in said["fedamp"]
+    assert "what other sites sent" in said["fedamp"]
+    assert "a last step at the sites" in said["fedrep"]
+    with pytest.raises(DeployError, match="FedDF needs data of the server's own"):
+        list_demands(create("feddf"), task)

@@ -1,0 +1,177 @@
+"""Compression: closed forms of protect.md 6, real bytes, error feedback, and crossings."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll import LocalEngine, federate
+from atoll.algorithms import Ditto, FedAvg, FedProto, Scaffold
+from atoll.kernel.errors import HyperparameterError, UnknownName
+from atoll.kernel.params import Stack
+from atoll.runtime.channel import Place, Sent
+from atoll.runtime.channel.compression import (
+    COMPRESSIONS,
+    Form,
+    LowRank,
+    Quantised,
+    Signs,
+    TopK,
+    from_bits,
+    parse_compression,
+    to_bits,
+)
+from atoll.runtime.memory import RamMemory
+
+WORDS = ["topk:0.3", "randk:0.5", "qsgd:8", "qsgd:4", "qsgd:2", "sign", "lowrank:1"]
+
+
+def send(stage, rows, round=0, memory=None, clients=None, **leaves):
+    """What the server reads in rows that were sent."""
+    value = Stack.of(w=rows, **leaves)
+    place = Place(round, np.arange(len(rows)) if clients is None else clients, {"delta": "model"}, memory)
+    return stage.restore(stage.apply(Sent({"delta": value}, None), place), place).fields["delta"]
+
+
+def test_what_was_sent_and_what_is_remembered_add_up():
+    x = torch.tensor([[0.6, -2, 0.1, 3, -0.2]], dtype=torch.float64)
+    memory = RamMemory(1)
+    sent = [send(TopK(0.4), x, round, memory)["w"][0] for round in range(4)]
+    assert [one.tolist() for one in sent[:3]] == [[0, -2, 0, 3, 0]] * 3
+    assert sent[3].tolist() == pytest.approx([2.4, 0, 0, 3, 0])
+    left = memory.beside("compress delta").recall(np.arange(1), Stack.of(cut=x), before=9)["cut"][0]
+    assert left.tolist() == pytest.approx([0, -2, 0.4, 0, -0.8])
+    assert torch.allclose(sum(sent) + left, 4 * x[0])
+
+
+def test_of_equal_numbers_the_first_ones_are_sent():
+    assert send(TopK(0.5), torch.tensor([[1.0, -1.0, 1.0, 1.0]]))["w"].tolist() == [[1, -1, 0, 0]]
+
+
+def test_signs_keep_the_mean_size():
+    x = torch.tensor([[0.5, -2, 0.1, 3, -0.2]], dtype=torch.float64)
+    made = send(Signs(), x)["w"]
+    assert made.abs().flatten().tolist() == pytest.approx([1.16] * 5, rel=1e-6)
+    assert (made.norm() ** 2 / x.norm() ** 2).item() == pytest.approx(0.505865, rel=1e-5)
+
+
+def test_low_rank_takes_one_step_of_the_power_method():
+    matrix = torch.tensor([[2.0, 0], [0, 1], [1, 1]], dtype=torch.float64)
+
+    form, ones = Form({"w": matrix.shape}, torch.float64, None, ("w",)), torch.ones(1, 2, 1, dtype=torch.float64)
+    packed, _ = LowRank(1).pack(matrix.reshape(1, -1), form, Place(0, np.arange(1)), "delta", {"right0": ones})
+    sign = packed["left0"][0, 0, 0].sign()
+    assert (sign * packed["left0"][0, :, 0]).tolist() == pytest.approx([2 / 3, 1 / 3, 2 / 3])
+    assert (sign * packed["right0"][0, :, 0]).tolist() == pytest.approx([2, 1])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_quantised_numbers_are_right_on_average(bits):
+    x = torch.tensor([3, -1, 0, 2, -2.5], dtype=torch.float64)
+    clients = np.arange(4000)
+    made = send(Quantised(bits), x.expand(4000, 5), clients=clients)["w"]
+    level = x.abs() / x.norm() * Quantised(bits).levels
+    share = level - level.floor()
+    variance = share * (1 - share) * (x.norm() / Quantised(bits).levels) ** 2
+    assert torch.allclose(made.mean(0), x, atol=4 * float((variance.max() / 4000).sqrt()) + 1e-6)
+    assert torch.allclose(made.var(0), variance, rtol=0.15, atol=1e-6)
+
+
+@pytest.mark.parametrize(("bits", "size"), [(1, 3), (1, 16), (2, 5), (4, 7), (8, 4)])
+def test_bits_come_back(bits, size):
+    numbers = torch.arange(2 * size).reshape(2, size) % 2**bits
+    packed = to_bits(numbers, bits)
+    assert packed.shape[1] == -(-bits * size // 8)
+    assert torch.equal(from_bits(packed, bits, size), numbers)
+
+
+def test_random_places_are_right_on_average_and_the_same_for_everybody():
+    x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]], dtype=torch.float64)
+    rounds = torch.stack([send(parse_compression("randk:0.5"), x, round)["w"] for round in range(2000)])
+    assert torch.allclose(rounds.mean(0), x, atol=0.8)
+    assert ((rounds[:, 0] != 0) == (rounds[:, 1] != 0)).all()
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_clients_send_the_same_however_they_are_grouped(make_task, words):
+    task = make_task(dtype=torch.float64)
+    whole, one_by_one = (
+        federate(
+            task,
+            Scaffold(),
+            rounds=3,
+            evaluation="none",
+            compress=words,
+            engine=LocalEngine(device="cpu", strategy=how, dtype=torch.float64),
+        ).server
+        for how in ("whole", "loop")
+    )
+    assert (whole.w - one_by_one.w).norm() == 0
+
+
+class Normed(nn.Sequential):
+    """A network with BatchNorm, whose counters are whole numbers."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_network_with_batchnorm_is_sent(make_task, words):
+    report = federate(make_task(Normed, sizes=(8, 9, 12)), FedAvg(), rounds=3, evaluation="none", compress=words)
+    assert report.server["1.num_batches_tracked"] > 0
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_ledger_counts_what_is_packed(make_task, words):
+    task = make_task(sizes=(8, 9, 12))
+    plain, packed = (
+        federate(task, FedAvg(), rounds=1, evaluation="none", compress=one).ledger.by_kind()["up", "model"]
+        for one in ("none", words)
+    )
+    assert packed < plain
+
+
+def test_everything_sent_is_everything_read(make_task):
+    """The neutral value is the method, bit for bit."""
+    task = make_task(dtype=torch.float64)
+    plain, packed = (
+        federate(task, Ditto(), rounds=3, evaluation="none", compress=one).server for one in ("none", "topk:1")
+    )
+    assert (plain - packed).norm() == 0
+
+
+def test_statistics_travel_as_they_are(make_task):
+    plain, packed = (
+        federate(make_task(), FedProto(), rounds=1, evaluation="none", compress=one).ledger.bytes("up")
+        for one in ("none", "sign")
+    )
+    assert plain == packed
+
+
+@pytest.mark.parametrize("memory", ["ram", "disk"])
+def test_what_was_cut_off_survives_a_stop(make_task, tmp_path, memory):
+    task = make_task(dtype=torch.float64)
+    more = {"rounds": 4, "evaluation": "none", "compress": "lowrank:1", "memory": memory, "cohort": 3}
+    whole = federate(task, Ditto(), folder=tmp_path / "whole", **more).server
+    stop = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        federate(task, Ditto(), folder=tmp_path / "run", stop=stop, on_round=lambda _: stop.set(), **more)
+    assert (whole - federate(task, Ditto(), folder=tmp_path / "run", resume=True, **more).server).norm() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [("topk:0", HyperparameterError), ("topk:2", HyperparameterError), ("qsgd:3", HyperparameterError),
+     ("sign:1", HyperparameterError), ("lowrank:x", HyperparameterError), ("top", UnknownName)],
+)  # fmt: skip
+def test_compressions_that_cannot_be_are_refused(make_task, words, error):
+    with pytest.raises(error):
+        federate(make_task(), FedAvg(), rounds=1, evaluation="none", compress=words)
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_every_compression_is_explained(name):
+    assert len((COMPRESSIONS[name].__doc__ or "").split("\n")[0]) > 20
