@@ -34,7 +34,7 @@ import atoll.deploy.flower.client
 import atoll.deploy.flower.link as link
 import atoll.deploy.flower.node as node
 import atoll.deploy.flower.server
-import atoll.deploy.own
+import atoll.deploy.models
 import atoll.experiments.comparison
 from atoll.data.own import find_schema_of
 from atoll.deploy.flower.certificates import make_keys

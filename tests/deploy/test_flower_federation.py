@@ -13,10 +13,11 @@ from atoll.compose import create
 from atoll.deploy.coordinator import seat_sites
 from atoll.deploy.flower.certificates import ServerKeys, SiteKeys
 from atoll.deploy.flower.client import Attendant
-from atoll.deploy.flower.server import Patience, serve
+from atoll.deploy.flower.server import Patience, begin, serve
 from atoll.deploy.site import Site
 from atoll.deploy.terms import write_terms
 from atoll.kernel.errors import DataError, DeployError
+from atoll.records.configuration import Settings
 
 CLIENTS = {"Lund": 2, "Porto": 1, "Ulm": 3}
 
@@ -29,7 +30,7 @@ class Network:
         self.rehearsal = Rehearsal(folder, rounds=rounds)
         self.task, self.results = self.rehearsal.task, []
         self.places = seat_sites(SITES, CLIENTS)
-        self.patience = Patience(join=30, reply=30, grace=15)
+        self.patience, self.alone = Patience(join=30, reply=30, grace=15), threading.Lock()
 
     def simulate(self, method):
         return self.rehearsal.simulate(method, evaluation="all")
@@ -41,18 +42,32 @@ class Network:
             mine.key, lambda terms: own, self.folder / name, site=name, coordinator=mine.coordinator.value.hex(),
             engine=engine(), needs_validation=False,
         )  # fmt: skip
+        answer = site.answer_message
+
+        def answer_alone(message):  # Python 3.11 cannot read source code in several threads at once
+            with self.alone:
+                return answer(message)
+
+        site.answer_message = answer_alone
         prepare = more.pop("prepare", lambda question: own.clients)
-        return Attendant(mine.key, site, prepare, lambda message: self.results.append(name), **more)
+        return Attendant(mine.key, site, prepare, lambda message, reply: self.results.append(name), **more)
 
     def write_terms(self, places):
         facts = self.task.of(np.concatenate([place.clients for place in places.values()])).public_facts(0)
-        there = self.rehearsal.elsewhere()
-        clients = sum(len(place.clients) for place in places.values())
-        return write_terms(facts, places, rounds=self.rounds, largest=facts.largest), there.of(np.arange(clients))
+        return write_terms(facts, places, rounds=self.rounds, largest=facts.largest)
 
-    def serve(self, link, method, folder, **more):
-        more = {"question": {}, "patience": self.patience, "engine": engine(), "evaluation": "all", **more}
-        return serve(link, ServerKeys.read(self.keys / "server"), method, self.write_terms, folder, **more)
+    def build_task(self, terms):
+        return self.rehearsal.elsewhere().of(np.arange(terms.clients))
+
+    def serve(self, link, method, folder, *, resume=False, question=None, sites=None, **more):
+        keys, patience = ServerKeys.read(self.keys / "server"), self.patience
+        if not resume:
+            settings = Settings(rounds=self.rounds, evaluation="all")
+            begin(
+                link, keys, method, settings, self.write_terms, folder, question=question or {}, sites=sites,
+                patience=patience,
+            )  # fmt: skip
+        return serve(link, keys, folder, patience=patience, build_task=self.build_task, engine=engine(), **more)
 
     def start(self, held, link, name, **more):
         attendant = self.attendant(name, **more)

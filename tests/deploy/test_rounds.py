@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
+import torch
 from deploy.story import NAMES, Story, forge, is_in, write_hospital
 from typer.testing import CliRunner
 
+from atoll import LocalEngine, federate
 from atoll.cli import app
 from atoll.compose import create
 from atoll.data.schema import Schema
@@ -22,6 +24,7 @@ from atoll.deploy.keys import Key
 from atoll.deploy.schemas import task_without_data
 from atoll.deploy.showing import describe
 from atoll.kernel.errors import DeployError, RefusedError
+from atoll.kernel.params import flatten
 from atoll.runtime import serialise
 
 
@@ -91,6 +94,22 @@ def test_a_reply_is_shown_byte_for_byte(tmp_path) -> None:
     assert "train 24, val 6, test 10" in shown
     assert "no sample, nothing that clients keep" in shown
     assert f"{path.stat().st_size:,}" in shown
+
+
+@pytest.mark.parametrize("method", ["ditto", "fafi:epochs=1"])
+def test_files_give_what_a_simulation_of_the_same_files_gives(tmp_path, method) -> None:
+    names = sorted(NAMES[:3])  # as in a folder
+    story = Story(tmp_path, method, names=names, rounds=1 if "fafi" in method else 2)
+    report, folder = story.play(), tmp_path / "all"
+    for name in names:
+        carry(tmp_path / name / "my.csv", folder / f"{name}.csv")
+    task = Task.own(str(folder), target="readmitted", model="mlp:4")
+    engine = LocalEngine(device="cpu", strategy="loop eager")
+    simulated = federate(task, create(method), rounds=story.terms.rounds, engine=engine)
+    np.testing.assert_array_equal(report.samples(), simulated.samples())
+    np.testing.assert_allclose(report.scores(), simulated.scores(), atol=1e-6)
+    for mine, other in zip(flatten(report.server)[0], flatten(simulated.server)[0], strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
 
 
 def test_the_report_is_that_of_any_run(tmp_path) -> None:

@@ -145,3 +145,21 @@ def test_bad_newcomers(over) -> None:  # type: ignore[no-untyped-def]
         over.welcome(x, np.zeros(3, dtype=np.int64))
     with pytest.raises(TaskError, match=r"among the 10 classes.*\n?.*|Got \[12\]"):
         over.welcome(x, np.full(4, 12))
+
+
+def test_labels_may_be_names_of_classes_where_the_task_has_some():
+    from atoll import Task, federate
+    from atoll.kernel.errors import TaskError, UnknownName
+    from atoll.kernel.randomness import generator
+
+    draw = generator(0, "words")
+    words = np.array(["no", "yes"])
+    data = {name: (draw.normal(size=(12, 3)), words[draw.integers(2, size=12)]) for name in ("Ulm", "Porto")}
+    over = federate(Task.own(data, model="linear"), "fedavg-ft", rounds=1)
+    x, y = draw.normal(size=(6, 3)), words[[0, 1, 1, 0, 1, 0]]
+    by_name, by_number = over.welcome(x, y), over.welcome(x, [0, 1, 1, 0, 1, 0])
+    assert all(torch.equal(by_name[leaf], by_number[leaf]) for leaf in by_number)
+    with pytest.raises(UnknownName, match="Unknown label 'Yes'. Did you mean: yes?"):
+        over.welcome(x, ["Yes"] * 6)
+    with pytest.raises(TaskError, match="samples must be numbers. Got 'a'"):
+        over.welcome([["a"]])

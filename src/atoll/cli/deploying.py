@@ -16,7 +16,6 @@ from atoll.kernel.errors import DeployError, UnknownName
 from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
-    from atoll.data.schema import Schema
     from atoll.deploy.messages import Message
     from atoll.deploy.site import Site
     from atoll.kernel.task import Training
@@ -68,32 +67,29 @@ class ServerOptions:
         names = ("lr", "batch_size", "momentum", "weight_decay", "lr_decay", "clip")
         return Training(**{name: getattr(self, name) for name in names})
 
-    def settings(self, rounds: int) -> "Settings":
-        """Return the settings of the federation."""
-        from atoll.records.configuration import Settings
-
-        return Settings(rounds=rounds, seed=self.seed, cohort=parse_cohort(self.cohort), eval_every=self.eval_every)
-
-    def schema(self) -> "Schema":
-        """Read the schema."""
+    def agree(self, rounds: int) -> dict[str, Any]:
+        """Return what sites must agree on, whoever they are: the words of `Terms`."""
         from atoll.data.schema import Schema
+        from atoll.deploy.schemas import choose_model_for, require_for_sites
 
         if self.own_schema is None:
             raise UnknownName(
                 "A server has no data: it must be given what the sites' columns are, --own-schema FILE.",
                 hint="a site writes it with `atoll data schema FILE --target COLUMN`; no sample is in it.",
             )
-        return Schema.load(self.own_schema)
+        schema = Schema.load(self.own_schema)
+        require_for_sites(schema)
+        return {
+            "name": self.name or self.own_schema.stem, "rounds": rounds, "seed": self.seed,
+            "training": dataclasses.asdict(self.training()), "model": self.model or choose_model_for(schema),
+            "form": schema.as_json(),
+        }  # fmt: skip
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the options as JSON holds them."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
+    def settings(self, rounds: int) -> "Settings":
+        """Return the settings of the federation."""
+        from atoll.records.configuration import Settings
 
-    @classmethod
-    def of_json(cls, found: dict[str, Any]) -> "ServerOptions":
-        """Rebuild the options from what `as_json` gave."""
-        paths = {name: Path(found[name]) for name in ("own_schema", "keys") if found.get(name) is not None}
-        return cls(**{**found, **paths})
+        return Settings(rounds=rounds, seed=self.seed, cohort=parse_cohort(self.cohort), eval_every=self.eval_every)
 
 
 @app.command()
@@ -108,67 +104,66 @@ def server(
     """Federate sites on a network: wait for them, run a method with them, and report; it needs no data."""
     from atoll.cli.running import unused_folder
     from atoll.compose import create
-    from atoll.data.schema import Schema
-    from atoll.data.task import Task
+    from atoll.deploy.demands import list_demands
     from atoll.deploy.flower.certificates import ServerKeys
     from atoll.deploy.flower.link import Link
-    from atoll.deploy.flower.server import Patience, read_begun, serve
-    from atoll.deploy.own import choose_network, task_of_schema
-    from atoll.deploy.terms import Place, Terms, write_terms
+    from atoll.deploy.flower.server import Patience, begin, read_begun, serve
+    from atoll.deploy.schemas import task_without_data
+    from atoll.deploy.terms import Place, Terms
     from atoll.records.runs import now
     from atoll.runtime.engines.local import LocalEngine
 
     follow(verbose)
+    keys = ServerKeys.read(options.keys)
+    patience = Patience(join=options.wait, reply=options.timeout, grace=options.grace)
     if resume:
         if out is None:
             raise UnknownName("`--resume` must come with `--out`, the folder of the run to go on with.")
-        begun = read_begun(out)
-        before = ServerOptions.of_json(begun.asked)
-        options = dataclasses.replace(before, keys=options.keys, listen=options.listen)
-    if options.method is None:
-        raise UnknownName("A server must know what to run: --method NAME.", hint="`atoll list` shows the methods.")
-    method, schema = create(options.method), Schema.of_json(begun.terms["form"]) if resume else options.schema()
-    rounds = options.rounds or (1 if method.one_shot else 30)
-    model, training = options.model or choose_network(schema), options.training()
-    name = options.name or (options.own_schema.stem if options.own_schema else "own")
-    settings, keys = options.settings(rounds), ServerKeys.read(options.keys)
+        folder, begun = out, read_begun(out, keys)
+        method, rounds = str(begun.method["name"]), begun.terms.rounds
+    else:
+        if options.method is None:
+            raise UnknownName("A server must know what to run: --method NAME.", hint="`atoll list` shows the methods.")
+        method, algorithm = options.method, create(options.method)
+        rounds = options.rounds or (1 if algorithm.one_shot else 30)
+        words = options.agree(rounds)
+        folder = out or unused_folder(RUNS / f"{words['name']}-{method.replace('/', '-')}-{now()}")
 
-    def settle(places: Mapping[str, Place]) -> tuple[Terms, Task]:
-        names = [
-            site if len(place.clients) == 1 else f"{site}/{number}"
-            for site, place in places.items()
-            for number in range(len(place.clients))
-        ]
-        task = task_of_schema(schema, names, name=name, model=model, training=training, seed=options.seed)
-        facts = task.public_facts(options.seed)
-        return write_terms(facts, places, rounds=rounds, model=model, form=schema.as_json()), task
+        def write_terms(places: Mapping[str, Place]) -> Terms:
+            return Terms(clients=sum(len(place.clients) for place in places.values()), sites=dict(places), **words)
 
-    folder = out or unused_folder(RUNS / f"{name}-{options.method.replace('/', '-')}-{now()}")
-    certificate = None if options.insecure else keys.certificate
+        seats = {site: Place(clients=[number]) for number, site in enumerate(keys.members)}
+        for demand in list_demands(algorithm, task_without_data(write_terms(seats)), options.seed):
+            say(demand)
     nodes = {site: member.node for site, member in keys.members.items()}
-    patience = Patience(join=options.wait, reply=options.timeout, grace=options.grace)
-    question = {"schema": schema.as_json(), "model": model, "training": dataclasses.asdict(training)}
-    with Link(_read_address(options.listen), nodes, certificate) as link:
+    with Link(_read_address(options.listen), nodes, None if options.insecure else keys.certificate) as link:
         say(f"listening at {link.host}:{link.port}{', without TLS' if options.insecure else ''}")
         say(f"run: {folder}")
-        with show_progress(rounds) as bar:
-            report = serve(
-                link, keys, method, settle, folder, question=question | {"seed": options.seed}, sites=options.sites,
-                patience=patience, resume=resume, asked=options.as_json(), settings=settings,
-                engine=LocalEngine(device=options.device), on_round=bar.begin(options.method),
+        if not resume:
+            settings = options.settings(rounds)
+            begin(
+                link, keys, algorithm, settings, write_terms, folder, question={"terms": words}, sites=options.sites,
+                patience=patience,
             )  # fmt: skip
+        with show_progress(rounds) as bar:
+            engine = LocalEngine(device=options.device)
+            report = serve(link, keys, folder, patience=patience, engine=engine, on_round=bar.begin(method))
     present_run(report)
 
 
 @app.command()
 def client(
     server: Annotated[str, option("The server: HOST, or HOST:PORT.", **NETWORK)],
-    data: Annotated[Path, option("This site's data: a file, or a folder with a file per client.", **SITES)],
+    data: Annotated[Path, option("This site's own data: a CSV, Parquet or npz file.", **SITES)],
     state: Annotated[Path, option("Folder of what this site keeps; back it up.", **SITES)],
     keys: Annotated[Path, option("This site's folder of `atoll deploy keys`.", **NETWORK)] = Path("keys"),
     client_column: Annotated[str | None, option("The column that names the client.", "--client", **SITES)] = None,
     split: Annotated[str, option("Per cent of a client's samples: train/val/test.", **SITES)] = "60/15/25",
     min_samples: Annotated[int, option("The fewest samples of a client.", min=1, **SITES)] = 2,
+    group: Annotated[
+        str | None, option("A column, as patient: no group is on both sides of the split.", **SITES)
+    ] = None,
+    order: Annotated[str | None, option("A column of times: the past trains, the future tests.", **SITES)] = None,
     allow: Annotated[list[Path] | None, option("A method's file that may run here; repeatable.", **SITES)] = None,
     stay: Annotated[bool, option("Take part in one federation after another.", "--stay", **SITES)] = False,
     insecure: Annotated[bool, INSECURE] = False,
@@ -179,47 +174,37 @@ def client(
 ) -> None:
     """Take part in a federation with this site's data, which stay here, as do the personal models."""
     from atoll.data.recipe import shares_of
-    from atoll.data.schema import Schema
     from atoll.data.task import Task
     from atoll.deploy.flower.certificates import SiteKeys
     from atoll.deploy.flower.client import Attendant
     from atoll.deploy.flower.node import Node
-    from atoll.deploy.own import task_of_site
+    from atoll.deploy.schemas import task_of_site
     from atoll.deploy.site import Site
-    from atoll.deploy.terms import Terms
-    from atoll.kernel.task import Training
+    from atoll.deploy.terms import Place, Terms
     from atoll.runtime.engines.local import LocalEngine
     from atoll.runtime.files import alone_in
 
     follow(verbose)
     mine, shares = SiteKeys.read(keys), shares_of(split)
+    name = mine.key.name
     if not data.exists():
-        raise UnknownName(f"`--data` must be a file or a folder. There is no {data}.")
+        raise UnknownName(f"`--data` must be a file. There is no {data}.")
     if not insecure and not mine.authority.is_file():
         raise DeployError(
             f"A site knows its server by the certificate of an authority. There is no {mine.authority}.",
             hint="the operator sends ca.crt with the site's keys, or by itself.",
         )
 
-    def read(schema: Schema, model: str, training: Training, seed: int) -> Task:
-        return task_of_site(
-            data, schema, site=mine.key.name, client=client_column, model=model, training=training, seed=seed,
-            shares=shares, min_samples=min_samples,
-        )  # fmt: skip
-
     def build_task(terms: Terms) -> Task:
-        if terms.form is None or terms.model is None:
-            raise DeployError("A server must say which schema and model its sites share. This one does not.")
-        return read(Schema.of_json(terms.form), terms.model, terms.rule, terms.seed)
+        reading: dict[str, Any] = {"shares": shares, "min_samples": min_samples, "group": group, "order": order}
+        return task_of_site(terms, name, data, client=client_column, **reading)
 
-    def prepare(question: Any) -> int:
-        return read(
-            Schema.of_json(question["schema"]), str(question["model"]), Training(**question["training"]),
-            int(question["seed"]),
-        ).clients  # fmt: skip
+    def count_clients(question: Mapping[str, Any]) -> int:
+        alone = {name: Place(clients=[0]).as_json()}
+        return build_task(Terms.of_json({**question["terms"], "clients": 1, "sites": alone})).clients
 
     site = Site(
-        mine.key, build_task, state, site=mine.key.name, allowed=allow or (),
+        mine.key, build_task, state, site=name, allowed=allow or (),
         coordinator=None if mine.coordinator is None else mine.coordinator.value.hex(),
         engine=LocalEngine(strategy=engine, compile=compile_, device=device),
     )  # fmt: skip
@@ -227,23 +212,28 @@ def client(
     node = Node(address, mine.node, None if insecure else mine.authority)
     state.mkdir(parents=True, exist_ok=True)
     with alone_in(state):
-        Attendant(mine.key, site, prepare, lambda message: keep_result(site, message, state), stay=stay).attend(node)
+        attendant = Attendant(
+            mine.key, site, count_clients, lambda message, reply: keep_result(site, message, reply, state), stay=stay
+        )
+        attendant.attend(node)
 
 
-def keep_result(site: "Site", message: "Message", state: Path) -> None:
-    """Write the personal models and scores of a federation that is over, and show the scores."""
-    from atoll.deploy.result import write_result
-    from atoll.records.files import read_record
+def keep_result(site: "Site", message: "Message", reply: bytes, state: Path) -> None:
+    """Save the personal models of a federation that is over, and show their scores."""
+    from atoll.deploy.models import save_models
 
-    path = write_result(site, message, state / "results" / message.header.federation)
-    clients = read_record(path, dict[str, Any])["clients"]
-    rows = [[name, *(_show_score(one[split]) for split in ("val", "test"))] for name, one in clients.items()]
-    write("", plain_table(["personal model of", "validation", "test"], rows))
-    write_paths(result=path)
-
-
-def _show_score(found: dict[str, Any]) -> str:
-    return "no samples" if found["score"] is None else f"{found['score']:.3f} ({found['samples']} samples)"
+    own = site.own_task(site.receive(message))
+    scores = site.read_scores(message, reply)
+    rows = [
+        [own.client_name(row), kind, *(f"{found[row]:.3f}" for found in splits.values())]
+        for kind, splits in scores.items()
+        for row in range(own.clients)
+    ]
+    saved = save_models(site, message, state / "models" / message.header.federation)
+    write(
+        "", plain_table(["client", "model", *(f"{split} {own.network.score.name}" for split in ("val", "test"))], rows)
+    )
+    write_paths(**{f"model {name}" if own.clients > 1 else "model": path for name, path in saved.items()})
 
 
 def follow(verbose: bool) -> None:

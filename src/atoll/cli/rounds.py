@@ -13,9 +13,11 @@ from atoll.kernel.errors import DeployError, UnknownName
 from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
+    from atoll.data.task import Task
     from atoll.deploy.files import Waiting
     from atoll.deploy.keys import Key, PublicKey
     from atoll.deploy.site import Site
+    from atoll.deploy.terms import Terms
 
 round_ = typer.Typer(no_args_is_help=True, help="A federation by files: nobody opens a port, people carry files.")
 app.add_typer(round_, name="round")
@@ -163,16 +165,15 @@ def _open_site(
     from atoll.deploy.schemas import task_of_site
     from atoll.deploy.site import Site
 
-    mine = find_key(key)
-    return Site(
-        mine,
-        lambda terms: task_of_site(terms, site or mine.name, data, client=client, **reading),
-        state,
-        site=site,
-        allowed=allow or [],
-        on_epoch=bar,
+    def build(terms: "Terms") -> "Task":
+        assert here.seat is not None
+        return task_of_site(terms, here.seat, data, client=client, **reading)
+
+    here = Site(
+        find_key(key), build, state, site=site, allowed=allow or [], on_epoch=bar,
         coordinator=None if coordinator is None else read_public(coordinator).value.hex(),
-    )
+    )  # fmt: skip
+    return here
 
 
 SITE = option("Which site this is, where the coordinator does not know its key.", "--site")

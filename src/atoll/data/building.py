@@ -117,14 +117,14 @@ def has_one_label_each(dataset: Dataset) -> bool:
 
 
 def split_clients(
-    dataset: Dataset, dealt: list[Indices], parts: list[Indices], y: Tensor, shares: Shares, seed: int
+    dataset: Dataset, dealt: list[Indices], parts: list[Indices], y: Tensor, shares: Shares, seed: int, first: int = 0
 ) -> dict[str, Split]:
     """Cut the samples of each client into train, val and test; the `dealt` samples are now the rows `parts` of `y`."""
     classes = has_one_label_each(dataset)
     if isinstance(dataset, OwnData) and dataset.rule:
-        return cut_by_rule(dataset.rule, parts, dealt, shares, y.numpy() if classes else None, seed)
+        return cut_by_rule(dataset.rule, parts, dealt, shares, y.numpy() if classes else None, seed, first)
     if np.bincount(np.concatenate(dealt)).max(initial=0) <= 1:
-        return cut_splits(parts, shares, y.numpy() if classes else None, dataset.gap, seed)
+        return cut_splits(parts, shares, y.numpy() if classes else None, dataset.gap, seed, first)
     labels = dataset.y.numpy() if classes else None
     return cut_shared_splits(parts, dealt, shares, labels, dataset.gap, seed, len(dataset.y))
 

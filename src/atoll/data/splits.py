@@ -42,8 +42,9 @@ class Rule:
 
 
 def cut_by_rule(
-    rule: Rule, parts: list[Indices], dealt: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, seed: int
-) -> dict[str, Split]:
+    rule: Rule, parts: list[Indices], dealt: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, seed: int,
+    first: int = 0,
+) -> dict[str, Split]:  # fmt: skip
     """Cut each client's samples as a rule says; the rows `parts` of a task were made from the samples `dealt`."""
     _require_shares(shares)
     cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
@@ -53,7 +54,7 @@ def cut_by_rule(
             where = rule.given[own]
         elif rule.group is not None:
             mine = None if labels is None else labels[rows]
-            where = _cut_groups(rule.group[own], mine, shares, sides, generator(seed, "split", client))
+            where = _cut_groups(rule.group[own], mine, shares, sides, generator(seed, "split", first + client))
         else:
             assert rule.order is not None
             order = np.argsort(rule.order[own], kind="stable")
@@ -119,10 +120,11 @@ def _require_shares(shares: Shares) -> None:
 
 
 def cut_splits(
-    parts: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None, seed: int
+    parts: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None, seed: int, first: int = 0
 ) -> dict[str, Split]:
     """Cut each client's samples into train, val and test, class by class where samples have one.
 
+    What is drawn for a client depends on its number; `first` is that of the first one, at a site with some of many.
     Samples without a time order are shuffled first. With a `gap`, the first ones in time are for training, and so many
     are left out before each of the other two: neighbours in time are nearly the same sample.
     """
@@ -130,7 +132,7 @@ def cut_splits(
     turns = deal_turns(shares, max(map(len, parts), default=0))
     cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, part in enumerate(parts):
-        order = part if gap is not None else generator(seed, "split", client).permutation(part)
+        order = part if gap is not None else generator(seed, "split", first + client).permutation(part)
         if labels is not None:
             order = order[np.argsort(labels[order], kind="stable")]
         if gap is None:

@@ -312,13 +312,15 @@ class Task:
         public: float = 0.0,
         augment: Augment | None = None,
         facts: Mapping[str, Any] | None = None,
+        first: int = 0,
     ) -> Task:
         """Deal a data set to clients and split each client's samples into train, val and test.
 
         `partition_seed` decides who gets what; `seed` decides the model's initial values. The shares `central` and
         `public` of all samples are taken before the rest is dealt: for a test set of the server's own (where the data
         set brings none), and for what everybody may see. Only a natural partition needs no number of `clients`. Several
-        models are dealt in turn: client k has number k modulo how many there are.
+        models are dealt in turn: client k has number k modulo how many there are. At a site, `first` is the number of
+        its first client in the federation, so its samples are split as in a simulation of all.
         """
         deal = seed if partition_seed is None else partition_seed
         partition = adapt_to_data(partition, dataset)
@@ -334,7 +336,7 @@ class Task:
         chosen = model or dataset.model or choose_model(tuple(x.shape[1:]))
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
         networks = [build_network(one, dataset, seed) for one in several]
-        splits = split_clients(dataset, dealt, parts, y, shares, deal)
+        splits = split_clients(dataset, dealt, parts, y, shares, deal, first)
         if are_amounts(x, networks):
             x, held = x.float(), {name: replace(one, x=one.x.float()) for name, one in held.items()}
         leaks = report_leaks(dataset, x, splits)
@@ -368,6 +370,7 @@ class Task:
         central: float = 0.0,
         public: float = 0.0,
         min_samples: int = 2,
+        first: int = 0,
         **reading: Any,
     ) -> Task:
         """Build a task from your own data: a frame, a dict, a folder of files, torch or Hugging Face data sets.
@@ -384,7 +387,7 @@ class Task:
         asked: dict[str, Any] = {"seed": seed, "shares": shares, "central": central, "public": public}
         facts = recipe.describe_own(source, model, {**reading, "min_samples": min_samples}, **asked)
         dataset = own.read(source, min_samples=min_samples, **reading)
-        return cls.build(dataset, Natural(), model=model, training=training, facts=facts, **asked)
+        return cls.build(dataset, Natural(), model=model, training=training, facts=facts, first=first, **asked)
 
     @classmethod
     def of_site(cls, source: Any, schema: Schema, *, name: str | None = None, **words: Any) -> Task:

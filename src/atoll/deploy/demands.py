@@ -35,7 +35,7 @@ def list_demands(method: Algorithm, task: Task, seed: int = 0) -> list[str]:
         found.append(f"{name} chooses on validation samples: a site without any is refused.")
     if method.defines("finish"):
         found.append(f"{name} has a last step at the sites, of which nothing is sent.")
-    if _holds_clients(server, task.clients) or (not method.sums_suffice and method.one_shot):
+    if holds_what_others_sent(method, server, task.clients):
         found.append(
             f"At the end every site receives the server's state, which in {name} holds what other sites sent "
             f"({size_of(server):,} bytes at the beginning)."
@@ -43,8 +43,10 @@ def list_demands(method: Algorithm, task: Task, seed: int = 0) -> list[str]:
     return found
 
 
-def _holds_clients(server: Tree, clients: int) -> bool:
-    """Return whether a server's state has a row for each client."""
+def holds_what_others_sent(method: Algorithm, server: Tree, clients: int) -> bool:
+    """Return whether a server's state, which sites get at the end, has a row for each client, or models of them all."""
+    if method.one_shot and not method.sums_suffice:
+        return True
     leaves, structure = flatten(server)
     sizes = (leaf.shape[0] if leaf.ndim else 0 for leaf in leaves)
     return any(rows and size == clients for rows, size in zip(_list_rows(structure), sizes, strict=True))

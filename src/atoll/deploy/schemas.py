@@ -53,7 +53,8 @@ def task_of_site(terms: Terms, site: str, data: Path, *, client: str | None = No
 
     Raise, naming the column, where the file does not fit the schema.
     """
-    words = {"model": terms.model, "seed": terms.seed, "training": terms.rule, **reading}
+    first = terms.sites[site].clients[0]
+    words = {"model": terms.model, "seed": terms.seed, "training": terms.rule, "first": first, **reading}
     try:
         if client is None:
             return Task.of_site(str(data), schema_of(terms), name=site, **words)

@@ -104,6 +104,7 @@ class Site:
         self.key, self.folder, self.engine = key, folder, engine or LocalEngine()
         self._build_task, self._site, self._coordinator = build_task, site, coordinator
         self._largest, self._on_epoch, self._stop = largest, on_epoch, stop
+        self.seat: str | None = None  # the name of its place in the federation whose job it has, for `build_task`
         self._files, self._needs_validation = tuple(allowed), needs_validation
         self._tasks: dict[str, tuple[Task, Task]] = {}  # by terms: the site's own, and its place in the federation
 
@@ -235,6 +236,7 @@ class Site:
     def _task(self, terms: Terms, site: str) -> tuple[Task, Task]:
         """Return the site's own task, and the same in its place in the federation, where the engine computes."""
         if terms.digest not in self._tasks:
+            self.seat = site
             own, numbers = self._build_task(terms), terms.sites[site].clients
             if own.clients != len(numbers):
                 raise DeployError(

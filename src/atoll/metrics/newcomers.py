@@ -6,6 +6,7 @@ training samples; and without labels, from their samples alone. The federation i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Engine
-from atoll.kernel.errors import LabelsNeeded, TaskError
+from atoll.kernel.errors import LabelsNeeded, TaskError, unknown
 from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job, Phase
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import predictor_of
@@ -182,16 +183,30 @@ def _as_numbers(what: str, values: Any) -> Tensor:
         ) from error
 
 
+def _number_words(labels: Any, names: Sequence[str]) -> Any:
+    """Return the numbers of labels that are names of classes; numbers as they are."""
+    words = np.asarray(labels, dtype=object) if not isinstance(labels, Tensor) else np.empty(0)
+    if not any(isinstance(word, str) for word in words.ravel()):
+        return labels
+    places = {name: place for place, name in enumerate(names)}
+    for word in words.ravel():
+        if word not in places:
+            raise unknown("label", str(word), names)
+    return np.vectorize(places.__getitem__, otypes=[np.int64])(words)
+
+
 def _targets(task: Task, y: Any, samples: int) -> Tensor:
     if y is None:
         return torch.zeros((samples, *task.y.shape[1:]), dtype=task.y.dtype, device=task.y.device)
+    names = task.facts.get("class_names")
+    y = _number_words(y, names) if names else y
     targets = _as_numbers("labels" if task.classes else "targets", y).to(task.y.device)
     if targets.shape != (samples, *task.y.shape[1:]):
         raise TaskError(f"There must be one target per sample, {samples}. Got {tuple(targets.shape)}.")
     if task.classes is not None and not bool(((targets >= 0) & (targets < task.classes)).all()):
-        unknown = sorted({*targets.tolist()} - {*range(task.classes)})
+        strange = sorted({*targets.tolist()} - {*range(task.classes)})
         raise TaskError(
-            f"A new client's labels must be among the {task.classes} classes of the others. Got {unknown[:5]}.",
+            f"A new client's labels must be among the {task.classes} classes of the others. Got {strange[:5]}.",
             hint="a model cannot learn a class that it has no output for: begin a new federation with it.",
         )
     return targets.to(task.y.dtype)

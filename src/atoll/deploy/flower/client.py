@@ -20,7 +20,7 @@ log = logging.getLogger("atoll.deploy")
 
 NOBODY = "0" * 32  # the federation of a site that joins one
 Prepare = Callable[[Mapping[str, Any]], int]  # from what the server says to how many clients there are; or it raises
-OnResult = Callable[[Message], None]
+OnResult = Callable[[Message, bytes], None]  # the last job, and the reply to it
 
 
 class Attendant:
@@ -65,5 +65,5 @@ class Attendant:
         if (
             header.round >= header.about["terms"]["rounds"]
         ):  # before the reply leaves: a site that is killed does it again
-            self._on_result(message)
+            self._on_result(message, reply)
         return reply

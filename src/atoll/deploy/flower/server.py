@@ -5,49 +5,32 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.compose import from_record, to_record
 from atoll.data.task import Task
 from atoll.deploy import messages
 from atoll.deploy.coordinator import coordinate, seat_sites
 from atoll.deploy.engine import Federation
+from atoll.deploy.files import ABOUT, Begun
 from atoll.deploy.flower.certificates import ServerKeys
 from atoll.deploy.flower.link import Arrived, Link
 from atoll.deploy.flower.wire import describe_work, write_question
 from atoll.deploy.journal import Exchange
 from atoll.deploy.keys import PublicKey
+from atoll.deploy.schemas import task_without_data
 from atoll.deploy.terms import Place, Terms
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError, RefusedError
+from atoll.records.configuration import Settings
 from atoll.records.files import read_record, write_record
 from atoll.records.report import Report
-from atoll.records.schema import Record
 
 log = logging.getLogger("atoll.deploy")
 
-FEDERATION = "federation.json"  # in the run's folder: what a resumed server must know
-WriteTerms = Callable[[Mapping[str, Place]], tuple[Terms, Task]]  # for the sites that take part
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Begun(Record):
-    """A federation that was begun: its number, its terms, and how it was asked for."""
-
-    id: str
-    terms: dict[str, Any]
-    asked: dict[str, Any] = field(default_factory=dict)
-
-
-def read_begun(folder: Path) -> Begun:
-    """Read what a server began in a folder; raise if it began nothing there."""
-    if not (folder / FEDERATION).exists():
-        raise DeployError(
-            f"A server can go on only with what it has begun. {folder} holds no {FEDERATION}.",
-            hint="begin it without `resume`, or name the folder of the run with `out`.",
-        )
-    return read_record(folder / FEDERATION, Begun)
+WriteTerms = Callable[[Mapping[str, Place]], Terms]  # for the sites that take part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,31 +62,61 @@ class Fleet:
                 yield one.site, one.reason.splitlines()[0]
 
 
-def serve(
-    link: Link, keys: ServerKeys, method: Algorithm, write_terms: WriteTerms, folder: Path, *,
-    question: Mapping[str, Any], sites: int | None = None, patience: Patience | None = None, resume: bool = False,
-    asked: Mapping[str, Any] | None = None, **more: Any,
-) -> Report:  # fmt: skip
-    """Run a federation with the sites that join; `resume` goes on with one whose server ended.
+def begin(
+    link: Link, keys: ServerKeys, method: Algorithm, settings: Settings, write_terms: WriteTerms, folder: Path, *,
+    question: Mapping[str, Any], sites: int | None = None, patience: Patience | None = None,
+) -> None:  # fmt: skip
+    """Wait for sites and begin a federation with those that join: write down its terms in a run's folder.
 
-    `question` is what sites are told before they join, such as the schema. As soon as `sites` of them have joined (all
-    that have a key, by default) the first round begins. `asked` is written down beside the terms. `more` goes to
-    `coordinate`.
+    `question` is what sites are told before they join. As soon as `sites` of them have joined, all that have a key by
+    default, the terms are written and nobody else can join.
     """
-    patience = patience or Patience()
-    if resume:
-        begun = read_begun(folder)
-        terms = Terms.of_json(begun.terms)
-        federation, (_, task) = Federation(begun.id, terms, keys.key), write_terms(terms.sites)
-        log.info("going on with %s", ", ".join(terms.sites))
-    else:
-        joined = gather_sites(link, keys, question, sites or len(keys.members), patience.join)
-        terms, task = write_terms(seat_sites([keys.members[name].public for name in joined], joined))
-        federation = Federation.begin(terms, keys.key)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_record(folder / FEDERATION, Begun(id=federation.id, terms=terms.as_json(), asked=dict(asked or {})))
-    transport, again = Fleet(link, patience), resume and (folder / "config.json").exists()
-    report = coordinate(federation, task, method, transport, folder, resume=again, **more)
+    if (folder / ABOUT).exists():
+        raise DeployError(
+            f"A federation must begin in a folder of its own. {folder} holds one already.",
+            hint="go on with it with `resume`, or choose another folder.",
+        )
+    joined = gather_sites(link, keys, question, sites or len(keys.members), (patience or Patience()).join)
+    terms = write_terms(seat_sites([keys.members[name].public for name in joined], joined))
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = Begun(
+        id=Federation.begin(terms, keys.key).id, terms=terms, method=to_record(method), settings=asdict(settings),
+        coordinator=keys.key.public.value.hex(),
+    )  # fmt: skip
+    write_record(folder / ABOUT, begun)
+
+
+def read_begun(folder: Path, keys: ServerKeys) -> Begun:
+    """Read what a server began in a folder; raise if it began nothing there, or with another key."""
+    if not (folder / ABOUT).exists():
+        raise DeployError(
+            f"A server can go on only with what it has begun. {folder} holds no {ABOUT}.",
+            hint="begin it without `resume`, or name the folder of the run with `out`.",
+        )
+    begun = read_record(folder / ABOUT, Begun)
+    if begun.coordinator != keys.key.public.value.hex():
+        raise DeployError(
+            f"The federation in {folder} must go on with the key that it began with. {keys.key.name}.key is another.",
+            hint="put the key back from a backup: sites take jobs of one coordinator only.",
+        )
+    return begun
+
+
+def serve(
+    link: Link, keys: ServerKeys, folder: Path, *, patience: Patience | None = None,
+    build_task: Callable[[Terms], Task] = task_without_data, **more: Any,
+) -> Report:  # fmt: skip
+    """Run the federation that was begun in a folder, from the beginning or from where its server ended.
+
+    `more` goes to `coordinate`.
+    """
+    begun = read_begun(folder, keys)
+    federation, again = Federation(begun.id, begun.terms, keys.key), (folder / "config.json").exists()
+    log.info("%s with %s", "going on" if again else "beginning", ", ".join(begun.terms.sites))
+    report = coordinate(
+        federation, build_task(begun.terms), from_record(begun.method), Fleet(link, patience or Patience()), folder,
+        resume=again, settings=Settings(**begun.settings), **more,
+    )  # fmt: skip
     dismiss_sites(link, federation)
     return report
 

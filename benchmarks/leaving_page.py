@@ -1,0 +1,80 @@
+"""Write docs/guides/what-leaves.md: what leaves a client and what reaches it, per method, as the ledger has it.
+
+    python benchmarks/leaving_page.py
+
+Every method plays two rounds (a one-shot method one) with four clients on 240 of scikit-learn's digits and a
+perceptron of one hidden layer with 16 units. What lasts long is played short: the bytes of a message depend on the
+model, and not on how long it was trained.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll import LocalEngine, Recipe, Report, federate
+from atoll.algorithms import list_methods
+from atoll.compose import create
+from atoll.deploy.demands import holds_what_others_sent
+from atoll.runtime.serialise import size_of
+from atoll.testing.conformance.methods import shorten
+
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "what-leaves.md"
+MODEL = "mlp:16"
+TABLE = "| method |"  # where the table begins; what stands before it is written by hand
+
+
+def play(name: str) -> Report:
+    """Run a method for as long as the table needs."""
+    method = shorten(create(name))
+    task = Recipe(clients=4, partition="dirichlet:0.5", model=MODEL, samples=240, public=0.1).build()
+    rounds = 1 if method.one_shot else max(2, method.least_rounds)
+    return federate(task, method, rounds=rounds, engine=LocalEngine(device="cpu", strategy="loop eager"))
+
+
+def describe(name: str) -> str:
+    """Return the row of a method."""
+    report = play(name)
+    last = len(report.history) - 1
+    parts: dict[str, dict[str, int]] = defaultdict(dict)
+    for entry in report.ledger.entries:
+        place = "before" if entry.round < 0 else entry.direction
+        arrow = {"up": "↑ ", "down": "↓ "}[entry.direction] if place == "before" else ""
+        title = f"{arrow}{entry.field} ({entry.kind})" if entry.direction == "up" else f"{arrow}{entry.field}"
+        if entry.round in (-1, 0, last) and entry.field != "last broadcast":
+            parts[place][title] = max(parts[place].get(title, 0), entry.bytes)
+    cells = [
+        ", ".join(f"{title} {size:,}" for title, size in parts[place].items()) or "–"
+        for place in ("up", "down", "before")
+    ]
+    state = "–" if report.server is None else f"{size_of(report.server):,}"
+    return f"| `{name}` | {' | '.join(cells)} | {state} | {', '.join(remarks(report)) or '–'} |"
+
+
+def remarks(report: Report) -> Iterator[str]:
+    """Yield what is particular about a method at sites."""
+    method = report.algorithm
+    if method.needs_public_data:
+        yield "needs server data"
+    if not method.sums_suffice:
+        yield "one by one"
+    if holds_what_others_sent(method, report.server, report.task.clients):
+        yield "others' too"
+    if method.defines("finish"):
+        yield "last step at the site"
+
+
+def main() -> None:
+    logging.getLogger("atoll").setLevel(logging.ERROR)
+    rows = []
+    for name in list_methods():
+        rows.append(describe(name))
+        print(rows[-1], flush=True)
+    text = PAGE.read_text()
+    start = text.index("|---", text.index(TABLE))
+    start = text.index("\n", start) + 1
+    PAGE.write_text(text[:start] + "\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
