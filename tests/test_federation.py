@@ -456,6 +456,7 @@ def test_a_run_says_that_a_pull_overshoots(make_task, caplog):
         (lambda task: Ditto(lamb=1.0), "Unknown argument of Ditto 'lamb'. Did you mean: lam?"),
         (lambda task: Training(learning_rate=1.0), "Unknown argument of Training 'learning_rate'."),
         (lambda task: Recipe("digits", client=3), "Did you mean: clients"),
+        (lambda task: Task.own({}, traget="y"), "Unknown argument of Task.own 'traget'. Did you mean: target"),
         (lambda task: Settings(round=3), "Did you mean: rounds?"),
     ],
 )

@@ -119,12 +119,14 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
     )  # fmt: skip
     session.arrivals = session.late.pass_on(session.exchanges.gather(job, session.traffic), round, len(met))
     first = next(session.arrivals, None)
+    if first is None and session.exchanges.protection.always_releases:
+        first = session.exchanges.send_nothing(job)
     if first is None:
         log.warning("round %d: no client replied; the server's state stays as it is", round)
         return None
     keep, bench = not session.method.sums_suffice, session.engine.bench(session.population, round)
     arrivals = itertools.chain([first], session.arrivals)
-    return Replies(arrivals, keep=keep, workbench=bench, rule=session.exchanges.protection.rule)
+    return Replies(arrivals, keep=keep, workbench=bench, rule=session.exchanges.protection.rule_in(round))
 
 
 def close(session: Session, round: int) -> None:

@@ -1,6 +1,7 @@
 """Own data on the command line: the words of `Task.own`, and runs that find their files again."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -55,8 +56,9 @@ def test_a_comparison_of_own_data_is_run_reused_resumed_reported_and_explained()
     assert "3 of 3 runs were finished already" in atoll(*asked).stderr
     shutil.rmtree("here/ditto-seed0")
     assert "2 of 3 runs were finished already" in atoll("resume", "here").stderr
-    for command in ("report", "explain"):
-        assert atoll(command, "here").exit_code == 0
+    assert atoll("report", "here").exit_code == 0
+    explained = " ".join(atoll("explain", "here", "--client", "h1").stdout.split())
+    assert re.search(r"the most frequent (no|yes) \(", explained)
     page = Path("here/report.html").read_text()
     assert "class_names" in page
     shutil.move("hospitals", "elsewhere")
@@ -153,3 +155,26 @@ def test_partition_shows_own_clients():
     shown = atoll("partition", "--own", "hospitals", "--target", "readmitted", *FEATURES)
     assert shown.exit_code == 0, shown.output
     assert "h2" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("fedper+prox", ("--unseen", "0.34", "--engine", "loop")),
+        (
+            "ditto@ifca:cluster_rounds=1,clusters=2",
+            ("--late", "0.3", "--order", "seen", "--gap", "1", "--standardise", "global"),
+        ),
+        ("fafi/margins", ("--group", "patient", "--model", "mlp:8")),
+    ],
+)
+def test_own_data_go_with_pieces_clusters_pairs_new_clients_and_late_replies(method, words):
+    rounds = () if "/" in method else ("--rounds", "3")
+    source = ("--own", "hospitals", "--target", "readmitted", *FEATURES)
+    done = atoll("run", method, *source, *rounds, *words, "--out", "here")
+    assert done.exit_code == 0, done.output
+    report = Report.read("here")
+    task = report.config.recipe.build()
+    assert task.fingerprint == report.config.task.data
+    for client in range(task.clients):
+        assert task.preprocessing(client) == report.scaling.of_client(client)

@@ -55,23 +55,26 @@ complete -C "{words}"
 """
 
 
-@pytest.mark.parametrize(("name", "script"), [("bash", BASH), ("zsh", ZSH), ("fish", FISH)])
+SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+TYPED = [
+    ("atoll com", "compare", "resume"),
+    ("atoll run fedper --task fashion", "fashion-mnist", "digits"),
+    ("atoll compare local dit", "ditto", "fedavg"),
+    ("atoll run fedper --partition diri", "dirichlet", "iid"),
+    ("atoll run fedper --device m", "mps", "cuda"),
+    ("atoll list mod", "models", "tasks"),
+]
+
+
 @pytest.mark.parametrize(
-    ("words", "expected", "other"),
-    [
-        ("atoll com", "compare", "resume"),
-        ("atoll compare local dit", "ditto", "fedavg"),
-        ("atoll run fedper --task fashion", "fashion-mnist", "digits"),
-        ("atoll run fedper --partition diri", "dirichlet", "iid"),
-        ("atoll run fedper --device m", "mps", "cuda"),
-        ("atoll list mod", "models", "tasks"),
-    ],
+    ("name", "words", "expected", "other"),
+    [(name, *typed) for name in SHELLS for typed in (TYPED if name == "bash" else TYPED[:2])],
 )
-def test_a_shell_completes_commands_and_names(name, script, words, expected, other, shell):
+def test_a_shell_completes_commands_and_names(name, words, expected, other, shell):
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     count = len(words.split())
-    text = script.format(words=words, last=count - 1, count=count)
+    text = SHELLS[name].format(words=words, last=count - 1, count=count)
     done = subprocess.run([name, "-c", text], env=shell, capture_output=True, text=True, check=False)
     assert expected in done.stdout, done.stderr
     assert other not in done.stdout.replace(words, "")

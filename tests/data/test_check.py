@@ -139,6 +139,17 @@ def test_what_is_filled_in_is_the_median_of_the_client_alone(faulty):
     assert [float(ages[row]) for row in (7, 9)] == [pytest.approx(usual, rel=1e-5)] * 2
 
 
+def test_in_one_file_too_a_client_is_filled_from_its_own_values(hospitals, tmp_path):
+    rows = [[*row, name] for name in ("Lund", "Ulm") for row in hospitals[name]]
+    for row in rows[70:]:
+        row[0] = f"{float(row[0]) + 100:.2f}"  # Ulm's patients are much older
+    usual = np.median([float(row[0]) for row in rows[71:]])
+    rows[70][0] = "NA"
+    write(tmp_path / "all.csv", rows, [*HEADER, "hospital"])
+    cleaned, _ = clean(check(tmp_path / "all.csv", target="readmitted", client="hospital"))
+    assert float(cleaned.sheets[0].column("age")[70]) == pytest.approx(usual, rel=1e-5)
+
+
 def test_numbers_of_a_cleaned_copy_are_those_of_the_files(faulty):
     cleaned, _ = clean(check(faulty, target="readmitted"))
     ulm = next(sheet for sheet in cleaned.sheets if sheet.name == "Ulm.csv")

@@ -12,7 +12,7 @@ from atoll import Recipe, Task, advise, create
 from atoll.algorithms import name_of
 from atoll.experiments import advice as module
 from atoll.experiments.candidates import ALWAYS, Constraints, Look, normalise_lead, propose
-from atoll.experiments.claims import estimate_gain, pool_seeds
+from atoll.experiments.claims import Gain, estimate_gain, pool_seeds
 from atoll.kernel.errors import RunError
 
 SMALL = Recipe("digits", partition="dirichlet:0.3", clients=8, samples=400, model="mlp:4")
@@ -217,6 +217,19 @@ def test_megabytes_exclude_methods_and_say_how_many_they_need():
         RunError, match=r"No method but training alone fits these constraints: the cheapest .* Got max_mb"
     ):
         advise(SMALL, ["fedavg-ft"], max_mb=0.0001, **QUICK)
+
+
+def test_new_runs_decide_what_validation_samples_leave_open(found):
+    """catches: "does not pay" said of a gain that new runs make likely, or a choice that they contradict."""
+    advice, _ = found
+    local = next(arm for arm in advice.race.arms if name_of(arm.method) == "local")
+    clear, unclear = (Gain(0.05, half, 0.01, 0.01, 3, agree=agree) for half, agree in ((0.02, True), (0.2, False)))
+    near = replace(advice, choice=local, gains={"local": clear})
+    assert near.federate
+    assert not replace(near, gains={"local": unclear}).federate
+    assert not replace(near, gains={"local": replace(clear, mean=-0.05)}).federate
+    assert replace(near, choice=advice.best, gains={"local": unclear}).federate
+    assert not replace(near, choice=advice.best, gains={"local": replace(unclear, mean=-0.05)}).federate
 
 
 @pytest.mark.slow

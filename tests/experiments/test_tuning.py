@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_values_are_drawn_once_and_never_overshoot():
 
 
 @pytest.mark.parametrize(
-    ("rounds", "rungs"), [(27, [3, 9, 27]), (30, [3, 9, 30]), (5, [1, 2, 5]), (2, [1, 2]), (1, [1])]
+    ("rounds", "rungs"), [(27, [3, 9, 27]), (30, [3, 9, 30]), (9, [2, 4, 9]), (5, [1, 2, 5]), (2, [1, 2]), (1, [1])]
 )
 def test_rungs_are_a_ninth_a_third_and_all(rounds, rungs):
     assert list_rungs(rounds) == rungs
@@ -118,8 +119,8 @@ def test_the_best_of_each_rung_goes_on(tuned):
     found, _ = tuned
     for text, best in found.best.items():
         arms = [arm for arm in found.race.arms if arm.entry == text]
-        middle = [arm for arm in arms if 3 in arm.rungs]
-        assert max(middle, key=lambda arm: arm.rungs[3]).rungs[3] == best.rungs[3]
+        middle = [arm for arm in arms if 4 in arm.rungs]
+        assert max(middle, key=lambda arm: arm.rungs[4]).rungs[4] == best.rungs[4]
         assert [arm for arm in arms if 9 in arm.rungs] == [best]
 
 
@@ -129,8 +130,6 @@ def test_the_race_is_blind_to_test_samples():
     rows = task.splits["test"].order
     y = task.y.clone()
     y[rows] = (y[rows] + 1) % 10
-    from dataclasses import replace
-
     other = replace(task, y=y)
     first, second = (tune(one, ["fedavg-ft"], **QUICK) for one in (task, other))
     assert [arm.rungs for arm in first.race.arms] == [arm.rungs for arm in second.race.arms]
@@ -177,14 +176,20 @@ def test_what_is_interrupted_is_continued(tmp_path, monkeypatch):
 
 
 def test_a_configuration_that_diverges_is_last_and_said(tmp_path):
-    wild = Recipe("digits", partition="iid", clients=4, samples=200, model="mlp:4", training=Training(lr=400.0))
-    found = tune(wild, ["local"], **{**QUICK, "trials": 4}, folder=tmp_path)
+    """Local has no server whose state could be seen to diverge: its clients' losses show it."""
+    rows = torch.linspace(-1, 1, 60)
+    data = {f"c{k}": (torch.stack([rows, rows**2], 1), 100 * (k + 1) * rows) for k in range(4)}
+    wild = Task.own(data, kind="regression", model="mlp:4", training=Training(lr=0.2))
+    found = tune(wild, ["local"], **{**QUICK, "trials": 5}, folder=tmp_path)
     diverged = [arm for arm in found.race.arms if arm.reason == "diverged"]
+    assert {arm.entry for arm in diverged} == {"local", "fedavg"}
     assert all(arm.rungs[arm.dropped_at] == -math.inf for arm in diverged)
     assert all(arm not in found.best.values() for arm in diverged)
     assert all(math.isfinite(arm.rungs[5]) for arm in found.best.values())
+    assert min(arm.lr for arm in found.race.arms if arm.entry == "fedavg") < 0.01  # none of the first three trains
 
 
+@pytest.mark.slow
 def test_an_error_is_tuned_downwards():
     rows = torch.linspace(-1, 1, 40)
     data = {f"c{k}": (torch.stack([rows, rows**2], 1), rows * (k + 1)) for k in range(4)}
@@ -251,6 +256,7 @@ def test_a_folder_answers_one_question(tmp_path, tuned):
         tune(SMALL, ["ditto"], **QUICK, folder=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_few_validation_samples_tune_step_sizes_only():
     tiny = Recipe("digits", clients=3, samples=90, model="mlp:4")
     found = tune(tiny, ["ditto"], **{**QUICK, "trials": 5})
@@ -265,3 +271,14 @@ def test_a_race_reads_what_its_folders_hold(tuned):
     assert Report.read(place).label.startswith("fedavg:lr=")
     assert arm.label in {Report.read(one).label for one in (folder / "race").glob("fedavg*seed0")}
     assert isinstance(found.race.tasks[0].splits["test"], Split)
+
+
+def test_it_shows_where_tuning_looks():
+    assert str(Search(0.01, 2, log=True)) == "0.01 to 2 in factors"
+    assert str(Search(among=("all", "head"))) == "all, head"
+    assert str(Search(0, 2)) == "0 to 2"
+
+
+def test_what_is_found_has_a_short_name(tuned):
+    assert repr(tuned[0]).startswith("<Tuning: local:lr=")
+    assert len(repr(tuned[0])) < 200

@@ -47,7 +47,7 @@ class IFCA(Algorithm):
     restarts: Count = 1  # sets of starts, of which the one that spreads clients best over clusters is taken
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster
 
-    sends: ClassVar[dict[str, str]] = {"delta": "model", "cluster": "statistic", "choices": "statistic"}
+    sends: ClassVar[dict[str, str]] = {"delta": "model", "cluster": "choice", "choices": "statistic"}
     limits: ClassVar[Limits] = {"fedavg": {"clusters": 1}}
     finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "ghosh2020efficient"

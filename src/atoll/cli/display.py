@@ -36,14 +36,19 @@ def present_run(outcome: "Report") -> None:
     up, down = megabytes(outcome.megabytes("up")), megabytes(outcome.megabytes("down"))
     write("", run_table(outcome), Text(comparison.protocol, style="dim"))
     write(f"{up} MB up, {down} MB down, {outcome.gradients} gradients, {outcome.seconds:.1f} s of training")
+    for sentence in outcome.privacy:
+        write(sentence)
     return write_paths(run=folder, report=paths["report"])
 
 
 def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
-    """Write the results of a comparison, show its table and say what it shows."""
-    from atoll.report.summary import write_findings
+    """Write the results of a comparison, say what to do, show its table and say what it shows."""
+    from atoll.report.summary import write_findings, write_verdict
 
     paths = comparison.save(folder)
+    if len(comparison.outcomes) > 1:
+        head, more = write_verdict(comparison)
+        write("", Text(head, style="bold"), Text(more))
     write("", comparison.table(), Text(notes(comparison), style="dim"), "")
     if comparison.newcomers:
         write(newcomers_table(comparison), Text(newcomers_notes(comparison), style="dim"), "")

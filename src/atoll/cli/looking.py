@@ -223,6 +223,8 @@ def show(
     rows = [[one.name, one.expected, repr(one.default), meanings.get(one.name, "")] for one in hyperparameters(method)]
     write("", plain_table(["hyperparameter", "must be", "default", "meaning"], rows), "")
     sent = ", ".join(f"{field} ({kind})" for field, kind in method.sends.items()) or "nothing"
+    tuned = "; ".join(f"{one.name}: {one.search}" for one in hyperparameters(method) if one.search is not None)
+    console.print(Text(f"Tuned     {tuned or 'the step size only'}"))
     console.print(Text(f"Sends     {sent}"))
     sums = (
         "yes: the server needs sums over clients only" if method.sums_suffice else "no: the server needs single replies"

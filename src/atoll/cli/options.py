@@ -111,7 +111,9 @@ class Options(OwnOptions):
         int | None, option("Exchanges between server and clients; else 30, or 1 if all methods upload once.", **ROUNDS)
     ] = None
     seed: Annotated[int, option("Of everything drawn; the first one of a comparison.", **ROUNDS)] = 0
-    cohort: Annotated[str | None, option("Clients per round: a number, or a share as 0.1; else all.", **ROUNDS)] = None
+    cohort: Annotated[
+        str | None, option("Clients per round: a number, a share as 0.1, or poisson:0.1; else all.", **ROUNDS)
+    ] = None
     participation: Annotated[
         str, option("Who is there: constant, random:P, diurnal:T, turnover:S, file:PATH.", **ROUNDS)
     ] = "constant"
@@ -142,6 +144,7 @@ class Options(OwnOptions):
     aggregate: Annotated[
         str, option("How replies become one: mean, or a rule: nnm+trimmed; see `atoll list rules`.", **PROTECTION)
     ] = "mean"
+    dp: Annotated[str, option("What is promised about a client: client:epsilon=4,delta=1e-5.", **PROTECTION)] = "none"
     attack: Annotated[
         str, option("What some clients do to others: sign-flip:0.2; see `atoll list attacks`.", **PROTECTION)
     ] = "none"
@@ -193,7 +196,7 @@ class Options(OwnOptions):
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = (
             "seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory",
-            "compress", "aggregate", "attack",
+            "compress", "aggregate", "attack", "dp",
         )  # fmt: skip
         return Settings(
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
@@ -243,10 +246,10 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def parse_cohort(text: str | None) -> int | float | None:
-    """Parse clients per round: `10` is a number, `0.1` a share."""
-    if text is None:
-        return None
+def parse_cohort(text: str | None) -> int | float | str | None:
+    """Parse clients per round: `10` is a number, `0.1` a share, `poisson:0.1` a probability for each."""
+    if text is None or text.startswith("poisson"):
+        return text
     try:
         return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
     except ValueError:

@@ -40,6 +40,7 @@ from atoll.kernel.wrapper import Wrapper, fact, values_of
 from atoll.toolbox.client import proximal, sgd
 from atoll.toolbox.client.change import Change
 from atoll.toolbox.client.paired import Judge, lead
+from atoll.toolbox.client.private import Private
 from atoll.toolbox.client.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
 
 
@@ -157,6 +158,37 @@ class Asam(OfTraining):
         """Work as the method, along sharpness-aware gradients."""
         change = Change(radius=lambda _: self.rho, adaptive=True)
         return self._train(change, broadcast, cohort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpsgd(OfTraining):
+    """Sample-level differential privacy: gradients of samples are cut to norm C, and noise is added to their sum.
+
+    Every model that clients train is covered, those that they keep as well. A sample is in one sum per epoch, so E
+    epochs in all cost sqrt(E) / z standard deviations, whatever the batch size; `report.privacy` says it as epsilon.
+    """
+
+    sample_clip: NonNegative = 1.0  # C: the largest norm of a sample's gradient; 0: none is cut
+    noise: NonNegative = 1.0  # z: standard deviation of the noise on a sum of gradients, over C
+
+    called: ClassVar[str] = "dpsgd"
+    neutral: ClassVar[Mapping[str, Any]] = {"sample_clip": 0.0, "noise": 0.0}
+    paper: ClassVar[str] = "abadi2016deep"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise and not self.sample_clip:
+            raise HyperparameterError("Noise is a multiple of the norm `sample_clip`, which must be above 0. Got 0.")
+
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """Work as the method, along private gradients; write down how often each sample was used."""
+        if not self.sample_clip:
+            return self.inner.local(broadcast, cohort)
+        before = cohort.passes
+        update = self._train(Change(private=Private(self.sample_clip, self.noise)), broadcast, cohort)
+        passes = torch.full((len(cohort),), float(cohort.passes - before), device=cohort.lr.device)
+        cohort.observe(private_passes=passes)
+        return update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,4 +316,4 @@ def _answer(offered: Answer, one: bool, model: Params, beside: Params, batch: Ba
     return torch.where(beside["alone"], batch.outputs(model), theirs)
 
 
-PIECES: dict[str, type[Piece]] = {piece.called: piece for piece in (Prox, Sam, Asam, Fsa, Tune, Gate)}
+PIECES: dict[str, type[Piece]] = {piece.called: piece for piece in (Prox, Sam, Asam, Fsa, Dpsgd, Tune, Gate)}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.data.dates import find_forms
-from atoll.data.leaks import LEAST_DISTINCT, NEAR, exceeds_chance, mix_columns, nearest
+from atoll.data.leaks import LEAST_DISTINCT, NEAR, exceeds_chance, nearest
 from atoll.data.own import MOST_CATEGORIES
 from atoll.data.sheets import MISSING, Column, Problem, Sheet, plural, read_sheets, rename
 from atoll.kernel.errors import DataError
@@ -327,8 +327,8 @@ def look_at_repeats(checked: Check) -> Iterator[Problem]:
     if points is None:
         return
     near, _ = nearest(points, points, apart=True)
-    mixed = mix_columns(points)
-    if not exceeds_chance(near >= 0, nearest(mixed, mixed, apart=True)[0] >= 0):
+    parts = [*np.arange(points.shape[1])[:, None]]
+    if not (near >= 0).any() or not exceeds_chance(int((near >= 0).sum()), points, parts):
         return
     sizes = np.cumsum([len(sheet.rows) for sheet in checked.sheets])
     later = np.flatnonzero((near >= 0) & (near < np.arange(len(near))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ RUN = 8  # steps that windows must share; of one or two channels, twice as many
 MOST_TESTED = 20_000  # test samples that are looked at
 DIRECTIONS = 16  # to which samples are projected to find their neighbours
 NEIGHBOURS = 4
+RARE = 0.01  # probability by chance, below which repeats are reported
+MOST_TRIES, MANY = 20, 100_000  # how often chance is tried, and with how many points in all
 LEAST_DISTINCT = 0.5  # of all rows; where fewer differ, repeating says nothing about cases
 
 
@@ -137,22 +140,29 @@ def find_repeats(schema: Schema, x: Values, train: Rows, test: Rows) -> NDArray[
     if points is None:
         return np.zeros(len(test), dtype=bool)
     found = nearest(points[: len(train)], points[len(train) :])[0] >= 0
-    if not found.any():
-        return found
-    mixed = mix_columns(points)
-    chance = nearest(mixed[: len(train)], mixed[len(train) :])[0] >= 0
-    return found if exceeds_chance(found, chance) else np.zeros(len(test), dtype=bool)
+    widths = [len(feature.columns) for feature in schema.features] if schema.array is None else [1] * points.shape[1]
+    parts = np.split(np.arange(points.shape[1]), np.cumsum(widths)[:-1])  # categories of a feature belong together
+    likely = found.any() and exceeds_chance(int(found.sum()), points, parts, len(train))
+    return found if likely else np.zeros_like(found)
 
 
-def mix_columns(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return points whose coordinates were dealt anew, each by itself: who is near another is so by chance."""
-    draw = generator(0, "mix columns")
-    return np.column_stack([draw.permutation(column) for column in points.T])
+def exceeds_chance(found: int, points: NDArray[np.float64], parts: Sequence[Rows], known: int | None = None) -> bool:
+    """Return whether more points are near another than by chance, as rows of one or two numbers often are.
 
+    Each part of the coordinates is dealt anew by itself: who is then near another is so by chance. The first `known`
+    points are looked among for the others; without it, all for all.
+    """
+    from scipy.stats import poisson
 
-def exceeds_chance(found: NDArray[np.bool_], chance: NDArray[np.bool_]) -> bool:
-    """Return whether more samples repeat than would by chance, as rows of one or two numbers often do."""
-    return int(found.sum()) > 2 * int(chance.sum())
+    draw, tries = generator(0, "mix columns"), max(1, min(MOST_TRIES, MANY // len(points)))
+    total = 0
+    for _ in range(tries):
+        mixed = np.empty_like(points)
+        for columns in parts:
+            mixed[:, columns] = points[:, columns][draw.permutation(len(points))]
+        near, _ = nearest(mixed, mixed, apart=True) if known is None else nearest(mixed[:known], mixed[known:])
+        total += int((near >= 0).sum())
+    return bool(poisson.sf(found - 1, (total + 0.5) / tries) < RARE)
 
 
 def spread_points(schema: Schema, x: Values) -> NDArray[np.float64] | None:

@@ -37,7 +37,7 @@ from atoll.data.schema import Schema
 from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.batch import Augment
-from atoll.kernel.errors import ModelError, TaskError, describe_given, first_line
+from atoll.kernel.errors import ModelError, TaskError, describe_given, first_line, require_keywords
 from atoll.kernel.fingerprints import content
 from atoll.kernel.html import html_table
 from atoll.kernel.network import Network
@@ -384,6 +384,7 @@ class Task:
         """
         from atoll.data import own, recipe
 
+        require_keywords("Task.own", reading, cls.own, own.read)
         asked: dict[str, Any] = {"seed": seed, "shares": shares, "central": central, "public": public}
         facts = recipe.describe_own(source, model, {**reading, "min_samples": min_samples}, **asked)
         dataset = own.read(source, min_samples=min_samples, **reading)

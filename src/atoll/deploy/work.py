@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from atoll.compose import from_record, to_record
 from atoll.deploy.messages import Message
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import DeployError, PayloadError
-from atoll.kernel.job import Assignment, AtTheEnd, Done, Finish, Job, Phase
-from atoll.kernel.params import Layout, Stack, Tree, flatten, rows_of
+from atoll.kernel.job import AssignedJob, AtTheEnd, Done, Finish, Phase
+from atoll.kernel.params import Layout, Stack, Tree, flatten
 from atoll.kernel.sources import own_digest
 from atoll.metrics.evaluation import KEPT, Evaluate
 from atoll.runtime.assignments import PHASES as WORK
@@ -114,25 +113,6 @@ class Order:
             AssignedJob(phase, self.method, None, part.clients, self.round, given=self.broadcast, each=part.unicast)
             for part in self.parts
         ]
-
-
-@dataclass(frozen=True, eq=False)
-class AssignedJob(Job):
-    """A job at a site: what it sends has arrived already."""
-
-    given: Tree = field(kw_only=True, default=None)
-    each: Tree = field(kw_only=True, default=None)
-
-    @cached_property
-    def broadcast(self) -> Tree:
-        """What all clients were sent."""
-        return self.given
-
-    def assign(self, clients: Clients) -> Assignment:
-        """Return what was sent to some of the clients."""
-        places = {int(client): place for place, client in enumerate(self.clients)}
-        rows = torch.tensor([places[int(client)] for client in clients])
-        return Assignment(self.phase, self.method, self.given, rows_of(self.each, rows), clients, self.round)
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ FEW_CLIENTS = 10  # below which a warning is given
 LEAST_KEPT = 3  # methods that go on after the middle rung, beside Local and FedAvg
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Advice:
     """Which method to use, and why."""
 
@@ -64,11 +64,17 @@ class Advice:
     reasons: Mapping[str, str]  # why each method was raced
     warnings: Sequence[str]
 
+    def __repr__(self) -> str:
+        return f"<Advice: {self.sentence}>"
+
     @property
     def federate(self) -> bool:
-        """Whether federating pays: a method was chosen, and its new runs do not say otherwise."""
-        gain = self.gains.get("local")
-        return name_of(self.choice.method) != "local" and (gain is None or gain.mean > 0)
+        """Whether federating pays: a method was chosen and its new runs do not say otherwise, or they make it likely.
+
+        Local is the choice where it is near the best on validation samples; what they leave open, the new runs decide.
+        """
+        chosen, gain = name_of(self.choice.method) != "local", self.gains.get("local")
+        return chosen if gain is None else gain.mean > 0 and (chosen or gain.words in ("sure", "likely"))
 
     @property
     def method(self) -> Algorithm:
@@ -104,7 +110,7 @@ class Advice:
                     f"Federating does not pay here: {name} is the best method on validation samples, and not clearly "
                     "ahead of training alone."
                 )
-            return f"Use {name}: it is best on validation samples; without test samples, nothing is claimed."
+            return f"Use {name}: it is best on validation samples; nothing was tested, so nothing is claimed."
         over_local = f"{self._amount(gain)} over training alone"
         if not self.federate:
             return (
@@ -165,7 +171,7 @@ class Advice:
     # -- for programs ------------------------------------------------------------------------------------------------
     def table(self) -> RichTable:
         """Return the table of all configurations for a terminal."""
-        return arms_table(self.race, [self.choice])
+        return arms_table(self.race, [self.best if self.federate else self._local])
 
     def as_json(self) -> dict[str, Any]:
         """Return everything for programs."""

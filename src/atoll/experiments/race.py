@@ -29,7 +29,7 @@ from atoll.records.configuration import Settings
 from atoll.records.labels import label
 from atoll.records.progress import ProgressTracker, call_all
 from atoll.records.report import Report
-from atoll.records.rounds import Round
+from atoll.records.rounds import Figures, Round
 from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED
@@ -69,7 +69,7 @@ def _halve(split: Split) -> tuple[Split, Split]:
 
 def list_rungs(rounds: int) -> list[int]:
     """Return the rounds after which methods are judged: about a ninth, a third, and all."""
-    first = max(1, rounds // 9)
+    first = max(2 if rounds >= 8 else 1, rounds // 9)  # one round alone says little of a step size
     middle = first * max(2, round(rounds / 3 / first))
     return [first, middle, rounds] if middle < rounds else [first, rounds] if first < rounds else [rounds]
 
@@ -131,7 +131,7 @@ class Race:
         if arm not in self.arms:
             self.arms.append(arm)
         for seed, task in self.tasks.items():
-            if not self._continue(arm, seed, task, rounds):
+            if not self._continue(arm, seed, task, rounds) or _has_blown_up(self.reports[arm, seed], rounds):
                 arm.rungs[rounds] = -math.inf
                 arm.drop(rounds, "diverged")
                 return
@@ -181,7 +181,8 @@ class Race:
 
     def scores(self, arm: Arm, rounds: int) -> Scores:
         """Return the validation score of each client after so many rounds, as [seed, client]."""
-        return np.stack([_scores_after(self.reports[arm, seed], rounds) for seed in self.tasks])
+        found = [_figures_after(self.reports[arm, seed], rounds).clients for seed in self.tasks]
+        return np.array(found, dtype=np.float64)
 
     def samples(self, arm: Arm) -> Scores:
         """Return how many validation samples each client is scored on, as [seed, client]."""
@@ -263,11 +264,18 @@ def weighted_mean(values: Scores, weights: Scores) -> float:
     return float((values[known] * weights[known]).sum() / weights[known].sum()) if known.any() else math.nan
 
 
-def _scores_after(report: Report, rounds: int) -> Scores:
-    """Return each client's score after so many rounds; one-shot methods have one."""
+def _has_blown_up(report: Report, rounds: int) -> bool:
+    """Return whether a client's own model is not finite any more, which the server's state does not show."""
+    found = _figures_after(report, rounds)
+    samples, losses = (np.array(values or [], dtype=np.float64) for values in (found.samples, found.losses))
+    return bool(len(losses) and not np.isfinite(losses[samples > 0]).all())
+
+
+def _figures_after(report: Report, rounds: int) -> Figures:
+    """Return the scores of clients after so many rounds; one-shot methods have one."""
     wanted = min(rounds, report.rounds)
     for line in report.evaluations:
         if line.round == wanted:
             assert line.personal is not None
-            return np.array(line.personal["test"].clients, dtype=np.float64)
+            return line.personal["test"]
     raise RunError(f"The run in {report.folder} must have been scored after round {wanted}. It was not.")

@@ -34,7 +34,7 @@ from atoll.experiments.race import Arm, Race, hide_test, list_rungs
 from atoll.experiments.searching import FACTOR, Entry, overshoots, shorten
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import require_engine
-from atoll.kernel.errors import AtollError, RunError, TaskError
+from atoll.kernel.errors import AtollError, DivergedError, RunError, TaskError
 from atoll.kernel.sources import code_digest
 from atoll.records.configuration import Settings
 from atoll.records.files import read_record, write_json, write_record, writing
@@ -79,7 +79,7 @@ class Question(Record):
     code: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tuning:
     """Methods with the values that were found, and the comparison that tests them."""
 
@@ -88,6 +88,9 @@ class Tuning:
     seeds: Sequence[int]  # by which values were chosen
     comparison: Comparison | None  # with seeds that nothing was chosen by; None without test samples
     notes: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"<Tuning: {', '.join(arm.label for arm in self.best.values())}>"
 
     @property
     def methods(self) -> dict[str, Algorithm]:
@@ -246,15 +249,21 @@ class Course:
                 for arm in self._rank(arms, self.first)[:2]:
                     self.race.run(arm, self.middle)
             for _ in range(0 if entry.fixed else MOST_EXTENSIONS):
-                grid = sorted(arm.lr for arm in arms)
-                best = self._judge(arms, rounds).lr
-                if best not in (grid[0], grid[-1]) or len(arms) >= self.trials:
+                lr = self._look_further(arms, rounds)
+                if lr is None or len(arms) >= self.trials:
                     break
-                lr = shorten(best * FACTOR if best == grid[-1] else best / FACTOR)
                 arms.append(self._try(entry, entry.at(lr), lr))
                 if not arms[-1].reason:
                     self.race.run(arms[-1], rounds)
         return arms
+
+    def _look_further(self, arms: Sequence[Arm], rounds: int) -> float | None:
+        """Return the step size to try next: past the end that wins, far below all if none can train, else None."""
+        grid, ranked = sorted(arm.lr for arm in arms), self._rank(arms, rounds)
+        if not ranked:
+            return shorten(grid[0] / FACTOR**2)
+        best = ranked[0].lr
+        return shorten(best * FACTOR) if best == grid[-1] else shorten(best / FACTOR) if best == grid[0] else None
 
     def _try(self, entry: Entry, method: Algorithm, lr: float) -> Arm:
         """Run a configuration up to the first rung, unless its steps would overshoot."""
@@ -302,10 +311,15 @@ class Course:
             return bar.begin(f"test of {name}, seed {seed}", rounds if how == "reused" else 0)
 
         bar.total = sum(bar.done[name] for name in started) + len(methods) * len(self.fresh) * rounds
-        return compare(
-            self.task, methods, seeds=self.fresh, settings=settings, engine=self.race.engine,
-            folder=self.race.folder / "confirm", on_run=begin, progress=False,
-        )  # fmt: skip
+        try:
+            return compare(
+                self.task, methods, seeds=self.fresh, settings=settings, engine=self.race.engine,
+                folder=self.race.folder / "confirm", on_run=begin, progress=False,
+            )  # fmt: skip
+        except DivergedError as error:
+            reason = str(error).splitlines()[0]
+            self.notes.append(f"What was chosen does not train with every fresh seed, so nothing is claimed: {reason}")
+            return None
 
     def warn_of_edges(self, best: Mapping[str, Arm]) -> list[str]:
         """Say where the best step size is the largest or the smallest that was tried, and where curves still rise."""

@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad_and_value, vmap
 
 from atoll.kernel.errors import CohortError
 from atoll.kernel.network import Network, Variant
-from atoll.kernel.params import Params, Structure, flatten, unflatten
+from atoll.kernel.params import Params, Stack, Structure, flatten, unflatten
 from atoll.kernel.randomness import Keys, number
 
 A = TypeVar("A")
@@ -181,6 +181,25 @@ class Batch:
 
         g, (loss, buffers) = self.differentiate(objective, w.trained.only(names))
         return g, w | buffers, loss
+
+    def sample_gradients(self, w: Params, only: Iterable[str] | None = None) -> tuple[Stack, Tensor]:
+        """Return the gradient of every sample's own loss, a row per sample, and the mean loss; buffers stay.
+
+        For a network whose answer to a sample does not depend on others: one without BatchNorm in training.
+        """
+        _taken.count = gradients_taken() + 1
+        at = w.trained.only(frozenset(w if only is None else only))
+        names, layout = tuple(at), at.layout
+
+        def of_one(x: Tensor, y: Tensor, *leaves: Tensor) -> tuple[Tensor, Tensor]:
+            one = replace(self, x=x[None], y=y[None], mask=None, raw=None, vectorised=True)
+            loss = self.network.loss(one.outputs(w | Params(dict(zip(names, leaves, strict=True)), layout)), y[None])
+            return loss.sum(), loss.sum()
+
+        everything = tuple(range(2, 2 + len(names)))
+        each = vmap(grad_and_value(of_one, argnums=everything, has_aux=True), in_dims=(0, 0, *[None] * len(names)))
+        gradients, (_, losses) = each(self.x, self.y, *at.values())
+        return Stack(dict(zip(names, gradients, strict=True)), layout), self.mean(losses)
 
     def differentiate(self, function: Callable[[Params], tuple[Tensor, A]], at: Params) -> tuple[Params, A]:
         """Return the gradient of the first value that `function` returns, and its second value.

@@ -21,7 +21,8 @@ Each one is also the builtin that fits it, so `except ValueError` works as well 
         └── LabelsNeeded                      a step reads targets of clients that have none
 """
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Self
@@ -96,6 +97,10 @@ class PayloadError(AtollError, ValueError):
     """A reply is not what the server expects."""
 
 
+class PrivacyError(AtollError, ValueError):
+    """A promise of privacy that would not hold."""
+
+
 class EngineError(AtollError, RuntimeError):
     """An engine cannot do what it is asked to."""
 
@@ -132,6 +137,17 @@ def unknown(kind: str, given: str, available: Iterable[str]) -> UnknownName:
     near = get_close_matches(given.lower(), names)
     question = f" Did you mean: {', '.join(near)}?" if near else ""
     return UnknownName(f"Unknown {kind} {given!r}.{question}\nAvailable: {', '.join(names)}")
+
+
+def require_keywords(
+    called: str, given: Iterable[str], *functions: Callable[..., Any], also: Iterable[str] = ()
+) -> None:
+    """Raise UnknownName for a keyword that none of these functions takes by name, with the nearest ones."""
+    kinds = [one for function in functions for one in inspect.signature(function).parameters.values()]
+    known = {one.name for one in kinds if one.kind is one.KEYWORD_ONLY} | {*also}
+    for name in given:
+        if name not in known:
+            raise unknown(f"argument of {called}", name, known)
 
 
 class NamesChecked:

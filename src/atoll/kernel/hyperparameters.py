@@ -57,6 +57,11 @@ class Search:
     log: bool = False
     among: tuple[Any, ...] = ()
 
+    def __str__(self) -> str:
+        if self.among:
+            return ", ".join(map(str, self.among))
+        return f"{self.low:g} to {self.high:g}{' in factors' if self.log else ''}"
+
     def place(self, share: float) -> Any:
         """Return the value that this share of the way leads to, 0 <= share < 1; two digits are enough."""
         if self.among:

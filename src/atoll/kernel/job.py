@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -163,6 +164,26 @@ class Job:
         """Return what travels to some of the clients."""
         unicast = self.phase.unicast(self.method, self.server, clients)
         return Assignment(self.phase, self.method, self.broadcast, unicast, clients, self.round)
+
+
+@dataclass(frozen=True, eq=False)
+class AssignedJob(Job):
+    """A job whose messages have arrived already: where it runs, there is no server."""
+
+    given: Tree = field(kw_only=True, default=None)
+    each: Tree = field(kw_only=True, default=None)
+
+    @cached_property
+    def broadcast(self) -> Tree:
+        """What all clients were sent."""
+        return self.given
+
+    def assign(self, clients: Clients) -> Assignment:
+        """Return what was sent to some of the clients."""
+        order = np.argsort(self.clients)
+        places = order[np.searchsorted(self.clients, clients, sorter=order)]
+        each = rows_of(self.each, torch.from_numpy(places))
+        return Assignment(self.phase, self.method, self.given, each, clients, self.round)
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,7 +96,8 @@ class ClientScores:
     @property
     def spread(self) -> float:
         """The standard deviation over clients."""
-        return float(np.nanstd(self.score)) if self._any else float("nan")
+        with np.errstate(invalid="ignore", over="ignore"):  # of models that have diverged
+            return float(np.nanstd(self.score)) if self._any else float("nan")
 
     @property
     def deployed(self) -> float | None:
@@ -347,7 +348,8 @@ class ClientSums:
     def _average(self) -> tuple[Values, Values, float | None]:
         """Return means over samples, and the variance of single ones."""
         score = self._mean("score")
-        return score, np.maximum(self._mean("square") - score**2, 0), None
+        with np.errstate(invalid="ignore", over="ignore"):  # of a model that has diverged
+            return score, np.maximum(self._mean("square") - score**2, 0), None
 
     def _take_figures(self) -> tuple[Values, Values, float | None]:
         """Return the figure of each client, its variance for one sample, and the figure of all samples together."""

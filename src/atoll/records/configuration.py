@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -21,11 +21,22 @@ from atoll.compose.architectures import check_mixes
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import CohortError, NamesChecked, OneShotError, RunError, UnknownName, describe_given, unknown
+from atoll.kernel.errors import (
+    CohortError,
+    NamesChecked,
+    OneShotError,
+    PrivacyError,
+    RunError,
+    UnknownName,
+    describe_given,
+    require_keywords,
+    unknown,
+)
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
 from atoll.metrics.measures import OWN, measure_of
+from atoll.privacy import ClientPrivacy, parse_privacy
 from atoll.records.schema import Record, SchemaError
 from atoll.records.trust import require_trusted
 from atoll.robust import Backdoor, parse_attack, parse_rule
@@ -45,7 +56,8 @@ class Settings(NamesChecked):
 
     rounds: int = 30
     seed: int = 0
-    cohort: int | float | None = None  # clients per round, or their share; all by default
+    # clients per round, or their share; or, with "poisson:Q", each with probability Q; all by default
+    cohort: int | float | str | None = None
     participation: str = "constant"  # who is there: constant, random:P, diurnal:T, turnover:S or file:PATH
     drop: float = 0.0  # probability that a client of the cohort is lost
     late: float = 0.0  # probability that a reply arrives in a later round
@@ -59,14 +71,11 @@ class Settings(NamesChecked):
     compress: str = "none"  # how messages become lean: none, topk:P, randk:P, qsgd:BITS, sign or lowrank:R
     aggregate: str = "mean"  # how replies become one: mean, or a rule that bears hostile ones, such as nnm+trimmed
     attack: str = "none"  # what a share of the clients does to the others, such as sign-flip:0.2
+    dp: str = "none"  # what is promised about a client, such as client:epsilon=4,delta=1e-5
 
     def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
         """Return settings with other values, which were given to a function beside its own arguments."""
-        known = {one.name for one in fields(self)}
-        for name in values:
-            if name not in known:
-                own = {one.name for one in inspect.signature(of).parameters.values() if one.kind is one.KEYWORD_ONLY}
-                raise unknown(f"argument of {of.__name__}", name, known | own)
+        require_keywords(of.__name__, values, of, also=[one.name for one in fields(self)])
         return replace(self, **values)
 
     def check(self, task: Task, algorithm: Algorithm) -> None:
@@ -108,6 +117,9 @@ class Settings(NamesChecked):
 
     def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a rule, an attack or a compression that cannot work with this task and algorithm."""
+        privacy = parse_privacy(self.dp)
+        if privacy is not None:
+            self._check_privacy(privacy, task, algorithm)
         parse_compression(self.compress)
         attack, rule = parse_attack(self.attack), parse_rule(self.aggregate)
         if attack is not None:
@@ -125,6 +137,51 @@ class Settings(NamesChecked):
         rule.resolve(self.cohort_size(task.clients), task.clients, self._count_attackers(task.clients))
         if rule.needs_public_data:
             task.public_for(f"`aggregate={self.aggregate}`")
+
+    def _check_privacy(self, privacy: ClientPrivacy, task: Task, algorithm: Algorithm) -> None:
+        sampled = self.cohort is None or self._join_share is not None or self.cohort == 1.0
+        privacy.check(algorithm, task.clients, sampled=sampled, late=self.late, schedule=self.participation)
+        if self.aggregate != "mean":
+            raise PrivacyError(
+                f"Under client-level privacy replies are added up, so `aggregate` must be mean. Got {self.aggregate!r}."
+            )
+        if self.compress != "none" and not self.compress.startswith("randk"):
+            raise PrivacyError(
+                f"Under client-level privacy a message is cut to a norm after it was packed, and `{self.compress}` "
+                "packs numbers that cannot be cut.",
+                hint="leave out `compress`.",
+            )
+        privacy.resolve(self.share_asked(task.clients), self.rounds)  # raises where no noise reaches epsilon
+
+    @property
+    def _join_share(self) -> float | None:
+        """The probability with which each client joins a round; None where cohorts have a size."""
+        if not isinstance(self.cohort, str):
+            return None
+        found = re.fullmatch(r"poisson:([0-9.eE+-]+)", self.cohort)
+        try:
+            share = float(found[1]) if found else math.nan
+        except ValueError:
+            share = math.nan
+        if not 0 < share <= 1:
+            raise CohortError(
+                f"`cohort` must be a number of clients, a share of them, or poisson:Q with Q in (0, 1]. Got "
+                f"{self.cohort!r}.",
+                hint="for example cohort='poisson:0.1'.",
+            )
+        return share
+
+    def share_asked(self, clients: int) -> float:
+        """Return the probability with which a client is asked in a round."""
+        return self._join_share or self.cohort_size(clients) / clients
+
+    def describe_privacy(self, clients: int, rounds: int) -> str | None:
+        """Say what is promised after so many rounds; None where nothing is."""
+        privacy = parse_privacy(self.dp)
+        if privacy is None:
+            return None
+        share = self.share_asked(clients)
+        return privacy.resolve(share, self.rounds).describe(share, clients, rounds)
 
     def _count_attackers(self, clients: int) -> int | None:
         attack = parse_attack(self.attack)
@@ -154,7 +211,11 @@ class Settings(NamesChecked):
             rule = rule.resolve(self.cohort_size(clients), clients, self._count_attackers(clients))
         made = (*(() if compression is None else (compression,)), *stages)
         forger = None if attack is None or attack.on_data else attack
-        return Protection(made, forger, attackers, rule)
+        privacy, released = parse_privacy(self.dp), None
+        if privacy is not None:
+            made = (*made, *privacy.stages())
+            released = privacy.rule(self.share_asked(clients), clients, self.rounds, self.seed)
+        return Protection(made, forger, attackers, rule if released is None else released)
 
     def _check_evaluation(self, clients: int) -> None:
         size = self._sample_size
@@ -202,6 +263,9 @@ class Settings(NamesChecked):
     def cohort_size(self, clients: int) -> int:
         """Count the clients that are asked in a round."""
         asked = clients if self.cohort is None else self.cohort
+        if isinstance(asked, str):
+            assert self._join_share is not None
+            return max(1, round(self._join_share * clients))
         if isinstance(asked, float):
             if not 0 < asked <= 1:
                 raise CohortError(f"`cohort` as a share must be in (0, 1]. Got {asked!r}.")
@@ -223,6 +287,9 @@ class Settings(NamesChecked):
         if busy is not None:
             there[busy] = False
         present = np.flatnonzero(there).astype(np.int64)
+        if self._join_share is not None:
+            joins = generator(self.seed, "cohort", round).random(clients) < self._join_share
+            return present[joins[present]]
         size = self.cohort_size(clients)
         if size >= len(present):
             return present

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from atoll.kernel.references import bibtex
 from atoll.metrics.evaluation import Arrays
 from atoll.metrics.groups import adjusted_rand
 from atoll.metrics.measures import measure_of
+from atoll.privacy.account import passes_epsilon
 from atoll.records.configuration import Metric, RunConfig, Settings, describe
 from atoll.records.labels import label
 from atoll.records.numbers import Numbers, run_cells
@@ -324,6 +326,34 @@ class Report:
     def citations(self) -> str:
         """BibTeX of the method that was used."""
         return bibtex(self.algorithm.cites)
+
+    @property
+    def privacy(self) -> list[str]:
+        """What is promised about clients and their samples, a sentence each; nothing without a mechanism."""
+        promise = self.settings.describe_privacy(self.config.task.clients, len(self.history))
+        return [*([] if promise is None else [promise]), *self._describe_samples()]
+
+    def _describe_samples(self, delta: float = 1e-5) -> list[str]:
+        """Say what sample-level privacy promises after all rounds."""
+        noise = self.config.algorithm.values.get("noise") if "+dpsgd" in self.config.algorithm.name else None
+        if noise is None:
+            return []
+        passes: dict[str, float] = defaultdict(float)
+        for line in self.history:
+            for client, count in ((line.observed or {}).get("private_passes") or {}).items():
+                passes[client] += count
+        if not passes:
+            return []
+        most = max(passes, key=lambda client: passes[client])
+        found = sorted(passes_epsilon(noise, count, delta) for count in passes.values())
+        sentence = (
+            f"Sample-level differential privacy: epsilon {found[-1]:.2f} at delta {delta:g} for adding or removing one "
+            f"sample of client {most}, whose samples were used most often ({passes[most]:g} passes); least "
+            f"{found[0]:.2f}, median {found[len(found) // 2]:.2f}. Batches are shuffled passes, so nothing is gained "
+            "by sampling; noise is drawn from the run's seed (simulated). How many samples a client has, scores and "
+            "losses in this report are not covered."
+        )
+        return [sentence]
 
     @property
     def sign(self) -> int:

@@ -111,6 +111,14 @@ class Exchange:
         else:
             yield from self._forge(self._gather(job, traffic), job.round, traffic)
 
+    def send_nothing(self, job: Job) -> Arrival | None:
+        """Return a reply of zeros: what a round releases in which nobody was asked; somebody's work shows its form."""
+        for outcome in self.engine.run(replace(job, clients=np.arange(1)), self.population):
+            if isinstance(outcome, Done):
+                fields = {name: value.map(torch.zeros_like) for name, value in outcome.result.send.items()}
+                return Arrival(outcome.clients, fields, torch.zeros(1), broadcast=job.broadcast)
+        return None
+
     def _forge(self, arrivals: Iterable[Arrival], round: int, traffic: Traffic) -> list[Arrival]:
         """Return the replies after the attackers among their clients replaced theirs; not finite ones are lost."""
         attack, attackers = self.protection.attack, self.protection.attackers

@@ -11,13 +11,13 @@ import copy
 import functools
 import hashlib
 import json
-import resource
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from atoll.deploy.engine import InProcess
 from atoll.deploy.journal import Exchange
@@ -25,6 +25,7 @@ from atoll.deploy.keys import Key
 from atoll.deploy.messages import MAGIC, SIGNATURE
 from atoll.kernel.errors import DeployError
 from atoll.kernel.randomness import generator
+from atoll.records.runs import peak_memory
 
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**63, -(2**63), 1e308, "", "x" * 1000, "../../etc/passwd", "\x00", [], {}, [[]],
@@ -48,7 +49,7 @@ class Outcome:
 def fuzz(good: Sequence[bytes], key: Key, receive: Callable[[bytes], object], count: int, seed: int = 0) -> Outcome:
     """Give a receiver so many damaged and crafted messages, made from good ones."""
     found, draw = Outcome(), generator(seed, "fuzz")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory(torch.device("cpu"))
     for number in range(count):
         crafted = number % 2 == 1
         base = good[int(draw.integers(len(good)))]
@@ -65,7 +66,7 @@ def fuzz(good: Sequence[bytes], key: Key, receive: Callable[[bytes], object], co
         else:
             found.fitting += crafted
             found.accepted += not crafted
-    found.grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    found.grown = peak_memory(torch.device("cpu")) - before
     return found
 
 

@@ -1,6 +1,7 @@
 """The engine of a cluster, with workers inside this process: the same numbers as one machine, whoever dies."""
 
 import pickle
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 
 from atoll import create, federate
 from atoll.data.task import Task
+from atoll.kernel.errors import EngineError
 from atoll.kernel.params import Params, Stack
 from atoll.records.report import Report
 from atoll.runtime.channel import Clip
@@ -342,3 +344,46 @@ def test_what_stands_between_clients_and_server_sees_single_replies(more: dict[s
     assert crew.summed == 0
     task = build_task()
     require_equal(play(task, "ditto", find_engine("whole"), **more), play(task, "ditto", engine(), **more))
+
+
+# -- errands -----------------------------------------------------------------------------------------------------------
+def count(engine: Any, stop: threading.Event, item: int) -> Iterator[int]:
+    yield from range(item)
+    if item == 4:
+        raise EngineError("four is too many")
+
+
+class Forgetful(CrewInside):
+    """Workers that die on their first errand with an item."""
+
+    def __init__(self, dying: dict[int, int]) -> None:
+        super().__init__(2, make_worker)
+        self.dying = dying
+
+    def do(self, worker: int, errand: Any, item: Any) -> Iterator[Any]:
+        if self.dying.get(item, 0):
+            self.dying[item] -= 1
+            raise WorkerLost("killed by a test")
+        yield from super().do(worker, errand, item)
+
+
+def test_errands_are_spread_and_given_to_another_worker_if_one_dies() -> None:
+    stop = threading.Event()
+    found = [*engine(Forgetful({2: 1})).spread(count, [1, 2, 3], stop)]
+    assert sorted(found) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+    assert not stop.is_set()
+
+
+def test_what_an_errand_raises_ends_the_others() -> None:
+    stop = threading.Event()
+    found = dict(engine().spread(count, [4], stop))
+    assert str(found[0]) == "four is too many"
+    assert stop.is_set()
+    assert [*engine().spread(count, [3], stop)] == []
+
+
+def test_an_errand_that_kills_two_workers_is_an_error() -> None:
+    ((number, error),) = engine(Forgetful({7: 2})).spread(count, [7], threading.Event())
+    assert number == 0
+    assert isinstance(error, EngineError)
+    assert "must not end it. 2 workers died" in str(error)

@@ -68,6 +68,9 @@ def collect_configuration(view: View) -> list[Part]:
         "Scaling": _describe_scaling(config["task"]),
         "Metric": _write_pairs(comparison.metric),
         "Model": _describe_model(config),
+        "Privacy": " ".join(
+            f"{method}: {sentence}" for method, (one, *_) in comparison.outcomes.items() for sentence in one.privacy
+        ),
         "Engine": _write_pairs(config.get("engine", {})),
         "Versions": _write_pairs(config.get("versions") or versions()),
         "Machine": _write_pairs(config.get("machine") or machine()),

@@ -32,3 +32,13 @@ class Protection:
     attack: Forger | None = None
     attackers: Clients | None = None
     rule: Rule | None = None
+
+    def rule_in(self, round: int) -> Rule | None:
+        """Return the rule of a round: one that draws has draws of its own in each."""
+        in_round = getattr(self.rule, "in_round", None)
+        return self.rule if in_round is None else in_round(round)
+
+    @property
+    def always_releases(self) -> bool:
+        """Whether there must be a release in every round, also where nobody replied."""
+        return bool(getattr(self.rule, "always", False))

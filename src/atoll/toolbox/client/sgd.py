@@ -13,6 +13,7 @@ from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.record import Each, record
 from atoll.toolbox.client.descent import Found, MeanLoss, descend, zero_velocity
 from atoll.toolbox.client.penalties import Penalty
+from atoll.toolbox.client.private import Private
 from atoll.toolbox.client.sharpness import Radius, sharp_gradient, sharpen
 
 Gradient = Callable[..., Found]  # of a model, a batch (a tuple of them where there are several streams), and `given`
@@ -79,9 +80,14 @@ def sgd(
             penalty = change.term(start) if penalty is None else penalty + change.term(start)
         if change.radius is not None:
             radius, adaptive = change.radius(start), change.adaptive
+    private: Private | None = next((change.private for change in cohort.changes if change.private is not None), None)
+    if private is not None:
+        private.require(cohort.task, gradient=gradient, radius=radius)
     onto = None if penalty is None else penalty.onto
 
     def direction(w: Params, batch: Any, given: Given) -> Found:
+        if private is not None:
+            return private.gradient(w, batch, names, cohort.training.batch_size)
         if gradient is None:
             return sharp_gradient(w, batch, given.radius, adaptive=adaptive, only=names)
         return sharpen(lambda v: gradient(v, batch, *given.more), w, given.radius, adaptive=adaptive)
@@ -109,7 +115,7 @@ def sgd(
         ),
         epochs=epochs,
         stream=stream,
-        draws=draws,
+        draws=draws or private is not None,
     )
     name = stream if isinstance(stream, str) else stream[0]
     cohort.observe(**{f"loss/{name}": end.loss.value})

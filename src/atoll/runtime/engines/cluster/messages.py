@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import AtollError
-from atoll.kernel.job import Assignment, Done, Job, Phase
+from atoll.kernel.job import Done, Phase
 from atoll.kernel.params import Structure, Tree, flatten, rows_of, spread, unflatten
 from atoll.kernel.replies import Arrival, Replies
 
@@ -73,25 +73,6 @@ class Order:
     lots: tuple[Lot, ...]
     sums: bool = False  # whether the sums over clients of what they send are enough
     trained: Path | None = None  # where long training is kept
-
-
-@dataclass(frozen=True, eq=False)
-class Carried(Job):
-    """A job whose messages were made elsewhere: where it runs, there is no server."""
-
-    assignment: Assignment = field(kw_only=True)
-
-    @property
-    def broadcast(self) -> Tree:
-        """What all clients are sent."""
-        return self.assignment.broadcast
-
-    def assign(self, clients: Clients) -> Assignment:
-        """Return what was sent to some of the clients."""
-        order = np.argsort(self.assignment.clients)
-        places = order[np.searchsorted(self.assignment.clients, clients, sorter=order)]
-        unicast = rows_of(self.assignment.unicast, torch.from_numpy(places))
-        return replace(self.assignment, unicast=unicast, clients=clients)
 
 
 @dataclass(frozen=True)

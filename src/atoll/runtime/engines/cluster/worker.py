@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import AtollError
-from atoll.kernel.job import Assignment, Done, Finish, Lost
+from atoll.kernel.job import AssignedJob, Done, Finish, Lost
 from atoll.kernel.params import Tree
 from atoll.runtime.engines.cluster.messages import (
-    Carried,
     Failure,
     Found,
     Lot,
@@ -139,10 +138,9 @@ class Worker:
             lot.unicast.unpack(self.engine.device),
             lot.clients.copy(),
         )  # what arrives is for reading only
-        assignment = Assignment(order.phase, order.method, received, unicast, clients, order.round)
-        job = Carried(
+        job = AssignedJob(
             order.phase, order.method, None, clients, order.round, calls=order.calls, usual=lot.usual,
-            assignment=assignment,
+            given=received, each=unicast,
         )  # fmt: skip
         return self.engine.outcomes(job, population)
 
