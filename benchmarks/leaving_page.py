@@ -2,7 +2,7 @@
 
     python benchmarks/leaving_page.py
 
-Every method plays two rounds (a one-shot method one) with four clients on 240 of scikit-learn's digits and a
+Every method plays two rounds (a one-shot method one) with five clients on 300 of scikit-learn's digits and a
 perceptron of one hidden layer with 16 units. What lasts long is played short: the bytes of a message depend on the
 model, and not on how long it was trained.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from atoll import LocalEngine, Recipe, Report, federate
 from atoll.algorithms import list_methods
 from atoll.compose import create
-from atoll.deploy.demands import holds_what_others_sent
+from atoll.deploy.demands import holds_rows_of_clients
 from atoll.runtime.serialise import size_of
 from atoll.testing.conformance.methods import shorten
 
@@ -27,7 +27,7 @@ TABLE = "| method |"  # where the table begins; what stands before it is written
 def play(name: str) -> Report:
     """Run a method for as long as the table needs."""
     method = shorten(create(name))
-    task = Recipe(clients=4, partition="dirichlet:0.5", model=MODEL, samples=240, public=0.1).build()
+    task = Recipe(clients=5, partition="dirichlet:0.5", model=MODEL, samples=300, public=0.1).build()
     rounds = 1 if method.one_shot else max(2, method.least_rounds)
     return federate(task, method, rounds=rounds, engine=LocalEngine(device="cpu", strategy="loop eager"))
 
@@ -58,7 +58,7 @@ def remarks(report: Report) -> Iterator[str]:
         yield "needs server data"
     if not method.sums_suffice:
         yield "one by one"
-    if holds_what_others_sent(method, report.server, report.task.clients):
+    if holds_rows_of_clients(report.server, report.task.clients):
         yield "others' too"
     if method.defines("finish"):
         yield "last step at the site"

@@ -356,7 +356,81 @@ def test_what_a_method_asks_of_sites_is_said_before(tmp_path) -> None:
     assert said["fedavg"] == ""
     assert "before the first round" in said["fedora"]
     assert "sends each site something of its own" in said["fedamp"]
-    assert "what other sites sent" in said["fedamp"]
+    assert "has a row for each client" in said["fedamp"]
     assert "a last step at the sites" in said["fedrep"]
     with pytest.raises(DeployError, match="FedDF needs data of the server's own"):
         list_demands(create("feddf"), task)
+
+
+def test_a_site_that_is_killed_anywhere_answers_alike(tmp_path, monkeypatch) -> None:
+    """Whichever write is the last one before the end, the same command then gives the same reply."""
+    story = Story(tmp_path, "ditto")
+    story.finish([story.reply(name) for name in story.names])  # so there is something committed to lose
+    shutil.copytree(tmp_path / "Ulm", tmp_path / "before")
+
+    def read(path):
+        return [leaf.tolist() for leaf in flatten(messages.read_file(path).tree(None))[0]]
+
+    sent = read(story.reply("Ulm"))
+    real, writes = Path.replace, [0]
+
+    def replace(path, target):
+        writes[0] -= 1
+        if writes[0] == 0:
+            raise KeyboardInterrupt
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    for last in range(1, 20):
+        shutil.rmtree(tmp_path / "Ulm")
+        shutil.copytree(tmp_path / "before", tmp_path / "Ulm")
+        writes[0] = last
+        try:
+            story.reply("Ulm")
+        except KeyboardInterrupt:
+            writes[0] = 0
+            assert read(story.reply("Ulm")) == sent
+        else:
+            break
+    assert 3 <= last < 19  # what is kept, the reply, the state
+
+
+def test_a_site_may_have_several_clients(tmp_path) -> None:
+    for number, name in enumerate(("Lund", "Ulm")):
+        write_hospital(tmp_path / name / "my.csv", number)
+        atoll(tmp_path / name, "keys", name)
+        carry(tmp_path / name / "keys" / f"{name}.pub", tmp_path / "center" / "sites" / f"{name}.pub")
+    rows = (tmp_path / "Ulm" / "my.csv").read_text().splitlines()
+    with_wards = [f"{row},{'ward' if not place else 'AB'[place % 2]}" for place, row in enumerate(rows)]
+    (tmp_path / "Ulm" / "my.csv").write_text("\n".join(with_wards) + "\n")
+    center = tmp_path / "center"
+    atoll(center, "keys", "center")
+    atoll(tmp_path / "Lund", "data", "schema", "my.csv", "--target", "readmitted")
+    carry(tmp_path / "Lund" / "schema.json", center / "schema.json")
+    asked = ["--own-schema", "schema.json", "--sites", "sites", "--model", "mlp:4", "--clients", "Ulm=2"]
+    atoll(center, "round", "start", "fedamp", *asked, "--rounds", "1")
+    atoll(tmp_path / "Lund", "round", "train", str(center / "job-Lund.atoll"), "--data", "my.csv")
+    shown = atoll(tmp_path / "Ulm", "round", "train", str(center / "job-Ulm.atoll"), "--data", "my.csv", fails=True)
+    assert "Ulm must have 2 client(s), as was agreed. Its data have 1" in shown.replace("\n", " ")
+    wards = ["--data", "my.csv", "--client", "ward"]
+    atoll(tmp_path / "Ulm", "round", "train", str(center / "job-Ulm.atoll"), *wards)
+    replies = [str(tmp_path / name / "reply.atoll") for name in ("Lund", "Ulm")]
+    atoll(center, "round", "finish", *replies)
+    shown = atoll(tmp_path / "Ulm", "round", "apply", str(center / "result.atoll"), *wards)
+    assert sorted(path.stem for path in (tmp_path / "Ulm" / "models").iterdir()) == ["A", "B"]
+    assert shown.count("personal") == 2
+
+
+def test_a_method_of_ones_own_runs_where_its_file_is_allowed(tmp_path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import dataclass\n\nfrom atoll import Algorithm, Update\n"
+        "from atoll.toolbox.client import sgd\n\n\n@dataclass(frozen=True, kw_only=True)\nclass Mine(Algorithm):\n"
+        "    def local(self, w, cohort):\n"
+        "        return Update(send={'delta': sgd(cohort, start=w, epochs=1) - w}, weight=cohort.samples)\n"
+    )
+    story = Story(tmp_path, str(mine))
+    assert "whose file is not allowed here" in refusal(story)
+    assert messages.read_file(story.reply("Ulm", allowed=[mine])).header.kind == "reply"
+    mine.write_text(mine.read_text() + "\n# changed\n")
+    assert "whose file is not allowed here" in refusal(story, "Porto", allowed=[mine])

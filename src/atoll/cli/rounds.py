@@ -159,7 +159,7 @@ def _tell(waiting: "Waiting", folder: Path) -> None:
 
 def _open_site(
     data: Path, key: Path | None, site: str | None, state: Path, client: str | None, coordinator: Path | None,
-    allow: list[Path] | None, bar: Any = None, **reading: Any,
+    allow: list[Path] | None, on_epoch: Any = None, stop: Any = None, **reading: Any,
 ) -> "Site":  # fmt: skip
     from atoll.deploy.keys import read_public
     from atoll.deploy.schemas import task_of_site
@@ -170,7 +170,7 @@ def _open_site(
         return task_of_site(terms, here.seat, data, client=client, **reading)
 
     here = Site(
-        find_key(key), build, state, site=site, allowed=allow or [], on_epoch=bar,
+        find_key(key), build, state, site=site, allowed=allow or [], on_epoch=on_epoch, stop=stop,
         coordinator=None if coordinator is None else read_public(coordinator).value.hex(),
     )  # fmt: skip
     return here
@@ -202,10 +202,13 @@ def train(
     from atoll.deploy import messages
     from atoll.deploy.store import writing
     from atoll.runtime.files import write_whole
+    from atoll.runtime.interruptions import interruptions
 
     message = messages.read_file(job)
-    with show_progress(1) as bar:
-        here = _open_site(data, key, site, state, client, coordinator, allow, bar.show_epoch, group=group, order=order)
+    with show_progress(1) as bar, interruptions(enabled=True) as stop:  # long training is kept, and goes on
+        here = _open_site(
+            data, key, site, state, client, coordinator, allow, bar.show_epoch, stop, group=group, order=order
+        )
         received = here.receive(message)
         if received.is_last:
             raise message.refuse("it is the result, and no job", hint=f"`atoll round apply {job}`.")

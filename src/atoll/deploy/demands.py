@@ -9,7 +9,6 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
 from atoll.kernel.params import Structure, Tree, flatten
 from atoll.kernel.wrapper import title_of
-from atoll.runtime.serialise import size_of
 
 
 def list_demands(method: Algorithm, task: Task, seed: int = 0) -> list[str]:
@@ -35,18 +34,18 @@ def list_demands(method: Algorithm, task: Task, seed: int = 0) -> list[str]:
         found.append(f"{name} chooses on validation samples: a site without any is refused.")
     if method.defines("finish"):
         found.append(f"{name} has a last step at the sites, of which nothing is sent.")
-    if holds_what_others_sent(method, server, task.clients):
+    if holds_rows_of_clients(server, task.clients):
+        found.append(f"At the end every site receives the server's state, which in {name} has a row for each client.")
+    elif method.one_shot and not method.sums_suffice:
         found.append(
-            f"At the end every site receives the server's state, which in {name} holds what other sites sent "
-            f"({size_of(server):,} bytes at the beginning)."
+            f"At the end every site receives the server's state, which may hold what {name} got from others, such as "
+            "the models of an ensemble."
         )
     return found
 
 
-def holds_what_others_sent(method: Algorithm, server: Tree, clients: int) -> bool:
-    """Return whether a server's state, which sites get at the end, has a row for each client, or models of them all."""
-    if method.one_shot and not method.sums_suffice:
-        return True
+def holds_rows_of_clients(server: Tree, clients: int) -> bool:
+    """Return whether a server's state, which sites get at the end, has a row for each client."""
     leaves, structure = flatten(server)
     sizes = (leaf.shape[0] if leaf.ndim else 0 for leaf in leaves)
     return any(rows and size == clients for rows, size in zip(_list_rows(structure), sizes, strict=True))
