@@ -1,7 +1,9 @@
 """Every measure against scikit-learn, per client, and what it is where it does not exist."""
 
 import math
+import threading
 import warnings
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from atoll.metrics import evaluation
 from atoll.metrics.evaluation import evaluate
 from atoll.metrics.measures import MEASURES, find_measure, jackknife, take_figure
 from atoll.models import MLP
+from atoll.records.configuration import RunConfig
 from atoll.records.report import Report
 
 OF_CLASSES = ["accuracy", "balanced-accuracy", "f1", "auroc", "average-precision", "log-loss", "top-2"]
@@ -307,7 +310,7 @@ def test_a_metric_must_fit_the_task():
 
 
 def test_confusion_is_counted_by_client_and_read_from_the_folder(tmp_path):
-    recipe = Recipe("digits", clients=3, partition="dirichlet:0.1")
+    recipe = Recipe("digits", clients=3, partition="dirichlet:0.1", samples=300)
     found = compare(recipe, ["ditto"], seeds=2, rounds=2, folder=tmp_path)
     one = Report.read(next(tmp_path.glob("ditto-seed0")))
     each = [one.confusion(client) for client in range(3)]
@@ -330,7 +333,100 @@ def test_confusion_is_counted_by_client_and_read_from_the_folder(tmp_path):
 
 def test_an_unfinished_run_has_no_confusion():
     found = federate(Recipe("digits", clients=2).build(), "fedavg", rounds=1, evaluation="all")
-    from dataclasses import replace
-
     with pytest.raises(RunError, match="answer to every test sample"):
         replace(found, outcomes=None).confusion()
+
+
+# -- whatever is deployed, however it is run ---------------------------------------------------------------------------
+
+
+def f1_of_answers(report):
+    """Each client's macro F1, from the answers that are kept."""
+    ends = np.cumsum(report.samples())[:-1]
+    label, said = (np.split(report.outcomes[name], ends) for name in ("label", "answer"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [
+            oracle.f1_score(*both, average="macro") if len(both[0]) else math.nan
+            for both in zip(label, said, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("fedper+prox:mu=0.1", {"cohort": 3}),
+        ("ditto@ifca:cluster_rounds=1", {}),
+        ("knn-per", {"drop": 0.3}),
+        ("ditto", {"late": 0.5, "delay": 1}),
+        ("ce/ensemble:epochs=1", {"rounds": 1}),
+        ("oneshot-proto:epochs=1", {"rounds": 1}),
+    ],
+)
+def test_every_kind_of_method_is_judged_by_its_answers(method, more):
+    task = Recipe("digits", clients=5, partition="dirichlet:0.2", samples=600).build()
+    found = federate(task, method, **{"rounds": 3, "metric": "f1", **more})
+    np.testing.assert_allclose(found.scores(), f1_of_answers(found), rtol=1e-6)
+
+
+def test_a_model_with_batchnorm_is_judged_by_its_answers(make_task):
+    def model():
+        norm = torch.nn.BatchNorm1d(6)
+        return torch.nn.Sequential(torch.nn.Linear(4, 6), norm, torch.nn.ReLU(), torch.nn.Linear(6, 3))
+
+    task = make_task(model, sizes=(20, 2, 31), shares=(0.5, 0.2, 0.3))
+    found = federate(task, "fedbn", rounds=2, metric="f1")
+    np.testing.assert_allclose(found.scores(), f1_of_answers(found), rtol=1e-6)
+
+
+def test_a_resumed_run_is_judged_as_one_that_never_stopped(tmp_path):
+    task = Recipe("digits", clients=4, samples=400).build()
+    asked = {"rounds": 4, "metric": "auroc", "eval_every": 1}
+    whole = federate(task, "ditto", folder=tmp_path / "whole", **asked)
+    stop = threading.Event()
+
+    def after(line):
+        if line.round == 2:  # it ends after the next round
+            stop.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        federate(task, "ditto", folder=tmp_path / "cut", on_round=after, stop=stop, **asked)
+    half = Report.read(tmp_path / "cut")
+    assert (half.metric.name, half.done) == ("AUROC", 3)
+    again = federate(task, "ditto", folder=tmp_path / "cut", resume=True, **asked)
+    np.testing.assert_array_equal(again.scores(), whole.scores())
+    np.testing.assert_array_equal(again.outcomes["answer"], whole.outcomes["answer"])
+    with pytest.raises(RunError, match="must be resumed with what it was begun with"):
+        federate(task, "ditto", folder=tmp_path / "cut", resume=True, **{**asked, "metric": "f1"})
+
+
+def test_a_run_of_before_there_were_metrics_is_judged_by_its_tasks_score():
+    found = federate(Recipe("digits", clients=2, samples=200).build(), "fedavg", rounds=1)
+    old = found.config.as_json()
+    old["settings"] = {name: value for name, value in asdict(found.settings).items() if name != "metric"}
+    old["task"]["metric"] = {"name": "accuracy", "higher_is_better": True, "share": True}
+    read = RunConfig.of_json(old)
+    assert read.settings.metric == "auto"
+    assert read.task.metric.mean
+    assert read.as_json()["settings"] == found.config.as_json()["settings"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "target"), [("r2", 0.8, 0.76), ("r2", -0.5, -0.5 / 0.95), ("mae", 2.0, 2.0 / 0.95)]
+)
+def test_the_target_is_a_little_worse_than_the_best_of_fedavg(monkeypatch, metric, best, target):
+    draw = torch.Generator().manual_seed(0)
+    data = {f"farm {k}": (torch.randn(12, 2, generator=draw), torch.randn(12, generator=draw)) for k in range(2)}
+    task = Task.of_clients(data, torch.nn.Linear(2, 1), loss=squared_error, score=absolute_error)
+    found = compare(task, ["fedavg"], seeds=1, rounds=1, metric=metric)
+    monkeypatch.setattr(Report, "curve", lambda *_: [(1, best)])
+    assert found.target_of(0) == pytest.approx(target)
+    assert found.example.sign * (target - best) < 0
+
+
+def test_a_name_is_no_metric_of_a_task():
+    data = {"a": (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))}
+    with pytest.raises(
+        TaskError, match=r"must be a function .* Got 'f1'\.\nhint: .*federate\(task, \.\.\., metric='f1'\)"
+    ):
+        Task.of_clients(data, torch.nn.Linear(2, 2), score="f1")

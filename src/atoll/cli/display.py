@@ -42,10 +42,13 @@ def present_run(outcome: "Report") -> None:
 
 
 def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
-    """Write the results of a comparison, show its table and say what it shows."""
-    from atoll.report.summary import write_findings
+    """Write the results of a comparison, say what to do, show its table and say what it shows."""
+    from atoll.report.summary import write_findings, write_verdict
 
     paths = comparison.save(folder)
+    if len(comparison.outcomes) > 1:
+        head, more = write_verdict(comparison)
+        write("", Text(head, style="bold"), Text(more))
     write("", comparison.table(), Text(notes(comparison), style="dim"), "")
     if comparison.newcomers:
         write(newcomers_table(comparison), Text(newcomers_notes(comparison), style="dim"), "")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from atoll.kernel.errors import TaskError
+
 PerSample = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per sample
 
 
@@ -32,6 +34,11 @@ class Metric:
 
 def metric_of(score: PerSample) -> Metric:
     """Return a metric as it is, and a bare function as a metric that is better when higher."""
+    if not callable(score):
+        raise TaskError(
+            f"The metric of a task must be a function of outputs and targets, one value per sample. Got {score!r}.",
+            hint="a metric by its name is chosen where the task is run: federate(task, ..., metric='f1').",
+        )
     return score if isinstance(score, Metric) else Metric(getattr(score, "__name__", "score").replace("_", " "), score)
 
 

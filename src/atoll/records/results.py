@@ -312,7 +312,9 @@ class Results:
         curve = [value for _, value in self.outcomes[fedavg][index].curve() if math.isfinite(value)]
         if not curve:
             return None
-        return TARGET_SHARE * max(curve) if self.metric.higher_is_better else min(curve) / TARGET_SHARE
+        best = max(curve) if self.metric.higher_is_better else min(curve)
+        # Closer to 0 is worse for a positive score, but better for an error or for an R2 below 0.
+        return TARGET_SHARE * best if (best > 0) == self.metric.higher_is_better else best / TARGET_SHARE
 
     def to_target(self, method: str) -> tuple[float | None, float | None]:
         """Count rounds and megabytes until the target, means over seeds; None if a seed did not reach it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.records.runs import write_json, write_text, writing
 from atoll.report.html import render_page
+from atoll.report.summary import write_verdict
 from atoll.report.table import (
     BEST,
     comparison_cells,
@@ -50,6 +51,7 @@ def save(comparison: Results, folder: Path) -> dict[str, Path]:
 def as_json(comparison: Results) -> dict[str, Any]:
     """Return everything for programs; what is unknown is null."""
     found: dict[str, Any] = _replace_nan({
+        "verdict": write_verdict(comparison),
         "protocol": comparison.protocol,
         "select": comparison.select,
         "metric": dict(comparison.metric),

@@ -195,8 +195,9 @@ def _dominant_classes(case: Case) -> str:
     if case.data is None or case.data.counts is None:
         return ""
     counts = case.data.counts[case.client]
-    top = [label for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
-    return f", the most frequent {join_names([f'{label} ({percent(counts[label] / counts.sum())})' for label in top])}"
+    top = [int(label) for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
+    named = [f"{case.study.outcome.class_name(label)} ({percent(counts[label] / counts.sum())})" for label in top]
+    return f", the most frequent {join_names(named)}"
 
 
 def describe_sources(case: Case) -> list[str]:
