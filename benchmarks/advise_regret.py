@@ -195,6 +195,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--page", action="store_true", help="write the page and run nothing")
     arguments.add_argument("--tasks", type=int, default=len(TASKS), help="only the first so many tasks")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these partition seeds")
     asked = arguments.parse_args()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -207,10 +208,11 @@ def main() -> None:
         PAGE.write_text(TEMPLATE.format(**made, **facts, **describe_cells(record["cells"])))
         return
     done = {(cell["task"], cell["seed"]) for cell in record["cells"]}
-    for seed in SEEDS:
+    for seed in asked.seeds:
         for name in [*TASKS][: asked.tasks]:
             if (name, seed) not in done:
                 cell = run_cell(name, seed)
+                record = json.loads(RECORD.read_text()) if RECORD.exists() else record  # pieces may run side by side
                 record["cells"].append(cell)
                 RECORD.write_text(json.dumps(record, indent=1) + "\n")
                 regret = regret_of(cell, cell["advised"])

@@ -11,7 +11,7 @@ import torch
 from atoll import Recipe, Task, advise, create
 from atoll.algorithms import name_of
 from atoll.experiments import advice as module
-from atoll.experiments.candidates import ALWAYS, Constraints, Look, normalise_lead, propose
+from atoll.experiments.candidates import ALWAYS, CLUSTERS, Constraints, Look, normalise_lead, propose
 from atoll.experiments.claims import Gain, estimate_gain, pool_seeds
 from atoll.kernel.errors import RunError
 
@@ -81,8 +81,8 @@ LOOK = Look(clients=20, samples=200, divergence=0.05, shift=1.0)
         (replace(LOOK, lead=0.1), {"fedprox", "perfedavg", "fedrod"}),
         (replace(LOOK, lead=-0.1, divergence=0.5), {"fedrep", "fedper", "pfedme"}),
         (replace(LOOK, samples=30), {"fedrod", "knn-per", "apfl"}),
-        (replace(LOOK, shift=3.0), {"fedora", "ifca", "fedbn"}),
-        (replace(LOOK, lead=-0.3), {"fedper", "fedora:similarity=loss", "ifca", "cfl"}),
+        (replace(LOOK, shift=3.0), {"fedora", CLUSTERS, "fedbn"}),
+        (replace(LOOK, lead=-0.3), {"fedper", "fedora:similarity=loss", CLUSTERS, "cfl"}),
         (replace(LOOK, public=True), {"feddf"}),
         (LOOK, {"fedper", "fedrod", "apfl"}),
     ],
@@ -262,6 +262,11 @@ def test_two_clients_get_their_gains_one_by_one():
 def test_one_client_has_nothing_to_federate():
     with pytest.raises(RunError, match="There is nothing to federate: advice needs at least 2 clients. Got 1."):
         advise(Recipe("digits", partition="iid", clients=1, samples=120, model="mlp:4"), **QUICK)
+
+
+def test_megabytes_must_be_above_nothing():
+    with pytest.raises(RunError, match="`max_mb` must be above 0. Got 0."):
+        advise(SMALL, "fedavg-ft", max_mb=0, **QUICK)
 
 
 def test_one_upload_has_one_round():

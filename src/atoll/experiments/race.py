@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -119,7 +119,6 @@ class Race:
     bar: ProgressTracker
     arms: list[Arm] = field(default_factory=list)
     reports: dict[tuple[Arm, int], Report] = field(default_factory=dict)
-    on_round: Callable[[Round], None] | None = None
 
     @property
     def rounds(self) -> int:
@@ -157,7 +156,7 @@ class Race:
             try:
                 federate(
                     task, arm.method, settings=cell.settings, engine=self.engine, folder=cell.place,
-                    resume=report is not None, on_round=call_all(look_ahead, show, self.on_round),
+                    resume=report is not None, on_round=call_all(look_ahead, show),
                     on_epoch=self.bar.show_epoch, stop=pause, trained=self.folder / TRAINED, progress=False,
                 )  # fmt: skip
             except KeyboardInterrupt:
