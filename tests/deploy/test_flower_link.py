@@ -139,3 +139,8 @@ def test_the_order_of_replies_is_the_order_in_which_they_come(keys, link):
     with serving(make_node(keys, link, "Ulm"), sleepy(1.0)), serving(make_node(keys, link, "Lund"), sleepy(0)):
         found = [one.site for one in link.exchange({"Ulm": b"a", "Lund": b"b"}, timeout=20, grace=5)]
     assert found == ["Lund", "Ulm"]
+
+
+def test_plain_text_works_where_both_sides_say_so_and_keys_are_still_asked_for(keys):
+    with open_link(keys, certificate=None) as link, serving(make_node(keys, link, "Ulm", authority=None), reverse):
+        assert list(link.exchange({"Ulm": b"ab"}, timeout=20, grace=5)) == [Arrived("Ulm", b"ba")]

@@ -137,6 +137,10 @@ class Link:
         """Return the names of the sites that are there now."""
         return {name for name, node in self._nodes.items() if self._state.is_online(node)}
 
+    def count_connections(self, site: str) -> int:
+        """Return how often a site has connected: a process that is started again connects again."""
+        return self._state.joined[self._nodes[site]]
+
     def exchange(self, envelopes: Mapping[str, bytes], *, timeout: float, grace: float) -> Iterator[Arrived | Missing]:
         """Send each site its envelope and yield the replies as they come, and who is missing.
 
