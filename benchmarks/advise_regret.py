@@ -42,7 +42,7 @@ TASKS = {
     "HAPT by person": Recipe("hapt", samples=1000, training=Training(batch_size=20)),
     "digits, 10 clients, a concept each": replace(DIGITS, partition="iid+concept:10", clients=10),
     "MNIST, 100 clients": Recipe(
-        "mnist", partition="dirichlet:0.3", clients=100, samples=3000, model="mlp:32", training=Training(batch_size=20)
+        "mnist", partition="prior:0.3", clients=100, samples=3000, model="mlp:32", training=Training(batch_size=20)
     ),
     "digits, 4 rotations": replace(DIGITS, partition="iid+rotation:4"),
     "Gaussian": Recipe("gaussian", training=Training(batch_size=20)),
