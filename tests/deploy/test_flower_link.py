@@ -3,6 +3,7 @@
 import threading
 import time
 
+import httpx
 import pytest
 from deploy.conftest import SITES, make_node, open_link, serving
 
@@ -97,6 +98,26 @@ def test_a_site_that_is_killed_and_comes_back_is_asked_again(keys, link, moment)
         asking.join(20)
     assert found == [Arrived("Ulm", b"cba")]
     assert asked == ["first", "second"]
+    assert not link._state.object_store.store
+
+
+@pytest.mark.parametrize("call", ["PullMessages", "PullObject", "ConfirmMessageReceived", "PushMessages", "PushObject"])
+def test_what_is_lost_on_the_way_is_sent_again(keys, link, call):
+    """The answer to one request does not arrive, though the server has done what it asked for."""
+    node = make_node(keys, link, "Ulm")
+    real, lost = getattr(node._client, call), []
+
+    def lose_once(request):
+        found = real(request)
+        if not lost and (call != "PullMessages" or found.messages_list):
+            lost.append(call)
+            raise httpx.ReadError("the connection was cut")
+        return found
+
+    setattr(node._client, call, lose_once)
+    with serving(node, reverse):
+        assert list(link.exchange({"Ulm": b"abc"}, timeout=20, grace=10)) == [Arrived("Ulm", b"cba")]
+    assert lost == [call]
     assert not link._state.object_store.store
 
 
