@@ -19,7 +19,19 @@ from atoll.testing.conformance.tasks import build_task
 CLIENTS = {"Lund": 2, "Porto": 1, "Ulm": 3}
 
 
+def watch(file: Path) -> None:
+    """Write down every address that this process looks up or connects to."""
+
+    def hear(event: str, given: tuple[object, ...]) -> None:
+        if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+            with file.open("a") as lines:
+                lines.write(f"{given[1] if event == 'socket.connect' else given[0]}\n")
+
+    sys.addaudithook(hear)
+
+
 def main(name: str, server: str, keys: str, state: str) -> None:
+    watch(Path(f"{state}.addresses"))
     mine = SiteKeys.read(Path(keys) / "sites" / name)
     own = build_task().of(np.array(seat_sites(CLIENTS, CLIENTS)[name].clients))
     assert mine.coordinator is not None

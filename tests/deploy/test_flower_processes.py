@@ -58,6 +58,9 @@ def test_five_methods_give_the_bits_of_a_simulation_in_processes(tmp_path, keys,
             assert same(report.server, simulated.server), name
             np.testing.assert_array_equal(report.scores(), simulated.scores(), err_msg=name)
             assert messages(report) == messages(simulated), name
+    for name in SITES:  # nobody else was looked up or spoken to
+        spoken_to = set((tmp_path / f"{name}.addresses").read_text().splitlines())
+        assert spoken_to <= {"127.0.0.1", str(("127.0.0.1", link.port))}
 
 
 @pytest.mark.slow

@@ -54,6 +54,12 @@ def test_words_need_an_interval_and_seeds():
     assert estimate_gain(mixed).words == "no evidence"
 
 
+def test_clients_without_a_score_do_not_count():
+    gains = np.array([[0.1] * 7 + [np.nan], [0.2] * 7 + [np.nan]])
+    assert estimate_gain(gains).mean == pytest.approx(0.15)
+    assert estimate_gain(gains).of_clients == pytest.approx(0.0)
+
+
 def test_seeds_are_pooled_over_methods():
     several = [np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])]
     spread, freedom = pool_seeds(several)

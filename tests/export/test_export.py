@@ -18,7 +18,7 @@ from atoll.kernel.randomness import default_generator, generator
 
 SLOW = [
     "fedavg", "fedper", "apfl", "fedpac", "ifca:clusters=2", "fedrod", "fafi:epochs=1", "oneshot-margins:epochs=1",
-    "knn-per+gate", "ditto@ifca", "fafi/margins",
+    "knn-per+gate", "ditto@ifca:cluster_rounds=1,clusters=2", "fafi/margins",
 ]  # fmt: skip
 METHODS = [
     "ditto",

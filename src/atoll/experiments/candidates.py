@@ -91,13 +91,14 @@ def propose(look: Look, constraints: Constraints) -> dict[str, str]:
     for names, reason in _rules(look):
         for name in names:
             found.setdefault(name, reason)
-    if len(found) == len(ALWAYS[2:]):
+    if len(found) == len(ALWAYS[2:]) + 1:
         found |= dict.fromkeys(("fedper", "fedrod", "apfl"), "no sign of anything special")
     return found
 
 
 def _rules(look: Look) -> Iterator[tuple[tuple[str, ...], str]]:
     labels, lead = look.divergence, look.lead
+    yield ("fedrep",), "a head of its own, trained long, is often best"
     skewed, alike = labels is not None and labels > SKEWED, labels is not None and labels < ALIKE
     if lead is not None and lead > CLOSE and alike:
         yield ("fedprox", "perfedavg", "fedrod"), "one model serves all"
