@@ -1,4 +1,4 @@
-"""Measures of attacks: how well members are told from others, what a bound on epsilon follows, how like pictures are."""
+"""Measures of attacks: how well members are found, which epsilon right guesses rule out, how alike pictures are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership inference: can somebody with a model tell its training samples from other samples of the same client?
+"""Membership inference: whoever has a model guesses which samples of a client it was trained on.
 
 Members are training samples of a client, non-members as many of its own test samples, classes matched. With
 phi = ln p_y - ln sum of the other p, what the model says about the true class:
@@ -30,6 +30,8 @@ from scipy.stats import norm
 
 from atoll.experiments.audit.measures import Interval, auc, bootstrap
 from atoll.experiments.audit.subject import Models, Subject, confidences, each_client
+from atoll.kernel.network import Network
+from atoll.kernel.predictor import Predictor
 
 Values = NDArray[np.float64]
 Inside = NDArray[np.bool_]
@@ -66,7 +68,7 @@ class Seen:
         outside = ~self.inside
         count = outside.sum(0)
         total = np.where(outside, values, 0.0).sum(0)
-        return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+        return np.asarray(np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0))
 
 
 def score_loss(seen: Seen) -> Values:
@@ -133,7 +135,7 @@ def _look(
     return Seen(phi, np.stack(seen) if seen else empty, np.stack(inside) if inside else empty.astype(bool))
 
 
-def _borrow(subject: Subject, client: int, rows: NDArray[np.int64]) -> list[tuple[tuple[object, object], Inside]]:
+def _borrow(subject: Subject, client: int, rows: NDArray[np.int64]) -> list[tuple[tuple[Predictor, Network], Inside]]:
     """Return the personal models of others; of a class that they do not have, they count as if they had seen it."""
     found = []
     wanted = subject.labels(rows)
@@ -142,7 +144,7 @@ def _borrow(subject: Subject, client: int, rows: NDArray[np.int64]) -> list[tupl
             mine = subject.rows("train", other)
             known = np.isin(wanted, np.unique(subject.labels(mine)))
             found.append((model, ~known | np.isin(rows, mine)))
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _place(scores: Values, audited: int) -> Values:

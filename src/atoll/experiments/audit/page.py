@@ -26,8 +26,8 @@ def render_page(audit: Audit) -> str:
     parts = [Markup("<h1>{}</h1>").format(title)]
     parts.append(
         Markup("<p>{}</p>").format(
-            f"{about['rounds']} rounds, seed {about['seed']}; {about['audited']} of {about['clients']} clients audited. "
-            "A figure of an attack is what this attack found, not the most that any could."
+            f"{about['rounds']} rounds, seed {about['seed']}; {about['audited']} of {about['clients']} clients "
+            "audited. A figure of an attack is what this attack found, not the most that any could."
         )
     )
     parts += [Markup("<p>{}</p>").format(sentence) for sentence in audit.sentences]
