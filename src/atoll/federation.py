@@ -99,7 +99,9 @@ def federate(
 def choose(session: Session, round: int) -> Clients:
     """Choose the cohort of a round; return those of it that do not drop out."""
     clients, train = session.task.clients, session.task.splits["train"]
-    samples = train.sizes(np.arange(clients)) if train.is_known and session.settings.select != "uniform" else None
+    samples = (
+        train.sizes(np.arange(clients)) if train.is_known and session.settings.select_clients != "uniform" else None
+    )
     session.cohort = session.settings.choose(clients, round, session.late.clients, session.known, samples)
     session.traffic = Traffic(asked=len(session.cohort))
     lost = generator(session.settings.seed, "drop", round).random(len(session.cohort)) < session.settings.drop

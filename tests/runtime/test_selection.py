@@ -30,7 +30,7 @@ def heard_all(losses: list[float], rounds: int = 1) -> Experience:
 
 def run(select: str, folder: Path | None = None, **settings: object) -> Report:
     given = {"rounds": 6, "cohort": 2, "evaluation": "none", "engine": LocalEngine(dtype=torch.float64), **settings}
-    return federate(build_task(), create("fedavg"), select=select, folder=folder, **given)
+    return federate(build_task(), create("fedavg"), select_clients=select, folder=folder, **given)
 
 
 def asked(report: Report) -> np.ndarray:
@@ -44,7 +44,9 @@ def asked(report: Report) -> np.ndarray:
 
 def test_with_as_many_candidates_as_are_asked_it_is_uniform() -> None:
     for round in range(5):
-        drawn = [Settings(cohort=3, select=words).choose(6, round) for words in ("uniform", "power-of-choice:3")]
+        drawn = [
+            Settings(cohort=3, select_clients=words).choose(6, round) for words in ("uniform", "power-of-choice:3")
+        ]
         assert drawn[0].tolist() == drawn[1].tolist()
     plain, limit = run("uniform"), run("power-of-choice:2")
     assert all((plain.server[name] == leaf).all() for name, leaf in limit.server.items())
@@ -156,8 +158,8 @@ def test_a_resumed_run_asks_whom_it_would_have_asked(select: str, tmp_path: Path
 
 
 def test_losses_are_sent_and_counted() -> None:
-    kinds = {words: run(words).ledger.by_kind("up") for words in ("turns", "ucb")}
-    assert kinds["ucb"]["statistic"] > kinds["turns"]["statistic"]
+    bytes_up = {words: run(words).ledger.bytes("up") for words in ("turns", "ucb")}
+    assert bytes_up["ucb"] > bytes_up["turns"]
     sent = [one for one in run("ucb").ledger.messages() if one.field == "loss"]
     assert len(sent) == 12
     assert {one.direction for one in sent} == {"up"}
@@ -175,7 +177,7 @@ def test_late_and_lost_replies_do_not_stop_it() -> None:
 
 def test_a_method_without_losses_is_refused() -> None:
     with pytest.raises(CohortError, match="reports none|report none"):
-        federate(build_task(), create("fedcgs"), rounds=1, cohort=2, select="ucb", evaluation="none")
+        federate(build_task(), create("fedcgs"), rounds=1, cohort=2, select_clients="ucb", evaluation="none")
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Options(OwnOptions):
     cohort: Annotated[
         str | None, option("Clients per round: a number, a share as 0.1, or poisson:0.1; else all.", **ROUNDS)
     ] = None
-    select: Annotated[
+    select_clients: Annotated[
         str, option("Who of them is asked: uniform, power-of-choice:D, oort, ucb:GAMMA, turns.", **ROUNDS)
     ] = "uniform"
     participation: Annotated[
@@ -201,7 +201,7 @@ class Options(OwnOptions):
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = (
-            "seed", "select", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory",
+            "seed", "select_clients", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory",
             "compress", "aggregate", "attack", "dp", "secure",
         )  # fmt: skip
         return Settings(

@@ -59,7 +59,7 @@ class Settings(NamesChecked):
     seed: int = 0
     # clients per round, or their share; or, with "poisson:Q", each with probability Q; all by default
     cohort: int | float | str | None = None
-    select: str = "uniform"  # who of them is asked: uniform, power-of-choice:D, oort, ucb:GAMMA or turns
+    select_clients: str = "uniform"  # who of them is asked: uniform, power-of-choice:D, oort, ucb:GAMMA or turns
     participation: str = "constant"  # who is there: constant, random:P, diurnal:T, turnover:S or file:PATH
     drop: float = 0.0  # probability that a client of the cohort is lost
     late: float = 0.0  # probability that a reply arrives in a later round
@@ -117,12 +117,12 @@ class Settings(NamesChecked):
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)
         size = self.cohort_size(task.clients)
-        if self.select != "uniform":
+        if self.select_clients != "uniform":
             if self.cohort is None or self._join_share is not None:
                 raise CohortError(
-                    f"`select` says who is asked, so `cohort` must be a number of clients, or a share of them. Got "
+                    f"`select_clients` says who is asked, so `cohort` must be a number of clients, or a share of them. Got "
                     f"cohort={self.cohort!r}.",
-                    hint="for example cohort=5, select='power-of-choice:10'.",
+                    hint="for example cohort=5, select_clients='power-of-choice:10'.",
                 )
             self.selection.check(size, task.clients)
 
@@ -286,7 +286,7 @@ class Settings(NamesChecked):
     @cached_property
     def selection(self) -> Selection:
         """Who of those that are there is asked."""
-        return parse_selection(self.select)
+        return parse_selection(self.select_clients)
 
     def cohort_size(self, clients: int) -> int:
         """Count the clients that are asked in a round."""

@@ -168,14 +168,14 @@ class Session:
     def learn(self, round: int) -> None:
         """Remember who was asked and, for a selection that reads them, the losses that clients sent."""
         rule = self.settings.selection
-        if self.settings.select == "uniform":
+        if self.settings.select_clients == "uniform":
             return
         clients, losses = gather_losses(self.traffic.notes) if rule.reads_losses else (self.cohort[:0], np.empty(0))
         if rule.reads_losses and self.traffic.replied and not len(clients):
             raise CohortError(
-                f"`select={self.settings.select}` reads the losses of training, and clients of {title_of(self.method)} "
+                f"`select_clients={self.settings.select_clients}` reads the losses of training, and clients of {title_of(self.method)} "
                 "report none.",
-                hint="use `select=turns`, or leave it out.",
+                hint="use `select_clients=turns`, or leave it out.",
             )
         self.channel.record_losses(clients, round)
         self.known.learn(round, self.cohort, clients, losses, rule.fade)
@@ -212,7 +212,7 @@ class Session:
         state = {
             "server": self.server, "late": self.late.save(), "met": torch.from_numpy(self.met.copy()),
             "plans": self.engine.export_plans(self.method, self.population.facts),
-            **({} if self.settings.select == "uniform" else {"known": self.known.save()}),
+            **({} if self.settings.select_clients == "uniform" else {"known": self.known.save()}),
         }  # fmt: skip
         self.writer.put(lambda: run.save(done, state, layouts, changes=changes, kept=holders))
         self.saved_at = time.monotonic()

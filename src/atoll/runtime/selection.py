@@ -258,7 +258,7 @@ def parse_selection(words: str) -> Selection:
         raise CohortError(
             "A selection must be uniform, power-of-choice:D, oort, oort:E, ucb, ucb:GAMMA or turns, with a whole "
             f"number D and shares E and GAMMA. Got {words!r}.",
-            hint="for example select='power-of-choice:10'.",
+            hint="for example select_clients='power-of-choice:10'.",
         ) from None
 
 
