@@ -201,8 +201,8 @@ class Options(OwnOptions):
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = (
-            "seed", "select_clients", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory",
-            "compress", "aggregate", "attack", "dp", "secure",
+            "seed", "select_clients", "participation", "drop", "late", "delay", "eval_every", "evaluation",
+            "metric", "memory", "compress", "aggregate", "attack", "dp", "secure",
         )  # fmt: skip
         return Settings(
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}

@@ -120,8 +120,8 @@ class Settings(NamesChecked):
         if self.select_clients != "uniform":
             if self.cohort is None or self._join_share is not None:
                 raise CohortError(
-                    f"`select_clients` says who is asked, so `cohort` must be a number of clients, or a share of them. Got "
-                    f"cohort={self.cohort!r}.",
+                    "`select_clients` says who is asked, so `cohort` must be a number of clients, or a share of them. "
+                    f"Got cohort={self.cohort!r}.",
                     hint="for example cohort=5, select_clients='power-of-choice:10'.",
                 )
             self.selection.check(size, task.clients)

@@ -173,8 +173,8 @@ class Session:
         clients, losses = gather_losses(self.traffic.notes) if rule.reads_losses else (self.cohort[:0], np.empty(0))
         if rule.reads_losses and self.traffic.replied and not len(clients):
             raise CohortError(
-                f"`select_clients={self.settings.select_clients}` reads the losses of training, and clients of {title_of(self.method)} "
-                "report none.",
+                f"`select_clients={self.settings.select_clients}` reads the losses of training, and clients of "
+                f"{title_of(self.method)} report none.",
                 hint="use `select_clients=turns`, or leave it out.",
             )
         self.channel.record_losses(clients, round)
