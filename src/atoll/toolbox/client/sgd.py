@@ -89,7 +89,7 @@ def sgd(
 
     def direction(w: Params, batch: Any, given: Given) -> Found:
         if private is not None:
-            return private.gradient(w, batch, names, cohort.training.batch_size)
+            return private.gradient(w, batch, names, rule.batch_size)  # no cohort: steps of all cohorts are one program
         if gradient is None:
             return sharp_gradient(w, batch, given.radius, adaptive=adaptive, only=names, of=of)
         return sharpen(lambda v: gradient(v, batch, *given.more), w, given.radius, adaptive=adaptive, of=of)
