@@ -48,8 +48,8 @@ class Experience:
     @classmethod
     def none(cls, clients: int) -> Experience:
         """Return the experience before the first round."""
-        zeros = np.zeros(clients, dtype=np.int64)
-        return cls(zeros, zeros.copy(), *(np.zeros(clients) for _ in range(3)))
+        counts, numbers = np.zeros(clients, dtype=np.int64), np.zeros(clients)
+        return cls(counts, counts.copy(), numbers, numbers.copy(), numbers.copy())
 
     @property
     def heard(self) -> NDArray[np.bool_]:
