@@ -75,12 +75,11 @@ def invert_first_layer(message: Message) -> Tensor | None:
     return found
 
 
-def follow_steps(
-    network: Network, start: Params, x: Tensor, y: Tensor, training: Training, steps: int
-) -> Params:
+def follow_steps(network: Network, start: Params, x: Tensor, y: Tensor, training: Training, steps: int) -> Params:
     """Return the change of a model by plain steps on one batch; it can be differentiated by x."""
     first = start.trained
     w, velocity = first.map(lambda leaf: leaf.detach().requires_grad_()), zero_velocity(training, first)
+    assert isinstance(velocity, Params)
     for _ in range(steps):
         batch = Batch(x, y, None, None, network, Variant(train=False))
         loss = network.loss(batch.outputs(start | w), y).mean()
@@ -183,6 +182,16 @@ def invert(subject: Subject) -> list[Picture]:
         for attack, (rebuilt, label) in tried.items():
             pictures += _compare(subject, message, attack, rebuilt, label)
     return pictures
+
+
+def count_small_classes(subject: Subject) -> list[int] | None:
+    """Count the class means of clients that are of one, two and three samples; None where no class means are sent."""
+    if "prototypes" not in subject.method.sends:
+        return None
+    counts = np.concatenate(
+        [np.unique(subject.labels(subject.rows("train", int(one))), return_counts=True)[1] for one in subject.clients]
+    )
+    return [int((counts == size).sum()) for size in (1, 2, 3)]
 
 
 def _find_labels(subject: Subject, message: Message) -> tuple[Tensor, bool | None]:

@@ -5,7 +5,7 @@ For cross-entropy, dL/db_c = mean of p_c - share of class c. So a step, or sever
     share_c = p_c - dL/db_c,      dL/db = - delta_b / (lr steps)
 
 with p_c the mean answer of the model, exact where outputs are uniform (a head of zeros), else estimated with samples of
-other clients. The label of a single sample is the class whose bias grew most.
+other clients. The label of a single sample is the class whose bias grew most. Some methods send the counts themselves.
 
 References: Zhao, Mopuri, Bilen. "iDLG", 2020; Wainakh et al. "User-Level Label Leakage from Gradients", PoPETs 2022.
 """
@@ -51,6 +51,9 @@ def bias_of(message: Message) -> Tensor | None:
 
 def infer_shares(message: Message, answers: Callable[[Params], Tensor]) -> Values | None:
     """Return the share of each class in what a message was made of; None where the head's bias is not sent."""
+    if "labels" in message.fields:  # told
+        told = message.fields["labels"]["counts"].double().cpu().numpy().clip(min=0)
+        return np.asarray(told / max(told.sum(), 1e-12))
     change = bias_of(message)
     if change is None:
         return None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.batches import Split, find_offsets
+from atoll.data.task import Task
 from atoll.experiments.audit.subject import Rows, Subject
 from atoll.kernel.errors import PrivacyError, RunError
 from atoll.kernel.job import Done, Job, Local
@@ -83,7 +84,7 @@ def play_message(subject: Subject, client: int, rows: Rows) -> Message:
             fields = {name: value.client(0) for name, value in arrival.fields.items()}
             noisy = settings.dp != "none"
             if noisy and protection.rule is not None:
-                rule = protection.rule_in(0)
+                rule = protection.rule_in(0, clients)
                 assert rule is not None
                 fields, _ = rule.close(fields, torch.ones(()))
             start = job.broadcast if isinstance(job.broadcast, Params) else here.network.initial
@@ -93,7 +94,7 @@ def play_message(subject: Subject, client: int, rows: Rows) -> Message:
     raise RunError(f"Client {task.client_name(client)} could not do its first round; see the log.")
 
 
-def _keep_only(subject: Subject, client: int, rows: Rows):  # type: ignore[no-untyped-def]
+def _keep_only(subject: Subject, client: int, rows: Rows) -> Task:
     """Return the task in which a client has only these training samples."""
     task, train = subject.task, subject.task.splits["train"]
     first, last = train.offsets[client], train.offsets[client + 1]
