@@ -40,9 +40,9 @@ TASKS = {
     "digits, Dirichlet 0.5": replace(DIGITS, partition="dirichlet:0.5"),
     "digits, 4 concepts": replace(DIGITS, partition="iid+concept:4"),
     "HAPT by person": Recipe("hapt", samples=1000, training=Training(batch_size=20)),
-    "digits, a concept each": replace(DIGITS, partition="iid+concept:20"),
+    "digits, 10 clients, a concept each": replace(DIGITS, partition="iid+concept:10", clients=10),
     "MNIST, 100 clients": Recipe(
-        "mnist", partition="dirichlet:0.3", clients=100, samples=3000, model="mlp:32", training=Training(batch_size=20)
+        "mnist", partition="prior:0.3", clients=100, samples=3000, model="mlp:32", training=Training(batch_size=20)
     ),
     "digits, 4 rotations": replace(DIGITS, partition="iid+rotation:4"),
     "Gaussian": Recipe("gaussian", training=Training(batch_size=20)),
@@ -83,6 +83,10 @@ arm is chosen on the very scores that are shown, so it looks better than it is, 
 Federations in which another arm is better by more than 2 points:
 
 {wrong}
+
+{note}## What is missing
+
+{missing}
 
 ## All federations
 
@@ -151,11 +155,19 @@ def describe_cells(cells: list[dict]) -> dict[str, str]:
         "right_no": str(sum(name_of(create(best_of(cell))) == "local" for cell in said_no)),
         "full_runs": f"{np.mean([cell['full_runs'] for cell in cells]):.1f}",
         "targets": ", ".join(f"{name} {'met' if met else 'not met'}" for name, met in targets.items()),
+        "missing": describe_missing(cells),
         "wrong": "\n".join(map(describe_error, cells_with_regret(cells, 2))) or "No regret is above 2 points.",
         "rows": "\n".join(
             map(describe_cell, sorted(cells, key=lambda one: ([*TASKS].index(one["task"]), one["seed"])))
         ),
     }
+
+
+def describe_missing(cells: list[dict]) -> str:
+    """Say which federations were not run yet."""
+    done = {(cell["task"], cell["seed"]) for cell in cells}
+    missing = [f"{name}, seed {seed}" for name in TASKS for seed in SEEDS if (name, seed) not in done]
+    return f"Not run yet: {'; '.join(missing)}." if missing else "Nothing."
 
 
 def best_of(cell: dict) -> str:
@@ -195,6 +207,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--page", action="store_true", help="write the page and run nothing")
     arguments.add_argument("--tasks", type=int, default=len(TASKS), help="only the first so many tasks")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these partition seeds")
     asked = arguments.parse_args()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -204,13 +217,15 @@ def main() -> None:
     if asked.page:
         made = {name: record[name] for name in ("commit", "machine")}
         facts = {"methods": len(METHODS), "step": STEP, "rounds": ROUNDS, "all": 5 * len(METHODS)}
-        PAGE.write_text(TEMPLATE.format(**made, **facts, **describe_cells(record["cells"])))
+        note = f"## What came of it\n\n{record['note']}\n\n" if "note" in record else ""
+        PAGE.write_text(TEMPLATE.format(**made, **facts, note=note, **describe_cells(record["cells"])))
         return
     done = {(cell["task"], cell["seed"]) for cell in record["cells"]}
-    for seed in SEEDS:
+    for seed in asked.seeds:
         for name in [*TASKS][: asked.tasks]:
             if (name, seed) not in done:
                 cell = run_cell(name, seed)
+                record = json.loads(RECORD.read_text()) if RECORD.exists() else record  # pieces may run side by side
                 record["cells"].append(cell)
                 RECORD.write_text(json.dumps(record, indent=1) + "\n")
                 regret = regret_of(cell, cell["advised"])

@@ -181,7 +181,7 @@ def test_options_named_alone_exist() -> None:
 
     options = set().union(*map(options_of, typer.main.get_command(app).commands.values()))  # type: ignore[attr-defined]
     for page in PAGES:
-        for option in re.findall(r"`(--[a-z-]+)", FENCE.sub("", page.read_text())):
+        for option in re.findall(r"`(--[a-z0-9-]+)", FENCE.sub("", page.read_text())):
             assert option in options, f"{named(page)}: {option}"
 
 

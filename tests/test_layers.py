@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "atoll"
 ROOMS = (
     "kernel", "models", "data", "toolbox", "algorithms", "compose", "runtime", "robust", "privacy", "metrics",
-    "records", "federation", "report", "experiments", "deploy", "testing", "cli",
+    "export", "records", "federation", "report", "experiments", "deploy", "testing", "cli",
 )  # fmt: skip
 MODULES = {
     ".".join(("atoll", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file

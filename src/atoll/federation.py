@@ -126,7 +126,9 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
         return None
     keep, bench = not session.method.sums_suffice, session.engine.bench(session.population, round)
     arrivals = itertools.chain([first], session.arrivals)
-    return Replies(arrivals, keep=keep, workbench=bench, rule=session.exchanges.protection.rule_in(round))
+    return Replies(
+        arrivals, keep=keep, workbench=bench, rule=session.exchanges.protection.rule_in(round, session.cohort)
+    )
 
 
 def close(session: Session, round: int) -> None:

@@ -9,6 +9,7 @@ from atoll.compose import create
 from atoll.deploy.engine import InProcess
 from atoll.deploy.store import Store
 from atoll.kernel.params import flatten
+from atoll.testing.conformance.tasks import build_task
 
 
 @pytest.fixture
@@ -25,10 +26,18 @@ def messages(report):
     return sorted((one.direction, one.client, one.round, one.field, one.bytes) for one in report.ledger.messages())
 
 
-@pytest.mark.parametrize("name", ["ditto", "fedamp", "ditto@ifca:clusters=2,cluster_rounds=1"])
-def test_sites_give_the_bits_of_a_simulation(name, tmp_path) -> None:
-    sites, method = Rehearsal(tmp_path), create(name)
-    report, simulated = sites.run(method, evaluation="all"), sites.simulate(method, evaluation="all")
+@pytest.mark.parametrize(
+    ("name", "kind", "asked"),
+    [
+        ("ditto", "odd", {}),
+        ("fedamp", "plain", {"cohort": 3}),
+        ("ditto@ifca:clusters=2,cluster_rounds=1", "plain", {"eval_every": 1}),
+        ("fedrep", "plain", {"faults": lambda round, clients: clients == 5}),  # absent for the last step
+    ],
+)
+def test_sites_give_the_bits_of_a_simulation(name, kind, asked, tmp_path) -> None:
+    sites, method = Rehearsal(tmp_path, task=build_task(kind)), create(name)
+    report, simulated = (run(method, evaluation="all", **asked) for run in (sites.run, sites.simulate))
     assert same(report.server, simulated.server)
     np.testing.assert_array_equal(report.scores(), simulated.scores())
     assert messages(report) == messages(simulated)

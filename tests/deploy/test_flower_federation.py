@@ -1,6 +1,7 @@
 """A federation over the network gives the bits of a simulation: real TLS, real signatures, one process."""
 
 import threading
+import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -10,13 +11,14 @@ from deploy.test_engine import messages, same
 from deploy.tools import Rehearsal, engine
 
 from atoll.compose import create
+from atoll.deploy import messages as envelopes
 from atoll.deploy.coordinator import seat_sites
 from atoll.deploy.flower.certificates import ServerKeys, SiteKeys
-from atoll.deploy.flower.client import Attendant
-from atoll.deploy.flower.server import Patience, begin, serve
+from atoll.deploy.flower.client import NOBODY, Attendant
+from atoll.deploy.flower.server import Patience, _read_joining, begin, serve
 from atoll.deploy.site import Site
 from atoll.deploy.terms import write_terms
-from atoll.kernel.errors import DataError, DeployError
+from atoll.kernel.errors import DataError, DeployError, RefusedError
 from atoll.records.configuration import Settings
 
 CLIENTS = {"Lund": 2, "Porto": 1, "Ulm": 3}
@@ -114,9 +116,11 @@ def test_a_site_whose_data_do_not_fit_is_left_out_and_named(network, tmp_path, k
         raise DataError(f"Column `{question['column']}` must hold numbers, as the schema says. It holds text.")
 
     with ExitStack() as held, open_link(keys) as link, caplog.at_level("WARNING", logger="atoll"):
+        network.start(held, link, "Porto", prepare=misfit)
+        while "Porto" not in link.connected():
+            time.sleep(0.02)
         for site in ("Lund", "Ulm"):
             network.start(held, link, site)
-        network.start(held, link, "Porto", prepare=misfit)
         report = network.serve(link, create("fedavg"), tmp_path / "run", sites=2, question={"column": "age"})
     assert "Porto does not take part: Column `age` must hold numbers" in caplog.text
     assert report.finished
@@ -172,3 +176,41 @@ def test_a_site_that_is_gone_for_a_round_is_lost_for_that_round_and_named(networ
     assert lost[0] == {}
     assert [*lost[2]] == ["Porto: not connected for 1 s"]
     assert report.finished
+
+
+def test_a_site_that_mended_its_data_and_is_started_again_joins(network, tmp_path, keys, caplog):
+    network.patience = Patience(join=30)
+
+    def misfit(question):
+        raise DataError("Column `age` must hold numbers.")
+
+    with ExitStack() as held, open_link(keys) as link, caplog.at_level("WARNING", logger="atoll"):
+        wrong, thread = network.start(held, link, "Porto", prepare=misfit)
+        mended = threading.Event()
+
+        def mend():
+            while "Porto does not take part" not in caplog.text:
+                mended.wait(0.05)
+            wrong.stop.set()
+            thread.join(20)
+            for site in SITES:
+                network.start(held, link, site)
+
+        held.callback((mending := threading.Thread(target=mend)).join, 20)
+        mending.start()
+        report = network.serve(link, create("fedavg"), tmp_path / "run")
+    assert [line["replied"] for line in report.history] == [6, 6, 6]
+
+
+def test_a_site_of_another_version_does_not_join(keys, monkeypatch):
+    mine = SiteKeys.read(keys / "sites" / "Ulm")
+    about = {"federation": NOBODY, "number": 0, "round": 0, "about": {"clients": 1}, "tree": None}
+    assert _read_joining(envelopes.write("join", mine.key, **about), mine.key.public) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(envelopes, "versions", lambda: {"atoll": "9.9.0", "code": "?", "torch": "?"})
+        newer = envelopes.write("join", mine.key, **about)
+    with pytest.raises(RefusedError, match="Ulm has Atoll 9.9.0, this is Atoll .* and that matters"):
+        _read_joining(newer, mine.key.public)
+    other = SiteKeys.read(keys / "sites" / "Lund")
+    with pytest.raises(RefusedError, match="it was not signed with the key of Ulm"):
+        _read_joining(envelopes.write("join", other.key, **about), mine.key.public)

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import httpx
 import pytest
 from deploy.conftest import SITES, make_node, open_link, serving
 
@@ -69,19 +70,22 @@ def test_a_site_that_fails_says_why_and_goes_on(keys, link, caplog):
         assert ask(b"fine") == Arrived("Ulm", b"fine")
 
 
-def test_a_site_that_is_killed_and_comes_back_is_asked_again(keys, link):
+@pytest.mark.parametrize("moment", ["working", "replying"])
+def test_a_site_that_is_killed_and_comes_back_is_asked_again(keys, link, moment):
     asked: list[str] = []
     first = make_node(keys, link, "Ulm")
 
-    def die(envelope: bytes) -> bytes:
+    def die(*_) -> bytes:  # no sign of life, no goodbye: what kill -9 looks like from outside
         asked.append("first")
-        first._client.close()  # no reply, no sign of life, no goodbye: what kill -9 looks like from outside
+        first._client.close()
         raise SystemExit
 
     def serve_until_death() -> None:
         with pytest.raises((SystemExit, RuntimeError)):
-            first.serve(die, threading.Event())
+            first.serve(die if moment == "working" else reverse, threading.Event())
 
+    if moment == "replying":  # the reply is announced, and its bytes never come
+        first._client.PushObject = die
     dying = threading.Thread(target=serve_until_death)
     dying.start()
     found: list = []
@@ -94,6 +98,27 @@ def test_a_site_that_is_killed_and_comes_back_is_asked_again(keys, link):
         asking.join(20)
     assert found == [Arrived("Ulm", b"cba")]
     assert asked == ["first", "second"]
+    assert not link._state.object_store.store
+
+
+@pytest.mark.parametrize("call", ["PullMessages", "PullObject", "ConfirmMessageReceived", "PushMessages", "PushObject"])
+def test_what_is_lost_on_the_way_is_sent_again(keys, link, call):
+    """The answer to one request does not arrive, though the server has done what it asked for."""
+    node = make_node(keys, link, "Ulm")
+    real, lost = getattr(node._client, call), []
+
+    def lose_once(request):
+        found = real(request)
+        if not lost and (call != "PullMessages" or found.messages_list):
+            lost.append(call)
+            raise httpx.ReadError("the connection was cut")
+        return found
+
+    setattr(node._client, call, lose_once)
+    with serving(node, reverse):
+        assert list(link.exchange({"Ulm": b"abc"}, timeout=20, grace=10)) == [Arrived("Ulm", b"cba")]
+    assert lost == [call]
+    assert not link._state.object_store.store
 
 
 def test_two_processes_with_one_key_are_not_both_let_in(keys, link, caplog):
@@ -139,3 +164,8 @@ def test_the_order_of_replies_is_the_order_in_which_they_come(keys, link):
     with serving(make_node(keys, link, "Ulm"), sleepy(1.0)), serving(make_node(keys, link, "Lund"), sleepy(0)):
         found = [one.site for one in link.exchange({"Ulm": b"a", "Lund": b"b"}, timeout=20, grace=5)]
     assert found == ["Lund", "Ulm"]
+
+
+def test_plain_text_works_where_both_sides_say_so_and_keys_are_still_asked_for(keys):
+    with open_link(keys, certificate=None) as link, serving(make_node(keys, link, "Ulm", authority=None), reverse):
+        assert list(link.exchange({"Ulm": b"ab"}, timeout=20, grace=5)) == [Arrived("Ulm", b"ba")]

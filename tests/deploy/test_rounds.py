@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors
 import torch
 from deploy.story import NAMES, Story, forge, is_in, write_hospital
 from typer.testing import CliRunner
@@ -69,9 +68,11 @@ def test_five_directories_that_share_nothing(tmp_path, method, rounds) -> None:
         shown = atoll(home, "round", "apply", "result.atoll", "--data", "my.csv", "-o", "scores.atoll")
         found[home.name] = float(next(line for line in shown.splitlines() if "personal" in line).split()[-1])
         carry(home / "scores.atoll", center / "scores" / f"{home.name}.atoll")
-        with safetensors.safe_open(home / "models" / f"{home.name}.safetensors", "pt") as model:
-            about = json.loads(model.metadata()["atoll"])
-        assert about["preprocessing"]["inputs"]["target"] == "readmitted"
+        manifest = json.loads((home / "models" / home.name / "manifest.json").read_text())
+        assert manifest["output"]["classes"] == ["no", "yes"]
+        assert manifest["measured"]["difference"] < 1e-5
+        (line,) = (line for line in shown.splitlines() if "personal" in line)
+        assert manifest["score"]["value"] == pytest.approx(float(line.split()[-2]), abs=6e-4)
     shown = atoll(center, "round", "finish", "scores")
     assert "report" in shown
     assert (center / "federation" / "report.html").stat().st_size > 10_000

@@ -11,7 +11,7 @@ import torch
 from atoll import Recipe, Task, advise, create
 from atoll.algorithms import name_of
 from atoll.experiments import advice as module
-from atoll.experiments.candidates import ALWAYS, Constraints, Look, normalise_lead, propose
+from atoll.experiments.candidates import ALWAYS, CLUSTERS, Constraints, Look, normalise_lead, propose
 from atoll.experiments.claims import Gain, estimate_gain, pool_seeds
 from atoll.kernel.errors import RunError
 
@@ -54,6 +54,12 @@ def test_words_need_an_interval_and_seeds():
     assert estimate_gain(mixed).words == "no evidence"
 
 
+def test_clients_without_a_score_do_not_count():
+    gains = np.array([[0.1] * 7 + [np.nan], [0.2] * 7 + [np.nan]])
+    assert estimate_gain(gains).mean == pytest.approx(0.15)
+    assert estimate_gain(gains).of_clients == pytest.approx(0.0)
+
+
 def test_seeds_are_pooled_over_methods():
     several = [np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])]
     spread, freedom = pool_seeds(several)
@@ -81,8 +87,8 @@ LOOK = Look(clients=20, samples=200, divergence=0.05, shift=1.0)
         (replace(LOOK, lead=0.1), {"fedprox", "perfedavg", "fedrod"}),
         (replace(LOOK, lead=-0.1, divergence=0.5), {"fedrep", "fedper", "pfedme"}),
         (replace(LOOK, samples=30), {"fedrod", "knn-per", "apfl"}),
-        (replace(LOOK, shift=3.0), {"fedora", "ifca", "fedbn"}),
-        (replace(LOOK, lead=-0.3), {"fedper", "fedora:similarity=loss", "ifca", "cfl"}),
+        (replace(LOOK, shift=3.0), {"fedora", CLUSTERS, "fedbn"}),
+        (replace(LOOK, lead=-0.3), {"fedper", "fedora:similarity=loss", CLUSTERS, "cfl"}),
         (replace(LOOK, public=True), {"feddf"}),
         (LOOK, {"fedper", "fedrod", "apfl"}),
     ],
@@ -262,6 +268,11 @@ def test_two_clients_get_their_gains_one_by_one():
 def test_one_client_has_nothing_to_federate():
     with pytest.raises(RunError, match="There is nothing to federate: advice needs at least 2 clients. Got 1."):
         advise(Recipe("digits", partition="iid", clients=1, samples=120, model="mlp:4"), **QUICK)
+
+
+def test_megabytes_must_be_above_nothing():
+    with pytest.raises(RunError, match="`max_mb` must be above 0. Got 0."):
+        advise(SMALL, "fedavg-ft", max_mb=0, **QUICK)
 
 
 def test_one_upload_has_one_round():

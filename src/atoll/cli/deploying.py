@@ -136,18 +136,23 @@ def server(
         for demand in list_demands(algorithm, task_without_data(write_terms(seats)), options.seed):
             say(demand)
     nodes = {site: member.node for site, member in keys.members.items()}
-    with Link(_read_address(options.listen), nodes, None if options.insecure else keys.certificate) as link:
-        say(f"listening at {link.host}:{link.port}{', without TLS' if options.insecure else ''}")
-        say(f"run: {folder}")
-        if not resume:
-            settings = options.settings(rounds)
-            begin(
-                link, keys, algorithm, settings, write_terms, folder, question={"terms": words}, sites=options.sites,
-                patience=patience,
-            )  # fmt: skip
-        with show_progress(rounds) as bar:
-            engine = LocalEngine(device=options.device)
-            report = serve(link, keys, folder, patience=patience, engine=engine, on_round=bar.begin(method))
+    try:
+        with Link(_read_address(options.listen), nodes, None if options.insecure else keys.certificate) as link:
+            say(f"listening at {link.host}:{link.port}{', without TLS' if options.insecure else ''}")
+            say(f"run: {folder}")
+            if not resume:
+                settings = options.settings(rounds)
+                begin(
+                    link, keys, algorithm, settings, write_terms, folder, question={"terms": words},
+                    sites=options.sites, patience=patience,
+                )  # fmt: skip
+            with show_progress(rounds) as bar:
+                engine = LocalEngine(device=options.device)
+                report = serve(link, keys, folder, patience=patience, engine=engine, on_round=bar.begin(method))
+    except KeyboardInterrupt:
+        begun_here = (folder / "federation.json").exists()
+        how = f"; go on with `atoll server --resume --out {folder}` and the same --keys and --listen"
+        raise KeyboardInterrupt(f"stopped{how if begun_here else ''}") from None
     present_run(report)
 
 

@@ -145,6 +145,9 @@ class Options(OwnOptions):
         str, option("How replies become one: mean, or a rule: nnm+trimmed; see `atoll list rules`.", **PROTECTION)
     ] = "mean"
     dp: Annotated[str, option("What is promised about a client: client:epsilon=4,delta=1e-5.", **PROTECTION)] = "none"
+    secure: Annotated[
+        str, option("What the server reads: all (none), or only sums of integers: sums, masks.", **PROTECTION)
+    ] = "none"
     attack: Annotated[
         str, option("What some clients do to others: sign-flip:0.2; see `atoll list attacks`.", **PROTECTION)
     ] = "none"
@@ -196,7 +199,7 @@ class Options(OwnOptions):
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = (
             "seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory",
-            "compress", "aggregate", "attack", "dp",
+            "compress", "aggregate", "attack", "dp", "secure",
         )  # fmt: skip
         return Settings(
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}

@@ -253,6 +253,8 @@ def apply(
     data: Annotated[Path, DATA],
     output: Annotated[Path, option("The scores, to be carried back.", "--out", "-o")] = Path("scores.atoll"),
     models: Annotated[Path, option("Folder of the personal models.", "--models")] = Path("models"),
+    form: Annotated[str, option("Of the models: safetensors, onnx or pt2.", "--format")] = "safetensors",
+    int8: Annotated[bool, option("Models with weights of 8 bits.", "--int8")] = False,
     site: Annotated[str | None, SITE] = None,
     client: Annotated[str | None, CLIENT] = None,
     group: Annotated[str | None, GROUP] = None,
@@ -283,7 +285,7 @@ def apply(
     write(plain_table(["client", "model", *(f"{split} {own.network.score.name}" for split in ("val", "test"))], rows))
     with writing(output.parent):
         write_whole(output, reply)
-        saved = save_models(here, message, models)
+        saved = save_models(here, message, models, format=form, int8=int8)
     say(f"{len(reply):,} bytes of scores are for the coordinator; `atoll round show {output}` lists them.")
     write_paths(
         scores=output, **{f"model {name}" if own.clients > 1 else "model": path for name, path in saved.items()}

@@ -10,7 +10,7 @@ from atoll.cli import completion
 from atoll.cli.display import listen, present_comparison, present_run, say, show_progress, write
 from atoll.cli.options import ROUNDS, Options, build_engine, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
-from atoll.kernel.errors import EngineError, unknown
+from atoll.kernel.errors import EngineError, RunError, unknown
 from atoll.records.progress import call_all
 
 if TYPE_CHECKING:
@@ -149,6 +149,11 @@ def resume(
     from atoll.records.report import Report
 
     listen(verbose)
+    if (folder / "federation.json").exists():
+        raise RunError(
+            f"A run whose clients are at sites goes on where they are reached. {folder} is one.",
+            hint=f"`atoll server --resume --out {folder}`, or by files `atoll round finish REPLIES --folder {folder}`.",
+        )
     if (folder / "choosing.json").exists():
         from atoll.cli.choosing import resume_choice
 

@@ -48,6 +48,34 @@ class Preprocessing:
         """
         return self.scale(self.schema.encode(self._rows_of(raw)))
 
+    def number(self, raw: Any) -> Values:
+        """Return raw samples as numbers that are not scaled: categories as 0/1 columns, arrays as they are."""
+        rows, array = self._rows_of(raw), self.schema.array
+        if array is None:
+            return self.schema.encode(rows)
+        array.encode(rows)  # raises where it does not fit
+        return rows.column(array.name)
+
+    def scales(self, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
+        """Return what is subtracted from, and then divides, numbers of a shape as `number` gives them; None: nothing.
+
+        Both have the axes of a sample. Pixels count from 0 to 255.
+        """
+        array, mean, std = self.schema.array, np.array(self.mean), np.array(self.std)
+        if array is not None and array.holds == "tokens":
+            return None
+        if array is None:
+            both = np.zeros(shape), np.ones(shape)
+            both[0][self.schema.scaled], both[1][self.schema.scaled] = mean, std
+        else:
+            axes = [1] * len(shape)
+            if array.channel_axis is not None:
+                axes[array.channel_axis] = -1
+            both = mean.reshape(axes), std.reshape(axes)
+            if array.holds == "pixels":
+                both = (both[0] * 0.5 + 0.5) * 255, both[1] * 0.5 * 255
+        return both if both[0].any() or (both[1] != 1).any() else None
+
     def _rows_of(self, raw: Any) -> Rows:
         array = self.schema.array
         if array is not None and isinstance(raw, np.ndarray | Tensor):

@@ -210,7 +210,10 @@ class SitesEngine:
         scores = tuple(
             Evaluate(model, metric=self._metric) for model in models_after(job.method, job.server, last=True)
         )
-        return (phase, *scores) if isinstance(phase, Finish) else scores
+        if isinstance(phase, Evaluate):
+            return scores
+        # If some clients are not there for the last step, all are asked for scores by themselves.
+        return (phase, *scores) if len(job.clients) == self.federation.terms.clients else (phase,)
 
     def _answered(self, job: Job, exchange: Exchange) -> tuple[Phase, ...]:
         """Return the phases that the sites of an exchange were asked for."""

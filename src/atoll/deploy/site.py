@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +29,10 @@ from atoll.deploy.store import Pending, State, Store
 from atoll.deploy.tasks import SitePopulation, place_at_site
 from atoll.deploy.terms import Terms
 from atoll.deploy.work import Answer, Clients, Order, Outcome, outcome_of
-from atoll.kernel.algorithm import Algorithm, Update
-from atoll.kernel.cohort import Cohort
+from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import DeployError
-from atoll.kernel.job import AtTheEnd, Done, Finish, Lost, Phase
-from atoll.kernel.params import Params, Stack, Tree, flatten, stacked_leaves
-from atoll.kernel.predictor import predictor_of
+from atoll.kernel.job import Done, Finish, Lost, Phase
+from atoll.kernel.params import Tree, flatten, stacked_leaves
 from atoll.kernel.sources import own_digest
 from atoll.kernel.wrapper import title_of
 from atoll.metrics.evaluation import Evaluate
@@ -45,17 +43,6 @@ from atoll.runtime.memory import RamMemory
 log = logging.getLogger("atoll.site")
 
 BuildTask = Callable[[Terms], Task]  # the site's own clients, by what was agreed on
-
-
-@dataclass(frozen=True)
-class Personal(AtTheEnd):
-    """Clients make what they deploy; it never leaves the site."""
-
-    name: ClassVar[str] = "personal"
-
-    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
-        """Return all numbers of what clients deploy."""
-        return {"model": cohort.stacked(predictor_of(method.personalize(received, cohort)).values)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,18 +316,6 @@ class Site:
     def own_task(self, received: Received) -> Task:
         """Return the site's own clients, numbered from 0."""
         return self._task(received.terms, received.site)[0]
-
-    def personal_models(self, message: Message) -> dict[str, Params]:
-        """Return the numbers of what each client deploys, by its name, after the result was applied."""
-        received, population = self.open_result(message)
-        own, models = self.own_task(received), dict[str, Params]()
-        for job in received.order.jobs(Personal()):
-            for outcome in self.engine.run(job, population):
-                if isinstance(outcome, Done):
-                    for row, client in enumerate(outcome.clients.tolist()):
-                        name = own.client_name(received.own.tolist().index(client))
-                        models[name] = outcome.result["model"].client(row)
-        return models
 
 
 def _mean_scores(outcomes: Sequence[Outcome], split: str, received: Received, answer: Answer) -> list[float]:

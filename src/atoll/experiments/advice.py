@@ -209,7 +209,7 @@ class Advice:
 
 def advise(
     task: Recipe | Task,
-    methods: Sequence[Algorithm | str] = (),
+    methods: Sequence[Algorithm | str] | Algorithm | str = (),
     *,
     one_shot: bool = False,
     individual_updates: bool = True,
@@ -234,7 +234,9 @@ def advise(
     """
     constraints = Constraints(one_shot, individual_updates, max_mb)
     settings = (settings or (Settings(rounds=1) if one_shot else Settings())).change(more, advise)
-    methods = [*methods]
+    methods = [methods] if isinstance(methods, str | Algorithm) else [*methods]
+    if max_mb is not None and max_mb <= 0:
+        raise RunError(f"`max_mb` must be above 0. Got {max_mb!r}.", hint="what one client may send and receive.")
     options = {
         "trials": trials, "chosen_by": chosen_by, "seeds": seeds, "one_shot": one_shot,
         "individual_updates": individual_updates, "max_mb": max_mb,

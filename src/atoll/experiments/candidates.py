@@ -17,6 +17,7 @@ from atoll.kernel.algorithm import Algorithm
 
 ALWAYS = ("local", "fedavg", "fedavg-ft", "ditto")
 ONE_SHOT = ("oneshot-avg", "ensemble", "oneshot-margins", "fafi/margins")
+CLUSTERS = "ifca:starts=kmeans++,restarts=10"  # good starts find planted groups, random ones often do not
 ALIKE, SKEWED = 0.1, 0.3  # mean Jensen-Shannon divergence of labels, in bits
 LARGE = 100  # training samples of the median client
 CLOSE, FAR, CONCEPT = 0.02, -0.02, -0.10  # FedAvg minus Local on validation samples, as a share of 1
@@ -90,13 +91,14 @@ def propose(look: Look, constraints: Constraints) -> dict[str, str]:
     for names, reason in _rules(look):
         for name in names:
             found.setdefault(name, reason)
-    if len(found) == len(ALWAYS[2:]):
+    if len(found) == len(ALWAYS[2:]) + 1:
         found |= dict.fromkeys(("fedper", "fedrod", "apfl"), "no sign of anything special")
     return found
 
 
 def _rules(look: Look) -> Iterator[tuple[tuple[str, ...], str]]:
     labels, lead = look.divergence, look.lead
+    yield ("fedrep",), "a head of its own, trained long, is often best"
     skewed, alike = labels is not None and labels > SKEWED, labels is not None and labels < ALIKE
     if lead is not None and lead > CLOSE and alike:
         yield ("fedprox", "perfedavg", "fedrod"), "one model serves all"
@@ -105,9 +107,9 @@ def _rules(look: Look) -> Iterator[tuple[tuple[str, ...], str]]:
     if look.samples < LARGE:
         yield ("fedrod", "knn-per", "apfl"), "few samples each"
     if look.shift is not None and look.shift > 2 and not skewed:
-        yield ("fedora", "ifca", "fedbn"), "samples differ, labels do not"
+        yield ("fedora", CLUSTERS, "fedbn"), "samples differ, labels do not"
     if lead is not None and lead < CONCEPT and (alike or labels is None):
-        yield ("fedper", "fedora:similarity=loss", "ifca", "cfl"), "the same samples may mean different things"
+        yield ("fedper", "fedora:similarity=loss", CLUSTERS, "cfl"), "the same samples may mean different things"
     if skewed or labels is None:
         yield ("fedper",), "clients differ in their targets"
     if look.public:

@@ -52,8 +52,8 @@ def estimate_gain(gains: Gains, pooled: tuple[float, int] | None = None) -> Gain
     `pooled` is the standard deviation over seeds and its degrees of freedom, from other methods too: two seeds alone
     say little of it.
     """
+    gains = gains[:, ~np.isnan(gains).all(axis=0)]  # of clients that have a score
     of_client, of_seed = np.nanmean(gains, axis=0), np.nanmean(gains, axis=1)
-    of_client = of_client[~np.isnan(of_client)]
     mean, seeds, clients = float(np.mean(of_client)), len(of_seed), len(of_client)
     agree = bool((np.sign(of_seed) == np.sign(mean)).all() and mean != 0)
     if clients < FEWEST_CLIENTS:

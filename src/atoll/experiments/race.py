@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -119,7 +119,6 @@ class Race:
     bar: ProgressTracker
     arms: list[Arm] = field(default_factory=list)
     reports: dict[tuple[Arm, int], Report] = field(default_factory=dict)
-    on_round: Callable[[Round], None] | None = None
 
     @property
     def rounds(self) -> int:
@@ -157,7 +156,7 @@ class Race:
             try:
                 federate(
                     task, arm.method, settings=cell.settings, engine=self.engine, folder=cell.place,
-                    resume=report is not None, on_round=call_all(look_ahead, show, self.on_round),
+                    resume=report is not None, on_round=call_all(look_ahead, show),
                     on_epoch=self.bar.show_epoch, stop=pause, trained=self.folder / TRAINED, progress=False,
                 )  # fmt: skip
             except KeyboardInterrupt:
@@ -210,12 +209,12 @@ class Race:
         """Return how much better an arm is than another, the standard error over clients, and each client's lead."""
         lead = self.sign * (self.scores(arm, rounds) - self.scores(other, rounds))
         weights = self.weights(arm)
-        of_client, weight = np.nanmean(lead, axis=0), weights.mean(axis=0)
-        known = ~np.isnan(of_client) & (weight > 0)
-        mean = weighted_mean(of_client[known], weight[known])
-        share = weight[known] / weight[known].sum() if known.any() else weight[known]
-        error = math.sqrt(float((share**2 * (of_client[known] - mean) ** 2).sum()))
-        return mean, error * math.sqrt(known.sum() / max(known.sum() - 1, 1)), of_client[known]
+        known = ~np.isnan(lead).all(axis=0) & (weights.sum(axis=0) > 0)
+        of_client, weight = np.nanmean(lead[:, known], axis=0), weights[:, known].mean(axis=0)
+        mean, clients = weighted_mean(of_client, weight), len(of_client)
+        share = weight / weight.sum()
+        error = math.sqrt(float((share**2 * (of_client - mean) ** 2).sum()) * clients / max(clients - 1, 1))
+        return mean, error, of_client
 
     def is_beaten(self, arm: Arm, leader: Arm, rounds: int, tests: int) -> bool:
         """Return whether an arm is behind the leader beyond doubt, among so many tests."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from atoll.algorithms import name_of
 from atoll.compose import as_method
-from atoll.compose.steps import STEP_SIZE, WithStepSize
+from atoll.compose.steps import WithStepSize
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, hyperparameters
 from atoll.kernel.hyperparameters import Search
@@ -45,11 +44,6 @@ class Entry:
         lr = task.training.lr if method.step_size is None else method.step_size
         return cls(text, method, free, lr, fixed=method.step_size is not None)
 
-    @property
-    def name(self) -> str:
-        """The name of the method."""
-        return name_of(self.method)
-
     def at(self, lr: float, **values: object) -> Algorithm:
         """Return the method with a step size and other values."""
         changed = with_values(self.method, **values) if values else self.method
@@ -82,11 +76,3 @@ def shorten(lr: float) -> float:
 def overshoots(method: Algorithm, lr: float) -> bool:
     """Return whether a step would go as far as what pulls it, or further: such values are not tried."""
     return any(pull >= LARGEST_PULL for pull in method.pulls(lr).values())
-
-
-def step_size_of(method: Algorithm, task: Task) -> float:
-    """Return the step size of a method's clients."""
-    return task.training.lr if method.step_size is None else method.step_size
-
-
-__all__ = ["FACTOR", "STEP_SIZE", "Entry", "overshoots", "shorten", "step_size_of"]

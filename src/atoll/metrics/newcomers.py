@@ -140,10 +140,8 @@ def evaluate_newcomers(
     return {"labelled": labelled, "unlabelled": {"way": way, **without}}
 
 
-def welcome(
-    engine: Engine, algorithm: Algorithm, server: Tree, task: Task, x: Any, y: Any = None, *, seed: int, round: int
-) -> Params:
-    """Return the model of one new client of a finished federation, from its samples and, if it has them, targets."""
+def population_of_newcomer(task: Task, x: Any, y: Any = None, *, seed: int) -> Population:
+    """Return one new client of a finished federation by itself, from its samples and, if it has them, targets."""
     samples = _as_numbers("samples", x).to(task.x.device, task.x.dtype)
     if samples.shape[1:] != task.x.shape[1:] or len(samples) == 0:
         raise TaskError(
@@ -157,8 +155,14 @@ def welcome(
         task, x=samples, y=targets, splits={"train": everything, "val": nothing, "test": nothing},
         names=None, groups=None, architecture=None, unseen=None,
     )  # fmt: skip
-    population = Population(newcomer, open_memory("ram", 1, None), number(seed, "newcomer") % 2**31)
+    return Population(newcomer, open_memory("ram", 1, None), number(seed, "newcomer") % 2**31)
 
+
+def welcome(
+    engine: Engine, algorithm: Algorithm, server: Tree, task: Task, x: Any, y: Any = None, *, seed: int, round: int
+) -> Params:
+    """Return the model of one new client of a finished federation, from its samples and, if it has them, targets."""
+    population = population_of_newcomer(task, x, y, seed=seed)
     job = Job(Welcome(labelled=y is not None), algorithm, server, np.arange(1), round)
     for outcome in engine.run(job, population):
         if isinstance(outcome, Done):

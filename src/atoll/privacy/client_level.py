@@ -56,7 +56,7 @@ class NoisySum:
     needs_replies: ClassVar[bool] = False
     always: ClassVar[bool] = True  # there is a release in every round: silence would tell that nobody was asked
 
-    def in_round(self, round: int) -> NoisySum:
+    def in_round(self, round: int, asked: object = None) -> NoisySum:
         """Return the rule of a round, which has noise of its own."""
         return replace(self, round=round)
 

@@ -37,7 +37,7 @@ from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
 from atoll.metrics.measures import OWN, measure_of
-from atoll.privacy import ClientPrivacy, parse_privacy
+from atoll.privacy import ClientPrivacy, parse_privacy, parse_secure
 from atoll.records.schema import Record, SchemaError
 from atoll.records.trust import require_trusted
 from atoll.robust import Backdoor, parse_attack, parse_rule
@@ -73,6 +73,7 @@ class Settings(NamesChecked):
     aggregate: str = "mean"  # how replies become one: mean, or a rule that bears hostile ones, such as nnm+trimmed
     attack: str = "none"  # what a share of the clients does to the others, such as sign-flip:0.2
     dp: str = "none"  # what is promised about a client, such as client:epsilon=4,delta=1e-5
+    secure: str = "none"  # what the server reads of replies: all of each, or only their encoded "sums"; or "masks"
 
     def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
         """Return settings with other values, which were given to a function beside its own arguments."""
@@ -126,6 +127,12 @@ class Settings(NamesChecked):
         privacy = parse_privacy(self.dp)
         if privacy is not None:
             self._check_privacy(privacy, task, algorithm)
+        secure = parse_secure(self.secure)
+        if secure is not None:
+            secure.check(
+                algorithm, self.cohort_size(task.clients), late=self.late, rule=self.aggregate, compress=self.compress,
+                dp=self.dp,
+            )  # fmt: skip
         parse_compression(self.compress)
         attack, rule = parse_attack(self.attack), parse_rule(self.aggregate)
         if attack is not None:
@@ -208,7 +215,9 @@ class Settings(NamesChecked):
         attack = parse_attack(self.attack)
         return attack.show_trigger(task) if isinstance(attack, Backdoor) else None
 
-    def protect(self, stages: Sequence[Stage], clients: int, attackers: NDArray[np.int64]) -> Protection:
+    def protect(
+        self, stages: Sequence[Stage], clients: int, attackers: NDArray[np.int64], dtype: torch.dtype = torch.float32
+    ) -> Protection:
         """Return what stands between clients and server: stages in their order, the attack, the rule."""
         compression, attack, rule = (
             parse_compression(self.compress), parse_attack(self.attack), parse_rule(self.aggregate),
@@ -221,6 +230,10 @@ class Settings(NamesChecked):
         if privacy is not None:
             made = (*made, *privacy.stages())
             released = privacy.rule(self.share_asked(clients), clients, self.rounds, self.seed)
+        secure = parse_secure(self.secure)
+        if secure is not None:
+            made = (*made, *secure.stages(self.cohort_size(clients)))
+            return Protection(made, forger, attackers, secure.rule(self.cohort_size(clients), dtype))
         return Protection(made, forger, attackers, rule if released is None else released)
 
     def _check_evaluation(self, clients: int) -> None:

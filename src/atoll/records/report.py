@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,8 @@ from atoll.runtime.population import MANY_CLIENTS
 
 if TYPE_CHECKING:
     from atoll.data.task import Task
+    from atoll.export.folder import Exported
+    from atoll.export.model import ClientModel
     from atoll.kernel.engine import Engine
     from atoll.kernel.params import Params, Tree
     from atoll.runtime.population import Population
@@ -164,6 +166,25 @@ class Report:
             )
         return self.live
 
+    def require_live(self) -> Live:
+        """Return what the run held when it ended; of a finished run in a folder, read from there."""
+        return self._live if self.live is not None or self.folder is None else self._restored
+
+    @cached_property
+    def _restored(self) -> Live:
+        from atoll.records.models import restore
+
+        return restore(self)
+
+    def reopen(self, task: Task | None = None) -> Report:
+        """Return this report with the task, the server's state and the clients of a finished run in a folder.
+
+        A task that was not built from words must be given, as it was.
+        """
+        from atoll.records.models import restore
+
+        return self if self.live is not None else replace(self, live=restore(self, task))
+
     @property
     def task(self) -> Task:
         """The task that was run."""
@@ -194,6 +215,42 @@ class Report:
 
         here, seed, rounds = self.population.task, self.settings.seed, self.settings.rounds
         return welcome(self.engine, self.algorithm, self.server, here, x, y, seed=seed, round=rounds)
+
+    def model(self, client: int | str) -> ClientModel:
+        """Return what a client deploys, by its name or number: raw samples in, probabilities or numbers out."""
+        from atoll.records.models import find_client, make_models
+
+        number = find_client(self.require_live().task, client)
+        return next(model for _, model in make_models(self, np.array([number])))
+
+    def model_for(self, raw: Any, labels: Any = None, *, unlabelled: bool = False) -> ClientModel:
+        """Return the model of a client that took no part, from raw samples: a file, a frame, columns, an array.
+
+        Labels are those of the target's column, or `labels`. `unlabelled` reads none.
+        """
+        from atoll.records.models import make_newcomer
+
+        return make_newcomer(self, raw, labels, unlabelled=unlabelled)
+
+    def export(
+        self,
+        folder: Path | str,
+        clients: Sequence[int | str] | int | str | None = None,
+        *,
+        format: str = "safetensors",  # noqa: A002 - the word users know
+        int8: bool = False,
+        licence: str | None = None,
+        on_client: Callable[[Exported], None] | None = None,
+    ) -> list[Exported]:
+        """Write the models of some clients, or of all, each to a folder of its own inside `folder`.
+
+        `format` is safetensors, onnx or pt2. With `int8` weights have 8 bits, and size, time and validation score
+        before and after are returned. `licence` is that of own data, for the manifest. `on_client` is called with each.
+        """
+        from atoll.records.models import export
+
+        listed = [clients] if isinstance(clients, int | str) else clients
+        return export(self, folder, listed, format=format, int8=int8, licence=licence, on_client=on_client)
 
     # -- the run -----------------------------------------------------------------------------------------------------
     @property

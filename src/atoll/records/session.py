@@ -107,7 +107,7 @@ class Session:
             kept_in = Path(trained) if trained else run.folder / TRAINED if run else None
             trainings = Trainings(kept_in, stop, on_epoch) if method.one_shot and kept_in else None
             population = Population(here, memory, settings.seed)
-            protection = settings.protect(stages, task.clients, attackers)
+            protection = settings.protect(stages, task.clients, attackers, here.network.dtype)
             channel = Channel(protection.stages, Ledger(listed=task.clients <= MANY_CLIENTS), settings.seed)
             trainers = replace(population, trainings=trainings)
             exchanges = Exchange(method, engine, population, trainers, channel, protection)

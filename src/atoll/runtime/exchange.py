@@ -137,6 +137,7 @@ class Exchange:
 
     def _gather(self, job: Job, traffic: Traffic) -> Iterator[Arrival]:
         self.channel.broadcast(job.broadcast, job.clients, job.round)
+        self.channel.record_overhead(self.protection.overhead(len(job.clients)), job.clients, job.round)
         diverged: Clients = job.clients[:0]
         for outcome in self.engine.run(job, self.trainers) if len(job.clients) else ():
             if isinstance(outcome, Lost):

@@ -137,6 +137,10 @@ class Link:
         """Return the names of the sites that are there now."""
         return {name for name, node in self._nodes.items() if self._state.is_online(node)}
 
+    def count_connections(self, site: str) -> int:
+        """Return how often a site has connected: a process that is started again connects again."""
+        return self._state.joined[self._nodes[site]]
+
     def exchange(self, envelopes: Mapping[str, bytes], *, timeout: float, grace: float) -> Iterator[Arrived | Missing]:
         """Send each site its envelope and yield the replies as they come, and who is missing.
 
@@ -150,7 +154,8 @@ class Link:
         try:
             while gone or sent.keys() - gone.keys():
                 for name in envelopes.keys() & (gone.keys() | sent.keys()):
-                    self._keep_asking(name, envelopes[name], sent, gone, timeout)
+                    if self._keep_asking(name, envelopes[name], sent, gone, timeout):
+                        coming.pop(name, None)  # of a process that ended while it replied
                 for name, found in self._look({name: one.message for name, one in sent.items() if name not in gone}):
                     if isinstance(found, str):
                         self._state.forget(sent.pop(name).message)
@@ -190,17 +195,19 @@ class Link:
 
     def _keep_asking(
         self, name: str, envelope: bytes, sent: dict[str, _Sent], gone: dict[str, float], timeout: float
-    ) -> None:
+    ) -> bool:
         """Send a site its envelope when it is there; again, if it is another process than the one that had it."""
         node = self._nodes[name]
         if not self._state.is_online(node):
-            return
+            return False
         process = self._state.joined[node]
         if name in sent and sent[name].process != process:
             self._state.forget(sent.pop(name).message)
-        if name not in sent:
+        new = name not in sent
+        if new:
             sent[name] = _Sent(self._state.post(self._run, node, envelope, timeout + 3600), process)
         gone.pop(name, None)
+        return new
 
     def _look(self, sent: Mapping[str, str]) -> Iterator[tuple[str, Message | str | None]]:
         """Yield what is new: a reply, why there is none, or None for a site that is gone."""

@@ -78,6 +78,7 @@ class Node:
         http.event_hooks = {"response": [_refuse_large]}
         http.follow_redirects = False
         self._node: NodeNumber | None = None
+        self._beating = threading.Lock()  # a sign of life after a goodbye would make the server see a connection
 
     def serve(self, answer: Answer, stop: threading.Event) -> None:
         """Answer envelopes until `stop` is set, whatever happens to the connection in between."""
@@ -97,6 +98,7 @@ class Node:
                     if reason and reason != waiting:
                         log.warning("%s; trying again", reason)
                         waiting = reason
+                    self._leave()  # a message or a reply may be lost: the server sends it again to who joins again
                     stop.wait(self.retry)
         finally:
             self._leave()
@@ -108,22 +110,25 @@ class Node:
         self._node = NodeNumber(node_id=self._client.ActivateNode(request).node_id)
 
     def _leave(self) -> None:
-        if self._node is not None:
-            try:
-                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
-            except httpx.HTTPError:  # the server will notice
-                return
+        with self._beating:
+            node, self._node = self._node, None
+            if node is not None:
+                try:
+                    self._client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+                except httpx.HTTPError:  # the server will notice
+                    return
 
     def _beat(self, stop: threading.Event) -> None:
         """Show that this site is alive, also while it trains."""
         while not stop.wait(self.beat):
-            node = self._node
-            if node is not None:
+            with self._beating:
+                if self._node is None:
+                    continue
                 try:
                     self._client.SendNodeHeartbeat(
-                        SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+                        SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
                     )
-                except (httpx.HTTPError, RuntimeError):  # the main loop finds out why
+                except (httpx.HTTPError, RuntimeError, PayloadError):  # the main loop finds out why
                     continue
 
     def _answer_next(self, answer: Answer) -> None:

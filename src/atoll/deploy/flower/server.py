@@ -128,26 +128,27 @@ def gather_sites(link: Link, keys: ServerKeys, question: Mapping[str, Any], leas
             f"The server must know enough sites: {least} shall take part, and there are keys of {len(keys.members)}.",
             hint="make keys for the others, or lower `sites`.",
         )
-    until, joined, refused = time.monotonic() + wait, dict[str, int](), set[str]()
+    until, joined, refused = time.monotonic() + wait, dict[str, int](), dict[str, int]()
     asking = write_question("join", **question)
     log.info("waiting for %d of the sites %s", least, ", ".join(keys.members))
     while len(joined) < least:
-        new = link.connected() - joined.keys() - refused
-        for one in link.exchange(dict.fromkeys(sorted(new), asking), timeout=300, grace=5):
-            if not isinstance(one, Arrived):
-                refused.add(one.site)
-                log.warning("%s does not take part: %s", one.site, one.reason)
-                continue
+        # Who was refused is asked again once it is started again: what was wrong may have been mended.
+        there = {name: link.count_connections(name) for name in link.connected() - joined.keys()}
+        new = sorted(name for name, count in there.items() if refused.get(name) != count)
+        for one in link.exchange(dict.fromkeys(new, asking), timeout=300, grace=5):
             try:
+                if not isinstance(one, Arrived):
+                    raise RefusedError(one.reason)
                 joined[one.site] = _read_joining(one.envelope, keys.members[one.site].public)
+                refused.pop(one.site, None)
             except RefusedError as error:
-                refused.add(one.site)
+                refused[one.site] = there[one.site]
                 log.warning("%s does not take part: %s", one.site, error)
-        if len(refused) > len(keys.members) - least or time.monotonic() > until:
+        if len(joined) < least and time.monotonic() > until:
             raise DeployError(
                 f"{least} sites must join within {wait:g} s. {len(joined)} did"
                 f"{': ' + ', '.join(joined) if joined else ''}; refused: {', '.join(sorted(refused)) or 'none'}; not "
-                f"there: {', '.join(sorted(keys.members.keys() - joined.keys() - refused)) or 'none'}.",
+                f"there: {', '.join(sorted(keys.members.keys() - joined.keys() - refused.keys())) or 'none'}.",
                 hint="mend what the warnings name, or begin with fewer: `sites`.",
             )
         if len(joined) < least and not new:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from atoll.kernel.engine import Memory
 from atoll.kernel.errors import PayloadError
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.wrapper import title_of
-from atoll.runtime.channel.ledger import Entry, Ledger
+from atoll.runtime.channel.ledger import Direction, Entry, Ledger
 from atoll.runtime.channel.stages import Place, Sent, Stage, read_through, send_through
 from atoll.runtime.serialise import size_of
 
@@ -44,6 +44,11 @@ class Channel:
             size = size_of(tree, each=each)
             self.ledger.record(Entry("down", round, field, _kind(tree), size, tuple(map(int, clients))))
 
+    def record_overhead(self, sizes: Mapping[Direction, int], clients: NDArray[np.int64], round: int) -> None:
+        """Count what a protocol sends each of these clients, and they it, beside the messages: keys and shares."""
+        for direction, size in sizes.items():
+            self.ledger.record(Entry(direction, round, "keys", "protocol", size, tuple(map(int, clients))))
+
     def up(
         self, algorithm: Algorithm, clients: NDArray[np.int64], update: Update, round: int, memory: Memory | None = None
     ) -> Arrival:
@@ -63,7 +68,7 @@ class Channel:
                 )
         weight, place = _weight(update, clients), Place(round, clients, algorithm.sends, memory, self.seed)
         sent = send_through(self.stages, Sent(dict(update.send), update.weight), place)
-        messages = [(name, algorithm.sends[name], value) for name, value in sent.fields.items()]
+        messages = [(name, algorithm.sends.get(name, "statistic"), value) for name, value in sent.fields.items()]
         if sent.fields and sent.weight is not None:  # it tells the server how much data a client has
             messages.append(("weight", "statistic", Stack.of(weight=sent.weight)))
         for name, kind, value in messages:

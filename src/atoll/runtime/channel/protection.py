@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from atoll.kernel.algorithm import Arrival
 from atoll.kernel.replies import Rule
+from atoll.runtime.channel.ledger import Direction
 from atoll.runtime.channel.stages import Stage
 
 Clients = NDArray[np.int64]
@@ -33,10 +34,15 @@ class Protection:
     attackers: Clients | None = None
     rule: Rule | None = None
 
-    def rule_in(self, round: int) -> Rule | None:
-        """Return the rule of a round: one that draws has draws of its own in each."""
+    def rule_in(self, round: int, asked: Clients) -> Rule | None:
+        """Return the rule of a round, for the clients that were asked: one that draws has draws of its own in each."""
         in_round = getattr(self.rule, "in_round", None)
-        return self.rule if in_round is None else in_round(round)
+        return self.rule if in_round is None else in_round(round, asked)
+
+    def overhead(self, clients: int) -> dict[Direction, int]:
+        """Return the bytes that each of so many clients sends and receives beside its messages."""
+        overhead = getattr(self.rule, "overhead", None)
+        return {} if overhead is None else overhead(clients)
 
     @property
     def always_releases(self) -> bool:

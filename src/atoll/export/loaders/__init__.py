@@ -1,0 +1,1 @@
+"""Programs that go with exported models; they know nothing of Atoll."""

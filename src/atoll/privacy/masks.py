@@ -1,0 +1,250 @@
+"""Secure aggregation: the server learns the sum of what clients send, and nothing about one of them.
+
+    1. keys      every client makes two key pairs, one to encrypt, one to mask; the server passes the public ones on
+    2. shares    a client draws a seed b, and cuts b and its masking key into shares, one for each other, encrypted
+    3. input     y_u = e_u + G(b_u) + sum_{v > u} G(s_uv) - sum_{v < u} G(s_uv)   mod 2^32,   s_uv known to u and v only
+    4. unmask    of who sent y, the seed b is put together from shares; of who dropped out, the masking key
+
+Masks of pairs cancel in the sum; those of drop-outs, and the seeds, are removed with t of n shares. A client never
+gives both shares of the same other one, so no single e_u can be uncovered. It protects against a server that is curious
+and follows the protocol, and against fewer than t clients that help it.
+
+Reference: Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. "Practical Secure Aggregation for
+Privacy-Preserving Machine Learning." CCS 2017. https://eprint.iacr.org/2017/281
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.kernel.errors import PrivacyError
+
+PRIME = 2**256 + 297  # shares live in this field
+LEAST_CLIENTS = 3
+KEY_BYTES, SHARE_BYTES = 32, 33
+Words = NDArray[np.uint32]
+
+
+def _library() -> Any:
+    try:
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import x25519
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    except ImportError as error:
+        raise PrivacyError(
+            "Secure aggregation needs cryptography, which is not installed.", hint="pip install 'atoll[privacy]'"
+        ) from error
+    return hashes, serialization, x25519, Cipher, algorithms, ChaCha20Poly1305, HKDF
+
+
+def split_secret(secret: int, holders: Iterable[int], threshold: int, prime: int = PRIME) -> dict[int, int]:
+    """Cut a secret into shares, any `threshold` of which give it back, and fewer tell nothing (Shamir)."""
+    factors = [secret, *(secrets.randbelow(prime) for _ in range(threshold - 1))]
+    return {who: _evaluate(factors, who + 1, prime) for who in holders}
+
+
+def _evaluate(factors: list[int], at: int, prime: int) -> int:
+    value = 0
+    for factor in reversed(factors):
+        value = (value * at + factor) % prime
+    return value
+
+
+def join_shares(shares: Mapping[int, int], prime: int = PRIME) -> int:
+    """Put a secret together from shares."""
+    total = 0
+    for one, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != one:
+                above = above * (other + 1) % prime
+                below = below * (other - one) % prime
+        total = (total + share * above * pow(below, -1, prime)) % prime
+    return total
+
+
+def derive_key(secret: bytes, purpose: str) -> bytes:
+    """Derive a key of 32 bytes for a purpose from a secret that two clients share."""
+    hashes, *_, hkdf = _library()
+    key: bytes = hkdf(algorithm=hashes.SHA256(), length=32, salt=None, info=purpose.encode()).derive(secret)
+    return key
+
+
+def mask_words(key: bytes, count: int) -> Words:
+    """Return as many 32-bit words of the ChaCha20 stream of a key."""
+    _, _, _, cipher, algorithms, _, _ = _library()
+    stream = cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(stream.update(bytes(4 * count)), dtype="<u4")
+
+
+@dataclass
+class MaskingClient:
+    """One client in the four steps of a round; it refuses what would uncover somebody."""
+
+    number: int
+    round: int
+    threshold: int
+    _encrypting: Any = field(init=False, repr=False)
+    _masking: Any = field(init=False, repr=False)
+    _seed: bytes = field(init=False, repr=False)
+    _keys: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
+    _shares: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # of others: their seed, their key
+    _answered: tuple[frozenset[int], frozenset[int]] | None = None
+
+    def __post_init__(self) -> None:
+        _, _, x25519, *_ = _library()
+        self._encrypting, self._masking = x25519.X25519PrivateKey.generate(), x25519.X25519PrivateKey.generate()
+        self._seed = secrets.token_bytes(KEY_BYTES)
+
+    def publish_keys(self) -> tuple[bytes, bytes]:
+        """Return the public keys: to encrypt, to mask."""
+        return tuple(one.public_key().public_bytes_raw() for one in (self._encrypting, self._masking))
+
+    def send_shares(self, keys: Mapping[int, tuple[bytes, bytes]]) -> dict[int, bytes]:
+        """Return the shares for all others, each encrypted to its holder."""
+        if len({key for both in keys.values() for key in both}) != 2 * len(keys):
+            raise PrivacyError("Every client must have keys of its own. Two have the same one.")
+        if len(keys) < max(self.threshold, LEAST_CLIENTS) or keys.get(self.number) != self.publish_keys():
+            raise PrivacyError(f"At least {max(self.threshold, LEAST_CLIENTS)} clients must take part, this one too.")
+        self._keys = dict(keys)
+        seeds = split_secret(int.from_bytes(self._seed, "big"), keys, self.threshold)
+        own = int.from_bytes(self._masking.private_bytes_raw(), "big")
+        masks = split_secret(own, keys, self.threshold)
+        self._shares[self.number] = (seeds[self.number], masks[self.number])
+        return {other: self._seal(other, seeds[other], masks[other]) for other in keys if other != self.number}
+
+    def _channel(self, other: int) -> bytes:
+        _, _, x25519, *_ = _library()
+        public = x25519.X25519PublicKey.from_public_bytes(self._keys[other][0])
+        pair = sorted((self.number, other))
+        return derive_key(self._encrypting.exchange(public), f"shares {self.round} {pair}")
+
+    def _seal(self, other: int, seed: int, mask: int) -> bytes:
+        *_, chacha, _ = _library()
+        text = seed.to_bytes(SHARE_BYTES, "big") + mask.to_bytes(SHARE_BYTES, "big")
+        nonce = secrets.token_bytes(12)
+        sealed: bytes = chacha(self._channel(other)).encrypt(nonce, text, f"{self.number} to {other}".encode())
+        return nonce + sealed
+
+    def take_shares(self, sealed: Mapping[int, bytes]) -> None:
+        """Keep the shares of others; raise for one that is not meant for this client, or was changed."""
+        *_, chacha, _ = _library()
+        for other, message in sealed.items():
+            try:
+                text = chacha(self._channel(other)).decrypt(
+                    message[:12], message[12:], f"{other} to {self.number}".encode()
+                )
+            except Exception as error:
+                raise PrivacyError(f"The share of client {other} is not for client {self.number}.") from error
+            seed, mask = (int.from_bytes(part, "big") for part in (text[:SHARE_BYTES], text[SHARE_BYTES:]))
+            self._shares[other] = (seed, mask)
+
+    def _pair_mask(self, other: int, count: int) -> Words:
+        _, _, x25519, *_ = _library()
+        public = x25519.X25519PublicKey.from_public_bytes(self._keys[other][1])
+        return pair_mask(self._masking.exchange(public), self.number, other, self.round, count)
+
+    def mask(self, words: Words) -> Words:
+        """Return the words with the own mask and those of all pairs."""
+        masked = words + mask_words(derive_key(self._seed, f"own {self.round}"), len(words))
+        for other in self._shares:
+            if other != self.number:
+                pair = self._pair_mask(other, len(words))
+                masked = masked + pair if self.number < other else masked - pair
+        return masked
+
+    def help_unmask(self, there: Iterable[int], gone: Iterable[int]) -> tuple[dict[int, int], dict[int, int]]:
+        """Return shares of the seeds of those who sent their input, and of the masking keys of those who did not."""
+        both = frozenset(there), frozenset(gone)
+        if both[0] & both[1]:
+            raise PrivacyError("A client is either there or gone: both shares would uncover what it sent.")
+        if self._answered not in (None, both):
+            raise PrivacyError("Who is there was asked once; another answer would uncover what somebody sent.")
+        self._answered = both
+        seeds = {who: self._shares[who][0] for who in both[0] if who in self._shares}
+        return seeds, {who: self._shares[who][1] for who in both[1] if who in self._shares}
+
+
+def pair_mask(secret: bytes, one: int, other: int, round: int, count: int) -> Words:
+    """Return the mask that a pair of clients shares in a round."""
+    low, high = sorted((one, other))
+    return mask_words(derive_key(secret, f"pair {round} {low} {high}"), count)
+
+
+def default_threshold(clients: int) -> int:
+    """Return how many clients must stay to the end: more than two thirds."""
+    return 2 * clients // 3 + 1
+
+
+def sum_masked(
+    inputs: Mapping[int, Words], round: int, *, gone: Iterable[int] = (), silent: Iterable[int] = ()
+) -> Words:
+    """Run the protocol between clients, all in this process; return the sum of the inputs mod 2^32.
+
+    `gone` clients drop out after they sent their shares, `silent` ones after they sent their input. The sum is of all
+    who sent their input.
+    """
+    everybody = sorted({*inputs, *gone})
+    if len(everybody) < LEAST_CLIENTS:
+        raise PrivacyError(f"A secure sum must have at least {LEAST_CLIENTS} clients. Got {len(everybody)}.")
+    threshold = default_threshold(len(everybody))
+    helpers = [who for who in inputs if who not in {*silent}]
+    if len(helpers) < threshold:
+        raise PrivacyError(
+            f"At least {threshold} of {len(everybody)} clients must stay to the end of a round for its sum to be read. "
+            f"{len(helpers)} did.",
+            hint="ask more clients, or lose fewer.",
+        )
+    clients = {who: MaskingClient(who, round, threshold) for who in everybody}
+    keys = {who: one.publish_keys() for who, one in clients.items()}
+    sealed = {who: one.send_shares(keys) for who, one in clients.items()}
+    for who, one in clients.items():
+        one.take_shares({other: sealed[other][who] for other in everybody if other != who})
+    count = len(next(iter(inputs.values())))
+    total = np.zeros(count, dtype=np.uint32)
+    for who, words in inputs.items():
+        total = total + clients[who].mask(words)
+    there, missing = list(inputs), [who for who in everybody if who not in inputs]
+    answers = {who: clients[who].help_unmask(there, missing) for who in helpers[:threshold]}
+    return total - masks_left(answers, keys, there, missing, round, count)
+
+
+def masks_left(
+    answers: Mapping[int, tuple[Mapping[int, int], Mapping[int, int]]],
+    keys: Mapping[int, tuple[bytes, bytes]],
+    there: Iterable[int],
+    missing: Iterable[int],
+    round: int,
+    count: int,
+) -> Words:
+    """Return what masks are left in the sum: the own ones of those who are there, those of pairs with drop-outs."""
+    _, _, x25519, *_ = _library()
+    there, left = list(there), np.zeros(count, dtype=np.uint32)
+    for who in there:
+        seed = join_shares({holder: seeds[who] for holder, (seeds, _) in answers.items()})
+        left = left + mask_words(derive_key(seed.to_bytes(KEY_BYTES, "big"), f"own {round}"), count)
+    for who in missing:
+        secret = join_shares({holder: masks[who] for holder, (_, masks) in answers.items()})
+        key = x25519.X25519PrivateKey.from_private_bytes(secret.to_bytes(KEY_BYTES, "big"))
+        for other in there:
+            public = x25519.X25519PublicKey.from_public_bytes(keys[other][1])
+            pair = pair_mask(key.exchange(public), who, other, round, count)
+            left = left + pair if other < who else left - pair
+    return left
+
+
+def message_bytes(clients: int) -> dict[str, int]:
+    """Return what a client sends and receives beside its input: keys, sealed shares, shares to unmask."""
+    sealed = 12 + 2 * SHARE_BYTES + 16
+    return {
+        "up": 2 * KEY_BYTES + (clients - 1) * sealed + clients * SHARE_BYTES,
+        "down": clients * 2 * KEY_BYTES + (clients - 1) * sealed + -(-clients // 8),
+    }
