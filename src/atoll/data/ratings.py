@@ -106,7 +106,7 @@ def read_columns(source: Any, user: str, item: str, time: str) -> tuple[Any, Any
             f"{time!r}.",
             hint="leave such ratings out, or turn dates into numbers.",
         )
-    return (*(table.columns[name].astype(str) for name in (user, item)), when)
+    return table.columns[user].astype(str), table.columns[item].astype(str), when
 
 
 def as_number(cell: Any) -> float:

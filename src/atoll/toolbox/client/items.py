@@ -98,7 +98,7 @@ class Touched:
             table.layout,
         )
 
-    def given(self, epoch: int) -> Stack:
+    def list_places(self, epoch: int) -> Stack:
         """Return what a step must know to find its rows."""
         return Stack.of(known=self.known, place=self.place, drawn=self.drawn[epoch], real=self.real[epoch])
 
@@ -164,14 +164,14 @@ def train_rows(
 
     Without a `batch_size` there is one step per epoch, on all training items.
     """
-    like = {"dtype": cohort.initial_dtype, "device": cohort.device}
-    seen = Stack.of(count=torch.zeros(touched.ids.shape, **like), loss=torch.zeros(len(cohort), **like))
+    none = torch.zeros(touched.ids.shape, dtype=cohort.initial_dtype, device=cohort.device)
+    seen = Stack.of(count=none, loss=none[:, 0].clone())
     carry = (leaves, first, seen)
     for epoch in range(len(touched.drawn)):
         carry = cohort.scan(
             functools.partial(take_step, rule),
             carry,
-            given=(touched.given(epoch), Stack({}) if beside is None else beside),
+            given=(touched.list_places(epoch), Stack({}) if beside is None else beside),
             batch_size=min(batch_size or cohort.width, cohort.width),
             stream=f"main {epoch}" if epoch else "main",
         )
