@@ -8,6 +8,7 @@ import pytest
 from atoll import algorithms
 from atoll.compose import create
 from atoll.compose.pieces import PIECES
+from atoll.data.shift import WORDS as SHIFTS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "concepts" / "notes.md").read_text()
 WORDS = sorted(set(re.findall(r"`([a-z][\w+@-]*(?::\w+=[^`]*)?)`", re.sub(r"`\]\([^)]*\)`", "", PAGE))))
@@ -23,7 +24,7 @@ def test_methods_with_options_are_among_them() -> None:
     assert {"fafi-two-stage", "feddf:target=avg_logits", "ditto@ifca"} <= set(NAMED)
 
 
-@pytest.mark.parametrize("piece", sorted(set(re.findall(r"`\+([a-z]+)", PAGE)) - {"noise"}))
+@pytest.mark.parametrize("piece", sorted(set(re.findall(r"`\+([a-z-]+)", PAGE)) - set(SHIFTS)))
 def test_a_named_piece_exists(piece: str) -> None:
     assert piece in PIECES
 

@@ -37,10 +37,23 @@ def test_fedavg_with_prox_is_fedprox(make_task, engine) -> None:
         assert torch.equal(composed.server[name], leaf)
 
 
+def test_sharpness_of_a_part_of_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    """catches: a part that is normalised with the rest, or that is trained alone."""
+    texts = ("fedavg", "fedavg+sam:rho=0.3,part=none", "fedavg+sam:rho=0.3,part=head", "fedavg+sam:rho=0.3")
+    plain, none, head, all_ = (personal_models(play(build_task(), create(text), 2)) for text in texts)
+    assert find_difference(plain, none) is None
+    assert "nothing to perturb" in caplog.text
+    assert find_difference(plain, head) is not None
+    assert find_difference(all_, head) is not None
+    odd = [personal_models(play(build_task("odd"), create(f"fedavg{piece}"), 2)) for piece in ("", "+sam:part=norm")]
+    assert find_difference(*odd) is not None
+
+
 @pytest.mark.parametrize(
     ("composed", "written"),
     [
         ("fedavg+sam:rho=0.3", "fedsam:rho=0.3"),
+        ("fedavg+sam:rho=0.3,part=first:2", "fedavg+sam:rho=0.3"),
         ("fedavg+asam:rho=0.3", "fedsam:rho=0.3,adaptive=true"),
         ("fedavg+fsa:top_c=1,rho_larger=0.7", "fedfsa:top_c=1,rho_larger=0.7,alpha=1,head_epochs=0"),
         ("fedavg+fsa:top_c=0,rho=0.3", "fedavg+sam:rho=0.3"),

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.data.shift import WORDS, Colour, Concept, Feature, Noise, Rotation, parse, turn
+from atoll import Recipe
+from atoll.data.shift import WORDS, Colour, Concept, Feature, Missing, Noise, Rotation, WrongLabels, parse, turn
 from atoll.kernel.errors import PartitionError, UnknownName
 
-SHIFTS = [Rotation(4), Noise(0.5), Colour(3), Feature(1.0, 2), Concept(3)]
+GRADED = [Missing(1.0), WrongLabels(1.0)]  # the second of six clients has a fifth of it
+SHIFTS = [Rotation(4), Noise(0.5), *GRADED, Colour(3), Feature(1.0, 2), Concept(3)]
 
 
 def rng(seed=0):
@@ -37,7 +39,7 @@ def test_what_was_given_stays_and_the_first_client_too(shift):
     assert torch.equal(new_y[OWNER == 0], Y[OWNER == 0])
     assert new_x.dtype == x.dtype
     changed = (new_x != x).flatten(1).any(1) | (new_y != Y)
-    assert torch.all(changed[OWNER == 1])
+    assert torch.all(changed[(5 if shift in GRADED else 1) == OWNER])
 
 
 @pytest.mark.parametrize("shift", SHIFTS, ids=str)
@@ -48,6 +50,52 @@ def test_same_generator_same_samples(shift):
 
 def test_every_kind_of_shift_is_tested():
     assert {type(parse(word.example.removeprefix("iid+"))) for word in WORDS.values()} == {type(one) for one in SHIFTS}
+
+
+# -- missing values and wrong labels -----------------------------------------------------------------------------------
+
+
+def test_values_are_missing_as_often_as_asked():
+    x, owner = torch.ones(3000, 40), np.arange(3000) // 1000
+    new, _ = Missing(0.4).apply(x, Y, owner, 3, rng())
+    gone = [(new[owner == client] == 0).double().mean().item() for client in range(3)]
+    assert gone == pytest.approx([0, 0.2, 0.4], abs=0.01)
+    assert set(new.unique().tolist()) == {0, 1}
+
+
+def test_labels_are_wrong_as_often_as_asked_and_all_others_alike():
+    y, owner = torch.zeros(9000, dtype=torch.long), np.arange(9000) // 3000
+    y[::2] = 3
+    _, new = WrongLabels(0.6).apply(torch.zeros(9000, 1), y, owner, 3, rng())
+    wrong = [(new != y)[owner == client].double().mean().item() for client in range(3)]
+    assert wrong == pytest.approx([0, 0.3, 0.6], abs=0.02)
+    others = new[(y == 0).numpy() & (owner == 2)].bincount(minlength=4)[1:] / 1500
+    assert others.tolist() == pytest.approx([0.2, 0.2, 0.2], abs=0.03)
+
+
+def test_with_every_label_wrong_none_is_right():
+    _, new = applied(WrongLabels(1.0), images())
+    assert not (new == Y)[OWNER == 5].any()
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.1, math.nan])
+@pytest.mark.parametrize("shift", [Missing, WrongLabels])
+def test_a_share_must_be_one(shift, share):
+    with pytest.raises(PartitionError, match=r"float in \(0, 1\]"):
+        shift(share)
+
+
+def test_wrong_labels_spare_the_tests_and_leave_the_split_as_it_is():
+    plain, spoilt = (
+        Recipe(clients=4, partition=f"iid{shift}").build() for shift in ("+noise:0.1", "+noise:0.1+label-noise:1")
+    )
+    assert torch.equal(plain.x, spoilt.x)
+    for name, split in plain.splits.items():
+        assert torch.equal(split.order, spoilt.splits[name].order)
+    last = {name: split.of(np.array([3])).order for name, split in plain.splits.items()}
+    assert torch.equal(plain.y[last["test"]], spoilt.y[last["test"]])
+    for name in ("train", "val"):
+        assert not (plain.y[last[name]] == spoilt.y[last[name]]).any()
 
 
 # -- rotation ----------------------------------------------------------------------------------------------------------

@@ -131,9 +131,14 @@ class Prox(OfTraining):
 
 @dataclass(frozen=True, kw_only=True)
 class Sam(OfTraining):
-    """Sharpness-aware gradients, g(w + rho g / ||g||). FedAvg with them is FedSAM."""
+    """Sharpness-aware gradients, g(w + rho g / ||g||). FedAvg with them is FedSAM.
+
+    With `part`, only that part of the model is perturbed: g / ||g|| is the part's own, and all of w is trained. Of norm
+    layers alone it is SAM-ON (Mueller et al., NeurIPS 2023).
+    """
 
     rho: NonNegative = 0.05  # ρ: radius of the neighbourhood
+    part: Part = "all"  # which leaves are perturbed
 
     called: ClassVar[str] = "sam"
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0}
@@ -141,7 +146,9 @@ class Sam(OfTraining):
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """Work as the method, along sharpness-aware gradients."""
-        return self._train(Change(radius=lambda _: self.rho), broadcast, cohort)
+        if self.rho and not cohort.task.network.layout.part(self.part) & frozenset(cohort.initial.trained):
+            cohort.warn(f"part={self.part} of sam has nothing to perturb in this model: training is not changed")
+        return self._train(Change(radius=lambda _: self.rho, part=self.part), broadcast, cohort)
 
 
 @dataclass(frozen=True, kw_only=True)

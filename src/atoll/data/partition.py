@@ -267,8 +267,22 @@ class Shifted:
         rows, owner = np.concatenate(parts), np.repeat(np.arange(len(parts)), sizes)
         x, y = x[rows], y[rows]
         for each in self.shifts:
-            x, y = each.apply(x, y, owner, len(parts), rng)
+            if not each.spares_tests:
+                x, y = each.apply(x, y, owner, len(parts), rng)
         return x, y, np.split(np.arange(len(rows)), np.cumsum(sizes)[:-1])
+
+    def spoil(
+        self, x: Tensor, y: Tensor, parts: list[Indices], tests: Tensor, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return samples and targets after the shifts that spare tests, which are known once clients are split."""
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        true = x, y
+        for each in self.shifts:
+            if each.spares_tests:
+                x, y = each.apply(x, y, owner, len(parts), rng)
+        if x is not true[0]:
+            x = x.index_copy(0, tests, true[0][tests])
+        return x, y if y is true[1] else y.index_copy(0, tests, true[1][tests])
 
     def groups(self, clients: int) -> Indices | None:
         """Return the planted group of each client, alike in all shifts; None where no shift has groups."""

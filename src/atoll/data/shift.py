@@ -1,13 +1,14 @@
 """Changes to a client's samples after dealing, so clients differ in more than their labels and sizes.
 
 Written after a partition: `iid+rotation:4`. Where a shift has groups, client k is in group k modulo their number, and
-group 0 stays as it is. A shift reaches all samples of a client, train and test alike, but not the server's test set.
+group 0 stays as it is. A shift reaches all samples of a client, train and test alike, but not the server's test set;
+one that spoils labels spares the clients' tests, too, so what they score is the truth.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ IndexArray = NDArray[np.int64]
 class Shift(Protocol):
     """A change of samples that depends on whose they are."""
 
+    spares_tests: ClassVar[bool]  # whether a client's test samples stay as they are
+
     def apply(
         self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
@@ -38,6 +41,7 @@ class Shift(Protocol):
 class _InGroups:
     """Client k is in group k modulo `count`."""
 
+    spares_tests: ClassVar[bool] = False
     count: int
 
     def __post_init__(self) -> None:
@@ -91,8 +95,18 @@ class Rotation(_InGroups):
         return self._change_groups(x, owner, clients, lambda rows, group: turn(rows, 360 * group / self.count)), y
 
 
+class _Graded:
+    """The level of a client grows evenly, from 0 at the first one to the given one at the last."""
+
+    spares_tests: ClassVar[bool] = False
+
+    def groups(self, clients: int) -> None:
+        """Return None: every client has a level of its own."""
+        return
+
+
 @dataclass(frozen=True)
-class Noise:
+class Noise(_Graded):
     """Gaussian noise whose standard deviation grows from 0 at the first client to `sigma` at the last.
 
     Client k of K has sigma * k / (K - 1), the rule of NIID-Bench's code; there pixels are in 0 .. 1 and noise is
@@ -113,9 +127,52 @@ class Noise:
         drawn = torch.from_numpy(rng.standard_normal(tuple(x.shape), dtype=np.float32)).to(x.dtype)
         return x + drawn.mul_(_broadcast_rows(level, x)), y
 
-    def groups(self, clients: int) -> None:
-        """Return None: every client has a level of its own."""
-        return
+
+@dataclass(frozen=True)
+class Missing(_Graded):
+    """Values are missing, each with a probability that grows from 0 at the first client to `share` at the last.
+
+    A missing value reads 0: the mean of a standardised column, grey in an image.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        _require_share(self, "share")
+
+    def apply(
+        self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return samples and targets after the shift."""
+        _require_floats(self, x)
+        level = self.share * torch.from_numpy(owner) / max(clients - 1, 1)
+        drawn = torch.from_numpy(rng.random(tuple(x.shape), dtype=np.float32))
+        return x.masked_fill(drawn < _broadcast_rows(level, x), 0), y
+
+
+@dataclass(frozen=True)
+class WrongLabels(_Graded):
+    """Labels are wrong, each with a probability that grows from 0 at the first client to `share` at the last.
+
+    A wrong label is one of the other classes, all equally likely. Train and val have wrong labels; test has not.
+    """
+
+    share: float
+    spares_tests: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _require_share(self, "share")
+
+    def apply(
+        self, x: Tensor, y: Tensor, owner: IndexArray, clients: int, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return samples and targets after the shift."""
+        classes = _count_classes(self, y)
+        if classes < 2:
+            raise PartitionError(f"{self} must have at least 2 classes, or no label can be wrong. Got {classes}.")
+        wrong = torch.from_numpy(rng.random(len(y)) < self.share * owner / max(clients - 1, 1))
+        other = (y + torch.from_numpy(rng.integers(1, classes, size=len(y)))) % classes
+        return x, torch.where(wrong, other, y)
 
 
 @dataclass(frozen=True)
@@ -200,6 +257,7 @@ def turn(images: Tensor, degrees: float, background: float | None = None) -> Ten
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 _GROUPS = "its number of groups, an int of at least 2"
+_SHARE = "its share, a float in (0, 1]"
 
 WORDS: dict[str, Word[Shift]] = {
     "rotation": Word(
@@ -216,6 +274,22 @@ WORDS: dict[str, Word[Shift]] = {
         Noise,
         "its sigma, a float in (0, inf)",
         "iid+noise:0.1",
+        (float,),
+    ),
+    "missing": Word(
+        "missing:SHARE",
+        "values missing, from none at the first client to SHARE of them at the last",
+        Missing,
+        _SHARE,
+        "iid+missing:0.3",
+        (float,),
+    ),
+    "label-noise": Word(
+        "label-noise:SHARE",
+        "wrong labels in train and val, from none at the first client to SHARE of them at the last",
+        WrongLabels,
+        _SHARE,
+        "iid+label-noise:0.4",
         (float,),
     ),
     "colour": Word(
@@ -249,7 +323,7 @@ def _count_classes(shift: Shift, y: Tensor) -> int:
     if y.ndim != 1 or y.is_floating_point():
         raise PartitionError(
             f"{shift} must have one class per sample. Got targets of type {y.dtype} and shape {tuple(y.shape)}.",
-            hint="use rotation, noise or colour.",
+            hint="use rotation, noise, missing or colour.",
         )
     return int(y.max()) + 1
 
@@ -258,13 +332,20 @@ def _require_images(shift: Shift, x: Tensor) -> None:
     if x.ndim != 4 or not x.is_floating_point():
         raise PartitionError(
             f"{shift} must have images, floats [n, C, H, W]. Got {x.dtype} of shape {tuple(x.shape)}.",
-            hint="use noise, feature or concept.",
+            hint="use noise, missing, feature or concept.",
         )
 
 
 def _require_floats(shift: Shift, x: Tensor) -> None:
     if not x.is_floating_point():
-        raise PartitionError(f"{shift} must have samples of floats. Got {x.dtype}.", hint="use concept.")
+        raise PartitionError(f"{shift} must have samples of floats. Got {x.dtype}.", hint="use concept or label-noise.")
+
+
+def _require_share(shift: Any, field: str) -> None:
+    value = getattr(shift, field)
+    if not 0 < value <= 1:
+        name = type(shift).__name__
+        raise PartitionError(f"`{field}` of {name} must be a float in (0, 1]. Got {value!r} instead.")
 
 
 def _require_positive(shift: Any, field: str) -> None:

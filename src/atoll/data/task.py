@@ -337,6 +337,8 @@ class Task:
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
         networks = [build_network(one, dataset, seed) for one in several]
         splits = split_clients(dataset, dealt, parts, y, shares, deal, first)
+        if isinstance(partition, Shifted):
+            x, y = partition.spoil(x, y, parts, splits["test"].order, generator(deal, "spoil"))
         if are_amounts(x, networks):
             x, held = x.float(), {name: replace(one, x=one.x.float()) for name, one in held.items()}
         leaks = report_leaks(dataset, x, splits)

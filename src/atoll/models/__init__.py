@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from atoll.kernel.errors import ModelError, unknown
-from atoll.models.cnn import FedFSACNN, LeNet, PFLlibCNN, SimpleCNN
+from atoll.models.cnn import FedFSACNN, LeNet, PFedHNCNN, PFLlibCNN, SimpleCNN, TutorialCNN
 from atoll.models.linear import Linear
 from atoll.models.mlp import MLP
 from atoll.models.recommender import MatrixFactorisation
@@ -19,7 +19,7 @@ from atoll.models.windows import GRU, CNN1d
 
 __all__ = [
     "GRU", "MLP", "BodyAndHead", "CNN1d", "CharTransformer", "FedFSACNN", "LeNet", "Linear", "MatrixFactorisation",
-    "PFLlibCNN", "ResNet18", "SimpleCNN", "Tabular", "build", "names", "purposes", "takes",
+    "PFLlibCNN", "PFedHNCNN", "ResNet18", "SimpleCNN", "Tabular", "TutorialCNN", "build", "names", "purposes", "takes",
 ]  # fmt: skip
 
 
@@ -44,6 +44,8 @@ MODELS = {
     "cnn": Known(PFLlibCNN, "images from 16x16; the CNN of PFLlib and of FedAvg's paper"),
     "simple-cnn": Known(SimpleCNN, "images from 6x6; the CNN of pfl-research, with dropout"),
     "lenet": Known(LeNet, "images from 16x16; the small CNN of NIID-Bench"),
+    "pfedhn-cnn": Known(PFedHNCNN, "images from 16x16; the CNN of pFedHN and of FEDORA's code"),
+    "tutorial-cnn": Known(TutorialCNN, "images from 16x16; a tutorial's CNN for MNIST, with dropout"),
     "fedfsa-cnn": Known(FedFSACNN, "images from 16x16; the CNN of FedFSA"),
     "resnet18": Known(ResNet18, "images, many samples, a GPU; with BatchNorm"),
     "resnet18-gn": Known(partial(ResNet18, norm="group"), "the same with GroupNorm, which suits unequal clients"),

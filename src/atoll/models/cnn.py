@@ -32,20 +32,45 @@ class PFLlibCNN(BodyAndHead):
 class LeNet(BodyAndHead):
     """The small CNN of NIID-Bench (Li et al., ICDE 2022), after LeNet-5.
 
-    62,006 parameters on 3x32x32 with 10 classes.
+    62,006 parameters on 3x32x32 with 10 classes. `PFedHNCNN` has more kernels.
     """
 
+    first, second = 6, 16  # kernels
+
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-        channels, height, width = image_size("LeNet", shape, smallest=16)
+        channels, height, width = image_size(type(self).__name__, shape, smallest=16)
         rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
         body = nn.Sequential(
-            *_convolutions(channels, 6, 16),
-            nn.Linear(16 * rows * columns, 120),
+            *_convolutions(channels, self.first, self.second),
+            nn.Linear(self.second * rows * columns, 120),
             nn.ReLU(),
             nn.Linear(120, 84),
             nn.ReLU(),
         )
         super().__init__(body, nn.Linear(84, classes))
+
+
+class PFedHNCNN(LeNet):
+    """The CNN of pFedHN (Shamsian et al., ICML 2021) and of FEDORA's code (Wu et al., KDD 2023).
+
+    121,182 parameters on 3x32x32 with 10 classes.
+    """
+
+    first, second = 16, 32
+
+
+class TutorialCNN(BodyAndHead):
+    """A small CNN that tutorials on MNIST use: 10 and 20 kernels, dropout of whole channels, one linear layer.
+
+    8,490 parameters on 1x28x28 with 10 classes.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        channels, height, width = image_size("TutorialCNN", shape, smallest=16)
+        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        *convolutions, flatten = _convolutions(channels, 10, 20)
+        body = nn.Sequential(*convolutions, nn.Dropout2d(), flatten)
+        super().__init__(body, nn.Linear(20 * rows * columns, classes))
 
 
 class FedFSACNN(BodyAndHead):

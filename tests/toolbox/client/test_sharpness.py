@@ -42,6 +42,19 @@ def test_the_gradient_is_that_at_the_end_of_the_climb(task, make_cohort) -> None
     assert (sharp - g).norm().min() > 1e-4
 
 
+def test_a_part_climbs_along_its_own_gradient_and_all_is_differentiated(task, make_cohort) -> None:
+    cohort, w = make_cohort(task), task.network.initial
+    head = frozenset(w.part("head"))
+    g = gradients(cohort, w, lambda w, batch: batch.gradient(w))
+    sharp = gradients(cohort, w, partial(sharp_gradient, radius=RHO, of=head))
+    for k in range(task.clients):
+        one = g.client(k).only(head)
+        there = gradients(cohort, w.moved(one, RHO / one.norm()), lambda w, batch: batch.gradient(w)).client(k)
+        for name in w:
+            torch.testing.assert_close(sharp.client(k)[name], there[name], rtol=0, atol=1e-6)
+    assert (sharp - g).without(head).norm().min() > 1e-4  # the body feels where the head was moved to
+
+
 def test_the_climb_is_as_long_as_the_radius_over_all_leaves_together(task) -> None:
     w = task.network.initial
     eps = ascent(w, w.map(torch.ones_like), RHO)

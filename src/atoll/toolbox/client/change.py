@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.kernel.params import Params, Stack
+from atoll.kernel.params import Params, Part, Stack
 from atoll.toolbox.client.penalties import Penalty
 from atoll.toolbox.client.private import Private
 from atoll.toolbox.client.sharpness import Radius
@@ -24,6 +24,7 @@ class Change:
     radius: Callable[[Params | Stack], Radius] | None = None  # of a sharpness-aware gradient, in place of the method's
     # own, made from the call's start
     adaptive: bool = False  # the same for that radius
+    part: Part = "all"  # which leaves are perturbed within it
     private: Private | None = None  # gradients of samples are cut, and noise is added to their sum
     measure: Callable[[Params | Stack, Stack], Any] = _measure_nothing  # of a call's start and end
     measured: list[Any] = field(default_factory=list)  # by every call so far

@@ -75,11 +75,13 @@ def sgd(
     rule = replace(cohort.training, lr=1.0, lr_decay=1.0)  # their size is given, so steps of any size are one program
     layout = cohort.task.network.layout
     names = layout.part(only) if isinstance(only, str) else frozenset(only)
+    of: frozenset[str] | None = None
     for change in cohort.changes:
         if change.term is not None:
             penalty = change.term(start) if penalty is None else penalty + change.term(start)
         if change.radius is not None:
             radius, adaptive = change.radius(start), change.adaptive
+            of = None if change.part == "all" else layout.part(change.part)
     private: Private | None = next((change.private for change in cohort.changes if change.private is not None), None)
     if private is not None:
         private.require(cohort.task, gradient=gradient, radius=radius)
@@ -87,10 +89,10 @@ def sgd(
 
     def direction(w: Params, batch: Any, given: Given) -> Found:
         if private is not None:
-            return private.gradient(w, batch, names, cohort.training.batch_size)
+            return private.gradient(w, batch, names, rule.batch_size)  # no cohort: steps of all cohorts are one program
         if gradient is None:
-            return sharp_gradient(w, batch, given.radius, adaptive=adaptive, only=names)
-        return sharpen(lambda v: gradient(v, batch, *given.more), w, given.radius, adaptive=adaptive)
+            return sharp_gradient(w, batch, given.radius, adaptive=adaptive, only=names, of=of)
+        return sharpen(lambda v: gradient(v, batch, *given.more), w, given.radius, adaptive=adaptive, of=of)
 
     def step(carry: Carry, batch: Any, given: Given) -> Carry:
         before = carry.w

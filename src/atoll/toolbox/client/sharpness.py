@@ -26,21 +26,36 @@ def sharp_gradient(
     *,
     adaptive: bool = False,
     only: Iterable[str] | None = None,
+    of: frozenset[str] | None = None,
 ) -> Found:
-    """Return what `batch.gradient` does, with the gradient taken uphill; at radius 0 it is one plain pass."""
+    """Return what `batch.gradient` does, with the gradient taken uphill; at radius 0 it is one plain pass.
+
+    With `of`, only these leaves are perturbed, as far as if there were no others.
+    """
     if _is_zero(radius):
         return batch.gradient(w, only)
     g, after, loss = batch.gradient(w, only)
-    eps = ascent(w, g, radius, adaptive=adaptive)
+    moved = _choose(g, of)
+    if not moved:
+        return g, after, loss
+    eps = ascent(w, moved, radius, adaptive=adaptive)
     return gradient_beside(w, batch, eps, only=only), after, loss
 
 
-def sharpen(gradient: Callable[[Params], Found], w: Params, radius: Radius, *, adaptive: bool = False) -> Found:
-    """Take any gradient uphill of w along itself; at radius 0 it is that gradient, and one pass."""
+def sharpen(
+    gradient: Callable[[Params], Found],
+    w: Params,
+    radius: Radius,
+    *,
+    adaptive: bool = False,
+    of: frozenset[str] | None = None,
+) -> Found:
+    """Take any gradient uphill of w along itself, or along some leaves; at radius 0 it is that gradient, one pass."""
     g, after, loss = gradient(w)
-    if _is_zero(radius):
+    moved = _choose(g, of)
+    if _is_zero(radius) or not moved:
         return g, after, loss
-    uphill, _, _ = gradient(w.moved(ascent(w, g, radius, adaptive=adaptive), 1.0))
+    uphill, _, _ = gradient(w.moved(ascent(w, moved, radius, adaptive=adaptive), 1.0))
     return uphill, after, loss
 
 
@@ -61,6 +76,11 @@ def ascent(w: Params, g: Params, radius: Radius, *, adaptive: bool = False) -> P
         g = _scale(g, size)
         return _scale(_stretch(g, radius), size)
     return _stretch(g, radius)
+
+
+def _choose(g: Params, of: frozenset[str] | None) -> Params:
+    """Return the leaves of g that are perturbed."""
+    return g if of is None else g.only([name for name in g if name in of])
 
 
 def _is_zero(radius: Radius) -> bool:
