@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from atoll.data.recipe import Recipe
     from atoll.data.task import Task, Training
     from atoll.experiments.advice import advise
+    from atoll.experiments.audit import audit
     from atoll.experiments.comparison import Comparison, compare
     from atoll.experiments.tuning import tune
     from atoll.federation import federate
@@ -40,6 +41,7 @@ _HOMES = {
     "Training": "kernel.task",
     "Update": "kernel.algorithm",
     "advise": "experiments.advice",
+    "audit": "experiments.audit",
     "compare": "experiments.comparison",
     "create": "compose",
     "federate": "federation",
@@ -64,6 +66,7 @@ __all__ = [
     "Training",
     "Update",
     "advise",
+    "audit",
     "compare",
     "create",
     "federate",

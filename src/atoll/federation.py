@@ -98,7 +98,11 @@ def federate(
 
 def choose(session: Session, round: int) -> Clients:
     """Choose the cohort of a round; return those of it that do not drop out."""
-    session.cohort = session.settings.choose(session.task.clients, round, session.late.clients)
+    clients, train = session.task.clients, session.task.splits["train"]
+    samples = (
+        train.sizes(np.arange(clients)) if train.is_known and session.settings.select_clients != "uniform" else None
+    )
+    session.cohort = session.settings.choose(clients, round, session.late.clients, session.known, samples)
     session.traffic = Traffic(asked=len(session.cohort))
     lost = generator(session.settings.seed, "drop", round).random(len(session.cohort)) < session.settings.drop
     if session.faults is not None:
@@ -135,6 +139,7 @@ def close(session: Session, round: int) -> None:
     """End a round: check the state, evaluate, record, save a checkpoint, call `on_round`, and stop if asked to."""
     for _ in session.arrivals:  # clients train even if the method reads no reply
         pass
+    session.learn(round)
     require_sound(session.server, round, session.population.task)
     traffic, settings, done = session.traffic, session.settings, round + 1
     if traffic.lost:

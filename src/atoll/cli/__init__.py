@@ -4,10 +4,22 @@ Exit codes: 0 done, 1 a run or a check failed, 2 bad input, 130 stopped by Ctrl-
 """
 
 # Commands are shown in this order.
-from atoll.cli import running, choosing, exporting, looking, data, writing, rounds, deploying  # noqa: I001
+from atoll.cli import running, choosing, exporting, auditing, looking, data, writing, rounds, deploying  # noqa: I001
 from atoll.cli.program import app
 
-__all__ = ["app", "choosing", "data", "deploying", "exporting", "looking", "main", "rounds", "running", "writing"]
+__all__ = [
+    "app",
+    "auditing",
+    "choosing",
+    "data",
+    "deploying",
+    "exporting",
+    "looking",
+    "main",
+    "rounds",
+    "running",
+    "writing",
+]
 
 
 def main() -> None:

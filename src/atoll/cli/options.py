@@ -114,6 +114,9 @@ class Options(OwnOptions):
     cohort: Annotated[
         str | None, option("Clients per round: a number, a share as 0.1, or poisson:0.1; else all.", **ROUNDS)
     ] = None
+    select_clients: Annotated[
+        str, option("Who of them is asked: uniform, power-of-choice:D, oort, ucb:GAMMA, turns.", **ROUNDS)
+    ] = "uniform"
     participation: Annotated[
         str, option("Who is there: constant, random:P, diurnal:T, turnover:S, file:PATH.", **ROUNDS)
     ] = "constant"
@@ -198,8 +201,8 @@ class Options(OwnOptions):
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = (
-            "seed", "participation", "drop", "late", "delay", "eval_every", "evaluation", "metric", "memory",
-            "compress", "aggregate", "attack", "dp", "secure",
+            "seed", "select_clients", "participation", "drop", "late", "delay", "eval_every", "evaluation",
+            "metric", "memory", "compress", "aggregate", "attack", "dp", "secure",
         )  # fmt: skip
         return Settings(
             rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}

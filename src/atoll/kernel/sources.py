@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # What shows runs, and compares and checks them: it changes no number of a run.
 AROUND_RUNS = ("cli", "data/statistics", "experiments", "kernel/references", "report", "testing")
 # What calls training and is never called by it.
-AROUND_TRAINING = (*AROUND_RUNS, "federation", "metrics", "records", "runtime/participation")
+AROUND_TRAINING = (*AROUND_RUNS, "federation", "metrics", "records", "runtime/participation", "runtime/selection")
 TRAINING = (
     "data/augment", "kernel/batch", "kernel/cohort", "kernel/network", "kernel/params",
     "runtime/engines/local", "runtime/engines/scan", "runtime/engines/trainings",

@@ -27,6 +27,7 @@ from atoll.kernel.errors import (
     OneShotError,
     PrivacyError,
     RunError,
+    TaskError,
     UnknownName,
     describe_given,
     require_keywords,
@@ -46,6 +47,7 @@ from atoll.runtime.channel.compression import parse_compression
 from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Moment, Schedule
 from atoll.runtime.population import MANY_CLIENTS
+from atoll.runtime.selection import Experience, Pool, Selection, parse_selection
 
 SAMPLE_SIZE = 1_000  # clients that are scored where there are very many, unless another number is asked for
 
@@ -58,6 +60,7 @@ class Settings(NamesChecked):
     seed: int = 0
     # clients per round, or their share; or, with "poisson:Q", each with probability Q; all by default
     cohort: int | float | str | None = None
+    select_clients: str = "uniform"  # who of them is asked: uniform, power-of-choice:D, oort, ucb:GAMMA or turns
     participation: str = "constant"  # who is there: constant, random:P, diurnal:T, turnover:S or file:PATH
     drop: float = 0.0  # probability that a client of the cohort is lost
     late: float = 0.0  # probability that a reply arrives in a later round
@@ -110,11 +113,24 @@ class Settings(NamesChecked):
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
         if algorithm.needs_public_data:
             task.public_for(title_of(algorithm))
+        if algorithm.recommends and not task.recommends:
+            raise TaskError(
+                f"{title_of(algorithm)} recommends items to users. {task.name} is no such task.",
+                hint="take interactions, such as `movietweetings-5core`, or ratings of your own: Task.ratings(...).",
+            )
         check_mixes(algorithm, task.public_facts())
         self._check_protection(task, algorithm)
         if self.memory not in MEMORIES:
             raise unknown("memory", self.memory, MEMORIES)
-        self.cohort_size(task.clients)
+        size = self.cohort_size(task.clients)
+        if self.select_clients != "uniform":
+            if self.cohort is None or self._join_share is not None:
+                raise CohortError(
+                    "`select_clients` says who is asked, so `cohort` must be a number of clients, or a share of them. "
+                    f"Got cohort={self.cohort!r}.",
+                    hint="for example cohort=5, select_clients='power-of-choice:10'.",
+                )
+            self.selection.check(size, task.clients)
 
     def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a rule, an attack or a compression that cannot work with this task and algorithm."""
@@ -273,6 +289,11 @@ class Settings(NamesChecked):
         """Who is there; a file is read once."""
         return participation.parse(self.participation)
 
+    @cached_property
+    def selection(self) -> Selection:
+        """Who of those that are there is asked."""
+        return parse_selection(self.select_clients)
+
     def cohort_size(self, clients: int) -> int:
         """Count the clients that are asked in a round."""
         asked = clients if self.cohort is None else self.cohort
@@ -294,8 +315,18 @@ class Settings(NamesChecked):
         """List the clients that are there in a round, as the schedule says."""
         return np.flatnonzero(self.schedule(Moment(round, clients, self.seed, self.rounds))).astype(np.int64)
 
-    def choose(self, clients: int, round: int, busy: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Draw the clients asked in a round, of those that are there and not busy with an older reply."""
+    def choose(
+        self,
+        clients: int,
+        round: int,
+        busy: NDArray[np.int64] | None = None,
+        known: Experience | None = None,
+        samples: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.int64]:
+        """Choose the clients asked in a round, of those that are there and not busy with an older reply.
+
+        A selection reads what is `known` of all clients from earlier rounds, and how many `samples` they have.
+        """
         there = self.schedule(Moment(round, clients, self.seed, self.rounds))
         if busy is not None:
             there[busy] = False
@@ -306,8 +337,10 @@ class Settings(NamesChecked):
         size = self.cohort_size(clients)
         if size >= len(present):
             return present
-        drawn = generator(self.seed, "cohort", round).choice(present, size, replace=False)
-        return np.sort(drawn).astype(np.int64)
+        counts = np.ones(clients) if samples is None else samples.astype(np.float64)
+        known = Experience.none(clients) if known is None else known
+        pool = Pool(present, size, known, counts, generator(self.seed, "cohort", round))
+        return np.sort(self.selection.choose(pool)).astype(np.int64)
 
     def evaluates_after(self, rounds: int) -> bool:
         """Return whether clients are evaluated after so many rounds."""

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, Arrival
 from atoll.kernel.engine import Engine
+from atoll.kernel.errors import CohortError
 from atoll.kernel.params import Tree
+from atoll.kernel.wrapper import title_of
 from atoll.metrics.evaluation import Arrays
 from atoll.records.configuration import Settings
 from atoll.records.opening import open_run, prune, rewind, settle_memory
@@ -35,6 +37,7 @@ from atoll.runtime.interruptions import interruptions
 from atoll.runtime.memory import open_memory
 from atoll.runtime.participation import Late
 from atoll.runtime.population import MANY_CLIENTS, Population
+from atoll.runtime.selection import Experience, gather_losses
 
 Clients = NDArray[np.int64]
 CHECKPOINT_SECONDS = 30.0
@@ -62,6 +65,7 @@ class Session:
     late: Late
     met: NDArray[np.bool_]  # which clients have done the exchanges before their first round
     scored: Clients | None  # who is evaluated; None if nobody is
+    known: Experience  # what is known of clients, for a selection that reads it
     first: int = 0  # the round to begin with
     outcomes: Arrays | None = None  # what was found after the last round, by name
     history: list[Round] = field(default_factory=list)
@@ -116,6 +120,7 @@ class Session:
                 trainings, **hooks, server=method.start(population.facts), met=np.zeros(task.clients, dtype=bool),
                 late=Late(settings.late, settings.delay, settings.seed),
                 scored=settings.draw_scored(task.clients) if settings.scores_clients else None,
+                known=Experience.none(task.clients),
             )  # fmt: skip
             if run and resumed:
                 session._resume(run)
@@ -148,6 +153,8 @@ class Session:
             require_same_kind(state["server"], self.server)
             self.server, self.met = state["server"], state["met"].cpu().numpy().copy()
             self.late.load(state.get("late", []))
+            if "known" in state:
+                self.known = Experience.load(state["known"])
             self.engine.import_plans(state["plans"], self.method, self.population.facts)
 
     @property
@@ -157,6 +164,21 @@ class Session:
         guard = self.exchanges.protection
         untouched = not self.channel.stages and guard.rule is None and guard.attack is None and not self.settings.late
         return plain and untouched
+
+    def learn(self, round: int) -> None:
+        """Remember who was asked and, for a selection that reads them, the losses that clients sent."""
+        rule = self.settings.selection
+        if self.settings.select_clients == "uniform":
+            return
+        clients, losses = gather_losses(self.traffic.notes) if rule.reads_losses else (self.cohort[:0], np.empty(0))
+        if rule.reads_losses and self.traffic.replied and not len(clients):
+            raise CohortError(
+                f"`select_clients={self.settings.select_clients}` reads the losses of training, and clients of "
+                f"{title_of(self.method)} report none.",
+                hint="use `select_clients=turns`, or leave it out.",
+            )
+        self.channel.record_losses(clients, round)
+        self.known.learn(round, self.cohort, clients, losses, rule.fade)
 
     def rounds(self) -> Iterator[int]:
         """Yield the rounds that are left."""
@@ -190,6 +212,7 @@ class Session:
         state = {
             "server": self.server, "late": self.late.save(), "met": torch.from_numpy(self.met.copy()),
             "plans": self.engine.export_plans(self.method, self.population.facts),
+            **({} if self.settings.select_clients == "uniform" else {"known": self.known.save()}),
         }  # fmt: skip
         self.writer.put(lambda: run.save(done, state, layouts, changes=changes, kept=holders))
         self.saved_at = time.monotonic()

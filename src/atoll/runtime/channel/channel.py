@@ -49,6 +49,12 @@ class Channel:
         for direction, size in sizes.items():
             self.ledger.record(Entry(direction, round, "keys", "protocol", size, tuple(map(int, clients))))
 
+    def record_losses(self, clients: NDArray[np.int64], round: int) -> None:
+        """Count the losses that these clients send with their replies, for the server to choose by: a number each."""
+        if len(clients):
+            size = size_of(Stack.of(loss=torch.zeros(1)), each=True)
+            self.ledger.record(Entry("up", round, "loss", "statistic", size, tuple(map(int, clients))))
+
     def up(
         self, algorithm: Algorithm, clients: NDArray[np.int64], update: Update, round: int, memory: Memory | None = None
     ) -> Arrival:
