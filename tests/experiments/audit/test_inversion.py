@@ -118,7 +118,11 @@ def test_what_protects_and_what_cannot_be_tried(task: Task) -> None:
     assert found.membership
     assert any("nobody has single replies" in note for note in found.notes)
     hidden = audit(run(task, "fedper"), attacks=["labels"])
-    assert "fedper does not send the head, so labels stay hidden." in hidden.notes
+    assert hidden.labels is None
+    assert any("fedper sends neither a head nor label counts" in note for note in hidden.notes)
+    told = audit(run(task, "fedproto"), attacks=["labels"])
+    assert told.labels is not None
+    assert told.labels.distance == pytest.approx(0, abs=1e-6)
     nothing = audit(run(task, "local"), attacks=["inversion"])
     assert not nothing.pictures
     assert any("was not tried" in note for note in nothing.notes)

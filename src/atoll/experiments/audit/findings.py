@@ -127,7 +127,7 @@ def audit(
         if "labels" in attacks:
             tell("labels")
             labels = infer_labels(subject)
-            notes += [f"{subject.report.label} does not send the head, so labels stay hidden."] * (labels is None)
+            notes += [_explain_hidden(subject)] * (labels is None)
     except (PrivacyError, RunError) as error:
         if set(attacks) <= {"inversion", "labels"} and promise is None and not contribution:
             raise  # nothing else was asked for
@@ -138,6 +138,13 @@ def audit(
         tell("contributions")
         valued = value_clients(subject)
     return Audit(describe_method(subject), membership, promise, pictures, labels, valued, notes, _find_ceiling(subject))
+
+
+def _explain_hidden(subject: Subject) -> str:
+    return (
+        f"{subject.report.label} sends neither a head nor label counts, so labels were not sought; what else it sends "
+        "may still tell."
+    )
 
 
 def _rebuild(subject: Subject, notes: list[str]) -> list[Picture]:

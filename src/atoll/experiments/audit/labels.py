@@ -51,9 +51,11 @@ def bias_of(message: Message) -> Tensor | None:
 
 def infer_shares(message: Message, answers: Callable[[Params], Tensor]) -> Values | None:
     """Return the share of each class in what a message was made of; None where the head's bias is not sent."""
-    if "labels" in message.fields:  # told
-        told = message.fields["labels"]["counts"].double().cpu().numpy().clip(min=0)
-        return np.asarray(told / max(told.sum(), 1e-12))
+    told = message.fields.get("labels", {}).get("counts")
+    told = message.fields.get("prototypes", {}).get("count") if told is None else told
+    if told is not None:
+        counts = told.double().cpu().numpy().clip(min=0)
+        return np.asarray(counts / max(counts.sum(), 1e-12))
     change = bias_of(message)
     if change is None:
         return None
