@@ -36,5 +36,5 @@ serve --method oneshot-margins --out one-shot
 echo "== Both in one report; scores were computed at the hospitals, and only they left"
 atoll report fedavg-ft one-shot --out report
 echo "== Their models are at the hospitals"
-find state -name '*.safetensors' -o -name '*.json' | sort
+find state -path '*/models/*' -name '*.safetensors' | sort
 echo "== $((SECONDS - began)) s in all, $((together - began)) s until the first method was done"

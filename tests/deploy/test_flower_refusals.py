@@ -16,6 +16,7 @@ from deploy.conftest import make_node, open_link
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from atoll.deploy.flower import node as node_module
+from atoll.deploy.flower import wire
 from atoll.deploy.flower.certificates import ServerKeys, SiteKeys, make_keys, make_site_keys, read_members
 from atoll.deploy.flower.link import OPEN
 from atoll.deploy.flower.node import Node
@@ -173,6 +174,12 @@ def _post_signed(client, path: str, body: bytes) -> int:
     headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
     request = client._client.build_request("POST", f"{client._base_url}{path}", content=body, headers=headers)
     return client._send(ProtobufRequestContext("", PullMessagesRequest(), request)).status_code
+
+
+def test_another_version_of_flower_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(wire, "version", lambda _: "1.42.0")
+    with pytest.raises(DeployError, match=r"need Flower 1\.41\.x\. Version 1\.42\.0 is installed"):
+        wire.require_flower()
 
 
 def test_names_and_keys_of_sites_are_checked(tmp_path):

@@ -31,7 +31,9 @@ ENGINES = option("Clients at once: auto, loop, whole, threads, chunk:N; or a pla
 class ServerOptions:
     """The options of `server`, as they are written down for `--resume`."""
 
-    method: Annotated[str | None, option("A method, as for `run`: ditto, ditto:lam=0.1, fafi.", **ROUNDS)] = None
+    method: Annotated[
+        str | None, option("A method, as for `run`: ditto, ditto:lam=0.1, fafi.", **ROUNDS, **completion.METHODS)
+    ] = None
     rounds: Annotated[
         int | None, option("Exchanges with the sites; else 30, or 1 if the method uploads once.", **ROUNDS)
     ] = None

@@ -21,7 +21,7 @@ from atoll.data.leaks import find_leaks
 from atoll.data.own import OwnData
 from atoll.data.partition import Indices, Natural, Partition, Shifted
 from atoll.data.preprocessing import Scaling
-from atoll.data.splits import Shares, cut_by_rule, cut_shared_splits, cut_splits
+from atoll.data.splits import Shares, cut_by_rule, cut_shared_splits, cut_splits, leave_last_out
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Network, Variant
@@ -121,6 +121,8 @@ def split_clients(
 ) -> dict[str, Split]:
     """Cut the samples of each client into train, val and test; the `dealt` samples are now the rows `parts` of `y`."""
     classes = has_one_label_each(dataset)
+    if dataset.recommends:
+        return leave_last_out(parts)
     if isinstance(dataset, OwnData) and dataset.rule:
         return cut_by_rule(dataset.rule, parts, dealt, shares, y.numpy() if classes else None, seed, first)
     if np.bincount(np.concatenate(dealt)).max(initial=0) <= 1:

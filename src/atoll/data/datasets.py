@@ -12,6 +12,7 @@ Files are taken as they lie: the layouts below, or those that torchvision leaves
     hapt            hapt.npz in hapt/, or UCI's text files in hapt/RawData/ or "HAPT Data Set/RawData/"
     shakespeare     shakespeare_by_role.npz, or Jon Bosak's plays as *.xml, in shakespeare/
     movietweetings  movietweetings_100k.npz, or the original ratings.dat, in movietweetings/
+    movielens-100k  u.data, or the table ml-100k.inter that RecBole brings, in ml-100k/
     gaussian, linear, rotated-mnist, rotated-fashion-mnist: made by `atoll.data.synthetic`
     million         made by `atoll.data.million` for the clients that are asked, and not stored
 """
@@ -40,6 +41,7 @@ from atoll.data.files import (
     read_rows,
     read_strips,
 )
+from atoll.data.ratings import list_interactions
 from atoll.kernel.errors import DataError, unknown
 from atoll.kernel.objective import Metric, PerSample, absolute_error, accuracy, cross_entropy, squared_error
 
@@ -73,6 +75,7 @@ class Dataset:
     model: str | None = None  # the network that suits it, by name
     loss: PerSample = cross_entropy
     metric: Metric = accuracy
+    recommends: bool = False  # classes are items in time order: the last is for testing, the one before for validation
 
     def subsample(self, samples: int, draw: np.random.Generator) -> Self:
         """Draw so many of the samples and keep their order; the official test set stays whole."""
@@ -384,6 +387,20 @@ def _read_movietweetings(folder: str, paths: list[Path], _merge: bool) -> Datase
     )
 
 
+def _read_interactions(name: str, fewest: int, leak: bool, folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    """Read ratings of MovieTweetings as interactions, of users and items with so many of them."""
+    user, item, _, time = read_ratings(paths[0])
+    source = f"MovieTweetings 100K (Dooms et al., 2013), from {folder}"
+    return Dataset(**list_interactions(name, source, user, item, time, fewest=(fewest, fewest), leak=leak))
+
+
+def _read_movielens(name: str, leak: bool, folder: str, paths: list[Path], _merge: bool) -> Dataset:
+    """Read MovieLens-100K as interactions, of all users and items."""
+    user, item, _, time = read_ratings(paths[0])
+    source = f"MovieLens 100K (Harper and Konstan, 2015), from {folder}"
+    return Dataset(**list_interactions(name, source, user, item, time, fewest=(5, 1), leak=leak))
+
+
 def _number_owners(sizes: Sequence[int]) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(sizes)), sizes)
 
@@ -411,6 +428,12 @@ CIFAR10_STEMS = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 CIFAR100_STEMS = ["train", "test"]
 SHARE_ALIKE, ZALANDO = "CC BY-SA 3.0 (usual)", "MIT"
 TINY_IMAGES = "none; research use"
+
+MOVIETWEETINGS = tuple(Layout("movietweetings", [file]) for file in ("movietweetings_100k.npz", "ratings.dat"))
+MOVIELENS = (
+    *(Layout(folder, ["u.data"]) for folder in ("ml-100k", "movielens-100k")),
+    Layout("ml-100k", ["ml-100k.inter"]),
+)
 
 CATALOGUE: dict[str, Entry] = {
     "digits": Entry(_read_digits, "1,797", 10, None, "CC BY 4.0"),
@@ -443,7 +466,22 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "movietweetings": Entry(
         _read_movietweetings, "47,640", None, 1154, "MIT",
-        tuple(Layout("movietweetings", [file]) for file in ("movietweetings_100k.npz", "ratings.dat")),
+        MOVIETWEETINGS,
+    ),
+    "movietweetings-5core": Entry(
+        partial(_read_interactions, "movietweetings-5core", 5, False), "68,055", 2414, 4333, "MIT", MOVIETWEETINGS
+    ),
+    "movietweetings-5core-leak": Entry(
+        partial(_read_interactions, "movietweetings-5core-leak", 5, True), "68,055", 2414, 4333, "MIT", MOVIETWEETINGS
+    ),
+    "movietweetings-10core": Entry(
+        partial(_read_interactions, "movietweetings-10core", 10, False), "44,613", 1099, 2059, "MIT", MOVIETWEETINGS
+    ),
+    "movielens-100k": Entry(
+        partial(_read_movielens, "movielens-100k", False), "100,000", 1682, 943, "not redistributable", MOVIELENS
+    ),
+    "movielens-100k-leak": Entry(
+        partial(_read_movielens, "movielens-100k-leak", True), "100,000", 1682, 943, "not redistributable", MOVIELENS
     ),
     "gaussian": Entry(partial(_make_synthetic, "Gaussian"), "1,200", 5, 20, "–"),
     "linear": Entry(partial(_make_synthetic, "Linear"), "1,200", None, 20, "–"),

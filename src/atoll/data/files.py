@@ -205,13 +205,19 @@ class Ratings(NamedTuple):
 
 
 def read_ratings(path: Path) -> Ratings:
-    """Read MovieTweetings from an npz file or from its own text, user::item::rating::time."""
+    """Read ratings: MovieTweetings from an npz file or its own text, user::item::rating::time; MovieLens from its own.
+
+    MovieLens-100K is `u.data`, the same four columns with tabs between them, or a table of them with a line of names.
+    """
     with reading(path):
         if path.suffix == ".npz":
             with open_arrays(path) as arrays:
                 columns = [arrays[name] for name in ("user", "item", "rating", "timestamp")]
         else:
-            columns = list(_parse_table(path.read_text(encoding="ascii").replace("::", " "), columns=4).T)
+            text = path.read_text(encoding="ascii").replace("::", " ")
+            if text[:1].isalpha():  # the names of the columns: user_id:token, item_id:token, rating:float, ...
+                text = text.partition("\n")[2]
+            columns = list(_parse_table(text, columns=4).T)
         return Ratings(*(column.astype(np.int64) for column in columns))
 
 
@@ -220,4 +226,4 @@ def _parse_table(text: str, columns: int) -> Numbers:
     rows = [line.split() for line in text.splitlines()]
     if not rows or any(len(row) != columns for row in rows):
         raise ValueError(f"it must have rows of {columns} numbers")
-    return np.asarray(rows, np.int64)
+    return np.asarray(rows, np.float64).astype(np.int64)

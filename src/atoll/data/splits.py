@@ -163,6 +163,22 @@ def cut_shared_splits(
     }
 
 
+def leave_last_out(parts: list[Indices]) -> dict[str, Split]:
+    """Cut samples in time order: the last of each client is for testing, the one before it for validation."""
+    short = next((client for client, part in enumerate(parts) if len(part) < len(SPLITS)), None)
+    if short is not None:
+        raise TaskError(
+            f"Every user must have at least 3 ratings: one to train, one to validate, one to test. Client {short} has "
+            f"{len(parts[short])}.",
+            hint="leave such users out: `fewest`.",
+        )
+    return {
+        "train": _join_pieces([part[:-2] for part in parts]),
+        "val": _join_pieces([part[-2:-1] for part in parts]),
+        "test": _join_pieces([part[-1:] for part in parts]),
+    }
+
+
 def deal_turns(shares: Shares, most: int) -> NDArray[np.int64]:
     """Return which split each next sample goes to: the one furthest behind its share, of equals train first.
 

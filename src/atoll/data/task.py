@@ -33,6 +33,7 @@ from atoll.data.datasets import Dataset
 from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Natural, Partition, Shifted
 from atoll.data.preprocessing import Preprocessing, Scaling, plain_scaling
+from atoll.data.ratings import FEWEST, list_interactions, read_columns
 from atoll.data.schema import Schema
 from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
@@ -73,6 +74,7 @@ class Task:
     architecture: NDArray[np.int64] | None = None  # which of the networks each client has
     unseen: Task | None = None  # clients that take no part, but are welcomed and evaluated after the last round
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was made, for the run's configuration
+    recommends: bool = False  # whether classes are items, of which those that a client knows are no candidates
     scaling: Scaling | None = None  # how raw samples of own data became numbers, client by client
 
     def __post_init__(self) -> None:
@@ -237,6 +239,7 @@ class Task:
             sample=self.x.new_zeros(self.x.shape[1:]), target=self.y.new_zeros(self.y.shape[1:]), seed=seed,
             largest={name: int(split.sizes(everybody).max(initial=0)) for name, split in self.splits.items()},
             has_public=self.public is not None, networks=self.networks, architecture=self.architecture,
+            recommends=self.recommends,
         )  # fmt: skip
 
     def public_for(self, who: str) -> tuple[Tensor, Tensor]:
@@ -358,6 +361,7 @@ class Task:
             augment=augment,
             facts={**(facts or {}), **dataset.facts, **leaks, "source": dataset.source},
             scaling=scaling,
+            recommends=dataset.recommends,
         )
 
     @classmethod
@@ -391,6 +395,31 @@ class Task:
         facts = recipe.describe_own(source, model, {**reading, "min_samples": min_samples}, **asked)
         dataset = own.read(source, min_samples=min_samples, **reading)
         return cls.build(dataset, Natural(), model=model, training=training, facts=facts, first=first, **asked)
+
+    @classmethod
+    def ratings(
+        cls,
+        source: Any,
+        *,
+        user: str = "user",
+        item: str = "item",
+        time: str = "time",
+        fewest: tuple[int, int] = (FEWEST, FEWEST),
+        name: str = "ratings",
+        model: Model | None = None,
+        seed: int = 0,
+        training: Training | None = None,
+    ) -> Task:
+        """Build a task that recommends items from a table of ratings: a file, a frame or a dict of columns.
+
+            Task.ratings("ratings.csv", user="customer", item="article", time="bought")
+
+        Every user is a client. The last rating of each is for testing, the one before it for validation, so ratings
+        need a time. Users and items with fewer than the `fewest` ratings are left out.
+        """
+        columns = read_columns(source, user, item, time)
+        dataset = Dataset(**list_interactions(name, "a table of ratings", *columns, fewest=fewest))
+        return cls.build(dataset, Natural(), model=model, seed=seed, training=training)
 
     @classmethod
     def of_site(cls, source: Any, schema: Schema, *, name: str | None = None, **words: Any) -> Task:

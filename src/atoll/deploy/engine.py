@@ -32,6 +32,7 @@ from atoll.metrics.afterwards import models_after
 from atoll.metrics.evaluation import Evaluate
 from atoll.metrics.measures import OWN
 from atoll.runtime.engines import LocalEngine
+from atoll.runtime.engines.parts import class_sizes
 from atoll.runtime.population import Population
 
 log = logging.getLogger("atoll.federation")
@@ -304,7 +305,7 @@ class SitesEngine:
                 lost.setdefault(reason, []).append(client)
         for site, reason in exchange.lost.items():
             lost.setdefault(f"{site}: {reason}", []).extend(self.federation.terms.sites[site].clients)
-        self._drop_odd_ones(found, lost)
+        self._drop_odd_ones(found, lost, rows=job.method.recommends)
         for clients in _ordered(job, [client for client in found if client in wanted], population):
             outcome, row = found[clients]
             yield _done(job, outcome, row)
@@ -313,12 +314,18 @@ class SitesEngine:
             if len(here):
                 yield Lost(here, reason)
 
-    def _drop_odd_ones(self, found: dict[int, tuple[Outcome, int]], lost: dict[str, list[int]]) -> None:
-        """Leave out replies whose fields have other names, types or shapes than most others have."""
+    def _drop_odd_ones(self, found: dict[int, tuple[Outcome, int]], lost: dict[str, list[int]], *, rows: bool) -> None:
+        """Leave out replies whose fields have other names, types or shapes than most others have.
+
+        With `rows`, each client sends rows of tables, as many as it likes.
+        """
         forms: dict[Any, list[int]] = {}
         for client, (outcome, _) in found.items():
             leaves, structure = flatten(outcome.result)
-            form = (str(structure), tuple((str(leaf.dtype), tuple(leaf.shape[1:])) for leaf in leaves))
+            form = (
+                str(structure),
+                tuple((str(leaf.dtype), leaf.ndim, tuple(leaf.shape[2 if rows else 1 :])) for leaf in leaves),
+            )
             forms.setdefault(form, []).append(client)
         if len(forms) > 1:
             usual = max(forms, key=lambda form: len(forms[form]))
@@ -349,7 +356,8 @@ def _ordered(job: Job, clients: list[int], population: Population) -> list[int]:
     array = np.sort(np.array(clients, dtype=np.int64))
     sizes = population.task.splits["train"].sizes(array)
     groups = np.zeros(len(array), np.int64) if job.groups is None else job.groups[array]
-    ordered: list[int] = array[np.lexsort((array, -sizes, groups))].tolist()
+    widths = class_sizes(population.task)[array] if job.method.recommends else np.zeros_like(groups)
+    ordered: list[int] = array[np.lexsort((array, -sizes, widths, groups))].tolist()
     return ordered
 
 

@@ -61,7 +61,7 @@ class SplitElsewhere(Split):
 def task_elsewhere(
     name: str, network: Network, sample: Tensor, target: Tensor, *, clients: int, classes: int | None,
     training: Training, names: Sequence[str] | None = None, facts: Mapping[str, Any] | None = None,
-    public: tuple[Tensor, Tensor] | None = None,
+    public: tuple[Tensor, Tensor] | None = None, recommends: bool = False,
 ) -> Task:  # fmt: skip
     """Return the task of a coordinator: everything that everybody knows, and nobody's samples."""
     offsets = np.arange(clients + 1)
@@ -72,7 +72,7 @@ def task_elsewhere(
     return Task(
         name=name, x=torch.zeros_like(sample)[None], y=torch.zeros_like(target)[None], splits=splits, network=network,
         classes=classes, training=training, names=None if names is None else tuple(names), public=public,
-        facts=dict(facts or {}),
+        facts=dict(facts or {}), recommends=recommends,
     )  # fmt: skip
 
 

@@ -35,6 +35,14 @@ T = TypeVar("T")  # a record, or a dict of trees
 Step = Callable[[Any, Any, Any], Any]  # (carry, Batch or a tuple of them, given) -> carry
 
 
+NARROWEST = 4  # samples
+
+
+def width_for(samples: int) -> int:
+    """Return the next power of two: messages of about one length, and few lengths in all."""
+    return max(NARROWEST, 1 << max(samples - 1, 0).bit_length())
+
+
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """Some clients in one round, with what they have: their samples, what they kept, and what they received.
@@ -75,6 +83,11 @@ class Cohort:
         """How many training samples each client has."""
         sizes = self._host.sizes(self.clients, "train")
         return torch.from_numpy(sizes).to(self.device, self.initial_dtype)
+
+    @property
+    def width(self) -> int:
+        """Room for the training samples of any of these clients: a power of two."""
+        return width_for(int(self._host.sizes(self.clients, "train").max(initial=0)))
 
     def has_samples(self, split: str) -> Tensor:
         """Return whether each client has any samples in a split."""

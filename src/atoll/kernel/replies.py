@@ -146,6 +146,36 @@ class Replies:
         keep = self._kept is not None
         return Replies(map(function, arrivals), keep=keep, workbench=self._workbench, rule=self._rule)
 
+    def mean_rows(self, name: str, like: Params, *, over_all: bool = False) -> Params:
+        """Return the mean of each row of some tables over the clients that sent it; 0 for rows that nobody sent.
+
+        Each client sends rows of its own choice. The field's leaf `row` has their numbers, its leaf `count` how much
+        each of them counts, and its other leaves are named as the tables in `like`. What fills up a message has a
+        number past the last row. With `over_all`, sums are divided by how many clients replied instead.
+        """
+        self._require_no_rule("means of rows")
+        sums: dict[str, Tensor] = {}
+        total, replied = torch.zeros(()), torch.zeros(())
+        for arrival in self._read_rows():
+            field = _field(arrival, name)
+            rows, late = field["row"].long().flatten(), arrival.counted / arrival.weight
+            _require_rows(field, like)
+            count = (field["count"] * late[:, None]).flatten()
+            for leaf, table in like.items():
+                if leaf not in sums:
+                    sums[leaf] = table.new_zeros((len(table) + 1, *table.shape[1:]))
+                    total, replied = total.to(table), replied.to(table)
+                    total = total.new_zeros(len(table) + 1) if total.ndim == 0 else total
+                values = field[leaf].flatten(0, 1)
+                sums[leaf].index_add_(0, rows, values * _append_axes(count, values.ndim))
+            total.index_add_(0, rows, count)
+            replied = replied + late.sum()
+        weight = replied.expand(len(total)) if over_all else total
+        return Params(
+            {leaf: (value / _append_axes(weight.clamp(min=1e-12), value.ndim))[:-1] for leaf, value in sums.items()},
+            like.layout,
+        )
+
     @property
     def total(self) -> Tensor:
         """The sum of all weights: how many replied, where every reply weighs 1 and none is late."""
@@ -362,6 +392,20 @@ def _field(arrival: Arrival, name: str) -> Stack:
     if name not in arrival.fields:
         raise _no_field(name, arrival.fields)
     return arrival.fields[name]
+
+
+def _require_rows(field: Stack, like: Params) -> None:
+    """Raise unless a message has values and a count for each row that it numbers, and these rows exist."""
+    size, sent = len(next(iter(like.values()))), tuple(field["row"].shape)
+    shapes = {name: (*sent, *table.shape[1:]) for name, table in like.items()} | {"count": sent}
+    if any(name not in field or tuple(field[name].shape) != shape for name, shape in shapes.items()):
+        raise PayloadError(f"A message of rows must have a count and values for each of them. Got {field!r}.")
+    numbers = field["row"]
+    if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) <= size):
+        raise PayloadError(
+            f"Numbers of rows must be from 0 to {size}, which stands for none. "
+            f"Got {int(numbers.min())} to {int(numbers.max())}."
+        )
 
 
 def _no_field(name: str, fields: Iterable[str]) -> PayloadError:

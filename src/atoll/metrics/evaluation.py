@@ -266,7 +266,7 @@ class Scoring:
         found: Stack = cohort.scan(
             functools.partial(_score_step, one.answer, self.metric),
             start,
-            given=(one.model, one.beside),
+            given=(one.model, one.beside, list_known(cohort) if task.recommends else Params({})),
             split=self.split,
             batch_size=batch_size,
             shuffle=False,
@@ -287,6 +287,23 @@ class Scoring:
             outputs = torch.zeros(1, task.classes or targets.shape[1])
             widths |= {"kept": measure.keep(outputs, targets).shape[1], "targets": targets.shape[1]}
         return {name: widths[name] for name in KEPT if name in widths}
+
+
+def list_known(cohort: Cohort) -> Stack:
+    """Return which items each client knows from training or validation: 1 or 0 for every item."""
+    facts = cohort.task
+    assert facts.classes is not None
+    known = cohort.stacked(Params.of(item=torch.zeros(facts.classes, dtype=facts.network.dtype)))
+    for split in ("train", "val"):
+        size = min(max(1, facts.largest[split]), LARGEST_BATCH)
+        known = cohort.scan(_note_items, known, split=split, batch_size=size, shuffle=False, train=False)
+    return known
+
+
+def _note_items(carry: Params, batch: Batch, given: None) -> Params:  # noqa: ARG001
+    known = carry["item"]
+    real = torch.ones_like(batch.y, dtype=known.dtype) if batch.mask is None else batch.mask.to(known.dtype)
+    return Params({"item": known.scatter_add(0, batch.y, real)}, carry.layout)
 
 
 class ClientSums:
@@ -363,8 +380,14 @@ class ClientSums:
         return score, np.array([jackknife(figure, *mine) for mine in clients]), take_figure(figure, kept, targets)
 
 
-def _score_step(answer: Answer, metric: str, carry: Params, batch: Batch, given: tuple[Params, Params]) -> Params:
-    outputs, measure = answer(*given, batch), measure_of(metric, batch.network)
+def _score_step(
+    answer: Answer, metric: str, carry: Params, batch: Batch, given: tuple[Params, Params, Params]
+) -> Params:
+    model, beside, known = given
+    outputs, measure = answer(model, beside, batch), measure_of(metric, batch.network)
+    if known:  # they are no candidates; one that is asked for is, though clients know it after validation
+        asked = torch.nn.functional.one_hot(batch.y, outputs.shape[1]) > 0
+        outputs = torch.where((known["item"] > 0) & ~asked, -torch.inf, outputs)
     # Where the measure is no mean, the score that the task has by itself stands for single samples.
     score = (measure.per_sample or batch.network.score)(outputs, batch.y)
     loss = batch.network.loss(outputs, batch.y)

@@ -24,6 +24,7 @@ from torch import Tensor
 from atoll.kernel.errors import TaskError, unknown
 from atoll.kernel.network import Network
 from atoll.kernel.objective import PerSample, absolute_error, accuracy, cross_entropy, squared_error
+from atoll.kernel.ranking import RANKINGS
 from atoll.kernel.task import Facts
 
 Values = NDArray[np.float64]
@@ -277,6 +278,9 @@ MEASURES: dict[str, Measure] = {
     "mse": Measure("mean squared error", higher_is_better=False, needs="numbers", per_sample=squared_error),
     "rmse": Measure("root mean squared error", higher_is_better=False, needs="numbers", keep=take_values, figure=_rmse),
     "r2": Measure("R2", needs="numbers", keep=take_values, figure=_r2),
+}
+MEASURES |= {
+    name: Measure(one.name, share=True, needs="one class", per_sample=one.per_sample) for name, one in RANKINGS.items()
 }
 ALIASES = {
     "macro-f1": "f1", "f1-score": "f1", "roc-auc": "auroc", "auc": "auroc", "ap": "average-precision",

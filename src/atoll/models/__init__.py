@@ -10,7 +10,7 @@ from atoll.kernel.errors import ModelError, unknown
 from atoll.models.cnn import FedFSACNN, LeNet, PFedHNCNN, PFLlibCNN, SimpleCNN, TutorialCNN
 from atoll.models.linear import Linear
 from atoll.models.mlp import MLP
-from atoll.models.recommender import MatrixFactorisation
+from atoll.models.recommender import ItemFactors, MatrixFactorisation, NeuralItems
 from atoll.models.resnet import ResNet18
 from atoll.models.split import BodyAndHead
 from atoll.models.tabular import Tabular
@@ -18,8 +18,9 @@ from atoll.models.text import CharTransformer
 from atoll.models.windows import GRU, CNN1d
 
 __all__ = [
-    "GRU", "MLP", "BodyAndHead", "CNN1d", "CharTransformer", "FedFSACNN", "LeNet", "Linear", "MatrixFactorisation",
-    "PFLlibCNN", "PFedHNCNN", "ResNet18", "SimpleCNN", "Tabular", "TutorialCNN", "build", "names", "purposes", "takes",
+    "GRU", "MLP", "BodyAndHead", "CNN1d", "CharTransformer", "FedFSACNN", "ItemFactors", "LeNet", "Linear",
+    "MatrixFactorisation", "NeuralItems", "PFLlibCNN", "PFedHNCNN", "ResNet18", "SimpleCNN", "Tabular", "TutorialCNN",
+    "build", "names", "purposes", "takes",
 ]  # fmt: skip
 
 
@@ -51,6 +52,10 @@ MODELS = {
     "resnet18-gn": Known(partial(ResNet18, norm="group"), "the same with GroupNorm, which suits unequal clients"),
     "linear": Known(Linear, "samples of any shape; a convex problem"),
     "char-transformer": Known(CharTransformer, "texts: the next character at every place"),
+    "item-factors": Known(ItemFactors, "recommendation: scores of all items, p . q + b, with the user's own p"),
+    "neural-items": Known(
+        NeuralItems, "recommendation: scores of all items by a network of p and q, with the user's own p"
+    ),
     "matrix-factorisation": Known(MatrixFactorisation, "ratings: a vector per item, and the user's own"),
 }
 WIDE = [name for name, known in MODELS.items() if "hidden" in known.options]  # `name:64` gives widths

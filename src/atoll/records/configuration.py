@@ -27,6 +27,7 @@ from atoll.kernel.errors import (
     OneShotError,
     PrivacyError,
     RunError,
+    TaskError,
     UnknownName,
     describe_given,
     require_keywords,
@@ -112,6 +113,11 @@ class Settings(NamesChecked):
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
         if algorithm.needs_public_data:
             task.public_for(title_of(algorithm))
+        if algorithm.recommends and not task.recommends:
+            raise TaskError(
+                f"{title_of(algorithm)} recommends items to users. {task.name} is no such task.",
+                hint="take interactions, such as `movietweetings-5core`, or ratings of your own: Task.ratings(...).",
+            )
         check_mixes(algorithm, task.public_facts())
         self._check_protection(task, algorithm)
         if self.memory not in MEMORIES:

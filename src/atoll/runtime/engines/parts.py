@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.data.task import Task
-from atoll.kernel.cohort import Cohort
+from atoll.kernel.cohort import Cohort, width_for
 from atoll.kernel.job import Assignment, Job
 from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.population import Population
@@ -64,7 +64,20 @@ def parts_of(job: Job, population: Population) -> list[Part]:
     if architecture is not None:
         divided = _divide(whole, architecture)
         parts = [replace(part, population=population.of_architecture(number)) for number, part in divided]
-    return parts if job.groups is None else [one for part in parts for _, one in _divide(part, job.groups)]
+    parts = parts if job.groups is None else [one for part in parts for _, one in _divide(part, job.groups)]
+    if not job.method.recommends:
+        return parts
+    return [one for part in parts for _, one in _divide(part, class_sizes(part.task))]
+
+
+def class_sizes(task: Task) -> NDArray[np.int64]:
+    """Return each client's number of training samples, as a power of two: users of one size have messages of one size.
+
+    A few users know a hundred times as many items as most. Together with these, all messages would be so long.
+    """
+    sizes = task.splits["train"].sizes(np.arange(task.clients))
+    widths: NDArray[np.int64] = np.array([width_for(size) for size in sizes.tolist()], dtype=np.int64)
+    return widths
 
 
 def _divide(part: Part, numbers: NDArray[np.int64]) -> list[tuple[int, Part]]:

@@ -52,7 +52,10 @@ def late_replies_are_read(method: Algorithm) -> str | None:
 
 def odd_clients_are_served(method: Algorithm) -> None:
     """Check that clients with one sample, or without some classes, train and answer with finite numbers."""
-    require_sound(train(method, build_task(sizes=(1, 1, 6, 2))), "with one sample and with one class")
+    require_sound(
+        train(method, build_task(sizes=(1, 1, 6, 2), recommends=method.recommends)),
+        "with one sample and with one class",
+    )
 
 
 def absent_clients_keep_their_memory(method: Algorithm) -> str | None:
@@ -67,9 +70,9 @@ def absent_clients_keep_their_memory(method: Algorithm) -> str | None:
 
 def newcomers_are_welcome(method: Algorithm) -> None:
     """Check that new clients, more than took part, get models: whole, finite, the same in every strategy."""
-    for plain in (True, False):
+    for plain in (True,) if method.recommends else (True, False):
         report = rehearse(method).report if plain else train_odd_model(method)
-        newcomers = replace(build_task(sizes=NEWCOMERS), network=report.task.network)
+        newcomers = replace(build_task(sizes=NEWCOMERS, recommends=method.recommends), network=report.task.network)
         models = welcome(report, newcomers)
         require_finite(models, "for new clients")
         for strategy in (*STRATEGIES, "device") if plain else ():

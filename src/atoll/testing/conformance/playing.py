@@ -45,7 +45,13 @@ def train(
     algorithm: Algorithm, task: Task | None = None, *, rounds: int = ROUNDS, strategy: str = "whole", **more: Any
 ) -> Report:
     """Run a method for a few rounds on the usual task."""
-    return play(task or build_task(), algorithm, 1 if algorithm.one_shot else rounds, strategy=strategy, **more)
+    return play(
+        task or build_task(recommends=algorithm.recommends),
+        algorithm,
+        1 if algorithm.one_shot else rounds,
+        strategy=strategy,
+        **more,
+    )
 
 
 def gather_outcome(report: Report) -> Tree:

@@ -39,7 +39,7 @@ def sites_agree(method: Algorithm) -> str | None:
         return "not checked: a method travels by its name or file, and this one has neither"
     here = rehearse(method).report
     with tempfile.TemporaryDirectory() as folder, one_thread_each():
-        report, kept = play_at_sites(method, build_task(), Path(folder))
+        report, kept = play_at_sites(method, build_task(recommends=method.recommends), Path(folder))
     lost = {reason for line in report.history for reason in line["lost"]}
     if lost:
         raise ConformanceError(f"Every site must be able to take part. Some were lost: {'; '.join(sorted(lost))}")
@@ -81,7 +81,7 @@ def play_at_sites(method: Algorithm, task: Task, folder: Path) -> tuple[Report, 
     }  # fmt: skip
     there = task_elsewhere(
         task.name, task.network, task.x[0], task.y[0], clients=task.clients, classes=task.classes,
-        training=task.training, public=task.public,
+        training=task.training, public=task.public, recommends=task.recommends,
     )  # fmt: skip
     federation = Federation.begin(terms, Key.make("coordinator"))
     engine = SitesEngine(federation, InProcess(sites), engine=find_engine("whole"))

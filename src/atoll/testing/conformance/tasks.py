@@ -15,18 +15,23 @@ from torch import Tensor, nn
 from atoll.data.batches import Split
 from atoll.data.task import Task, Training
 from atoll.kernel.randomness import default_generator, generator
-from atoll.models import BodyAndHead
+from atoll.models import BodyAndHead, ItemFactors
 
 SIZES = (13, 1, 12, 5, 6, 2)  # samples of each client; the fourth has one class only
 NEWCOMERS = (9, 3, 1, 4, 6, 2, 8, 5)  # samples of clients that are never seen: there are more of them
-FEATURES, CLASSES = 12, 3
+FEATURES, CLASSES, ITEMS = 12, 3, 9
 PUBLIC = 11  # samples that everybody may see
 CENTRAL = 7  # samples of the server's test set
 
 
 @functools.cache
-def build_task(kind: str = "plain", sizes: tuple[int, ...] = SIZES) -> Task:
-    """Make clients of these sizes, with a tiny network; the fourth client has a single class."""
+def build_task(kind: str = "plain", sizes: tuple[int, ...] = SIZES, *, recommends: bool = False) -> Task:
+    """Make clients of these sizes, with a tiny network; the fourth client has a single class.
+
+    For a method that recommends, classes are items: clients have them in time order, some more than once.
+    """
+    if recommends:
+        return build_recommendation(sizes)
     draw = generator(0, "conformance")
     centers = draw.normal(size=(CLASSES, FEATURES))
 
@@ -43,6 +48,20 @@ def build_task(kind: str = "plain", sizes: tuple[int, ...] = SIZES) -> Task:
     task = Task.of_clients(data, model.double(), name="conformance", classes=CLASSES, training=training)
     public, central = (samples(draw.integers(CLASSES, size=size)) for size in (PUBLIC, CENTRAL))
     return replace(task, public=public, central=central)
+
+
+def build_recommendation(sizes: tuple[int, ...]) -> Task:
+    """Make users who know so many items, whose samples nobody reads; the fourth knows one item, again and again."""
+    draw = generator(0, "conformance items")
+    data = {}
+    for client, size in enumerate(sizes):
+        y = np.zeros(size, np.int64) if client == 3 else draw.integers(ITEMS, size=size)
+        data[f"client {client}"] = torch.from_numpy(draw.normal(size=(size, FEATURES))), torch.from_numpy(y)
+    with default_generator(0):
+        model = ItemFactors((FEATURES,), ITEMS, rank=3)
+    training = Training(lr=0.1, batch_size=4)
+    task = Task.of_clients(data, model.double(), name="conformance", classes=ITEMS, training=training)
+    return replace(task, recommends=True)
 
 
 def build_model(kind: str) -> nn.Module:

@@ -60,7 +60,10 @@ def cut_task(task: Task, clients: Clients, *, digest: str) -> ShardTask:
             for name, here in held.items()
         }
         x, y = x[rows.to(x.device)], y[rows.to(y.device)]
-    values = {name: getattr(task, name) for name in ("name", "network", "classes", "training", "augment", "networks")}
+    values = {
+        name: getattr(task, name)
+        for name in ("name", "network", "classes", "training", "augment", "networks", "recommends")
+    }
     shard = ShardTask(
         **values, x=x, y=y, splits=splits, public=public, architecture=task.architecture, whole=digest,
     )  # fmt: skip

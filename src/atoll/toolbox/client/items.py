@@ -1,0 +1,188 @@
+"""Training on the rows of an item table that a user touches: the items it knows, and some that it does not.
+
+A client never holds the whole table. It takes the rows of its training items and of this round's negatives, trains
+these, and sends how they changed with their numbers. Negatives are drawn uniformly from the items that the client has
+not trained on, and from nothing else: items for validation and testing are among them, as any unknown item.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from atoll.kernel.algorithm import Update
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.randomness import Keys
+
+VECTOR, BIAS = "body.vector", "body.bias"  # leaves of an item table
+TABLE = (VECTOR, BIAS)
+
+
+def list_items(cohort: Cohort) -> tuple[Tensor, Tensor]:
+    """Return each client's training items, sorted and each once [client, width], and those it must not draw beside.
+
+    Places that are left over hold the number of items, which is no item's.
+    """
+    items, width = count_items(cohort), cohort.width
+    facts = cohort.task
+    room = 0 if facts.sample.is_floating_point() else facts.sample.numel()
+    start = Params({"item": torch.full((width,), items), "avoid": torch.full((room,), items)})
+    step = functools.partial(_note_items, items)
+    found = cohort.scan(step, start, batch_size=width, shuffle=False, train=False)
+    return drop_repeats(found["item"], items), found["avoid"]
+
+
+def _note_items(items: int, carry: Params, batch: Batch, given: None) -> Params:  # noqa: ARG001
+    real = batch.y if batch.mask is None else torch.where(batch.mask > 0, batch.y, items)
+    avoid = batch.x[0].reshape(-1)[: len(carry["avoid"])].long()
+    return Params({"item": real, "avoid": avoid}, carry.layout)
+
+
+def count_items(cohort: Cohort) -> int:
+    """Return how many items there are."""
+    classes = cohort.task.classes
+    assert classes is not None
+    return classes
+
+
+def drop_repeats(numbers: Tensor, filler: int) -> Tensor:
+    """Sort each row of numbers and leave repeated ones out; the places left over are filled at the end."""
+    ordered = numbers.sort(1).values
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    return torch.where(again, filler, ordered).sort(1).values
+
+
+def draw_negatives(cohort: Cohort, known: Tensor, count: int, epoch: int) -> Tensor:
+    """Draw `count` items for each place of each client, uniformly from those that are not `known` [client, width].
+
+    Known items are sorted. Number j of the others is j plus how many known items are not above it. Draws depend on
+    the seed, the client, the round and the epoch alone. A client that knows everything gets the number of items.
+    """
+    items = count_items(cohort)
+    keys = Keys.of(cohort.ids, cohort.task.seed, "negatives", cohort.round).fold(epoch)
+    counter = torch.arange(cohort.width * count, device=cohort.device)
+    bits = Keys(keys.low[:, None], keys.high[:, None]).bits(counter)
+    unknown = items - (known < items).sum(1, keepdim=True)
+    number = bits % unknown.clamp(min=1)
+    before = torch.where(known < items, known - torch.arange(known.shape[1], device=known.device), 2 * items)
+    drawn = number + torch.searchsorted(before.contiguous(), number, right=True)
+    return torch.where(unknown > 0, drawn, items).reshape(len(cohort), cohort.width, count)
+
+
+class Touched:
+    """The rows that clients touch in a round, and where each training item and each of its negatives is among them."""
+
+    def __init__(self, cohort: Cohort, negatives: int, epochs: int) -> None:
+        self.items = count_items(cohort)
+        self.known, avoid = list_items(cohort)
+        others = drop_repeats(torch.cat([self.known, avoid], 1), self.items)
+        drawn = [draw_negatives(cohort, others, negatives, epoch) for epoch in range(epochs)]
+        self.ids = drop_repeats(torch.cat([self.known, *(one.flatten(1) for one in drawn)], 1), self.items)
+        self.place = torch.searchsorted(self.ids, self.known)
+        self.drawn = [torch.searchsorted(self.ids, one.flatten(1)).reshape(one.shape) for one in drawn]
+        self.real = [one < self.items for one in drawn]
+
+    def rows(self, table: Params) -> Stack:
+        """Gather these rows of a table; what fills up is a row of zeros."""
+        return Stack(
+            {name: torch.cat([leaf, torch.zeros_like(leaf[:1])])[self.ids] for name, leaf in table.items()},
+            table.layout,
+        )
+
+    def list_places(self, epoch: int) -> Stack:
+        """Return what a step must know to find its rows."""
+        return Stack.of(known=self.known, place=self.place, drawn=self.drawn[epoch], real=self.real[epoch])
+
+
+Penalty = Callable[[Params, Params, Tensor, Tensor], Tensor]  # (leaves and rows, beside, places, weight) -> a number
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """How rows and what belongs to them are trained by binary cross-entropy.
+
+    Every value moves against the mean gradient of the pairs that it is part of: a row by the mean over its pairs, all
+    else by the mean over all pairs. With `alternate`, rows move after the rest, at its new values.
+    """
+
+    rate: float  # the step size
+    l2: float = 0.0  # pull of the user's own leaves and of the rows' vectors towards 0
+    alternate: bool = False
+    penalty: Penalty | None = None  # is added to the loss, summed over pairs
+    own: tuple[str, ...] = ()  # the user's own leaves
+
+
+def find_pairs(batch: Batch, given: Params) -> tuple[Tensor, Tensor]:
+    """Return the places of a batch's rows, each training item before its negatives, and how much each counts."""
+    at = (given["known"] == batch.y[:, None]).to(torch.int8).argmax(1)
+    places = torch.cat([given["place"][at][:, None], given["drawn"][at]], 1)
+    real = torch.cat([torch.ones_like(given["real"][at][:, :1]), given["real"][at]], 1)
+    weight = real.to(batch.network.dtype)
+    return places, weight if batch.mask is None else weight * batch.mask[:, None]
+
+
+def take_step(rule: RowRule, carry: tuple[Params, Params, Params], batch: Batch, given: Any) -> tuple[Params, ...]:
+    """Take one step on the rows of a batch and on all other leaves; count the pairs of each row."""
+    rest, rows, seen = carry
+    where, beside = given
+    places, weight = find_pairs(batch, where)
+    right = torch.zeros_like(weight).index_fill(1, torch.zeros(1, dtype=torch.long, device=weight.device), 1.0)
+
+    def objective(at: Params) -> tuple[Tensor, Tensor]:
+        whole = rest | at
+        chosen = torch.cat([whole[VECTOR][places], whole[BIAS][places][..., None]], -1)
+        losses = binary_cross_entropy_with_logits(batch.head(whole.without(TABLE), chosen), right, reduction="none")
+        loss = (losses * weight).sum()
+        return loss if rule.penalty is None else loss + rule.penalty(whole, beside, places, weight), loss
+
+    pairs = weight.sum().clamp(min=1)
+    touches = torch.zeros_like(seen["count"]).index_add(0, places.flatten(), weight.flatten())
+    g, loss = batch.differentiate(objective, rest | rows)
+    rest = rest.moved(g.only(rest), -rule.rate / pairs).moved(rest.only(rule.own), -rule.rate * rule.l2)
+    if rule.alternate:
+        g, _ = batch.differentiate(objective, rows)
+    share, decay = rule.rate / touches.clamp(min=1), rule.rate * rule.l2 * (touches > 0)
+    vector = rows[VECTOR] - share[:, None] * g[VECTOR] - decay[:, None] * rows[VECTOR]
+    rows = Params({VECTOR: vector, BIAS: rows[BIAS] - share * g[BIAS]}, rows.layout)
+    return rest, rows, Params({"count": seen["count"] + touches, "loss": loss / pairs}, seen.layout)
+
+
+def train_rows(
+    cohort: Cohort, leaves: Stack, first: Stack, touched: Touched, rule: RowRule, *, batch_size: int | None = None,
+    beside: Stack | None = None,
+) -> tuple[Stack, Stack]:  # fmt: skip
+    """Train leaves of the clients and rows, from the `first` ones; return both, the rows with how often each was seen.
+
+    Without a `batch_size` there is one step per epoch, on all training items.
+    """
+    none = torch.zeros(touched.ids.shape, dtype=cohort.initial_dtype, device=cohort.device)
+    seen = Stack.of(count=none, loss=none[:, 0].clone())
+    carry = (leaves, first, seen)
+    for epoch in range(len(touched.drawn)):
+        carry = cohort.scan(
+            functools.partial(take_step, rule),
+            carry,
+            given=(touched.list_places(epoch), Stack({}) if beside is None else beside),
+            batch_size=min(batch_size or cohort.width, cohort.width),
+            stream=f"main {epoch}" if epoch else "main",
+        )
+    leaves, rows, seen = carry
+    cohort.observe(**{"loss/main": seen["loss"]})
+    return leaves, rows | seen.only(["count"])
+
+
+def send_rows(touched: Touched, table: Params, rows: Stack, keep: Stack, dense: Stack | None = None) -> Update:
+    """Send how touched rows changed, their numbers, and in how many pairs each was; keep the rest."""
+    delta = rows.only(TABLE) - touched.rows(table)
+    message = delta | Stack.of(row=touched.ids.to(torch.int32), count=rows["count"])
+    send = {"rows": message} | ({} if dense is None else {"delta": dense})
+    return Update(send=send, keep=keep)
