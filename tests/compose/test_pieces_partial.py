@@ -88,9 +88,9 @@ def test_a_speed_is_a_clients_own() -> None:
     ("name", "given"), [("ditto{}", ""), ("apfl{}", ""), ("fedper+sam{}", ""), ("ditto{}@ifca", "cluster_rounds=1")]
 )
 def test_with_neutral_values_it_is_the_method_alone(name: str, given: str) -> None:
-    texts = [name.format("") + f":{given}" * bool(given)]
-    for values in ("slowest=1", "slowest=0.05,stragglers=1"):
-        texts.append(name.format("+partial") + ":" + ",".join(filter(None, (given, values))))
+    values = ("slowest=1", "slowest=0.05,stragglers=1")
+    texts = [name.format("+partial") + ":" + ",".join(filter(None, (given, one))) for one in values]
+    texts = [name.format("") + f":{given}" * bool(given), *texts]
     plain, neutral, part = (personal_models(play(build_task(), create(text), 3)) for text in texts)
     assert find_difference(plain, neutral) is None
     assert find_difference(plain, part) is not None
