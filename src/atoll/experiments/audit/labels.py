@@ -26,6 +26,7 @@ from atoll.kernel.params import Params
 from atoll.kernel.predictor import predictor_of
 
 Values = NDArray[np.float64]
+IN_CLEAR = (("labels", "counts"), ("prototypes", "count"))  # fields and leaves that tell label counts
 MOST_ASIDE = 500  # samples of others by which answers are estimated
 
 
@@ -51,10 +52,11 @@ def bias_of(message: Message) -> Tensor | None:
 
 def infer_shares(message: Message, answers: Callable[[Params], Tensor]) -> Values | None:
     """Return the share of each class in what a message was made of; None where the head's bias is not sent."""
-    told = message.fields.get("labels", {}).get("counts")
-    told = message.fields.get("prototypes", {}).get("count") if told is None else told
-    if told is not None:
-        counts = told.double().cpu().numpy().clip(min=0)
+    told = [message.fields[field].get(leaf) for field, leaf in IN_CLEAR if field in message.fields]
+    for one in told:
+        if one is None:
+            continue
+        counts = one.double().cpu().numpy().clip(min=0)
         return np.asarray(counts / max(counts.sum(), 1e-12))
     change = bias_of(message)
     if change is None:
