@@ -150,6 +150,7 @@ def mean_over_clusters(means: Stack, cluster: Tensor, weight: Tensor) -> Stack:
     def average(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
             return leaf.amax(0, keepdim=True).expand_as(leaf)
-        return torch.tensordot(shares.to(leaf.dtype), leaf, 1).expand_as(leaf)
+        rows = shares.to(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+        return (rows * leaf).sum(0, keepdim=True).expand_as(leaf)
 
     return means.map(average)
