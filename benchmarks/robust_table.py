@@ -71,8 +71,8 @@ def write_page(cells: dict[str, dict[str, float]]) -> str:
         "Written by `python benchmarks/robust_table.py --page` from [robust.json](robust.json), which the same command",
         f"without `--page` measures; commit {about['commit']}, torch {about['torch']}, {about['machine']}.\n",
         f"Digits, {CLIENTS} clients by Dirichlet 0.3, 20 % of them attack, {ROUNDS} rounds, default hyperparameters,",
-        f"seeds {', '.join(map(str, SEEDS))}. Accuracy in % of what honest clients deploy on their test samples, mean over",
-        "clients and ± standard deviation over seeds. Rules count with `auto` hostile replies, four of twenty. See",
+        f"seeds {', '.join(map(str, SEEDS))}. Accuracy in % of what honest clients deploy on their test samples,",
+        "mean over clients and ± standard deviation over seeds. Rules count with `auto` hostile replies, 4 of 20. See",
         "[Hostile clients](../guides/robust.md).\n",
     ]
     for method in METHODS[:2]:

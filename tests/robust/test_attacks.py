@@ -84,6 +84,13 @@ def test_every_attack_of_the_wire_changes_what_honest_clients_get(make_task, wor
     assert (plain - attacked).norm() > 1e-6
 
 
+@pytest.mark.parametrize("words", ATTACKS)
+def test_a_method_that_sends_nothing_leaves_nothing_to_attack(make_task, words):
+    task = make_task(sizes=SIZES, shares=(0.6, 0.2, 0.2))
+    report = federate(task, Local(), rounds=2, evaluation="none", attack=f"{words}:0.4")
+    assert [line.replied for line in report.history] == [5, 5]
+
+
 def test_a_reply_that_is_not_finite_loses_its_own_client_and_changes_nothing_else(make_task):
     task = make_task(sizes=SIZES, dtype=torch.float64)
     report = federate(task, FedAvg(), rounds=1, evaluation="none", attack="not-finite:0.4")

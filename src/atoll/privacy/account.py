@@ -12,6 +12,7 @@ References: Mironov et al., 2019 (sampled Gaussian, RDP); Sommer et al., PoPETs 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from typing import Any
 
@@ -68,6 +69,9 @@ def composed_epsilon(noise: float, share: float, rounds: int, delta: float, how:
     event = library.GaussianDpEvent(noise)
     if share < 1:
         event = library.PoissonSampledDpEvent(share, event)
+    logging.getLogger("absl").setLevel(
+        logging.ERROR
+    )  # it warns of orders that it leaves out, which only costs a little
     account = rdp.RdpAccountant() if how == "rdp" else pld.PLDAccountant()
     account.compose(event, rounds)
     return float(account.get_epsilon(delta))

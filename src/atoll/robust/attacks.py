@@ -55,6 +55,8 @@ class Attack:
 
     def forge(self, arrivals: Sequence[Arrival], attackers: Clients, *, seed: int, round: int) -> list[Arrival]:
         """Return the replies of a round after the attackers among them replaced theirs."""
+        if not any(any(True for _ in floating_leaves(one.fields)) for one in arrivals):
+            return list(arrivals)  # a method that sends nothing leaves nothing to attack
         hostile = [np.isin(one.clients, attackers) for one in arrivals]
         if not any(map(np.any, hostile)) or all(map(np.all, hostile)):
             return list(arrivals)  # nobody attacks, or nobody is there to learn from

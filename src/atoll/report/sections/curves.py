@@ -45,7 +45,7 @@ def collect_megabytes(view: View) -> list[Part]:
     for method in silent:  # others can be compared with it wherever they end
         last = _average(view, method, _list_rounds).bare.points[-1:]
         lines[method] = Line([(at, *point[1:]) for point in last for at in (low, high)])
-    log = high > WIDE_SPREAD * low
+    log = 0 < WIDE_SPREAD * low < high  # a ledger that lost lines may count 0
     level = f" {silent[0]} sends nothing: its last score is drawn as a horizontal line." if len(silent) == 1 else ""
     whose = f"Mean validation score of {view.comparison.who}"
     words = f"{whose}, by the megabytes that clients and server have sent so far.{level}"
