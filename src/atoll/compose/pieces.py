@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,8 +33,10 @@ from atoll.kernel.algorithm import (
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.hyperparameters import Range, Share
 from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.predictor import Answer
+from atoll.kernel.randomness import generator
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import Wrapper, fact, values_of
@@ -230,6 +233,36 @@ class Fsa(OfTraining):
         return replace(update, beside={**update.beside, Fsa.called: s})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Partial(Piece):
+    """Clients do unequal parts of their local work, and send what they have got to. FedProx with it is its paper's.
+
+    A client's speed is drawn once, from `slowest` to 1: it takes that share of its steps. In a round, some clients stop
+    earlier still, after a share of these that is drawn from 0 to 1. Everybody takes a step at least.
+    """
+
+    slowest: Annotated[float, Range(0, 1, open_low=True)] = 0.2  # the least speed that a client may have
+    stragglers: Share = 0.0  # probability that a client stops early in a round
+
+    called: ClassVar[str] = "partial"
+    neutral: ClassVar[Mapping[str, Any]] = {"slowest": 1.0, "stragglers": 0.0}
+    paper: ClassVar[str] = "li2020federated"
+
+    def local(self, broadcast: Tree, cohort: Cohort) -> Update:
+        """Work as the method, as far as each client gets; write down how far that is."""
+        if self.slowest == 1 and not self.stragglers:
+            return self.inner.local(broadcast, cohort)
+        work = np.array([self.share(cohort.task.seed, cohort.round, int(client)) for client in cohort.clients])
+        cohort.observe(work=torch.from_numpy(work).to(cohort.device))
+        return self.inner.local(broadcast, replace(cohort, work=work))
+
+    def share(self, seed: int, round: int, client: int) -> float:
+        """Return the share of its steps that a client takes in a round."""
+        speed = 1 - (1 - self.slowest) * generator(seed, "speed", client).random()
+        stops, after = generator(seed, "straggler", round, client).random(2)
+        return float(speed * (1 - after) if stops < self.stragglers else speed)
+
+
 # -- pieces that change what is deployed -------------------------------------------------------------------------------
 
 
@@ -323,4 +356,4 @@ def _answer(offered: Answer, one: bool, model: Params, beside: Params, batch: Ba
     return torch.where(beside["alone"], batch.outputs(model), theirs)
 
 
-PIECES: dict[str, type[Piece]] = {piece.called: piece for piece in (Prox, Sam, Asam, Fsa, Dpsgd, Tune, Gate)}
+PIECES: dict[str, type[Piece]] = {piece.called: piece for piece in (Prox, Sam, Asam, Fsa, Dpsgd, Partial, Tune, Gate)}

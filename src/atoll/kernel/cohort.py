@@ -59,6 +59,9 @@ class Cohort:
     changes: tuple[Any, ...] = ()  # what pieces change in every call of `sgd`
     labelled: bool = True  # whether targets may be read: new clients may have samples only
     begun: Params | None = None  # the model that stands for the initial one, if not the network's
+    work: NDArray[np.float64] | None = (
+        None  # the share of its steps that each client takes in every training; None: all
+    )
     exact: bool = False  # whether all that is not training is computed in fp32, whatever the precision
     notes: dict[str, Tensor] = field(default_factory=dict)
 
@@ -95,8 +98,9 @@ class Cohort:
         return torch.ones_like(self.samples) if weighting == "uniform" else self.samples
 
     def steps(self, epochs: int) -> Tensor:
-        """Count the batches that each client sees in so many passes over its training data."""
-        return (self.samples / self.training.batch_size).ceil() * epochs
+        """Count the batches that each client sees in so many passes over its training data, as far as it gets."""
+        steps = (self.samples / self.training.batch_size).ceil() * epochs
+        return steps if self.work is None else torch.from_numpy(cut_short(steps.cpu().numpy(), self.work)).to(steps)
 
     @property
     def passes(self) -> int:
@@ -119,7 +123,8 @@ class Cohort:
     def only(self, positions: NDArray[np.int64]) -> Cohort:
         """Return the clients at these positions, with notes of their own."""
         received = rows_of(self.received, torch.from_numpy(positions).to(self.device))
-        return replace(self, clients=self.clients[positions], received=received, notes={})
+        work = None if self.work is None else self.work[positions]
+        return replace(self, clients=self.clients[positions], received=received, work=work, notes={})
 
     @property
     def initial_dtype(self) -> torch.dtype:
@@ -283,3 +288,9 @@ class Cohort:
         if len(value) != len(self):
             raise CohortError(f"A field that is `Each` must have one row per client, {len(self)}. Got {len(value)}.")
         return value
+
+
+def cut_short(steps: NDArray[Any], work: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return how many steps a client takes that does a share of its work; a part of a step is a whole one."""
+    taken: NDArray[np.int64] = np.ceil(steps * work - 1e-9).astype(np.int64)
+    return taken

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from atoll.data.batches import BatchTable, Held, batch_table
+from atoll.kernel.cohort import cut_short
 from atoll.kernel.fingerprints import Unstable
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Stack, Tree, flatten, stacked_leaves, unflatten
@@ -134,6 +135,7 @@ class Scanner:
         x, y, data, members = self._hold(cohort.clients, split)
         ids = cohort.ids
         steps_each = -(-data.sizes(members) // batch_size)
+        share = cohort.work if train and split == "train" else None
         self.tally.planned += int(steps_each.sum()) * epochs
         streams = (stream,) if isinstance(stream, str) else stream
         augment = task.augment if train and split == "train" else None
@@ -171,6 +173,8 @@ class Scanner:
         def run(carry: Leaves, first: int, last: int) -> Leaves:
             """Run some epochs; return the carry."""
             table = make_tables(first, last)
+            if share is not None:
+                table = replace(table, steps=np.minimum(table.steps, cut_short(steps_each * epochs, share)))
             mask = None if table.valid is None else table.valid.to(cohort.initial_dtype)
             before = torch.from_numpy(steps_each * first).to(ids.device)
             timed = None if dropout is None else Timed(dropout.low, dropout.high, before)
@@ -195,7 +199,7 @@ class Scanner:
                 self.tally.passes += epochs * work.gradients[0]
             return unflatten(carry_structure, leaves)
 
-        if self.trainings is None or not train or split != "train" or network.draws_globally:
+        if self.trainings is None or share is not None or not train or split != "train" or network.draws_globally:
             return finish(run(carry_leaves, 0, epochs))
         facts = (streams, batch_size, shuffle, draws)
         try:
