@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from atoll import Cohort, Task
-from atoll.algorithms.ifca import IFCA, State
+from atoll.algorithms.ifca import IFCA, State, mean_over_clusters
+from atoll.compose import create
 from atoll.kernel.errors import HyperparameterError
-from atoll.kernel.params import Params, stack
+from atoll.kernel.params import Params, Stack, stack
 from atoll.runtime.serialise import to_bytes
 from atoll.testing.conformance import personal_models, play, quadratics
+from atoll.testing.conformance.tasks import build_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +125,30 @@ def test_a_new_client_without_labels_joins_where_the_model_is_surest(
     server = State(models, torch.zeros(0), torch.zeros(0))
     found = IFCA().welcome(server, replace(make_cohort(task), labelled=False))
     assert all(torch.equal(found.client(k)[name], models.client(1)[name]) for k in range(4) for name in w)
+
+
+def test_what_is_common_is_averaged_over_all_clients() -> None:
+    """catches: common leaves that drift apart, or a mean of the clusters' means that forgets how many they are."""
+    many = play(build_task(), create("ifca:clusters=3,common=body"), rounds=2)
+    models = many.server.models
+    assert len(set(many.server.cluster.tolist())) > 1
+    assert models["head.weight"].unique(dim=0).shape[0] > 1
+    for name in ("body.0.weight", "body.0.bias"):
+        torch.testing.assert_close(models[name], models[name][:1].expand_as(models[name]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("starts", ["random", "kmeans++"])
+@pytest.mark.parametrize("kind", ["plain", "odd"])
+def test_with_everything_in_common_it_is_fedavg(kind: str, starts: str) -> None:
+    texts = ("fedavg", f"ifca:clusters=3,common=all,starts={starts}")
+    plain, common = (personal_models(play(build_task(kind), create(text), rounds=3)) for text in texts)
+    for mine, theirs in zip(common, plain, strict=True):
+        for name, leaf in theirs.items():
+            torch.testing.assert_close(mine[name], leaf, rtol=0, atol=1e-12)
+
+
+def test_means_of_clusters_count_by_their_weight() -> None:
+    means = Stack.of(a=torch.tensor([[1.0], [4.0], [100.0]]), n=torch.tensor([3, 5, 4]))
+    found = mean_over_clusters(means, torch.tensor([0, 1, 1]), torch.tensor([1.0, 2.0, 3.0]))
+    assert found["a"].flatten().tolist() == pytest.approx([21 / 6] * 3)
+    assert found["n"].tolist() == [5, 5, 5]

@@ -21,7 +21,7 @@ from atoll.kernel.algorithm import Algorithm, Count, Epochs, NonNegative, Positi
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
-from atoll.toolbox.client.items import RowRule, Touched, send_rows, train_rows
+from atoll.toolbox.client.items import RowRule, Touched, find_table, send_rows, train_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class FedMF(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round, one step on everything each
     average: Literal["touched", "all"] = "touched"  # whom a row's mean is over
 
-    recommends: ClassVar[bool] = True
+    items_by: ClassVar[str] = "item-factors"
     sums_suffice: ClassVar[bool] = False  # rows say whose they are
     sends: ClassVar[dict[str, str]] = {"rows": "rows"}
     cites: ClassVar[str] = "chai2021secure"
@@ -46,7 +46,7 @@ class FedMF(Algorithm):
 
     def start(self, task: Facts) -> Params:
         """Return the table of items, all that the server knows."""
-        return task.network.initial.without_part("head")
+        return find_table(task, type(self).__name__)
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train the touched rows and the user's vector; send the rows, keep the vector."""

@@ -3,7 +3,8 @@
     j_k = argmin_j F_k(w_j),        w_j <- w_j + sum_{k: j_k = j} p_k (w_k - w_j)
 
 w_k is w_{j_k} after `epochs` local epochs. A cluster that nobody joins stays as it is. Which clusters are found depends
-on where the models begin: at independent random points, or at models of clients that are far apart.
+on where the models begin: at independent random points, or at models of clients that are far apart. Leaves that are
+`common` are the same in all models, and averaged over all clients; with all of them in common this is FedAvg.
 
 Reference: Ghosh, Chung, Yin, Ramchandran. "An Efficient Framework for Clustered Federated Learning." NeurIPS 2020,
 Algorithm 1 (model averaging). https://arxiv.org/abs/2006.04088
@@ -19,7 +20,7 @@ from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, Replies, Up
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
-from atoll.kernel.params import Stack, stack
+from atoll.kernel.params import Part, Stack, stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts
@@ -45,6 +46,7 @@ class IFCA(Algorithm):
     epochs: Epochs = 1  # local epochs per round
     starts: Literal["random", "kmeans++"] = "random"  # independent points, or models of clients that are far apart
     restarts: Count = 1  # sets of starts, of which the one that spreads clients best over clusters is taken
+    common: Part = "none"  # the leaves that all clusters share, such as the body
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster
 
     sends: ClassVar[dict[str, str]] = {"delta": "model", "cluster": "choice", "choices": "statistic"}
@@ -60,7 +62,8 @@ class IFCA(Algorithm):
             )
         models = [task.network.initial]
         if self.starts == "random":
-            models += [reshuffle(models[0], number) for number in range(1, self.clusters * self.restarts)]
+            alike = models[0].part(self.common)
+            models += [reshuffle(models[0], number) | alike for number in range(1, self.clusters * self.restarts)]
         nobody = torch.zeros(task.clients, device=task.sample.device)
         return State(stack(models), nobody.long() - 1, nobody)
 
@@ -95,7 +98,8 @@ class IFCA(Algorithm):
             chosen = choose_far_apart(distances(delta, "l2"), number, self.restarts, generator(0, "ifca"))
             trained = w + delta.rows(torch.from_numpy(chosen))
             drawn = [reshuffle(w, one) for one in range(number, self.clusters)]
-            return replace(server, models=stack([*(trained.client(one) for one in range(number)), *drawn]))
+            starts = [*(trained.client(one) for one in range(number)), *drawn]
+            return replace(server, models=stack([one | w.part(self.common) for one in starts]))
         shares = replies.mean("choices").value
         first = int(torch.special.entr(shares).sum(1).argmax()) * self.clusters
         return replace(server, models=models.rows(slice(first, first + self.clusters)))
@@ -109,12 +113,13 @@ class IFCA(Algorithm):
         return Update(send=send, weight=cohort.weights(self.weighting))
 
     def aggregate(self, server: State, replies: Replies) -> State:
-        """Average within each cluster, and note who was in it."""
+        """Average within each cluster, what is common over all clients, and note who was where."""
         zeros = server.models.map(torch.zeros_like)
-        models = server.models + replies.segment_mean("delta", by="cluster", default=zeros)
+        step = replies.segment_mean("delta", by="cluster", default=zeros)
         clients, cluster, weight = replies.members
+        step = step | mean_over_clusters(step.part(self.common), cluster, weight)
         return State(
-            models,
+            server.models + step,
             server.cluster.index_put((clients,), cluster),
             server.weight.index_put((clients,), weight.to(server.weight.dtype)),
         )
@@ -135,3 +140,17 @@ class IFCA(Algorithm):
     def found_clusters(self, server: State) -> Clusters:
         """Return which model each client has chosen last."""
         return Clusters(server.cluster.cpu().numpy())
+
+
+def mean_over_clusters(means: Stack, cluster: Tensor, weight: Tensor) -> Stack:
+    """Return the mean over all clients in every row, from the means of clusters; of counts the largest."""
+    totals = weight.new_zeros(means.clients).index_add(0, cluster, weight) if means else weight
+    shares = totals / totals.sum()
+
+    def average(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf.amax(0, keepdim=True).expand_as(leaf)
+        rows = shares.to(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+        return (rows * leaf).sum(0, keepdim=True).expand_as(leaf)
+
+    return means.map(average)

@@ -305,7 +305,7 @@ class SitesEngine:
                 lost.setdefault(reason, []).append(client)
         for site, reason in exchange.lost.items():
             lost.setdefault(f"{site}: {reason}", []).extend(self.federation.terms.sites[site].clients)
-        self._drop_odd_ones(found, lost, rows=job.method.recommends)
+        self._drop_odd_ones(found, lost, rows=bool(job.method.items_by))
         for clients in _ordered(job, [client for client in found if client in wanted], population):
             outcome, row = found[clients]
             yield _done(job, outcome, row)
@@ -356,7 +356,7 @@ def _ordered(job: Job, clients: list[int], population: Population) -> list[int]:
     array = np.sort(np.array(clients, dtype=np.int64))
     sizes = population.task.splits["train"].sizes(array)
     groups = np.zeros(len(array), np.int64) if job.groups is None else job.groups[array]
-    widths = class_sizes(population.task)[array] if job.method.recommends else np.zeros_like(groups)
+    widths = class_sizes(population.task)[array] if bool(job.method.items_by) else np.zeros_like(groups)
     ordered: list[int] = array[np.lexsort((array, -sizes, widths, groups))].tolist()
     return ordered
 

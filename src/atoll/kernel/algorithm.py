@@ -101,7 +101,7 @@ class Algorithm(NamesChecked):
     reads_validation: ClassVar[bool] = False  # validation samples change the result, not only which round is selected
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
-    recommends: ClassVar[bool] = False  # clients are users and classes are items: it needs a task that recommends
+    items_by: ClassVar[str] = ""  # the model by which it scores items for users; empty: it does not recommend
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
     limits: ClassVar[Limits] = {}  # {"fedavg": {"mu": 0.0}}: equals that method with these values
     added: ClassVar[str] = ""  # what it was put together with: "+prox", "@ifca"

@@ -113,7 +113,7 @@ class Settings(NamesChecked):
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
         if algorithm.needs_public_data:
             task.public_for(title_of(algorithm))
-        if algorithm.recommends and not task.recommends:
+        if algorithm.items_by and not task.recommends:
             raise TaskError(
                 f"{title_of(algorithm)} recommends items to users. {task.name} is no such task.",
                 hint="take interactions, such as `movietweetings-5core`, or ratings of your own: Task.ratings(...).",

@@ -65,7 +65,7 @@ def parts_of(job: Job, population: Population) -> list[Part]:
         divided = _divide(whole, architecture)
         parts = [replace(part, population=population.of_architecture(number)) for number, part in divided]
     parts = parts if job.groups is None else [one for part in parts for _, one in _divide(part, job.groups)]
-    if not job.method.recommends:
+    if not job.method.items_by:
         return parts
     return [one for part in parts for _, one in _divide(part, class_sizes(part.task))]
 

@@ -94,7 +94,7 @@ def test_data_are_never_read(method: Algorithm) -> None:
         return
     require_same(
         rehearse(method).outcome,
-        gather_outcome(train(method, alter(build_task(recommends=method.recommends), "test"))),
+        gather_outcome(train(method, alter(build_task(items_by=method.items_by), "test"))),
         "Training must not depend on test samples, their labels or their number.",
         "select on the split `val`.",
     )
@@ -108,7 +108,7 @@ def validation_data_are_read_where_declared(method: Algorithm) -> str | None:
         return None
     require_same(
         rehearse(method).outcome,
-        gather_outcome(train(method, alter(build_task(recommends=method.recommends), "val"))),
+        gather_outcome(train(method, alter(build_task(items_by=method.items_by), "val"))),
         "Training must not depend on validation samples, by which rounds are chosen.",
         "train on the split `train`, or declare it: reads_validation: ClassVar[bool] = True.",
     )
@@ -121,6 +121,6 @@ def ignores_other_samples(method: Algorithm) -> bool:
 
     All change at once: if that makes no difference, none of them does.
     """
-    task = alter(build_task(recommends=method.recommends), "test")
+    task = alter(build_task(items_by=method.items_by), "test")
     task = task if method.reads_validation else alter(task, "val")
     return find_difference(rehearse(method).outcome, gather_outcome(train(method, task))) is None

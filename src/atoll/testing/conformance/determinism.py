@@ -40,7 +40,7 @@ def same_seed_same_bits(method: Algorithm) -> None:
     require_same(first.outcome, gather_outcome(second), "Two runs with one seed must agree.", hint)
     if first.report.ledger.entries != second.ledger.entries or format_metrics(first.report) != format_metrics(second):
         raise ConformanceError("Two runs with one seed must log the same. Their metrics or ledgers differ.", hint=hint)
-    models, initial = first.outcome["personal"], build_task(recommends=method.recommends).network.initial
+    models, initial = first.outcome["personal"], build_task(items_by=method.items_by).network.initial
     trained = any(find_difference(model, initial) is not None for model in models)
     networks = all(find_difference(model, initial, math.inf) is None for model in models)
     other = personal_models(train(method, seed=1)) if method.closed_form or (trained and networks) else []
@@ -80,7 +80,7 @@ def order_of_clients_does_not_matter(method: Algorithm) -> None:
 
 def the_server_holds_no_samples(method: Algorithm) -> None:
     """Check that the server does the same without clients' samples, their numbers, and their memory."""
-    task = build_task(recommends=method.recommends)
+    task = build_task(items_by=method.items_by)
     require_same(
         method.start(task.public_facts()),
         method.start(hold_task(task, None).public_facts()),

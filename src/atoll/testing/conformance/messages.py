@@ -53,7 +53,7 @@ def payload_survives_serialisation(method: Algorithm) -> str | None:
 
 def only_what_is_declared_leaves(method: Algorithm) -> str | None:
     """Check that only declared fields are sent, without what clients keep and without samples, even changed ones."""
-    seen, task = rehearse(method), build_task(recommends=method.recommends)
+    seen, task = rehearse(method), build_task(items_by=method.items_by)
     sends, before, likes = False, set[int](), list[str]()
     for (round, client), (update, k) in sorted(seen.updates.items(), key=lambda one: one[0]):
         undeclared = update.send.keys() - method.sends.keys()

@@ -18,7 +18,7 @@ ODD_ROUNDS = 2
 
 def batchnorm_and_dropout_work(method: Algorithm) -> str | None:
     """Check that a model with BatchNorm and dropout trains and answers, buffers keep their type, strategies agree."""
-    if method.recommends:
+    if method.items_by:
         return "its networks score items, and have no such layers"
     task, report = build_task("odd"), train_odd_model(method)
     whole, loop = gather_outcome(report), gather_outcome(train(method, task, rounds=ODD_ROUNDS, strategy="loop"))

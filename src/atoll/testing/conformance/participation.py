@@ -53,7 +53,7 @@ def late_replies_are_read(method: Algorithm) -> str | None:
 def odd_clients_are_served(method: Algorithm) -> None:
     """Check that clients with one sample, or without some classes, train and answer with finite numbers."""
     require_sound(
-        train(method, build_task(sizes=(1, 1, 6, 2), recommends=method.recommends)),
+        train(method, build_task(sizes=(1, 1, 6, 2), items_by=method.items_by)),
         "with one sample and with one class",
     )
 
@@ -70,9 +70,9 @@ def absent_clients_keep_their_memory(method: Algorithm) -> str | None:
 
 def newcomers_are_welcome(method: Algorithm) -> None:
     """Check that new clients, more than took part, get models: whole, finite, the same in every strategy."""
-    for plain in (True,) if method.recommends else (True, False):
+    for plain in (True,) if method.items_by else (True, False):
         report = rehearse(method).report if plain else train_odd_model(method)
-        newcomers = replace(build_task(sizes=NEWCOMERS, recommends=method.recommends), network=report.task.network)
+        newcomers = replace(build_task(sizes=NEWCOMERS, items_by=method.items_by), network=report.task.network)
         models = welcome(report, newcomers)
         require_finite(models, "for new clients")
         for strategy in (*STRATEGIES, "device") if plain else ():

@@ -46,7 +46,7 @@ def train(
 ) -> Report:
     """Run a method for a few rounds on the usual task."""
     return play(
-        task or build_task(recommends=algorithm.recommends),
+        task or build_task(items_by=algorithm.items_by),
         algorithm,
         1 if algorithm.one_shot else rounds,
         strategy=strategy,

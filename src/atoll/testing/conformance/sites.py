@@ -39,7 +39,7 @@ def sites_agree(method: Algorithm) -> str | None:
         return "not checked: a method travels by its name or file, and this one has neither"
     here = rehearse(method).report
     with tempfile.TemporaryDirectory() as folder, one_thread_each():
-        report, kept = play_at_sites(method, build_task(recommends=method.recommends), Path(folder))
+        report, kept = play_at_sites(method, build_task(items_by=method.items_by), Path(folder))
     lost = {reason for line in report.history for reason in line["lost"]}
     if lost:
         raise ConformanceError(f"Every site must be able to take part. Some were lost: {'; '.join(sorted(lost))}")

@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from atoll import models
 from atoll.data.batches import Split
 from atoll.data.task import Task, Training
 from atoll.kernel.randomness import default_generator, generator
-from atoll.models import BodyAndHead, ItemFactors
+from atoll.models import BodyAndHead
 
 SIZES = (13, 1, 12, 5, 6, 2)  # samples of each client; the fourth has one class only
 NEWCOMERS = (9, 3, 1, 4, 6, 2, 8, 5)  # samples of clients that are never seen: there are more of them
@@ -25,13 +26,13 @@ CENTRAL = 7  # samples of the server's test set
 
 
 @functools.cache
-def build_task(kind: str = "plain", sizes: tuple[int, ...] = SIZES, *, recommends: bool = False) -> Task:
+def build_task(kind: str = "plain", sizes: tuple[int, ...] = SIZES, *, items_by: str = "") -> Task:
     """Make clients of these sizes, with a tiny network; the fourth client has a single class.
 
     For a method that recommends, classes are items: clients have them in time order, some more than once.
     """
-    if recommends:
-        return build_recommendation(sizes)
+    if items_by:
+        return build_recommendation(sizes, items_by)
     draw = generator(0, "conformance")
     centers = draw.normal(size=(CLASSES, FEATURES))
 
@@ -50,7 +51,7 @@ def build_task(kind: str = "plain", sizes: tuple[int, ...] = SIZES, *, recommend
     return replace(task, public=public, central=central)
 
 
-def build_recommendation(sizes: tuple[int, ...]) -> Task:
+def build_recommendation(sizes: tuple[int, ...], items_by: str) -> Task:
     """Make users who know so many items, whose samples nobody reads; the fourth knows one item, again and again."""
     draw = generator(0, "conformance items")
     data = {}
@@ -58,7 +59,7 @@ def build_recommendation(sizes: tuple[int, ...]) -> Task:
         y = np.zeros(size, np.int64) if client == 3 else draw.integers(ITEMS, size=size)
         data[f"client {client}"] = torch.from_numpy(draw.normal(size=(size, FEATURES))), torch.from_numpy(y)
     with default_generator(0):
-        model = ItemFactors((FEATURES,), ITEMS, rank=3)
+        model = models.build(items_by, (FEATURES,), ITEMS, rank=3)
     training = Training(lr=0.1, batch_size=4)
     task = Task.of_clients(data, model.double(), name="conformance", classes=ITEMS, training=training)
     return replace(task, recommends=True)

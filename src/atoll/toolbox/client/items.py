@@ -19,8 +19,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from atoll.kernel.algorithm import Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import ModelError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import Keys
+from atoll.kernel.task import Facts
 
 VECTOR, BIAS = "body.vector", "body.bias"  # leaves of an item table
 TABLE = (VECTOR, BIAS)
@@ -44,6 +46,17 @@ def _note_items(items: int, carry: Params, batch: Batch, given: None) -> Params:
     real = batch.y if batch.mask is None else torch.where(batch.mask > 0, batch.y, items)
     avoid = batch.x[0].reshape(-1)[: len(carry["avoid"])].long()
     return Params({"item": real, "avoid": avoid}, carry.layout)
+
+
+def find_table(task: Facts, method: str) -> Params:
+    """Return the table of items of a network that shares nothing else; raise for others."""
+    shared = task.network.initial.without_part("head")
+    if set(shared) != set(TABLE):
+        raise ModelError(
+            f"{method} shares a table of items and nothing else. {task.network.name} shares {', '.join(shared)}.",
+            hint="choose the model `item-factors`.",
+        )
+    return shared
 
 
 def count_items(cohort: Cohort) -> int:
@@ -180,9 +193,10 @@ def train_rows(
     return leaves, rows | seen.only(["count"])
 
 
-def send_rows(touched: Touched, table: Params, rows: Stack, keep: Stack, dense: Stack | None = None) -> Update:
-    """Send how touched rows changed, their numbers, and in how many pairs each was; keep the rest."""
+def send_rows(
+    touched: Touched, table: Params, rows: Stack, keep: Stack, dense: Stack | None = None, weight: Tensor | None = None
+) -> Update:
+    """Send how touched rows changed, their numbers, in how many pairs each was, and what else is shared."""
     delta = rows.only(TABLE) - touched.rows(table)
     message = delta | Stack.of(row=touched.ids.to(torch.int32), count=rows["count"])
-    send = {"rows": message} | ({} if dense is None else {"delta": dense})
-    return Update(send=send, keep=keep)
+    return Update(send={"rows": message} | ({} if dense is None else {"delta": dense}), keep=keep, weight=weight)
