@@ -27,6 +27,25 @@ RULES = ("mean", "median", "trimmed", "krum", "geometric", "centered-clip", "nnm
 METHODS = ("fedavg", "ditto", "local")
 SEEDS = (0, 1, 2)
 ROUNDS, CLIENTS = 30, 20
+WORDS = """## In words
+
+- **With 20 % attackers on skewed clients, the plain mean is hard to beat here.** Against sign flips and inner
+  products of this size, the median, the trimmed mean and nearest-neighbour mixing end 19 to 36 points below it:
+  honest replies differ more from each other than forged ones differ from their mean, so these rules cut off
+  honest minorities and keep the forgeries. Centred clipping loses least of all rules, the geometric median
+  next.
+- **Rules cost something without any attacker**: nothing to speak of for centred clipping and nearest-neighbour
+  mixing (within two standard deviations), 3 points for the trimmed mean, 7 to 8 for the median, and 44 for
+  Krum, which takes one client's reply for everybody's.
+- **No rule stops the backdoor**: it works on 67 to 98 % of triggered samples for FedAvg. The attackers'
+  honest-looking replies pass; Krum and the median hinder it most, and cost 45 and 8 points of accuracy.
+- **Ditto's claim of robustness does not show at its default lam = 1**: its personal models are below FedAvg's
+  shared one in every row of the mean, as they are without an attack, and lose 6 points to sign flips where
+  FedAvg loses 4. What personal models do buy is against the backdoor, which works on 75 % of triggered samples
+  instead of 95 %. Clients that train alone feel nothing, and are above Ditto under four of the six attacks.
+- Differences below about 5 points are within the noise of three seeds. One task, one skew and one share of
+  attackers decide nothing in general: run your own with `--attack` and `--aggregate`.
+"""
 CELLS = Path(__file__).parents[1] / "docs" / "results" / "robust.json"
 
 
@@ -88,7 +107,7 @@ def write_page(cells: dict[str, dict[str, float]]) -> str:
         parts.append(f"The backdoor works on so many % of triggered samples of other classes: {', '.join(success)}.\n")
     alone = [_show([cells[f"local {attack} mean {seed}"]["mean"] for seed in SEEDS]) for attack in ("none", ATTACKS[1])]
     parts.append(f"Training alone: {alone[0]} (honest clients of an attacked federation: {alone[1]}).\n")
-    return "\n".join(parts) + Path(__file__).with_name("robust_words.md").read_text()
+    return "\n".join([*parts, WORDS])
 
 
 def _show(values: list[float]) -> str:

@@ -22,7 +22,7 @@ from atoll.compose import as_method
 from atoll.compose.architectures import within_architectures
 from atoll.compose.steps import adopt_step_size
 from atoll.data.task import Task, require_task
-from atoll.kernel.algorithm import Algorithm, Replies
+from atoll.kernel.algorithm import Algorithm, Arrival, Replies
 from atoll.kernel.engine import Engine, require_engine
 from atoll.kernel.job import Job, Local
 from atoll.kernel.randomness import generator
@@ -57,6 +57,7 @@ def federate(
     stages: Sequence[Stage] = (),
     faults: Callable[[int, Clients], NDArray[np.bool_]] | None = None,
     on_round: Callable[[Round], None] | None = None,
+    on_reply: Callable[[int, Arrival], None] | None = None,
     on_epoch: OnEpoch | None = None,
     stop: threading.Event | None = None,
     trained: Path | str | None = None,
@@ -69,7 +70,8 @@ def federate(
     `federate(task, Ditto(lam=0.1), rounds=50, cohort=10)`. With a `folder` the run is written there and can be
     resumed after an interruption, bit for bit. `stages` change what clients send;
     `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
-    `on_epoch` in the long training of one-shot methods with how many clients have done how many of all epochs.
+    `on_reply` with a round's number and replies as the server reads them, a row per client, `on_epoch` in the long
+    training of one-shot methods with how many clients have done how many of all epochs.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
     method train long: their progress is kept in the folder `trained`, by default in the run's, where other runs
     whose clients train the same way find it. With `progress`, a bar is shown in terminals and notebooks.
@@ -83,7 +85,7 @@ def federate(
     with show_progress(settings.rounds, enabled=progress) as bar:
         opened = Session.open(
             task, within_architectures(method, task.public_facts()), settings, engine or LocalEngine(), folder, stages,
-            resume=resume, faults=faults, on_round=call_all(bar.begin(label(method)), on_round),
+            resume=resume, faults=faults, on_round=call_all(bar.begin(label(method)), on_round), on_reply=on_reply,
             on_epoch=call_all(bar.show_epoch, on_epoch), stop=stop, trained=trained,
         )  # fmt: skip
         with opened as session:
@@ -121,7 +123,8 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
         Local(), session.method, session.server, present, round, session.method.groups(session.server),
         calls=session.settings.rounds, usual=session.settings.cohort_size(len(met)), sums=session.adds_up,
     )  # fmt: skip
-    session.arrivals = session.late.pass_on(session.exchanges.gather(job, session.traffic), round, len(met))
+    arrived = session.late.pass_on(session.exchanges.gather(job, session.traffic), round, len(met))
+    session.arrivals = session.watch(arrived, round)
     first = next(session.arrivals, None)
     if first is None and session.exchanges.protection.always_releases:
         first = session.exchanges.send_nothing(job)

@@ -17,6 +17,7 @@ def audit(
     attacks: Annotated[str | None, option("What is tried, joined by commas; else all attacks.")] = None,
     references: Annotated[int, option("Shadow federations, an even number; 0: other clients' models.", min=0)] = 2,
     canaries: Annotated[int, option("Canary clients that check the promise of --dp.", min=0)] = 0,
+    contribution: Annotated[bool, option("Value every client's replies, too.", "--contribution")] = False,
     client: Annotated[list[str] | None, option("A client, by name or number; repeatable; else all.")] = None,
     out: Annotated[Path | None, option("Folder of the findings; else RUN/audit.")] = None,
     trust: Annotated[bool, TRUST] = False,
@@ -32,11 +33,11 @@ def audit(
             f"An audit is of one run. {folder} holds a comparison.", hint=f"its runs are: {', '.join(runs)}."
         )
     chosen = ATTACKS if attacks is None else tuple(filter(None, attacks.split(",")))
-    with show_progress(count_steps(chosen, references, canaries)) as bar:
+    with show_progress(count_steps(chosen, references, canaries, contribution=contribution)) as bar:
         bar.begin("audit")
         found = attack(
-            folder, attacks=chosen, references=references, canaries=canaries, clients=client, trust=trust,
-            on_step=lambda _: bar.advance(),
+            folder, attacks=chosen, references=references, canaries=canaries, contribution=contribution,
+            clients=client, trust=trust, on_step=lambda _: bar.advance(),
         )  # fmt: skip
     for sentence in found.sentences:
         write(Text(sentence), "")

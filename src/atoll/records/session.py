@@ -66,6 +66,7 @@ class Session:
     met: NDArray[np.bool_]  # which clients have done the exchanges before their first round
     scored: Clients | None  # who is evaluated; None if nobody is
     known: Experience  # what is known of clients, for a selection that reads it
+    on_reply: Callable[[int, Arrival], None] | None = None
     first: int = 0  # the round to begin with
     outcomes: Arrays | None = None  # what was found after the last round, by name
     history: list[Round] = field(default_factory=list)
@@ -92,7 +93,7 @@ class Session:
         on_epoch: OnEpoch | None,
         stop: threading.Event | None,
         trained: Path | str | None,
-        **hooks: Any,  # faults and on_round
+        **hooks: Any,  # faults, on_round and on_reply
     ) -> Session:
         """Begin a federation, or continue one from its newest whole checkpoint."""
         warn_of_limits(method)
@@ -163,7 +164,14 @@ class Session:
         plain = self.method.sums_suffice and not self.method.defines("aggregate") and self.task.architecture is None
         guard = self.exchanges.protection
         untouched = not self.channel.stages and guard.rule is None and guard.attack is None and not self.settings.late
-        return plain and untouched
+        return plain and untouched and self.on_reply is None
+
+    def watch(self, arrivals: Iterator[Arrival], round: int) -> Iterator[Arrival]:
+        """Yield replies as they arrive, and show each to `on_reply`."""
+        for arrival in arrivals:
+            if self.on_reply is not None:
+                self.on_reply(round, arrival)
+            yield arrival
 
     def learn(self, round: int) -> None:
         """Remember who was asked and, for a selection that reads them, the losses that clients sent."""

@@ -31,7 +31,7 @@ from atoll.federation import federate
 from atoll.kernel.errors import PrivacyError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.privacy import parse_privacy
+from atoll.privacy import ClientPrivacy, parse_privacy
 from atoll.runtime.channel import Place, Sent, Stage
 
 FEWEST = 10
@@ -112,9 +112,9 @@ def add_canaries(task: Task, canaries: int) -> Task:
     return replace(task, splits=splits, names=None, groups=None, scaling=None, unseen=None)
 
 
-def audit_promise(subject: Subject, canaries: int) -> OneRun:
-    """Run the federation once more with canary clients; return what they show."""
-    settings, task, method = subject.live.settings, subject.task, subject.report.algorithm
+def require_promise(subject: Subject, canaries: int) -> ClientPrivacy:
+    """Return what the run promises; raise where canaries cannot check it."""
+    settings = subject.live.settings
     privacy = parse_privacy(settings.dp)
     if privacy is None:
         raise PrivacyError(
@@ -132,6 +132,13 @@ def audit_promise(subject: Subject, canaries: int) -> OneRun:
         raise PrivacyError(
             f"Canaries read the way of one shared model. The server of {subject.report.label} keeps something else."
         )
+    return privacy
+
+
+def audit_promise(subject: Subject, canaries: int) -> OneRun:
+    """Run the federation once more with canary clients; return what they show."""
+    settings, task, method = subject.live.settings, subject.task, subject.report.algorithm
+    privacy = require_promise(subject, canaries)
     share = settings.share_asked(task.clients)
     within = generator(subject.seed, "canaries in").random(canaries) < 0.5
     asked = replace(settings, evaluation="none", memory="auto", dp=_with_noise(settings.dp, share, settings.rounds))

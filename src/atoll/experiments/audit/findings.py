@@ -9,15 +9,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.experiments.audit.canaries import OneRun, audit_promise
+import numpy as np
+
+from atoll.experiments.audit.canaries import OneRun, audit_promise, require_promise
+from atoll.experiments.audit.contribution import Contribution, require_deltas, value_clients
+from atoll.experiments.audit.inversion import Picture, count_small_classes, invert
+from atoll.experiments.audit.labels import Labelled, infer_labels
 from atoll.experiments.audit.membership import Attacked, infer_membership
 from atoll.experiments.audit.page import render_page
 from atoll.experiments.audit.subject import Subject, describe_method
-from atoll.kernel.errors import HyperparameterError, unknown
+from atoll.kernel.errors import AtollError, HyperparameterError, PrivacyError, RunError, first_line, unknown
 from atoll.privacy import parse_privacy
 from atoll.records.report import Report
 
-ATTACKS = ("membership",)
+ATTACKS = ("membership", "inversion", "labels")
 Notify = Callable[[str], None]
 
 
@@ -28,6 +33,9 @@ class Audit:
     about: dict[str, Any]
     membership: list[Attacked] = field(default_factory=list)
     promise: OneRun | None = None
+    pictures: list[Picture] = field(default_factory=list)
+    labels: Labelled | None = None
+    contribution: Contribution | None = None
     notes: list[str] = field(default_factory=list)  # what could not be tried, and why
     ceiling: float | None = None  # the largest TPR at 1 % FPR that the promise allows
 
@@ -35,7 +43,11 @@ class Audit:
     def sentences(self) -> list[str]:
         """A sentence for each finding."""
         found = [_describe_membership(one, self.ceiling) for one in self.membership]
-        return [*found, *([] if self.promise is None else [self.promise.describe()]), *self.notes]
+        found += [] if self.promise is None else [self.promise.describe()]
+        found += _describe_pictures(self.pictures)
+        found += [] if self.labels is None else [_describe_labels(self.labels)]
+        found += [] if self.contribution is None else [self.contribution.describe()]
+        return [*found, *self.notes]
 
     @property
     def holds(self) -> bool:
@@ -48,6 +60,13 @@ class Audit:
             "about": self.about,
             "membership": [asdict(one) for one in self.membership],
             "promise": None if self.promise is None else asdict(self.promise) | {"holds": self.promise.holds},
+            "inversion": [
+                {name: value for name, value in vars(one).items() if name not in ("found", "true")}
+                | {"succeeds": one.succeeds}
+                for one in self.pictures
+            ],
+            "labels": None if self.labels is None else asdict(self.labels),
+            "contribution": None if self.contribution is None else asdict(self.contribution),
             "sentences": self.sentences,
         }
 
@@ -67,6 +86,7 @@ def audit(
     attacks: Sequence[str] = ATTACKS,
     references: int = 2,
     canaries: int = 0,
+    contribution: bool = False,
     clients: Sequence[int | str] | None = None,
     trust: bool = False,
     on_step: Notify | None = None,
@@ -75,7 +95,8 @@ def audit(
 
     Membership inference trains `references` shadow federations, each as long as the run, an even number; with 0, other
     clients' personal models are its references. With `canaries`, the run's promise of privacy is checked in one more
-    run. `clients` are audited, by name or number; else all, or a hundred of more. `on_step` is told what is begun.
+    run. With `contribution`, the run is played once more, and every client's replies are valued. `clients` are
+    audited, by name or number; else all, or a hundred of more. `on_step` is told what is begun.
     """
     for attack in attacks:
         if attack not in ATTACKS:
@@ -86,6 +107,10 @@ def audit(
             f"has not. Got {references}."
         )
     subject = Subject.open(run, clients=clients, trust=trust)
+    if canaries:  # what cannot be done is said before anything is trained
+        require_promise(subject, canaries)
+    if contribution:
+        require_deltas(subject)
     tell = on_step or (lambda _: None)
     membership, notes = list[Attacked](), list[str]()
     if "membership" in attacks:
@@ -94,12 +119,58 @@ def audit(
     if canaries:
         tell("run with canaries")
         promise = audit_promise(subject, canaries)
-    return Audit(describe_method(subject), membership, promise, notes, _find_ceiling(subject))
+    pictures, labels, refused = list[Picture](), None, list[AtollError]()
+    try:
+        if "inversion" in attacks:
+            tell("inversion")
+            pictures = _rebuild(subject, notes)
+        if "labels" in attacks:
+            tell("labels")
+            labels = infer_labels(subject)
+            notes += [_explain_hidden(subject)] * (labels is None)
+    except (PrivacyError, RunError) as error:
+        if set(attacks) <= {"inversion", "labels"} and promise is None and not contribution:
+            raise  # nothing else was asked for
+        refused.append(error)
+    notes += [first_line(error) for error in refused]
+    valued = None
+    if contribution:
+        tell("contributions")
+        valued = value_clients(subject)
+    return Audit(describe_method(subject), membership, promise, pictures, labels, valued, notes, _find_ceiling(subject))
 
 
-def count_steps(attacks: Sequence[str], references: int, canaries: int) -> int:
+def _explain_hidden(subject: Subject) -> str:
+    return (
+        f"{subject.report.label} sends neither a head nor label counts, so labels were not sought; what else it sends "
+        "may still tell."
+    )
+
+
+def _rebuild(subject: Subject, notes: list[str]) -> list[Picture]:
+    if not subject.task.x.is_floating_point():
+        notes.append("Inversion was not tried: samples are no continuous numbers.")
+        return []
+    pictures, small = invert(subject), count_small_classes(subject)
+    if small is not None:
+        one, two, three = small
+        notes.append(
+            f"{subject.report.label} sends class means: {one} of them are of one sample, and so its features; {two} "
+            f"are of two samples, {three} of three."
+        )
+    if not pictures:
+        notes.append(f"Inversion was not tried: {subject.report.label} sends no model whose change could be followed.")
+    return pictures
+
+
+def count_steps(attacks: Sequence[str], references: int, canaries: int, *, contribution: bool = False) -> int:
     """Count what `on_step` is told."""
-    return ("membership" in attacks) * (references + 1) + bool(canaries) + len(set(attacks) - {"membership"})
+    return (
+        ("membership" in attacks) * (references + 1)
+        + bool(canaries)
+        + contribution
+        + len(set(attacks) - {"membership"})
+    )
 
 
 def _infer(subject: Subject, references: int, notes: list[str], tell: Notify) -> list[Attacked]:
@@ -130,6 +201,37 @@ def _find_ceiling(subject: Subject) -> float | None:
     return min(1.0, math.exp(min(epsilon, 50)) * 0.01 + privacy.delta)
 
 
+def _describe_pictures(pictures: Sequence[Picture]) -> list[str]:
+    found = []
+    for attack, samples in dict.fromkeys((one.attack, one.samples) for one in pictures):
+        mine = [one for one in pictures if (one.attack, one.samples) == (attack, samples)]
+        right = [one for one in mine if one.succeeds]
+        middle, baseline = (float(np.median([getattr(one, name) for one in mine])) for name in ("psnr", "baseline"))
+        asked = [one.label for one in mine if one.label is not None]
+        known = "" if not asked else " Its class was" if samples == 1 else " Their classes were"
+        found.append(
+            f"{WAYS[attack]} of a message made of {samples} sample{'s' * (samples > 1)} in {mine[0].steps} "
+            f"step{'s' * (mine[0].steps > 1)}: {len(right)} of {len(mine)} samples are rebuilt better than by the mean "
+            f"sample of other clients (median {middle:.1f} dB, the mean sample {baseline:.1f} dB)."
+            + (f"{known} found in {sum(asked)} of {len(asked)} cases." if asked else "")
+        )
+    return found
+
+
+def _describe_labels(labels: Labelled) -> str:
+    better = "give" if labels.distance < labels.guessing else "do not give"
+    return (
+        f"First messages {better} class shares away: those found differ from the true ones by {labels.distance:.2f} "
+        f"(half the L1 distance, mean of {labels.clients} clients), the shares of all clients together by "
+        f"{labels.guessing:.2f}; best known is client {labels.worst}, {labels.least:.2f}."
+    )
+
+
+WAYS = {
+    "first layer": "From the first layer",
+    "cosine": "By following the update",
+    "features": "From class means and the model beside them",
+}
 NAMES = {"rmia": "RMIA", "calibrated": "the calibrated loss", "loss": "the loss alone", "lira": "LiRA"}
 
 
