@@ -154,3 +154,12 @@ def test_a_step_that_says_so_may_draw_and_every_client_step_and_round_draws_anew
     assert not torch.isclose(seen["last"][0], seen["last"][1]).any()  # of two clients
     assert not torch.isclose(seen["total"], 2 * seen["last"]).any()  # of two steps
     assert not torch.isclose(make_cohort(task, plan, round=1).scan(step, start, draws=True)["last"], seen["last"]).any()
+
+
+def test_weights_by_samples_by_batches_and_alike(make_task, make_cohort):
+    cohort = make_cohort(make_task())
+    samples, size = cohort.samples, cohort.training.batch_size
+    assert cohort.weights("samples").tolist() == samples.tolist()
+    assert cohort.weights("batches").tolist() == [-(-int(one) // size) for one in samples]
+    assert cohort.weights("batches").tolist() != samples.tolist()
+    assert set(cohort.weights("uniform").tolist()) == {1.0}

@@ -94,7 +94,9 @@ class Cohort:
         return torch.from_numpy(self._host.sizes(self.clients, split) > 0).to(self.device)
 
     def weights(self, weighting: str = "samples") -> Tensor:
-        """Return how much each client counts in a mean: its training samples, or 1."""
+        """Return how much each client counts in a mean: its training samples, its batches in an epoch, or 1."""
+        if weighting == "batches":
+            return (self.samples / self.training.batch_size).ceil()
         return torch.ones_like(self.samples) if weighting == "uniform" else self.samples
 
     def steps(self, epochs: int) -> Tensor:

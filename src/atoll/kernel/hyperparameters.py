@@ -83,7 +83,7 @@ Natural = Annotated[int, Range(low=0)]
 Epochs = Annotated[int, Range(low=0), Lasts(enough=2)]
 Steps = Annotated[int, Range(low=1), Lasts(enough=2)]
 Rounds = Annotated[int, Range(low=0), Lasts(enough=1)]  # before something else begins
-Weighting = Literal["samples", "uniform"]
+Weighting = Literal["samples", "batches", "uniform"]
 
 
 @dataclass(frozen=True)
