@@ -12,12 +12,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from atoll import LocalEngine, Recipe, Report, federate
 from atoll.algorithms import list_methods
 from atoll.compose import create
 from atoll.deploy.demands import holds_rows_of_clients
 from atoll.runtime.serialise import size_of
 from atoll.testing.conformance.methods import shorten
+from atoll.testing.conformance.tasks import build_task
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "what-leaves.md"
 MODEL = "mlp:16"
@@ -28,6 +31,8 @@ def play(name: str) -> Report:
     """Run a method for as long as the table needs."""
     method = shorten(create(name))
     task = Recipe(clients=5, partition="dirichlet:0.5", model=MODEL, samples=300, public=0.1).build()
+    if method.items_by:  # users and items, in float32 as everything on the page
+        task = build_task(items_by=method.items_by).to(torch.device("cpu"), torch.float32)
     rounds = 1 if method.one_shot else max(2, method.least_rounds)
     return federate(task, method, rounds=rounds, engine=LocalEngine(device="cpu", strategy="loop eager"))
 

@@ -110,7 +110,7 @@ def test_a_device_that_is_not_there_is_refused():
 
 
 def test_an_unknown_device_is_refused():
-    with pytest.raises(EngineError, match="`device` must be auto, cpu, cuda or cuda:N. Got 'gpu'."):
+    with pytest.raises(EngineError, match="`device` must be auto, cpu, cuda, cuda:N or mps. Got 'gpu'."):
         LocalEngine(device="gpu")
 
 
