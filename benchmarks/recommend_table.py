@@ -98,10 +98,15 @@ def main() -> None:
 
 
 def print_page(cells: dict[str, dict[str, object]]) -> None:
-    """Print the table: means over seeds, and how far they lie apart."""
-    print("| method, data | seeds | HR@10 full | NDCG@10 full | HR@10 99 | NDCG@10 99 | HR@10 by activity |")
-    print("|---|---|---|---|---|---|---|")
+    """Print two tables: means over seeds, and how far they lie apart; then what has no seed."""
     names = dict.fromkeys(key.rpartition(" ")[0] if key[-1].isdigit() else key for key in cells)
+    _print_table(cells, [name for name in names if name not in cells])
+    _print_table(cells, [name for name in names if name in cells])
+
+
+def _print_table(cells: dict[str, dict[str, object]], names: list[str]) -> None:
+    print("\n| method, data | seeds | HR@10 full | NDCG@10 full | HR@10 99 | NDCG@10 99 | HR@10 by activity |")
+    print("|---|---|---|---|---|---|---|")
     for name in names:
         some = [cell for key, cell in cells.items() if key == name or key.rpartition(" ")[0] == name]
         row = [np.array([cell[metric] for cell in some], dtype=float) for metric in METRICS]

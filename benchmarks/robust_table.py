@@ -87,8 +87,9 @@ def write_page(cells: dict[str, dict[str, float]]) -> str:
     about = cells["about"]
     parts = [
         "# Attacks and rules\n",
-        "Written by `python benchmarks/robust_table.py --page` from [robust.json](robust.json), which the same command",
-        f"without `--page` measures; commit {about['commit']}, torch {about['torch']}, {about['machine']}.\n",
+        "Written by `benchmarks/robust_table.py` from [robust.json](robust.json), which",
+        f"`python benchmarks/robust_table.py` measures; commit {about['commit']}, torch {about['torch']},",
+        f"{about['machine']}.\n",
         f"Digits, {CLIENTS} clients by Dirichlet 0.3, 20 % of them attack, {ROUNDS} rounds, default hyperparameters,",
         f"seeds {', '.join(map(str, SEEDS))}. Accuracy in % of what honest clients deploy on their test samples,",
         "mean over clients and ± standard deviation over seeds. Rules count with `auto` hostile replies, 4 of 20. See",

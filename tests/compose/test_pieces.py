@@ -203,7 +203,8 @@ def test_a_piece_works_in_every_round_or_is_refused_before_the_first(name: str) 
         except HyperparameterError:
             continue
         rounds, cohort = (1, None) if method.one_shot else (2, 2)
-        assert len(personal_models(play(build_task(), method, rounds, cohort=cohort))) == build_task().clients
+        task = build_task(items_by=method.items_by)
+        assert len(personal_models(play(task, method, rounds, cohort=cohort))) == task.clients
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def test_forward_is_the_head_of_the_features(name, shape):
     assert torch.equal(model(x), model.head(features))
 
 
-FOR_OTHERS = ("char-transformer", "matrix-factorisation", "tabular", "cnn1d", "gru")
+FOR_OTHERS = (
+    "char-transformer", "matrix-factorisation", "item-factors", "neural-items", "tabular", "cnn1d", "gru",
+)  # fmt: skip
 FOR_IMAGES = [name for name in models.names() if name not in FOR_OTHERS]
 
 

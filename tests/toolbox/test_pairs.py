@@ -157,7 +157,7 @@ def test_a_class_may_have_a_value_for_all_parts_and_fix_others() -> None:
     method = Fixed()
     assert method.training.objective.mass == method.training.objective.queue_mass == 0.5
     assert method.training.objective.scale == method.answering.scale == 8.0
-    with pytest.raises(TypeError, match="scale"):
+    with pytest.raises(UnknownName, match="scale"):
         Fixed(scale=1.0)
 
 

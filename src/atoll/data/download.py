@@ -75,14 +75,25 @@ ORIGINS: dict[str, Origin] = {
         ("ratings.dat",),
     ),
 }
-ORIGINS |= {f"rotated-{name}": ORIGINS[name] for name in ("mnist", "fashion-mnist")}
+# Data sets that are made of the files of another one.
+SAME_FILES = {
+    "rotated-mnist": "mnist",
+    "rotated-fashion-mnist": "fashion-mnist",
+    "movietweetings-5core": "movietweetings",
+    "movietweetings-5core-leak": "movietweetings",
+    "movietweetings-10core": "movietweetings",
+    "movielens-100k-leak": "movielens-100k",
+}
+ORIGINS |= {name: ORIGINS[source] for name, source in SAME_FILES.items() if source in ORIGINS}
 
 # Published without a checksum, or made by a program of their own.
 BY_HAND: dict[str, str] = {
     "hapt": "unpack `HAPT Data Set.zip` of https://archive.ics.uci.edu/dataset/341 in the data folder.",
     "shakespeare": "put the plays of https://www.ibiblio.org/xml/examples/shakespeare/ (*.xml) into shakespeare/.",
     "femnist": "make it with LEAF (https://github.com/TalwalkarLab/leaf) and put data/all_data/*.json into femnist/.",
+    "movielens-100k": "put `u.data` of https://grouplens.org/datasets/movielens/100k/ into ml-100k/.",
 }
+BY_HAND |= {name: BY_HAND[source] for name, source in SAME_FILES.items() if source in BY_HAND}
 
 # SHA-256, or, in 32 digits, the MD5 that is published with the file.
 CHECKSUMS: dict[str, dict[str, str]] = {
@@ -135,7 +146,7 @@ CHECKSUMS: dict[str, dict[str, str]] = {
         "movietweetings_100k.npz": "48b9340a16af7e06a93b9dddef881095c68f10a923208e547a2af9f57a215fb8",
     },
 }
-CHECKSUMS |= {f"rotated-{name}": CHECKSUMS[name] for name in ("mnist", "fashion-mnist")}
+CHECKSUMS |= {name: CHECKSUMS[source] for name, source in SAME_FILES.items() if source in CHECKSUMS}
 
 
 def fetch(
@@ -190,7 +201,7 @@ def how_to_get(name: str) -> str:
 
 def verify(root: Path, name: str | None = None) -> dict[Path, Verdict]:
     """Check every file that is there of a data set, or of all, in every layout; return the verdicts."""
-    chosen = names() if name is None else [entry_of(name)[0]]
+    chosen = [one for one in names() if one not in SAME_FILES] if name is None else [entry_of(name)[0]]
     root = require_folder(root)
     layouts = [(one, layout) for one in chosen for layout in entry_of(one)[1].layouts]
     return {path: check(one, path) for one, layout in layouts for path in layout.search(root)[0]}

@@ -25,6 +25,7 @@ SHARED = "°"
 SERVERS_TEST = "Server's test: the shared model or ensemble, on the server's own test set."
 LESS_IMPORTANT = ("std", "bottom\n10 %", "MB\ndown", "s", "gain vs\nFedAvg", "MB\nup")  # columns, the least first
 SHORT_NAME = 20  # of a method, which may take several lines
+NAME_WIDTH = 30  # names up to this length are shown whole in plain tables
 
 
 @dataclass(frozen=True, repr=False)
@@ -248,8 +249,11 @@ def megabytes(value: float) -> str:
 
 
 def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Table:
-    """Make a table without frames; cells are shown as they are."""
+    """Make a table without frames; cells are shown as they are, and names in the first column are not cut."""
+    rows = list(rows)
     table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+    if heads:
+        table.columns[0].min_width = max((len(row[0]) for row in rows if len(row[0]) <= NAME_WIDTH), default=0)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
