@@ -17,6 +17,7 @@ install: .venv/.installed  ## Create .venv with Atoll and the development tools
 	@echo "Installing Atoll into .venv (once; the first time takes a few minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps byzfl==0.0.11  # without torchvision: tests read its rules only
 	@touch $@
 
 # Reports are tested in a real browser. One that is there is used; without one their tests are skipped, except in CI.

@@ -104,7 +104,7 @@ def choose(session: Session, round: int) -> Clients:
     samples = (
         train.sizes(np.arange(clients)) if train.is_known and session.settings.select_clients != "uniform" else None
     )
-    session.cohort = session.settings.choose(clients, round, session.late.clients, session.known, samples)
+    session.cohort = session.settings.choose(clients, round, session.busy, session.known, samples)
     session.traffic = Traffic(asked=len(session.cohort))
     lost = generator(session.settings.seed, "drop", round).random(len(session.cohort)) < session.settings.drop
     if session.faults is not None:
@@ -122,8 +122,9 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
     job = Job(
         Local(), session.method, session.server, present, round, session.method.groups(session.server),
         calls=session.settings.rounds, usual=session.settings.cohort_size(len(met)), sums=session.adds_up,
+        stages=session.channel.stages, masked=session.exchanges.protection.adder is not None,
     )  # fmt: skip
-    arrived = session.late.pass_on(session.exchanges.gather(job, session.traffic), round, len(met))
+    arrived = session.late.pass_on(session.exchanges.gather(job, session.traffic, session.cohort), round, len(met))
     session.arrivals = session.watch(arrived, round)
     first = next(session.arrivals, None)
     if first is None and session.exchanges.protection.always_releases:
@@ -157,7 +158,8 @@ def close(session: Session, round: int) -> None:
         found["evaluation"], session.outcomes = evaluate_round(
             session.engine, session.population, session.method, session.server, round=done, seed=settings.seed,
             last=done == settings.rounds, calls=settings.rounds // settings.every + 1, scored=session.scored,
-            metric=settings.metric, triggered=settings.show_trigger(session.task),
+            metric=settings.metric, triggered=settings.show_trigger(session.task) if done == settings.rounds else None,
+            out_of=settings.count_honest(session.task.clients),
         )  # fmt: skip
     found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
     if session.trainings and session.trainings.found:

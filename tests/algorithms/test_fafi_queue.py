@@ -9,8 +9,10 @@ import torch
 from atoll import Cohort, Task
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.fafi_queue import FAFIQueue
+from atoll.kernel.params import Params
 from atoll.testing.conformance import play
-from atoll.toolbox.objectives.prototypical import Given
+from atoll.toolbox.objectives.prototypical import Carry, Given
+from atoll.toolbox.objectives.terms import follow
 
 WEIGHT = "head.weight"
 
@@ -51,3 +53,32 @@ def test_a_queue_lasts_for_all_of_training(task: Task, make_cohort: Callable[...
     assert queue["age"][0, :4].tolist() == [0] * 4
     assert (queue["age"][0, 4:] < 0).all()
     torch.testing.assert_close(queue["features"][0, :4].norm(dim=1), torch.ones(4).double())
+
+
+def test_a_second_encoder_by_hand() -> None:
+    w = Params.of(body=torch.tensor([4.0]), head=torch.tensor([9.0]))
+    slow = Params.of(body=torch.tensor([1.0]))
+    assert follow(slow, w, 0.75, torch.tensor(0.0))["body"].tolist() == [4.0]  # it begins where the client does
+    after = follow(slow, w, 0.75, torch.tensor(3.0))
+    assert after["body"].tolist() == [0.75 * 1 + 0.25 * 4]
+    assert "head" not in after
+
+
+@pytest.mark.parametrize("momentum", [0.5, 1.0])
+def test_what_is_queued_is_what_the_second_encoder_makes(
+    task: Task, make_cohort: Callable[..., Cohort], momentum: float
+) -> None:
+    """catches: a second encoder that is carried and never asked, or one that is the client's own."""
+    cohort = make_cohort(task)
+
+    def train(m: float) -> Carry:
+        step = FAFIQueue(queue=64, queue_momentum=m).training.step(cohort)
+        given = Given(cohort.lr, epoch=None, total=None, own=None)
+        return cohort.scan(step, step.start(cohort, cohort.initial), given=given, epochs=3)
+
+    end, plain = train(momentum), train(0.0)
+    name = next(name for name in end.own.slow if name.endswith("weight"))
+    assert torch.equal(end.own.slow[name][0], cohort.initial[name]) is (momentum == 1.0)
+    assert not torch.equal(end.own.slow[name][0], end.w[name][0])
+    assert not torch.equal(plain.own.queue["features"], end.own.queue["features"])
+    assert plain.own.slow is None

@@ -182,3 +182,46 @@ def test_validation_must_leave_something(task: Task) -> None:
         play(task, FedDF(validation=0.99))
     with pytest.raises(HyperparameterError, match=r"in \[0, 1\)"):
         FedDF(validation=1.0)
+
+
+def test_samples_that_are_made_up_need_no_public_ones() -> None:
+    # The logits of a bias do not depend on samples, so the student ends at their mean on any, as on public ones.
+    task = replace(biased((1, 0), (3, 1), public=0), public=None)
+    few = FedDF(on="generated", generated=4, generator_steps=2, server_epochs=400, server_lr=0.05)
+    assert play(task, few).server["b"].tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
+    assert not few.needs_public_data
+    assert FedDF().needs_public_data
+
+
+def test_samples_are_made_anew_in_every_round(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+    make_up = FedDF.make_up
+    monkeypatch.setattr(FedDF, "make_up", lambda self, teachers: made.append(make_up(self, teachers)) or made[-1])
+    play(replace(task, public=None), FedDF(on="generated", generated=6, generator_steps=3, server_epochs=1), rounds=2)
+    first, second = made
+    assert first.shape == (6, *task.x.shape[1:])
+    assert not torch.equal(first, second)
+
+
+def test_more_steps_make_samples_on_which_teachers_are_surer(task: Task) -> None:
+    """catches: samples that are drawn and never learned."""
+    sure = []
+    for steps in (1, 200):
+        method, answered = FedDF(on="generated", generated=8, generator_steps=steps, generator_lr=0.05), []
+        make_up = method.make_up
+
+        def keep(teachers, answered=answered, make_up=make_up):
+            x = make_up(teachers)
+            bench, trained, _ = teachers[0]
+            answered.append(bench.answers(trained, x).mean(0).softmax(1).amax(1).mean())
+            return x
+
+        object.__setattr__(method, "make_up", keep)
+        play(replace(task, public=None), method)
+        sure.append(float(answered[0]))
+    assert sure[1] > sure[0] + 0.1
+
+
+def test_labels_of_samples_that_are_made_up_are_not_to_be_had() -> None:
+    with pytest.raises(HyperparameterError, match="validation"):
+        FedDF(on="generated", validation=0.2)

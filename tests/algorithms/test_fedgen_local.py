@@ -1,7 +1,9 @@
 """FedGen-local: what is drawn from the mixture, what clients make of it, and what travels."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from atoll import LocalEngine, Task, Training
+from atoll import LocalEngine, Task, Training, federate
 from atoll.algorithms.fedgen_local import FedGenLocal, augmented_gradient
 from atoll.algorithms.local import Local
 from atoll.kernel.algorithm import Arrival, Limits, Replies
@@ -20,10 +22,13 @@ from atoll.kernel.network import Variant
 from atoll.kernel.params import Params, Stack, stack
 from atoll.kernel.randomness import Keys
 from atoll.models.vae import decoder_of
+from atoll.runtime.engines.plan import Plan
+from atoll.runtime.engines.scan import Scanner
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import Check, checks, personal_models, play, quadratics
+from atoll.testing.conformance.tasks import build_task
 from atoll.toolbox.client import sgd
 
 
@@ -53,7 +58,7 @@ def test_the_classifier_conforms_too(check: Check) -> None:
 
 def constant(method: FedGenLocal, bench: Workbench, value: float) -> Params:
     """What a decoder sends that makes `value` of whatever it is given, without spread."""
-    start = decoder_of(method.autoencoder(bench.task))
+    start = decoder_of(method.first_maker(bench.task))
     flat = Params(
         {name: torch.full_like(leaf, value if name == "decoder.out.bias" else 0.0) for name, leaf in start.items()}
     )
@@ -93,8 +98,69 @@ def test_the_order_of_replies_does_not_matter(task: Task) -> None:
     assert torch.equal(one["y"], other["y"])
 
 
+@pytest.mark.closed_form("fedgen-local")
+def test_an_averaged_generator_by_hand(task: Task) -> None:
+    # Generators that always make 1 and 4 become one that always makes their mean, by samples.
+    method, bench = FedGenLocal(samples=5, mix="average"), bench_of(task)
+    replies = replied(method, bench, [[1.0, 0.0, 0.0], [0.0, 3.0, 0.0]], clients=[0, 3])
+    decoder = method.average(replies)
+    made = method.draw_samples(replies, decoder)
+    assert decoder["decoder.out.bias"].tolist() == pytest.approx([2.5] * 4)
+    torch.testing.assert_close(made["x"], torch.full((5, 4), 2.5, dtype=torch.float64), rtol=0, atol=0.1)
+
+
+def test_clients_begin_at_the_averaged_generator(task: Task) -> None:
+    """catches: an average that is made and never used."""
+    report = play(task, FedGenLocal(mix="average"), rounds=2)
+    stopped = play(task, FedGenLocal(mix="average", generator_epochs=0), rounds=2)
+    assert report.server.decoder is not None
+    first = decoder_of(FedGenLocal().first_maker(stopped.population.facts))
+    assert all(torch.equal(stopped.server.decoder[name], leaf) for name, leaf in first.items())
+    again = play(task, FedGenLocal(mix="average"), rounds=1)
+    kept = again.population.memory.save(round=9)["kept"].maker
+    received = again.server.decoder
+    assert not torch.equal(kept["decoder.out.bias"][0], received["decoder.out.bias"])
+    still = FedGenLocal(mix="average", generator_epochs=0)  # begins at what it receives, and trains no further
+    cohort = cohort_of(task, 0)
+    sent = still.local(still.broadcast(again.server), cohort).send["decoder"].client(0)
+    assert all(torch.allclose(first[name] + sent[name], leaf) for name, leaf in received.items())
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("by", ["vae", "gan"])
+def test_a_generator_that_diverges_is_named_and_the_others_go_on(
+    by: Literal["vae", "gan"], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = build_task()
+    train, x = whole.splits["train"], whole.x.clone()
+    x[train.order[train.offsets[2] : train.offsets[3]]] = 1e308
+    task = replace(whole, x=x)
+    method = FedGenLocal(by=by, use="classifier")
+    with pytest.raises(KeyboardInterrupt):
+        federate(task, method, rounds=3, folder=tmp_path, progress=False, stop=set_event())
+    assert "client 2 is lost" in caplog.text
+    report = federate(task, method, rounds=3, folder=tmp_path, resume=True, progress=False)
+    assert [line["lost"] for line in report.history] == [{"not finite": 1}] * 3
+    assert all(leaf.isfinite().all() for leaf in report.server.w.values())
+    kept = report.population.memory.save(round=9)["kept"].maker
+    assert all(leaf.isfinite().all() for leaf in kept.values())
+
+
+def set_event() -> threading.Event:
+    stop = threading.Event()
+    stop.set()
+    return stop
+
+
+def cohort_of(task: Task, client: int) -> Cohort:
+    population = Population(task, RamMemory(task.clients), seed=0)
+    scanner = Scanner(population, Plan("loop"), LocalEngine(dtype=torch.float64).programs)
+    return Cohort(population.facts, np.array([client]), 1, scanner)
+
+
 @pytest.mark.purpose("fedgen-local")
-def test_generators_learn_their_clients_samples() -> None:
+@pytest.mark.parametrize("by", ["vae", "gan"])
+def test_generators_learn_their_clients_samples(by: Literal["vae", "gan"]) -> None:
     # Classes lie at different places for the two clients; what is drawn lies there, too.
     places = torch.tensor([[[4.0, 0.0], [0.0, 4.0]], [[-4.0, 0.0], [0.0, -4.0]]], dtype=torch.float64)
     draw = torch.Generator().manual_seed(0)
@@ -102,7 +168,7 @@ def test_generators_learn_their_clients_samples() -> None:
     data = {str(k): (places[k][y] + 0.3 * torch.randn(60, 2, generator=draw, dtype=torch.float64), y) for k in range(2)}
     model = torch.nn.Linear(2, 2).double()
     task = Task.of_clients(data, model, training=Training(batch_size=20), shares=(1.0, 0.0, 0.0))
-    report = play(task, FedGenLocal(generator_epochs=300, generator_lr=0.01, hidden=16, latent=2))
+    report = play(task, FedGenLocal(by=by, generator_epochs=300, generator_lr=0.01, hidden=16, latent=2))
     made = report.server.made
     centers = places.transpose(0, 1)[made["y"]]  # of the sample's class, at either client
     nearest = (made["x"][:, None] - centers).norm(dim=2).min(1)
@@ -182,8 +248,8 @@ def test_everybody_deploys_the_classifier(task: Task) -> None:
 
 def test_a_client_that_comes_again_improves_its_generator_from_where_it_was(task: Task) -> None:
     once, twice = (play(task, FedGenLocal(generator_epochs=n), rounds=r) for n, r in ((20, 1), (10, 2)))
-    kept = [report.population.memory.save(round=9)["kept"].vae for report in (once, twice)]
-    start = FedGenLocal().autoencoder(once.population.facts)
+    kept = [report.population.memory.save(round=9)["kept"].maker for report in (once, twice)]
+    start = FedGenLocal().first_maker(once.population.facts)
     moved = [(one - start).norm().mean() for one in kept]
     assert moved[1] > 0.7 * moved[0]  # as far as in one go
 

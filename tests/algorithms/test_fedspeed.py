@@ -41,3 +41,15 @@ def test_it_costs_two_gradients_a_step_and_the_bytes_of_feddyn(two_clients: Task
     mine, plain = (play(two_clients, one, rounds=2) for one in (METHOD, FedDyn()))
     assert [line["gradients"] for line in mine.history] == [2 * line["gradients"] for line in plain.history]
     assert mine.ledger.by_kind() == plain.ledger.by_kind()
+
+
+def test_a_mixture_of_both_gradients_by_hand(two_clients: Task) -> None:
+    # Gradients -1 and -3 at 0, -1.2 and -3.2 uphill; half of each is -1.1 and -3.1: theta = 0.55, 1.55.
+    report = play(two_clients, FedSpeed(alpha=1.0, rho=0.2, mix=0.5))
+    assert kept(report) == pytest.approx([-0.55, -1.55], **NEAR)
+
+
+def test_without_the_gradient_uphill_it_is_feddyn(two_clients: Task) -> None:
+    mine, plain = (play(two_clients, one, rounds=3) for one in (FedSpeed(mix=0.0), FedDyn(alpha=0.1)))
+    assert mine.server.w["w"].tolist() == plain.server.w["w"].tolist()
+    assert [line["gradients"] for line in mine.history] == [line["gradients"] for line in plain.history]

@@ -6,12 +6,13 @@ import torch
 
 from atoll import Task, federate
 from atoll.algorithms.fedmf import FedMF
-from atoll.algorithms.pfedrec import PFedRec, answer_with_own_rows
+from atoll.algorithms.pfedrec import PFedRec
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import ModelError
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Params
 from atoll.runtime.engines import LocalEngine
+from atoll.toolbox.client.items import answer_with_own_rows
 
 
 def make(model=None) -> Task:

@@ -178,3 +178,27 @@ def test_own_data_go_with_pieces_clusters_pairs_new_clients_and_late_replies(met
     assert task.fingerprint == report.config.task.data
     for client in range(task.clients):
         assert task.preprocessing(client) == report.scaling.of_client(client)
+
+
+RATINGS = ["--own", "sales.csv", "--kind", "ratings", "--client", "customer", "--target", "article"]
+
+
+def test_own_ratings_are_run_and_resumed():
+    rows = [f"c{user},a{(user + step) % 7},2026-03-{step + 1:02}" for user in range(5) for step in range(5)]
+    Path("sales.csv").write_text("\n".join(["customer,article,bought", *rows, "c9,a1,2026-03-01"]))
+    asked = ("run", "fedmf", *RATINGS, "--order", "bought", "--rounds", "2", "--out", "here")
+    first = atoll(*asked)
+    assert first.exit_code == 0, first.output
+    assert "sales: 1 of 6 users have fewer than 3 ratings" in " ".join(first.stderr.split())
+    config = json.loads(Path("here/config.json").read_text())
+    assert config["task"]["recipe"]["own"]["kind"] == "ratings"
+    assert Recipe.of_config(config).build().recommends
+
+
+def test_ratings_without_a_time_say_which_flag():
+    Path("sales.csv").write_text("customer,article\nc1,a1\n")
+    failed = atoll("run", "fedmf", *RATINGS)
+    assert failed.exit_code != 0
+    said = " ".join(failed.stderr.split())
+    assert "Ratings must have a column 'time' for --order. Leave-one-out needs an order" in said
+    assert "hint: say which column it is: --order" in said

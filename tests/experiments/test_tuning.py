@@ -141,7 +141,7 @@ def test_the_race_is_blind_to_test_samples():
 def test_it_is_written_and_a_second_call_finds_it(tuned, monkeypatch):
     found, folder = tuned
     monkeypatch.setattr(module, "compare", lambda *_, **__: None)  # runs of the race alone
-    monkeypatch.setattr("atoll.experiments.race.federate", lambda *_, **__: pytest.fail("it was run again"))
+    monkeypatch.setattr("atoll.experiments.cells.federate", lambda *_, **__: pytest.fail("it was run again"))
     again = tune(SMALL, ["ditto"], trials=5, chosen_by=2, seeds=2, rounds=9, folder=folder)
     assert again.methods == found.methods
     paths = found.save(folder)
@@ -155,7 +155,7 @@ def test_what_is_interrupted_is_continued(tmp_path, monkeypatch):
     """Stops in the middle of the race as Ctrl-C does; the same call ends where it would have ended."""
     import signal
 
-    from atoll.experiments import race
+    from atoll.experiments import cells
 
     calls = []
 
@@ -165,10 +165,10 @@ def test_what_is_interrupted_is_continued(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return federate(*given, **more)
 
-    monkeypatch.setattr(race, "federate", interrupted)
+    monkeypatch.setattr(cells, "federate", interrupted)
     with pytest.raises(KeyboardInterrupt, match="stopped in the race; continue with `atoll resume"):
         tune(SMALL, ["fedper"], **QUICK, folder=tmp_path / "one")
-    monkeypatch.setattr(race, "federate", federate)
+    monkeypatch.setattr(cells, "federate", federate)
     found = tune(SMALL, ["fedper"], **QUICK, folder=tmp_path / "one")
     whole = tune(SMALL, ["fedper"], **QUICK, folder=tmp_path / "two")
     assert [arm.rungs for arm in found.race.arms] == [arm.rungs for arm in whole.race.arms]

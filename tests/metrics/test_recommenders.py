@@ -1,17 +1,23 @@
 """Ranking figures and references: by hand, with ties, with sampled items, and on real data."""
 
+import logging
 import os
+import re
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from atoll import Task, federate
+from atoll import Recipe, Task, federate
 from atoll.data import datasets, partition
 from atoll.data.datasets import Dataset
+from atoll.data.download import how_to_get
+from atoll.data.own import Own
 from atoll.data.partition import Natural
 from atoll.data.ratings import core, list_interactions
-from atoll.kernel.errors import DataError, TaskError, UnknownName
+from atoll.kernel.errors import AtollError, DataError, TaskError, UnknownName
 from atoll.kernel.ranking import expected_gain, expected_sampled_gain, gain_of_hit, gain_of_inverse
 from atoll.metrics.recommenders import ease, find_reference, neighbours, popularity, score_reference
 from atoll.metrics.recommenders import list_interactions as users_by_items
@@ -170,6 +176,97 @@ def test_movielens_is_read_from_the_users_own_file(tmp_path, name):
     assert (data.x == data.classes).all()
     leak = datasets.load("movielens-100k-leak", tmp_path)
     assert leak.x[0].tolist() == [5, 6]
+
+
+def write_wheel(path, member="recbole/dataset_example/ml-100k/ml-100k.inter"):
+    rows = [(user, item, 3, 100 * user + item) for user in (1, 2, 3) for item in range(1, 7 + user)]
+    head = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+    path.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(member, head + "".join("\t".join(map(str, row)) + "\n" for row in rows))
+
+
+def test_movielens_is_read_from_a_wheel_that_is_not_installed(tmp_path):
+    write_wheel(tmp_path / "ml-100k" / "recbole-1.2.1-py3-none-any.whl")
+    data = datasets.load("movielens-100k", tmp_path)
+    assert (len(data.y), data.classes, data.owners) == (24, 9, ("user 1", "user 2", "user 3"))
+
+
+def test_a_wheel_without_movielens(tmp_path):
+    write_wheel(tmp_path / "ml-100k" / "recbole-1.2.1-py3-none-any.whl", "recbole/other.inter")
+    with pytest.raises(DataError, match="it must have a file ml-100k.inter, as recbole 1.2.1 has"):
+        datasets.load("movielens-100k", tmp_path)
+
+
+def test_movielens_that_is_not_there_says_where_it_was_looked_for(tmp_path):
+    with pytest.raises(
+        DataError, match=r"(?s)was not found. Looked in.*ml-100k: no u.data.*no recbole-\*.whl"
+    ) as error:
+        datasets.load("movielens-100k", tmp_path)
+    assert "atoll data movielens-100k" in error.value.hint
+    assert "pip download --no-deps recbole==1.2.1" in how_to_get("movielens-100k")
+
+
+HAS_MOVIELENS = bool(list(Path(os.environ.get("ATOLL_DATA", "/nowhere")).glob("ml-100k/*")))
+
+
+@pytest.mark.skipif(not HAS_MOVIELENS, reason="needs MovieLens-100K in ml-100k/ of ATOLL_DATA")
+def test_references_on_movielens():
+    task = Task.build(datasets.load("movielens-100k"), partition.parse("natural"))
+    assert (task.clients, task.classes, len(task.y)) == (943, 1682, 100_000)
+    x = users_by_items(task)
+    for of, expected in ((popularity, 5.0), (neighbours, 7.4), (ease, 8.1)):
+        assert 100 * score_reference(task, of(x)).mean() == pytest.approx(expected, abs=0.15)
+
+
+OWN = {"kind": "ratings", "client": "who", "target": "what", "order": "when"}
+
+
+def write_ratings(path, lines=()):
+    rows = [f"u{u},i{(u + j) % 7},2026-03-{j + 1:02d}" for u in range(6) for j in range(5)]
+    path.write_text("\n".join(["who,what,when", *rows, *lines]))
+    return path
+
+
+def test_own_ratings_by_the_words_of_own_data(tmp_path):
+    """Users are clients, items the target and times the order; the recipe builds the same task again."""
+    file = write_ratings(tmp_path / "sales.csv")
+    task = Task.own(file, **OWN)
+    assert (task.name, task.clients, task.classes, task.recommends) == ("sales", 6, 7, True)
+    again = Recipe.of_own(Own.of(file, **OWN)).build()
+    assert torch.equal(again.y, task.y)
+    assert federate(task, "fedmf", rounds=1, progress=False).finished
+
+
+def test_own_ratings_say_what_is_left_out_and_what_cannot_be_found(tmp_path, caplog):
+    few = ["x,i0,2026-03-01", "x,i1,2026-03-02"]
+    file = write_ratings(tmp_path / "sales.csv", [*few, "u0,rare,2026-04-01"])
+    with caplog.at_level(logging.WARNING):
+        task = Task.own(file, **OWN)
+    assert task.clients == 6
+    assert "sales: 1 of 7 users have fewer than 3 ratings and are left out" in caplog.text
+    assert "of 6 users, 1 have a test item that is in nobody's training data: no method can find it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"order": "day"}, "Ratings must have a column 'day' for `order`. Leave-one-out needs an order"),
+        ({"client": "user"}, "Ratings must have a column 'user' for `client`. The columns of sales.csv are: who"),
+        ({"order": "what"}, "Every rating must have a time, as a number such as seconds or as a date."),
+        ({"features": ["when"]}, "Of ratings only who, what and when is read, so `features` must be left out."),
+        ({"min_samples": 9}, "There must be users with 9 ratings or more"),
+    ],
+)
+def test_bad_own_ratings(tmp_path, words, message):
+    file = write_ratings(tmp_path / "sales.csv")
+    with pytest.raises(AtollError, match=re.escape(message)):
+        Task.own(file, **{**OWN, **words})
+
+
+def test_a_folder_is_no_table_of_ratings(tmp_path):
+    with pytest.raises(DataError, match="Ratings must be in one file, with a column of users"):
+        Task.own(tmp_path, **OWN)
 
 
 @pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="needs MovieTweetings in ATOLL_DATA")

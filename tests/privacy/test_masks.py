@@ -141,7 +141,7 @@ def test_the_ledger_has_integers_keys_and_no_weights(make_task):
         (FedAMP(), {}, "hide single replies"),
         (IFCA(), {}, "hide single replies|before their first"),
         (FedAvg(), {"aggregate": "median"}, "Rules compare"),
-        (FedAvg(), {"compress": "sign"}, "Packed messages"),
+        (FedAvg(), {"compress": "sign"}, "packed at the same places"),
         (FedAvg(), {"late": 0.3}, "masks of another round"),
         (FedAvg(), {"cohort": 2}, "at least 3 clients"),
         (FedAvg(), {"secure": "masks:clip=1e9"}, "32 bits leave less"),

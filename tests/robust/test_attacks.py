@@ -9,6 +9,8 @@ from atoll.algorithms import Ditto, FedAvg, Local
 from atoll.kernel.algorithm import Arrival
 from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.params import Stack
+from atoll.records.results import Results
+from atoll.report.summary import write_findings
 from atoll.robust.attacks import ATTACKS, Scene, hidden_deviations, parse_attack
 from atoll.robust.vectors import gram, squared_distances
 
@@ -76,6 +78,27 @@ def test_attackers_are_drawn_once_and_nobody_scores_them(make_task):
     assert again.scored.tolist() == report.scored.tolist()
 
 
+def test_honest_clients_are_everybody_and_no_sample(make_task):
+    """Figures of all honest clients have no interval of a sample, and words say whose they are."""
+    task = make_task(sizes=(8,) * 10, shares=(0.6, 0.0, 0.4))
+    report = federate(task, FedAvg(), rounds=1, attack="sign-flip:0.2")
+    assert report.select_evaluation().personal["test"].interval is None
+    results = Results({"fedavg": [report]})
+    assert not results.sampled
+    assert "the 8 honest clients of 10, each counted the same" in results.protocol
+    assert "sample" not in results.protocol.partition(";")[2]
+    assert "over all honest clients" in write_findings(results)[0]
+
+
+def test_a_sample_of_honest_clients_is_called_that(make_task):
+    task = make_task(sizes=(8,) * 10, shares=(0.6, 0.0, 0.4))
+    report = federate(task, FedAvg(), rounds=1, attack="sign-flip:0.2", evaluation="sample:6")
+    assert report.select_evaluation().personal["test"].interval is not None
+    results = Results({"fedavg": [report]})
+    assert f"a sample of {len(report.scored)} of the 8 honest clients of 10" in results.protocol
+    assert "interval of the mean over all 8 honest clients" in results.protocol
+
+
 @pytest.mark.parametrize("words", [name for name, kind in ATTACKS.items() if not kind.on_data])
 def test_every_attack_of_the_wire_changes_what_honest_clients_get(make_task, words):
     task = make_task(sizes=SIZES)
@@ -100,7 +123,8 @@ def test_a_reply_that_is_not_finite_loses_its_own_client_and_changes_nothing_els
     assert report.history[0].lost == {"not finite": 2}
 
 
-@pytest.mark.parametrize("words", ["label-flip:0.4", "label-flip:share=0.4,random=true", "backdoor:0.4"])
+@pytest.mark.parametrize("words", ["label-flip:0.4", "label-flip:share=0.4,random=true", "backdoor:0.4",
+                                   "scaling:share=0.4,random=true"])  # fmt: skip
 def test_attackers_of_the_data_change_their_own_samples_alone(make_task, words):
     task = make_task(sizes=SIZES, shares=(0.6, 0.2, 0.2), classes=4)  # no class is its own opposite
     attack = parse_attack(words)
@@ -165,7 +189,7 @@ def test_a_run_under_attack_with_a_rule_is_resumed_bit_for_bit(make_task, tmp_pa
     ("words", "error", "text"),
     [
         ("sign-filp", UnknownName, "sign-flip"),
-        ("sign-flip:2", HyperparameterError, "share"),
+        ("sign-flip:2", HyperparameterError, "share of attackers"),
         ("sign-flip:x", HyperparameterError, "must be a float"),
         ("alie:facto=1", UnknownName, "factor"),
         ("backdoor:target=9", HyperparameterError, "0 to 2"),

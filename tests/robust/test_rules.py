@@ -12,7 +12,7 @@ from atoll.kernel.algorithm import Arrival, Replies
 from atoll.kernel.errors import CohortError, HyperparameterError, PayloadError, TaskError, UnknownName
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
-from atoll.robust.rules import RULES, Robust, Trimmed, parse_rule, trust_shares
+from atoll.robust.rules import RULES, ByCoordinate, ByReply, Robust, Trimmed, parse_rule, trust_shares
 
 X = torch.tensor([[0, 0], [1, 0], [0, 2], [3, 1], [50, -40]], dtype=torch.float64)
 
@@ -166,12 +166,48 @@ def test_auto_counts_with_what_a_round_may_hold():
         Robust(Trimmed()).resolve(10, 100, 20)
 
 
-def test_more_attackers_than_a_rule_counts_with_are_said(caplog):
+@pytest.mark.parametrize(
+    ("words", "attackers", "said"),
+    [
+        ("trimmed:1", 4, "trimmed is set to bear 1 hostile replies of 20 in a round, and breaks down beyond 9"),
+        ("krum:1", 4, "krum is set to bear 1 hostile replies of 20 in a round, and breaks down beyond 8"),
+        ("median", 10, "median is set to bear 9 hostile replies of 20 in a round, and breaks down beyond 9"),
+        ("nnm:2+median", 10, "breaks down beyond 9; 10 of 20 clients attack, so a round may hold 10"),
+        ("bucket:5+median", 4, "bucket+median is set to bear 1 hostile replies of 20"),  # 4 groups of 5
+        ("centered-clip", 10, "centered-clip is set to bear 9"),
+        ("trimmed:4", 4, ""),
+        ("median", 9, ""),
+        ("bucket:2+median", 4, ""),
+        ("fltrust", 19, ""),  # trusts its own samples, not the majority
+    ],
+)
+def test_more_attackers_than_a_rule_survives_are_said_with_its_breakdown_point(caplog, words, attackers, said):
     with caplog.at_level(logging.WARNING):
-        Robust(Trimmed(1)).resolve(20, 20, 4)
-        Robust(parse_rule("median").rule).resolve(10, 10, 5)
-    assert "counts with 1 hostile" in caplog.text
-    assert "breaks down where half" in caplog.text
+        parse_rule(words).resolve(20, 20, attackers).warn_of_attackers(20, 20, attackers)
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.records)
+
+
+def test_the_warning_comes_once_and_before_the_first_round(make_task, caplog):
+    seen = []
+    with caplog.at_level(logging.WARNING, logger="atoll.robust"):
+        federate(
+            make_task(sizes=(6,) * 5), FedAvg(), rounds=2, evaluation="none", attack="sign-flip:0.6",
+            aggregate="median", on_round=lambda _: seen.append(len(caplog.records)),
+        )  # fmt: skip
+    assert seen == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["trimmed", "meamed", "krum", "multi-krum", "nnm+median", "bucket:4+trimmed"])
+def test_a_rule_that_cannot_bear_the_attack_under_way_is_refused(make_task, name):
+    with pytest.raises(HyperparameterError, match=r"bears at most \d hostile replies of 10 in a round. It must bear 6"):
+        federate(make_task(sizes=(6,) * 10), FedAvg(), rounds=1, evaluation="none", attack="alie:0.6", aggregate=name)
+
+
+@pytest.mark.parametrize("base", [ByCoordinate, ByReply])
+def test_a_rule_must_say_what_it_does(base):
+    with pytest.raises(TypeError, match="abstract"):
+        base()
 
 
 def test_a_round_with_few_replies_bears_fewer_hostile_ones(caplog):

@@ -4,6 +4,8 @@ On f_k(u, h) = 1/2 (u - a_k)^2 + 1/2 (h - b_k - u)^2, with a body u and a head h
 minimisers are known: who shares what decides which numbers are averaged.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from atoll.algorithms.fedper import FedPer
 from atoll.algorithms.fedrep import FedRep
 from atoll.algorithms.lg_fedavg import LGFedAvg
 from atoll.algorithms.local import Local
+from atoll.algorithms.sub_fedavg import SubFedAvg
 from atoll.kernel.objective import absolute_error, squared_error
 from atoll.kernel.params import Params
 from atoll.kernel.randomness import default_generator, generator
@@ -205,3 +208,47 @@ def test_fedbn_serves_clients_with_scales_of_their_own_where_averaged_statistics
     }
     assert scores[FedBN] > 0.95
     assert scores[FedAvg] < 0.8
+
+
+class Weights(nn.Module):
+    """A linear model of four features that begins small, without a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.linspace(-0.01, 0.01, 8, dtype=torch.float64).reshape(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.purpose("sub-fedavg")
+def test_masks_keep_the_features_that_a_client_has() -> None:
+    # Client 0 sees features 0 and 1, client 1 the others; what a client never sees is never trained and stays small.
+    with default_generator(0):
+        x = torch.randn(40, 2, dtype=torch.float64)
+    y, nothing = (x.sum(1) > 0).long(), torch.zeros(40, 2, dtype=torch.float64)
+    data = {"first": (torch.cat([x, nothing], 1), y), "last": (torch.cat([nothing, x], 1), y)}
+    task = Task.of_clients(data, Weights(), classes=2, training=Training(lr=0.5, batch_size=64), shares=(0.8, 0.2, 0.0))
+    first, last = personal_models(play(task, SubFedAvg(prune=0.5, least=0.0, epochs=5), rounds=4))
+    assert (first["layer.weight"] != 0).tolist() == [[True, True, False, False]] * 2
+    assert (last["layer.weight"] != 0).tolist() == [[False, False, True, True]] * 2
+
+
+@pytest.mark.limit("sub-fedavg")
+def test_clients_that_are_alike_find_one_sparse_network() -> None:
+    with default_generator(1):
+        x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(2, (20,))
+    training = Training(lr=0.5, batch_size=64)
+
+    def deployed(clients: int) -> list[Params]:
+        data = {str(k): (x, y) for k in range(clients)}
+        task = Task.of_clients(data, Weights(), classes=2, training=training, shares=(1.0, 0.0, 0.0))
+        val = replace(task, splits={**task.splits, "val": task.splits["train"]})
+        return personal_models(play(val, SubFedAvg(prune=0.3, least=0.0), rounds=3))
+
+    (alone,) = deployed(1)
+    assert (alone["layer.weight"] == 0).any()
+    for one in deployed(3):
+        torch.testing.assert_close(one["layer.weight"], alone["layer.weight"], **EXACT)

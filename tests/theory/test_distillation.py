@@ -12,6 +12,7 @@ from atoll import LocalEngine, Task, Training
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddf import FedDF
 from atoll.algorithms.fedgen import FedGen
+from atoll.algorithms.fedmd import FedMD
 from atoll.algorithms.local import Local
 from atoll.kernel.params import Params, stack
 from atoll.kernel.randomness import default_generator
@@ -219,3 +220,24 @@ def test_the_generator_is_taught_by_the_heads_of_the_clients() -> None:
     )
     expected = FedGen().teach(None, heads, counts.double(), bench_of(task))
     assert_same(play(task, FedGen()).server.generator, expected)
+
+
+@pytest.mark.limit("fedmd")
+def test_identical_clients_digest_nothing() -> None:
+    # catches: a target that is not what clients answer after their own steps, or a digest that moves at agreement.
+    task = federation([6, 6, 6], same=True)
+    together = personal_models(play(task, FedMD(digest_epochs=3), rounds=3))
+    alone = personal_models(play(task, Local(), rounds=3))
+    for one, other in zip(together, alone, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.closed_form("fedmd")
+def test_a_consensus_of_linear_models_is_the_averaged_model() -> None:
+    # Mean logits of linear models are those of their mean, so the server could have made it of models that never came.
+    task = federation([4, 9, 6], Linear)
+    report = play(task, FedMD(samples=10))
+    models = personal_models(report)
+    mean = stack(models).map(lambda leaf: leaf.mean(0, keepdim=True)).client(0)
+    expected = bench_of(task).answers(mean, report.server.x.value).softmax(1)
+    torch.testing.assert_close(report.server.wanted.value, expected, **ROUNDING)

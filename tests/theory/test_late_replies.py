@@ -99,7 +99,7 @@ class RememberingFedDF(FedDF):
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
         x, _ = self.divide(replies.workbench)
-        trained = stack([TRAINED[int(client)] for client in replies.clients])
+        trained = stack([TRAINED[int(client)] for client in sorted(replies.clients)])
         ANSWERS.append(replies.workbench.answers(trained, x))
         return super().aggregate(w, replies)
 

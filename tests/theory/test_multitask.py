@@ -1,4 +1,4 @@
-"""Closed forms and identities of MTFL, MTL-Reg and MOCHA."""
+"""Closed forms and identities of MTFL, MTFL-Adam, MTL-Reg and MOCHA."""
 
 from collections.abc import Callable
 
@@ -24,6 +24,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.local import Local
 from atoll.algorithms.mocha import Mocha
 from atoll.algorithms.mtfl import MTFL
+from atoll.algorithms.mtfl_adam import MTFLAdam
 from atoll.algorithms.mtl_reg import MTLReg
 from atoll.kernel.randomness import default_generator
 from atoll.testing.conformance import personal_models, play, quadratics
@@ -162,3 +163,19 @@ def test_mocha_draws_planted_groups_together() -> None:
 @pytest.mark.limit("mocha")
 def test_mocha_without_a_relationship_is_local() -> None:
     assert torch.equal(personal(clients(), Mocha(lam=0.0, epochs=2), 4), personal(clients(), Local(epochs=2), 4))
+
+
+@pytest.mark.closed_form("mtfl-adam")
+@pytest.mark.parametrize("clients", [1, 3])
+def test_clients_of_one_mind_train_by_adam_whatever_the_rounds(clients: int) -> None:
+    # catches: moments that begin anew in every round, or that are added where they should be averaged.
+    task = quadratics(torch.full((clients, 1), 2.0, dtype=torch.float64))
+    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.Adam([w], lr=0.1)
+    for _ in range(10):
+        optimiser.zero_grad()
+        (0.5 * (w - 2) ** 2).sum().backward()
+        optimiser.step()
+    report = play(task, MTFLAdam(adam_lr=0.1, epochs=2), rounds=5)
+    (found,) = report.server.w.values()
+    assert found.flatten().tolist() == pytest.approx(w.tolist(), abs=1e-12)

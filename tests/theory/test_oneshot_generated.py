@@ -32,7 +32,7 @@ from atoll.runtime.population import Population
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play
 from atoll.toolbox.server.distillation import disagreement
-from atoll.toolbox.server.synthesis import Pool, Teachers
+from atoll.toolbox.server.synthesis import Pool, Teachers, teaching_cost
 
 CLASSES, FEATURES = 3, 4
 SMALL: dict[str, Any] = {"server_epochs": 3, "generator_steps": 3, "server_batch": 8, "noise": 4, "width": 4}
@@ -129,7 +129,7 @@ def test_what_samples_cost_by_hand(task: Task) -> None:
     apart = 9 * (p * (p.log() - q.log())).sum(1) * (wanted.argmax(1) != student.argmax(1))
     assert (apart == 0).any()
     assert (apart > 0).any()  # both cases occur
-    found = dense.cost(batch, given, statistics=1.0, adversarial=0.7)
+    found = teaching_cost(batch, given, statistics=1.0, adversarial=0.7)
     torch.testing.assert_close(found, label - 0.7 * apart.mean(), rtol=0, atol=1e-12)
 
 

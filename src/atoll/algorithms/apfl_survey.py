@@ -23,19 +23,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import Each, record
 from atoll.kernel.task import Training
 from atoll.toolbox.client import best_share, descend, zero_velocity
-from atoll.toolbox.client.descent import MeanLoss
-
-
-@record
-class Carry:
-    """Both models on their way, and how fast they go."""
-
-    w: Each
-    v: Each
-    velocity_w: Each
-    velocity_v: Each
-    main: MeanLoss
-    personal: MeanLoss
+from atoll.toolbox.client.descent import TwoModels
 
 
 @record
@@ -66,9 +54,9 @@ class APFLSurvey(Algorithm):
         if self.adaptive:
             alpha = 1 - best_share(cohort, w, v, otherwise=1 - self.alpha)
             cohort.observe(alpha=alpha)
-        carry, given = Carry(w, v, rest, rest, MeanLoss(), MeanLoss()), Given(alpha, cohort.lr)
+        carry, given = TwoModels(w, v, rest, rest), Given(alpha, cohort.lr)
         end = cohort.scan(partial(_step, cohort.training), carry, given=given, epochs=self.epochs)
-        cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})
+        cohort.observe(**end.losses)
         return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=end.v)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
@@ -76,11 +64,11 @@ class APFLSurvey(Algorithm):
         return cohort.recall(default=w)
 
 
-def _step(rule: Training, carry: Carry, batch: Batch, given: Given) -> Carry:
+def _step(rule: Training, carry: TwoModels, batch: Batch, given: Given) -> TwoModels:
     """Take one step of one client; both gradients are taken before anything moves."""
     g_w, w_k, main = batch.gradient(carry.w)
     g_v, v_k, personal = batch.gradient(carry.v)
     w_k, velocity_w = descend(rule, w_k, g_w, carry.velocity_w, given.lr)
     v_k, velocity_v = descend(rule, v_k, g_v, carry.velocity_v, given.lr)
     v_k = v_k.lerp(w_k.trained, given.alpha)  # v_k keeps the statistics of its own passes
-    return Carry(w_k, v_k, velocity_w, velocity_v, carry.main.add(main), carry.personal.add(personal))
+    return TwoModels(w_k, v_k, velocity_w, velocity_v, carry.main.add(main), carry.personal.add(personal))

@@ -6,10 +6,11 @@ The queue is the client's alone, first in, first out, and lasts for all of its t
 left out (``queue_same = "ignored"``) or are positives; all items together weigh as much as the batch. What was tried
 and found harmful is ``queue_same = "blind"``: 4096 random rows at first, made anew in every epoch, all negatives.
 
-With ``queue = 0`` this is FAFI.
+With ``queue_momentum = m`` a second encoder makes what is queued, slow <- m slow + (1 - m) w. With ``queue = 0`` this
+is FAFI.
 
-Reference: He, Fan, Wu, Xie, Girshick. "Momentum Contrast for Unsupervised Visual Representation Learning." CVPR 2020,
-for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder here.
+Reference: He, Fan, Wu, Xie, Girshick. "Momentum Contrast for Unsupervised Visual Representation Learning." CVPR 2020.
+https://arxiv.org/abs/1911.05722
 """
 
 from dataclasses import dataclass

@@ -15,50 +15,34 @@ https://arxiv.org/abs/1906.05108
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from atoll.kernel.algorithm import Algorithm, Count, Epochs, NonNegative, Positive, Replies, Search, Update
+from atoll.kernel.algorithm import Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.task import Facts
-from atoll.toolbox.client.items import RowRule, Touched, find_table, send_rows, train_rows
+from atoll.toolbox.client.items import RowRule, Touched, send_rows, train_rows
+from atoll.toolbox.recommending import Recommending
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMF(Algorithm):
+class FedMF(Recommending):
     """A shared table of items under private vectors of users."""
 
-    rate: Annotated[Positive, Search(0.1, 3, log=True)] = 1.0  # step size of vectors and rows, instead of the task's
-    negatives: Count = 4  # items that were not chosen, for each one that was
-    l2: Annotated[NonNegative, Search(0.001, 0.1, log=True)] = 0.01  # pull of vectors towards 0
-    epochs: Epochs = 1  # E: local epochs per round, one step on everything each
     average: Literal["touched", "all"] = "touched"  # whom a row's mean is over
 
-    items_by: ClassVar[str] = "item-factors"
-    sums_suffice: ClassVar[bool] = False  # rows say whose they are
-    sends: ClassVar[dict[str, str]] = {"rows": "rows"}
     cites: ClassVar[str] = "chai2021secure"
-
-    @property
-    def trains_by_sgd(self) -> bool:
-        """Rows are trained by a step of their own, so pieces cannot change it."""
-        return False
-
-    def start(self, task: Facts) -> Params:
-        """Return the table of items, all that the server knows."""
-        return find_table(task, type(self).__name__)
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train the touched rows and the user's vector; send the rows, keep the vector."""
         touched = Touched(cohort, self.negatives, self.epochs)
-        own = cohort.recall(default=cohort.initial.part("head"))
-        p, rows = train_rows(cohort, own, touched.rows(w), touched, RowRule(self.rate, l2=self.l2, own=tuple(own)))
+        p = self.recall_vector(cohort)
+        p, rows = train_rows(cohort, p, touched.rows(w), touched, RowRule(self.rate, l2=self.l2, own=tuple(p)))
         return send_rows(touched, w, rows, keep=p)
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
         """Move each row by the mean of those who touched it."""
-        return w + replies.mean_rows("rows", w, over_all=self.average == "all")
+        return w + replies.mean_rows("rows", w, over_all=self.average == "all", least=self.crowd)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """Return the table with the user's own vector; a user that never took part has 0, and items' biases decide."""
-        return cohort.recall(default=cohort.initial.part("head")) | cohort.stacked(w)
+        return self.recall_vector(cohort) | cohort.stacked(w)

@@ -11,34 +11,24 @@ https://arxiv.org/abs/2106.04405
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from atoll.kernel.algorithm import Algorithm, Count, Epochs, NonNegative, Positive, Replies, Search, Update
+from atoll.kernel.algorithm import Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import ModelError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.items import TABLE, RowRule, Touched, send_rows, train_rows
+from atoll.toolbox.recommending import Recommending
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNCF(Algorithm):
+class FedNCF(Recommending):
     """A shared table of items and a shared network under private vectors of users."""
 
-    rate: Annotated[Positive, Search(0.1, 3, log=True)] = 1.0  # step size of vectors, rows and the network
-    negatives: Count = 4  # items that were not chosen, for each one that was
-    l2: Annotated[NonNegative, Search(0.001, 0.1, log=True)] = 0.01  # pull of vectors towards 0
-    epochs: Epochs = 1  # E: local epochs per round, one step on everything each
-
     items_by: ClassVar[str] = "neural-items"
-    sums_suffice: ClassVar[bool] = False  # rows say whose they are
     sends: ClassVar[dict[str, str]] = {"rows": "rows", "delta": "model"}
     cites: ClassVar[str] = "perifanis2022federated"
-
-    @property
-    def trains_by_sgd(self) -> bool:
-        """Rows are trained by a step of their own, so pieces cannot change it."""
-        return False
 
     def start(self, task: Facts) -> Params:
         """Return the table of items and the network, without the user's vector."""
@@ -53,7 +43,7 @@ class FedNCF(Algorithm):
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train the touched rows, the network and the user's vector; send the former two, keep the vector."""
         touched = Touched(cohort, self.negatives, self.epochs)
-        own = cohort.recall(default=cohort.initial.part("head"))
+        own = self.recall_vector(cohort)
         table, network = w.only(TABLE), w.without(TABLE)
         rule = RowRule(self.rate, l2=self.l2, own=tuple(own))
         leaves, rows = train_rows(cohort, own | cohort.stacked(network), touched.rows(table), touched, rule)
@@ -63,8 +53,8 @@ class FedNCF(Algorithm):
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
         """Move each row by the mean of those who touched it, the network by the mean over all."""
-        return w + replies.mean_rows("rows", w.only(TABLE)) + replies.mean("delta")
+        return w + replies.mean_rows("rows", w.only(TABLE), least=self.crowd) + replies.mean("delta")
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """Return the table and the network with the user's own vector; 0 for a user that never took part."""
-        return cohort.recall(default=cohort.initial.part("head")) | cohort.stacked(w)
+        return self.recall_vector(cohort) | cohort.stacked(w)

@@ -21,23 +21,10 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client import descend, zero_velocity
-from atoll.toolbox.client.descent import Found, MeanLoss
+from atoll.toolbox.client.descent import Found, TwoModels
 from atoll.toolbox.server.distillation import divergence
-
-
-@record
-class Carry:
-    """Both models on their way, and how fast they go."""
-
-    w: Each
-    v: Each
-    velocity_w: Each
-    velocity_v: Each
-    main: MeanLoss
-    personal: MeanLoss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +49,22 @@ class FML(Algorithm):
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models together, step by step on the same batches."""
         rest = zero_velocity(cohort.training, w)
-        carry = Carry(w, cohort.recall(default=w), rest, rest, MeanLoss(), MeanLoss())
+        carry = TwoModels(w, cohort.recall(default=w), rest, rest)
         end = cohort.scan(partial(self._step, cohort.training), carry, given=cohort.lr, epochs=self.epochs)
-        cohort.observe(**{"loss/main": end.main.value, "loss/personal": end.personal.value})
+        cohort.observe(**end.losses)
         return Update(send={"delta": end.w - w}, weight=cohort.weights(self.weighting), keep=end.v)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """Return the client's own model; a client that never took part uses w."""
         return cohort.recall(default=w)
 
-    def _step(self, rule: Training, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
+    def _step(self, rule: Training, carry: TwoModels, batch: Batch, lr: Tensor) -> TwoModels:
         """Take one step of one client; both gradients are taken before anything moves."""
         g_w, w, main = taught_gradient(carry.w, batch, carry.v, self.beta)
         g_v, v, personal = taught_gradient(carry.v, batch, carry.w, self.alpha)
         w, velocity_w = descend(rule, w, g_w, carry.velocity_w, lr)
         v, velocity_v = descend(rule, v, g_v, carry.velocity_v, lr)
-        return Carry(w, v, velocity_w, velocity_v, carry.main.add(main), carry.personal.add(personal))
+        return TwoModels(w, v, velocity_w, velocity_v, carry.main.add(main), carry.personal.add(personal))
 
 
 def taught_gradient(w: Params, batch: Batch, other: Params, share: float) -> Found:

@@ -10,22 +10,21 @@ IEEE TPDS 33(3), 2022, Algorithm 1. https://arxiv.org/abs/2007.09236
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Update, Weighting
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
-from atoll.toolbox.client.sharing import say_what_is_shared
-from atoll.toolbox.client.statistics import PASSES, refresh_statistics
+from atoll.toolbox.client.sharing import Patch, batchnorm_patch, fit_patch, say_what_is_shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class MTFL(Algorithm):
     """Shared layers with private scales, shifts or statistics between them."""
 
-    private: Literal["yb", "us", "usyb"] = "yb"  # the patch: γ and β, running μ and σ, or all of them
+    private: Patch = "yb"  # the patch: γ and β, running μ and σ, or all of them
     epochs: Epochs = 1  # E: local epochs per round, on everything together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
@@ -49,12 +48,7 @@ class MTFL(Algorithm):
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
         """Fit a new client's patch, from the initial one, and nothing else; statistics need no labels."""
-        patch = self._patch(cohort.initial)
-        start = cohort.stacked(w) | patch
-        if not patch.trained:
-            return start | refresh_statistics(cohort, start).only(patch)
-        return sgd(cohort, start=start, epochs=PASSES, only=patch, stream="welcome")
+        return fit_patch(cohort, w, self._patch(cohort.initial))
 
     def _patch(self, model: Params) -> Params:
-        norm = model.part("batchnorm")
-        return {"yb": norm.trained, "us": norm.buffers, "usyb": norm}[self.private]
+        return batchnorm_patch(model, self.private)

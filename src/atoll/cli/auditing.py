@@ -16,7 +16,7 @@ def audit(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     attacks: Annotated[str | None, option("What is tried, joined by commas; else all attacks.")] = None,
     references: Annotated[int, option("Shadow federations, an even number; 0: other clients' models.", min=0)] = 2,
-    canaries: Annotated[int, option("Canary clients that check the promise of --dp.", min=0)] = 0,
+    canaries: Annotated[int, option("Canaries that check the promise: of --dp clients, of +dpsgd samples.", min=0)] = 0,
     contribution: Annotated[bool, option("Value every client's replies, too.", "--contribution")] = False,
     client: Annotated[list[str] | None, option("A client, by name or number; repeatable; else all.")] = None,
     out: Annotated[Path | None, option("Folder of the findings; else RUN/audit.")] = None,
@@ -26,6 +26,8 @@ def audit(
     from atoll.experiments.audit import ATTACKS
     from atoll.experiments.audit import audit as attack
     from atoll.experiments.audit.findings import count_steps
+    from atoll.experiments.comparison import Comparison
+    from atoll.records.report import Report
 
     if (folder / "comparison.json").exists():
         runs = sorted(path.parent.name for path in folder.glob("*/config.json"))
@@ -41,6 +43,10 @@ def audit(
         )  # fmt: skip
     for sentence in found.sentences:
         write(Text(sentence), "")
-    write_paths(**found.save(out or folder / "audit"))
+    paths = found.save(out or folder / "audit")
+    if out is None and (page := folder / "report.html").exists():  # it has sections of what was found
+        Comparison.of_runs([Report.read(folder, trust=trust)]).save(folder)
+        paths["report"] = page
+    write_paths(**paths)
     if not found.holds:
         raise typer.Exit(FAILED)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from atoll.cli import completion
 from atoll.cli.display import messages, say, write, write_paths
-from atoll.cli.options import ROUNDS, Options, with_options
+from atoll.cli.options import ROUNDS, TOGETHER, Options, with_options
 from atoll.cli.program import RUNS, app, option
 from atoll.kernel.errors import EngineError
 
@@ -37,6 +37,7 @@ def tune(
     trials: Annotated[int, TRIALS] = 9,
     chosen_by: Annotated[int, CHOSEN_BY] = 2,
     seeds: Annotated[int, FRESH_SEEDS] = 3,
+    together: Annotated[bool | None, TOGETHER] = None,
     *,
     options: Options,
 ) -> None:
@@ -52,7 +53,10 @@ def tune(
     budget: dict[str, Any] = {"trials": trials, "chosen_by": chosen_by, "seeds": seeds}
     folder = options.out or RUNS / choice_name("tune", recipe, asked, settings, engine, budget)
     present_tuning(
-        tune_methods(recipe, asked, settings=settings, engine=engine, folder=folder, say=say_aside, **budget), folder
+        tune_methods(
+            recipe, asked, settings=settings, engine=engine, folder=folder, together=together, say=say_aside, **budget
+        ),
+        folder,
     )
 
 
@@ -73,6 +77,7 @@ def advise(
     trials: Annotated[int, TRIALS] = 5,
     chosen_by: Annotated[int, CHOSEN_BY] = 2,
     seeds: Annotated[int, FRESH_SEEDS] = 3,
+    together: Annotated[bool | None, TOGETHER] = None,
     *,
     options: Options,
 ) -> None:
@@ -89,7 +94,10 @@ def advise(
     budget: dict[str, Any] = {"trials": trials, "chosen_by": chosen_by, "seeds": seeds, **limits}
     folder = options.out or RUNS / choice_name("advise", recipe, asked, settings, engine, budget)
     present_advice(
-        find_advice(recipe, asked, settings=settings, engine=engine, folder=folder, say=say_aside, **budget), folder
+        find_advice(
+            recipe, asked, settings=settings, engine=engine, folder=folder, together=together, say=say_aside, **budget
+        ),
+        folder,
     )
 
 

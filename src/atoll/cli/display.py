@@ -24,6 +24,7 @@ WIDTH_OF_A_FILE = 100  # of tables that are not shown on a terminal
 def present_run(outcome: "Report") -> None:
     """Write the report of a run with a folder, and show its table."""
     from atoll.experiments.comparison import Comparison
+    from atoll.report.protection import write_protection
 
     folder = outcome.folder
     assert folder is not None
@@ -36,13 +37,14 @@ def present_run(outcome: "Report") -> None:
     up, down = megabytes(outcome.megabytes("up")), megabytes(outcome.megabytes("down"))
     write("", run_table(outcome), Text(comparison.protocol, style="dim"))
     write(f"{up} MB up, {down} MB down, {outcome.gradients} gradients, {outcome.seconds:.1f} s of training")
-    for sentence in outcome.privacy:
+    for sentence in write_protection(comparison):
         write(sentence)
     return write_paths(run=folder, report=paths["report"])
 
 
 def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
     """Write the results of a comparison, say what to do, show its table and say what it shows."""
+    from atoll.report.protection import write_protection
     from atoll.report.summary import write_findings, write_verdict
 
     paths = comparison.save(folder)
@@ -52,7 +54,7 @@ def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) 
     write("", comparison.table(), Text(notes(comparison), style="dim"), "")
     if comparison.newcomers:
         write(newcomers_table(comparison), Text(newcomers_notes(comparison), style="dim"), "")
-    write(*map(Text, write_findings(comparison)))
+    write(*map(Text, [*write_findings(comparison), *write_protection(comparison)]))
     for missing in comparison.missing:
         say(missing, style="yellow")
     runs = len(comparison.outcomes) * len(comparison.seeds)

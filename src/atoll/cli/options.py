@@ -33,6 +33,7 @@ TASK, OWN, STEPS, ROUNDS, PROTECTION, ENGINE, TRACKING = (
         "Tracking",
     )
 )
+TOGETHER = option("Run side by side what need not wait: lanes of a GPU, workers of a cluster; there the default.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class OwnOptions:
     own: Annotated[Path | None, option("Your data: a folder with a file per client, or one file.", **OWN)] = None
     target: Annotated[str | None, option("The column to predict; else y.", **OWN)] = None
     client: Annotated[str | None, option("Of one file, the column that names the client.", **OWN)] = None
-    kind: Annotated[str, option("auto, classification, regression or tokens.", **OWN)] = "auto"
+    kind: Annotated[str, option("auto, classification, regression, tokens or ratings.", **OWN)] = "auto"
     features: Annotated[str | None, option("The columns to use, as age,sex; else all others.", **OWN)] = None
     categorical: Annotated[str | None, option("Columns of codes that look like numbers, as ward,icd.", **OWN)] = None
     classes: Annotated[str | None, option("How many, or the labels in order, as low,high.", **OWN)] = None
@@ -100,6 +101,9 @@ class Options(OwnOptions):
         str, option("How training images are changed: none, crop-flip, crop, simclr or simclr-batch.", **TASK)
     ] = "none"
     unseen: Annotated[float, option("Share of clients that take no part and are welcomed at the end.", **TASK)] = 0.0
+    devices: Annotated[
+        Path | None, option("CSV file with client, speed, memory, energy: how unequal devices are.", **TASK)
+    ] = None
     lr: Annotated[float, option("Step size.", **STEPS)] = 0.1
     batch_size: Annotated[int, option("Samples per step.", **STEPS)] = 10
     momentum: Annotated[float, option("Of a client's steps.", **STEPS)] = 0.0
@@ -147,7 +151,10 @@ class Options(OwnOptions):
     aggregate: Annotated[
         str, option("How replies become one: mean, or a rule: nnm+trimmed; see `atoll list rules`.", **PROTECTION)
     ] = "mean"
-    dp: Annotated[str, option("What is promised about a client: client:epsilon=4,delta=1e-5.", **PROTECTION)] = "none"
+    dp: Annotated[
+        str,
+        option("What is promised about a client: client:epsilon=4,clip=adaptive; or local:epsilon=50.", **PROTECTION),
+    ] = "none"
     secure: Annotated[
         str, option("What the server reads: all (none), or only sums of integers: sums, masks.", **PROTECTION)
     ] = "none"
@@ -190,6 +197,7 @@ class Options(OwnOptions):
             "augment", "unseen",
         )  # fmt: skip
         words = {name: getattr(self, name) for name in named}
+        words["devices"] = None if self.devices is None else str(self.devices.resolve())
         own = self.own_data()
         if own is not None:
             return Recipe.of_own(own, training=training, **words)

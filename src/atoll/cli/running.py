@@ -8,7 +8,7 @@ import typer
 
 from atoll.cli import completion
 from atoll.cli.display import listen, present_comparison, present_run, say, show_progress, write
-from atoll.cli.options import ROUNDS, Options, build_engine, with_options
+from atoll.cli.options import ROUNDS, TOGETHER, Options, build_engine, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.kernel.errors import EngineError, RunError, unknown
 from atoll.records.progress import call_all
@@ -56,7 +56,6 @@ def run(
 
 
 SELECT = option("Which round counts: last, best (on validation), or oracle (best on test).")
-TOGETHER = option("Run seeds and methods side by side, as lanes of one program; by default on a GPU.")
 REACH = option("Validation score whose rounds and MB are counted; else 95 % of FedAvg's best.", "--reach")
 
 

@@ -111,5 +111,5 @@ def check_mixes(algorithm: Algorithm, task: Facts) -> None:
         raise TaskError(
             f"{title_of(algorithm)} needs clients that all have one architecture. {task.name} has "
             f"{len(task.networks)}.",
-            hint="choose a single `model`, or a method that takes several: local, fedavg, feddf.",
+            hint="choose a single `model`, or a method that takes several: local, fedavg, feddf, fedmd.",
         )

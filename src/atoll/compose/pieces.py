@@ -9,7 +9,7 @@ checks. A piece may keep something with the clients; the method never sees it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,7 +32,7 @@ from atoll.kernel.algorithm import (
 )
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.errors import HyperparameterError, PrivacyError
 from atoll.kernel.hyperparameters import Range, Share
 from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.predictor import Answer
@@ -171,15 +171,17 @@ class Asam(OfTraining):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dpsgd(OfTraining):
+class Dpsgd(Piece):
     """Sample-level differential privacy: gradients of samples are cut to norm C, and noise is added to their sum.
 
     Every model that clients train is covered, those that they keep as well. A sample is in one sum per epoch, so E
     epochs in all cost sqrt(E) / z standard deviations, whatever the batch size; `report.privacy` says it as epsilon.
+    Statistics whose sensitivity the method declares get the same noise, at the price of one epoch each; a method that
+    sends anything else is refused.
     """
 
-    sample_clip: NonNegative = 1.0  # C: the largest norm of a sample's gradient; 0: none is cut
-    noise: NonNegative = 1.0  # z: standard deviation of the noise on a sum of gradients, over C
+    sample_clip: NonNegative = 1.0  # C: the largest norm of a sample's gradient, and of its features; 0: none is cut
+    noise: NonNegative = 1.0  # z: standard deviation of the noise on a sum, over C
 
     called: ClassVar[str] = "dpsgd"
     neutral: ClassVar[Mapping[str, Any]] = {"sample_clip": 0.0, "noise": 0.0}
@@ -189,15 +191,39 @@ class Dpsgd(OfTraining):
         super().__post_init__()
         if self.noise and not self.sample_clip:
             raise HyperparameterError("Noise is a multiple of the norm `sample_clip`, which must be above 0. Got 0.")
+        if not self.trains_by_sgd and "model" in self.sends.values():
+            raise HyperparameterError(
+                f"For sample-level privacy, a method must train by `sgd`. That in {name_of(self)} trains in another "
+                "way, or with these values not at all.",
+                hint="protect it at the level of clients instead: dp='client:epsilon=4'.",
+            )
+        if self.sample_clip and self.inner.defines("prepare"):
+            raise PrivacyError(
+                f"{name_of(self.inner)} asks clients for more before their first round, and sample-level privacy does "
+                "not cover that exchange.",
+                hint="protect every message instead: dp='local:epsilon=50'.",
+            )
+        self._require_covered({name for name, kind in self.sends.items() if kind != "model"} - self.releases)
+
+    def _require_covered(self, uncovered: Set[str]) -> None:
+        if self.sample_clip and uncovered:
+            raise PrivacyError(
+                f"Sample-level privacy covers what is trained, and statistics whose sensitivity is declared. What "
+                f"{name_of(self.inner)} sends as {', '.join(sorted(uncovered))} is neither.",
+                hint="protect it at the level of clients (dp='client:epsilon=4') or messages (dp='local:epsilon=50').",
+            )
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """Work as the method, along private gradients; write down how often each sample was used."""
         if not self.sample_clip:
             return self.inner.local(broadcast, cohort)
-        before = cohort.passes
-        update = self._train(Change(private=Private(self.sample_clip, self.noise)), broadcast, cohort)
-        passes = torch.full((len(cohort),), float(cohort.passes - before), device=cohort.lr.device)
-        cohort.observe(private_passes=passes)
+        before, change = cohort.passes, Change(private=Private(self.sample_clip, self.noise))
+        update = self.inner.local(broadcast, replace(cohort, changes=(*cohort.changes, change)))
+        covered = {name for fields in change.released for name in fields}
+        covered |= {name for name, kind in self.sends.items() if kind == "model" and change.measured}
+        self._require_covered({name for name, value in update.send.items() if len(value)} - covered)
+        times = cohort.passes - before + len(change.released)
+        cohort.observe(private_passes=torch.full((len(cohort),), float(times), device=cohort.device))
         return update
 
 
@@ -253,6 +279,7 @@ class Partial(Piece):
         if self.slowest == 1 and not self.stragglers:
             return self.inner.local(broadcast, cohort)
         work = np.array([self.share(cohort.task.seed, cohort.round, int(client)) for client in cohort.clients])
+        work = work if cohort.work is None else work * cohort.work  # on a device that is slow by itself
         cohort.observe(work=torch.from_numpy(work).to(cohort.device))
         return self.inner.local(broadcast, replace(cohort, work=work))
 

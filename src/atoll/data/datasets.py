@@ -12,7 +12,7 @@ Files are taken as they lie: the layouts below, or those that torchvision leaves
     hapt            hapt.npz in hapt/, or UCI's text files in hapt/RawData/ or "HAPT Data Set/RawData/"
     shakespeare     shakespeare_by_role.npz, or Jon Bosak's plays as *.xml, in shakespeare/
     movietweetings  movietweetings_100k.npz, or the original ratings.dat, in movietweetings/
-    movielens-100k  u.data, or the table ml-100k.inter that RecBole brings, in ml-100k/
+    movielens-100k  u.data, or ml-100k.inter of RecBole, or its wheel as it is (recbole-*.whl), in ml-100k/
     gaussian, linear, rotated-mnist, rotated-fashion-mnist: made by `atoll.data.synthetic`
     million         made by `atoll.data.million` for the clients that are asked, and not stored
 """
@@ -433,6 +433,7 @@ MOVIETWEETINGS = tuple(Layout("movietweetings", [file]) for file in ("movietweet
 MOVIELENS = (
     *(Layout(folder, ["u.data"]) for folder in ("ml-100k", "movielens-100k")),
     Layout("ml-100k", ["ml-100k.inter"]),
+    Layout("ml-100k", ["recbole-*.whl"]),
 )
 
 CATALOGUE: dict[str, Entry] = {

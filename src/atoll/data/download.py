@@ -91,7 +91,9 @@ BY_HAND: dict[str, str] = {
     "hapt": "unpack `HAPT Data Set.zip` of https://archive.ics.uci.edu/dataset/341 in the data folder.",
     "shakespeare": "put the plays of https://www.ibiblio.org/xml/examples/shakespeare/ (*.xml) into shakespeare/.",
     "femnist": "make it with LEAF (https://github.com/TalwalkarLab/leaf) and put data/all_data/*.json into femnist/.",
-    "movielens-100k": "put `u.data` of https://grouplens.org/datasets/movielens/100k/ into ml-100k/.",
+    "movielens-100k": "it may not be passed on. Put `u.data` of https://grouplens.org/datasets/movielens/100k/ into "
+    "ml-100k/ of the data folder, or the wheel that holds it, which is not installed: "
+    "pip download --no-deps recbole==1.2.1 --dest FOLDER/ml-100k",
 }
 BY_HAND |= {name: BY_HAND[source] for name, source in SAME_FILES.items() if source in BY_HAND}
 
@@ -140,6 +142,9 @@ CHECKSUMS: dict[str, dict[str, str]] = {
     "hapt": {"hapt.npz": "07fb45fa84ce2d6f552de47bb1970fa7ea94f46065a09c4b4cf9cfca59aa2266"},
     "shakespeare": {
         "shakespeare_by_role.npz": "541947243880e708346ce56050c1a4d1dc864ab2773704fb5d6929004d15b20f",
+    },
+    "movielens-100k": {
+        "recbole-1.2.1-py3-none-any.whl": "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
     },
     "movietweetings": {
         "ratings.dat": "c0dd868c2632d10002ebc928ddc5345f33adeaa59eca52c2941c26a2c5e36fd6",

@@ -207,18 +207,30 @@ class Ratings(NamedTuple):
 def read_ratings(path: Path) -> Ratings:
     """Read ratings: MovieTweetings from an npz file or its own text, user::item::rating::time; MovieLens from its own.
 
-    MovieLens-100K is `u.data`, the same four columns with tabs between them, or a table of them with a line of names.
+    MovieLens-100K is `u.data`, the same four columns with tabs between them, or a table of them with a line of names,
+    as it is in the wheel of RecBole.
     """
     with reading(path):
         if path.suffix == ".npz":
             with open_arrays(path) as arrays:
                 columns = [arrays[name] for name in ("user", "item", "rating", "timestamp")]
         else:
-            text = path.read_text(encoding="ascii").replace("::", " ")
+            text = (_read_member(path) if path.suffix == ".whl" else path.read_text(encoding="ascii")).replace(
+                "::", " "
+            )
             if text[:1].isalpha():  # the names of the columns: user_id:token, item_id:token, rating:float, ...
                 text = text.partition("\n")[2]
             columns = list(_parse_table(text, columns=4).T)
         return Ratings(*(column.astype(np.int64) for column in columns))
+
+
+def _read_member(wheel: Path) -> str:
+    """Return the table of MovieLens-100K in a wheel, which is neither installed nor run."""
+    with zipfile.ZipFile(wheel) as packed:
+        names = [name for name in packed.namelist() if name.endswith("/ml-100k.inter")]
+        if not names:
+            raise ValueError("it must have a file ml-100k.inter, as recbole 1.2.1 has")
+        return packed.read(names[0]).decode("ascii")
 
 
 def _parse_table(text: str, columns: int) -> Numbers:

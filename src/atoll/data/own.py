@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from atoll.data.datasets import Dataset
 from atoll.data.dates import ISO, find_forms, parse_dates
+from atoll.data.ratings import LEAST_FEWEST, list_interactions, read_columns
 from atoll.data.rows import Rows
 from atoll.data.schema import Feature, Schema
 from atoll.data.splits import Rule
@@ -30,7 +31,7 @@ from atoll.kernel.objective import PerSample, absolute_error, accuracy, cross_en
 
 log = logging.getLogger("atoll.data")
 
-Kind = Literal["auto", "classification", "regression", "tokens"]
+Kind = Literal["auto", "classification", "regression", "tokens", "ratings"]
 Standardise = Literal["auto", "none", "client", "global"]
 LoneLabels = Literal["warn", "error"]
 
@@ -197,8 +198,15 @@ def read(
     whole numbers, how many there are. Numbers are returned as they are; `standardise` says whose training samples give
     the mean and spread with which a task scales them. `group`, `order` (with a `gap`) and `split` are columns that
     decide the split of each sample. With a `schema` from elsewhere, nothing is found out from these data.
+
+    Of `kind="ratings"`, one table says who (`client`) had to do with what (`target`) and when (`order`).
     """
     _require_known("lone_labels", lone_labels, LoneLabels)
+    if kind == "ratings":
+        _require_unset(
+            features=features, categorical=tuple(categorical), classes=classes, group=group, split=split, schema=schema
+        )
+        return _read_interactions(source, client, target, order, min_samples, name)
     rows = Rows.of(source, client)
     _require_samples(rows, min_samples)
     apart = [one for one in (client, group, order, split) if one is not None]
@@ -237,6 +245,27 @@ def read(
     )
 
 
+def _read_interactions(
+    source: Any, client: str | None, target: str | None, order: str | None, min_samples: int, name: str | None
+) -> OwnData:
+    """Read a table of ratings, in which every user is a client; its last rating is for testing."""
+    roles = {"client": client or "user", "target": target or "item", "order": order or "time"}
+    title = name or name_of(source)
+    fewest = (max(min_samples, LEAST_FEWEST), 1)
+    columns = read_columns(source, roles)
+    return OwnData(**list_interactions(title, "own ratings", *columns, fewest=fewest, level=logging.WARNING))
+
+
+def _require_unset(**words: Any) -> None:
+    """Raise if something is said that ratings do not need."""
+    for word, value in words.items():
+        if value not in (None, ()):
+            raise TaskError(
+                f"Of ratings only who, what and when is read, so `{word}` must be left out. Got {value!r}.",
+                hint="`client` is the column of users, `target` that of items, `order` that of times.",
+            )
+
+
 def find_schema_of(source: Any, *, client: str | None = None, apart: Sequence[str] = (), **words: Any) -> Schema:
     """Find out what the columns of a file, of a folder or of data in memory are; `apart` lists what is no feature."""
     alone = isinstance(source, str | Path) and Path(source).is_file() and client is None
@@ -271,6 +300,8 @@ def find_schema(
     """Find out what the columns of data are; those `apart` are neither features nor the target."""
     _require_known("kind", kind, Kind)
     _require_known("standardise", standardise, Standardise)
+    if kind == "ratings":
+        raise TaskError("Ratings have no schema: users and items are what they are.", hint="leave `kind` out.")
     target = target or "y"
     to_shift = kind == "tokens" and target not in rows.names
     used = _select(rows, [*([] if to_shift else [target]), *apart], features)

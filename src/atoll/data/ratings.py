@@ -7,12 +7,15 @@ validation, all earlier ones train: the same for every method, and other users' 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from atoll.data.dates import ISO, parse_dates
 from atoll.data.tables import table_of
 from atoll.kernel.errors import DataError
 from atoll.kernel.ranking import RANKINGS
@@ -29,9 +32,9 @@ def core(user: Numbers, item: Numbers, users: int, items: int) -> NDArray[np.boo
     """Return which interactions stay where users and items with fewer than so many are left out, again and again."""
     keep = np.ones(len(user), dtype=bool)
     while True:
-        of_user, of_item = np.bincount(user[keep], minlength=1), np.bincount(item[keep], minlength=1)
-        of_user.resize(int(user.max(initial=0)) + 1)
-        of_item.resize(int(item.max(initial=0)) + 1)
+        of_user, of_item = (
+            np.bincount(numbers[keep], minlength=int(numbers.max(initial=0)) + 1) for numbers in (user, item)
+        )
         still: NDArray[np.bool_] = keep & (of_user[user] >= users) & (of_item[item] >= items)
         if still.sum() == keep.sum():
             return still
@@ -40,14 +43,14 @@ def core(user: Numbers, item: Numbers, users: int, items: int) -> NDArray[np.boo
 
 def list_interactions(
     name: str, source: str, user: Any, item: Any, time: Any, *, fewest: tuple[int, int] = (FEWEST, FEWEST),
-    leak: bool = False,
+    leak: bool = False, level: int = logging.INFO,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the fields of a data set of interactions: of users and items with at least the `fewest` of them.
 
     Of ties in time, the item with the smaller number comes first. An item that a user has twice counts once, the first
     time. A sample holds the items that training must not draw as negatives although the user has not trained on them:
     none, unless `leak`, as some published code has it; then these are the user's items for validation and testing, and
-    the answer is given away.
+    the answer is given away. What is left out, and what cannot be found, is logged at `level`.
     """
     if fewest[0] < LEAST_FEWEST:
         raise DataError(
@@ -59,7 +62,10 @@ def list_interactions(
     order = np.lexsort((item, np.asarray(time), user))
     first = np.sort(np.unique(user[order] * len(items) + item[order], return_index=True)[1])
     user, item = user[order][first], item[order][first]
-    stay = core(user, item, *fewest)
+    stay, few = core(user, item, *fewest), int((np.bincount(user, minlength=len(users)) < fewest[0]).sum())
+    if few:
+        words = "%s: %d of %d users have fewer than %d ratings and are left out"
+        log.log(level, words, name, few, len(users), fewest[0])
     if not stay.any():
         raise DataError(
             f"There must be users with {fewest[0]} ratings or more of items with {fewest[1]} or more. "
@@ -73,9 +79,10 @@ def list_interactions(
     in_training = np.bincount(item[~last & ~before], minlength=len(known)) > 0
     lost = int((~in_training[item[last]]).sum())
     if lost:
-        log.info(
-            "%s: %d of %d test items are in nobody's training data: no method can find them", name, lost, len(kept)
-        )
+        log.log(
+            level, "%s: of %d users, %d have a test item that is in nobody's training data: no method can find it",
+            name, len(kept), lost,
+        )  # fmt: skip
     avoid = np.full((len(item), 2), len(known), dtype=np.int64)
     if leak:
         avoid = np.stack([item[before][owner], item[last][owner]], axis=1)
@@ -86,12 +93,21 @@ def list_interactions(
     }  # fmt: skip
 
 
-def read_columns(source: Any, user: str, item: str, time: str) -> tuple[Any, Any, Any]:
-    """Read who had to do with which item when, from a file or a frame of ratings; say which column is missing."""
+WHY = "Leave-one-out needs an order: the last rating of a user is for testing."
+
+
+def read_columns(source: Any, roles: Mapping[str, str]) -> tuple[Any, Any, Any]:
+    """Read who had to do with which item when, from a file or a frame of ratings; say which column is missing.
+
+    `roles` has the three columns in this order, by the names of the arguments that say them.
+    """
+    if isinstance(source, str | Path) and Path(source).is_dir():
+        raise DataError(f"Ratings must be in one file, with a column of users. {source} is a folder.")
     table = table_of(source)
-    for what, column in (("user", user), ("item", item), ("time", time)):
+    user, item, time = roles.values()
+    for what, column in roles.items():
         if column not in table.columns:
-            why = " Leave-one-out needs an order: the last rating of a user is for testing." if what == "time" else ""
+            why = f" {WHY}" if column == time else ""
             raise DataError(
                 f"Ratings must have a column {column!r} for `{what}`.{why} The columns of {table.where} are: "
                 f"{', '.join(table.columns)}.",
@@ -99,12 +115,14 @@ def read_columns(source: Any, user: str, item: str, time: str) -> tuple[Any, Any
             )
     times = table.columns[time]
     when = np.array([as_number(cell) for cell in times])
+    dates = parse_dates([str(cell) for cell in times]) if np.isnan(when).all() else None
+    when = when if dates is None else dates
     if np.isnan(when).any():
         row = int(np.flatnonzero(np.isnan(when))[0])
         raise DataError(
-            f"Every rating must have a time, as a number such as seconds. {table.place(row)} has {times[row]!r} in "
-            f"{time!r}.",
-            hint="leave such ratings out, or turn dates into numbers.",
+            f"Every rating must have a time, as a number such as seconds or as a date. {table.place(row)} has "
+            f"{times[row]!r} in {time!r}.",
+            hint=f"leave such ratings out; dates must look like {ISO}.",
         )
     return table.columns[user].astype(str), table.columns[item].astype(str), when
 

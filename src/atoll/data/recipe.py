@@ -35,6 +35,7 @@ class Recipe(NamesChecked):
     public: float = 0.0  # share that everybody may see, taken before dealing
     augment: str = "none"  # how training images are changed: none, crop-flip, crop, simclr or simclr-batch
     unseen: float = 0.0  # share of clients that take no part, and are welcomed after the last round
+    devices: str | None = None  # a CSV file that says how fast clients are, what they can hold, how long they last
     training: Training = field(default_factory=Training)
     own: Own | None = None  # data of the user's, which `dataset` is then only a name for
 
@@ -76,6 +77,7 @@ class Recipe(NamesChecked):
             augment=augment.parse(self.augment),
             facts={"recipe": {**self.words, "partition": words}},
         )
+        task = task if self.devices is None else task.with_devices(self.devices)
         return task.hold_out(self.unseen, deal)
 
     def _require_natural(self) -> None:
@@ -105,6 +107,7 @@ class Recipe(NamesChecked):
             shares=shares_of(self.split),
             facts={"recipe": {**self.words, "partition": "natural"}},
         )
+        task = task if self.devices is None else task.with_devices(self.devices)
         return task.hold_out(self.unseen, deal)
 
     def with_seed(self, seed: int) -> Recipe:
@@ -114,7 +117,7 @@ class Recipe(NamesChecked):
     @property
     def words(self) -> dict[str, Any]:
         """The recipe as a run's configuration holds it; the training stands there by itself."""
-        left_out = {"training"} | ({"own"} if self.own is None else set())  # older runs know nothing of own data
+        left_out = {"training"} | {name for name in ("own", "devices") if getattr(self, name) is None}  # as older runs
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod

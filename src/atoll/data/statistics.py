@@ -46,6 +46,7 @@ class Statistics:
     target_shift: Floats | None = None
     feature_distance: Floats | None = None
     groups: Whole | None = None  # planted, where they are known
+    speed: Floats | None = None  # of their devices, where it is known
     names: tuple[str, ...] | None = None  # of the clients; their numbers by default
 
     def __repr__(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from atoll.data.building import (
     take_out,
 )
 from atoll.data.datasets import Dataset
+from atoll.data.devices import Devices
 from atoll.data.duplicates import digests, duplicates
 from atoll.data.partition import Natural, Partition, Shifted
 from atoll.data.preprocessing import Preprocessing, Scaling, plain_scaling
@@ -75,6 +78,7 @@ class Task:
     unseen: Task | None = None  # clients that take no part, but are welcomed and evaluated after the last round
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was made, for the run's configuration
     recommends: bool = False  # whether classes are items, of which those that a client knows are no candidates
+    devices: Devices | None = None  # how fast clients are, what they can hold, how long they last; None: no limits
     scaling: Scaling | None = None  # how raw samples of own data became numbers, client by client
 
     def __post_init__(self) -> None:
@@ -228,6 +232,7 @@ class Task:
             names=None if self.names is None else tuple(self.names[k] for k in clients),
             groups=None if self.groups is None else self.groups[clients],
             architecture=None if self.architecture is None else self.architecture[clients],
+            devices=None if self.devices is None else self.devices.of(clients),
             scaling=None if self.scaling is None else self.scaling.of(clients),
         )
 
@@ -239,8 +244,19 @@ class Task:
             sample=self.x.new_zeros(self.x.shape[1:]), target=self.y.new_zeros(self.y.shape[1:]), seed=seed,
             largest={name: int(split.sizes(everybody).max(initial=0)) for name, split in self.splits.items()},
             has_public=self.public is not None, networks=self.networks, architecture=self.architecture,
-            recommends=self.recommends,
+            recommends=self.recommends, speed=None if self.devices is None else self.devices.speed,
         )  # fmt: skip
+
+    def with_devices(self, devices: Devices | Path | str) -> Task:
+        """Return the same task on these devices, or those of a CSV file: unequal speed, memory and energy.
+
+        A client with too little memory has the largest network that it can hold.
+        """
+        if not isinstance(devices, Devices):
+            devices = Devices.read(devices, self.clients, self.names)
+        chosen = devices.deal(self.networks or (self.network,), self.names)
+        unequal = self.architecture is not None and np.isfinite(devices.memory).any()
+        return replace(self, devices=devices, architecture=chosen if unequal else self.architecture)
 
     def public_for(self, who: str) -> tuple[Tensor, Tensor]:
         """Return the public samples; raise if there are none, which `who` needs."""
@@ -286,7 +302,8 @@ class Task:
     def fingerprint(self) -> str:
         """A digest of all samples and targets, those of the server too, of who has them, and of how they are split."""
         of_the_server = [None if pair is None else [*map(content, pair)] for pair in (self.central, self.public)]
-        return _digest(self.samples, of_the_server, None if self.unseen is None else self.unseen.samples)[:16]
+        more = [] if self.devices is None else [self.devices.digest]  # older runs know nothing of devices
+        return _digest(self.samples, of_the_server, None if self.unseen is None else self.unseen.samples, *more)[:16]
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -297,7 +314,8 @@ class Task:
         x, y, held, _ = train.hold(self.x, self.y, everybody)
         parts = np.split(held.order.cpu().numpy(), held.offsets[1:-1])
         features = x.cpu().numpy() if x.is_floating_point() else None
-        return statistics(y.cpu().numpy(), parts, self.classes, features, self.groups, self.names)
+        found = statistics(y.cpu().numpy(), parts, self.classes, features, self.groups, self.names)
+        return found if self.devices is None else replace(found, speed=self.devices.speed)
 
     @classmethod
     def build(
@@ -417,8 +435,9 @@ class Task:
         Every user is a client. The last rating of each is for testing, the one before it for validation, so ratings
         need a time. Users and items with fewer than the `fewest` ratings are left out.
         """
-        columns = read_columns(source, user, item, time)
-        dataset = Dataset(**list_interactions(name, "a table of ratings", *columns, fewest=fewest))
+        columns = read_columns(source, {"user": user, "item": item, "time": time})
+        fields = list_interactions(name, "a table of ratings", *columns, fewest=fewest, level=logging.WARNING)
+        dataset = Dataset(**fields)
         return cls.build(dataset, Natural(), model=model, seed=seed, training=training)
 
     @classmethod

@@ -18,6 +18,7 @@ from atoll.data.task import Task
 from atoll.deploy.engine import Federation, SitesEngine, Transport
 from atoll.deploy.journal import Journal
 from atoll.deploy.keys import PublicKey
+from atoll.deploy.masking import require_hidden
 from atoll.deploy.tasks import learn_sizes
 from atoll.deploy.terms import Place
 from atoll.federation import federate
@@ -53,6 +54,8 @@ def coordinate(
         for oldest in Run.open(folder).checkpoints()[:1]:
             journal.forget(oldest - 1 - method.exchanges)
     settings = replace(more.pop("settings", None) or Settings(), rounds=terms.rounds, seed=terms.seed)
+    if more.get("secure", settings.secure) != "none":
+        require_hidden(terms)
     sites = SitesEngine(federation, transport, journal, engine=engine, metric=more.get("metric", settings.metric))
     return federate(task, method, settings=settings, engine=sites, folder=folder, resume=resume, **more)
 

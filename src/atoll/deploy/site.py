@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,9 @@ import torch
 from atoll.data.task import Task
 from atoll.deploy import messages
 from atoll.deploy.keys import Key
+from atoll.deploy.masking import STEPS, SiteMasks, mask_rows
 from atoll.deploy.messages import Message, require_in_time, require_version
+from atoll.deploy.protection import digest_protection
 from atoll.deploy.store import Pending, State, Store
 from atoll.deploy.tasks import SitePopulation, place_at_site
 from atoll.deploy.terms import Terms
@@ -36,6 +38,8 @@ from atoll.kernel.params import Tree, flatten, stacked_leaves
 from atoll.kernel.sources import own_digest
 from atoll.kernel.wrapper import title_of
 from atoll.metrics.evaluation import Evaluate
+from atoll.privacy.masks import MaskingClient
+from atoll.runtime.channel import Channel, Sent
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch, Trainings
 from atoll.runtime.memory import RamMemory
@@ -56,6 +60,11 @@ class Received:
     counted: str | None  # the job of which the coordinator accepted this site's reply last
     task: Task
     own: Clients
+
+    @property
+    def protection(self) -> str:
+        """What the protection of its reply is known by."""
+        return digest_protection(self.order.stages, masked=self.order.masked)
 
     @property
     def is_last(self) -> bool:
@@ -112,10 +121,10 @@ class Site:
             if state.pending is not None and state.pending.job == message.digest:
                 return store.reply(state.pending)
             self._require_next(state, received)
+            self._require_protection(state, received)
             state = store.settle(state, received.counted)
             memory = store.memory(state, received.terms.clients, received.task.network.layout)
-            answer = self._work(received, memory, store.folder)
-            about, tree = answer.write()
+            about, tree = self._answer(received, state, memory, store.folder)
             about |= {"answers": message.digest, "site": received.site, "terms": received.terms.digest}
             header = message.header
             reply = messages.write(
@@ -128,7 +137,32 @@ class Site:
             )  # fmt: skip
             store.save(state, memory, pending, reply)
             store.forget_training()
+            if received.order.step is not None and received.order.step.name == STEPS[-1]:
+                SiteMasks(store.folder).forget()
         return reply
+
+    def _answer(self, received: Received, state: State, memory: RamMemory, folder: Path) -> tuple[dict[str, Any], Tree]:
+        """Return the answer to a job as a message holds it."""
+        order = received.order
+        sizes = self._count_samples(received, state)
+        if order.step is None or order.phases:
+            return replace(self._work(received, memory, folder), samples=sizes).write()
+        clients = sorted(int(client) for part in order.parts for client in part.clients)
+        tree = SiteMasks(folder).answer(received.message, order.step, clients, order.relay)
+        return Answer((), (), sizes).write()[0], tree
+
+    def _count_samples(self, received: Received, state: State) -> dict[str, list[int]]:
+        """Return what the site tells about its sizes: under stages that hide them, only those that scores need."""
+        own, _ = self._task(received.terms, received.site)
+        everybody = np.arange(own.clients)
+        told = set(own.splits)
+        if state.hides_sizes:
+            scored = any(isinstance(phase, Evaluate) for phase in received.order.phases)
+            told = {"val", "test"} if scored else set()
+        return {
+            name: split.sizes(everybody).tolist() if name in told else [0] * own.clients
+            for name, split in own.splits.items()
+        }
 
     def receive(self, message: Message) -> Received:
         """Read a job; raise RefusedError, with the reason, for one that this site does not do."""
@@ -211,10 +245,23 @@ class Site:
                 hint="take the newest file of the coordinator.",
             )
 
+    def _require_protection(self, state: State, received: Received) -> None:
+        """Raise for a job whose replies would be protected in another way than those before."""
+        order = received.order
+        if state.protection and state.protection != received.protection:
+            raise received.message.refuse(
+                "messages must be protected as in the rounds before. It asks for another protection",
+                hint="what messages pass before they leave must not change within a federation.",
+            )
+        if order.masked and order.step is None and any(phase.replies for phase in order.phases):
+            raise received.message.refuse("messages must leave under masks. It asks for one without")
+
     def _first_state(self, received: Received) -> State:
         own, _ = self._task(received.terms, received.site)
         return State(
             site=received.site, coordinator=received.message.header.key, terms=received.terms.digest, data=own.samples,
+            protection=received.protection,
+            hides_sizes=any(stage.hides_weight for stage in received.order.stages),
         )  # fmt: skip
 
     def _store(self, message: Message) -> Store:
@@ -237,18 +284,28 @@ class Site:
     # -- its work --------------------------------------------------------------------------------------------------
     def _work(self, received: Received, memory: RamMemory, folder: Path) -> Answer:
         """Do the phases of a job, one after another; what clients keep goes to the memory."""
-        population = self._population(received, memory, folder)
+        population, order = self._population(received, memory, folder), received.order
+        masking: Mapping[int, MaskingClient] | None = None
+        if order.step is not None:
+            asked = sorted(int(client) for part in order.parts for client in part.clients)
+            masking = SiteMasks(folder).prepare(received.message, order.step, asked, order.relay)
         outcomes, lost = [], []
-        for phase in received.order.phases:
+        for phase in order.phases:
             done, failed = self._run(phase, received, population)
             for one in done:
-                _keep(one, phase, received.order.round)
-            outcomes.append(tuple(outcome_of(phase, one) for one in done))
+                _keep(one, phase, order.round)
+            outcomes.append(tuple(outcome_of(phase, one, self._send(one, received, masking)) for one in done))
             lost.append(failed)
-        own, _ = self._task(received.terms, received.site)
-        everybody = np.arange(own.clients)
-        samples = {name: split.sizes(everybody).tolist() for name, split in own.splits.items()}
-        return Answer(tuple(outcomes), tuple(lost), samples)
+        return Answer(tuple(outcomes), tuple(lost), {})
+
+    def _send(self, done: Done[Any], received: Received, masking: Mapping[int, MaskingClient] | None) -> Sent | None:
+        """Return what leaves the site of an update once it has passed all stages, and masks; None if it is none."""
+        if not isinstance(done.result, Update):
+            return None
+        order = received.order
+        channel = Channel(order.stages, seed=received.terms.seed)
+        sent = channel.send(order.method, done.clients, done.result, order.round, done.memory)
+        return sent if masking is None else mask_rows(sent, done.clients.tolist(), masking)
 
     def _population(self, received: Received, memory: RamMemory, folder: Path) -> SitePopulation:
         task, terms = received.task, received.terms

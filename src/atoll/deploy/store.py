@@ -52,6 +52,8 @@ class State(Record):
     coordinator: str  # the public key whose jobs it takes
     terms: str  # the digest of what was agreed
     data: str  # the fingerprint of the site's samples
+    protection: str = ""  # the digest of what messages pass before they leave
+    hides_sizes: bool = False  # whether it does not tell how many training samples it has
     kept: str | None = None  # the file of what clients keep, committed
     kept_sha256: str | None = None
     committed: str | None = None  # the digest of the job after which it was committed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,18 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.compose import from_record, to_record
-from atoll.deploy.messages import Message
-from atoll.kernel.algorithm import Algorithm, Update
+from atoll.deploy.masking import Step, read_step
+from atoll.deploy.messages import LARGEST_BODY, Message
+from atoll.deploy.protection import read_forms, read_stages, require_passed, write_forms, write_stages
+from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError, PayloadError
 from atoll.kernel.job import AssignedJob, AtTheEnd, Done, Finish, Phase
 from atoll.kernel.params import Layout, Stack, Tree, flatten
 from atoll.kernel.sources import own_digest
 from atoll.metrics.evaluation import KEPT, Evaluate
 from atoll.runtime.assignments import PHASES as WORK
+from atoll.runtime.channel import Place, Sent, Stage
+from atoll.runtime.channel.stages import Form
 
 Clients = NDArray[np.int64]
 PHASES: dict[str, Any] = {**WORK, "evaluate": Evaluate}  # what sites may be asked to do
@@ -90,6 +94,10 @@ class Order:
     round: int
     broadcast: Tree
     parts: tuple[Part, ...]
+    stages: tuple[Stage, ...] = ()  # that replies of this federation pass before they leave
+    masked: bool = False  # whether they leave under masks only
+    step: Step | None = None  # of a sum under masks
+    relay: Tree = None  # what other clients sent for this step
 
     def write(self) -> tuple[dict[str, Any], Tree]:
         """Return the order as a header and a body hold it."""
@@ -97,10 +105,14 @@ class Order:
             "phases": [write_phase(one) for one in self.phases],
             "method": write_method(self.method),
             "clients": [one.clients.tolist() for one in self.parts],
+            "stages": write_stages(self.stages),
+            "masked": self.masked,
+            "masks": None if self.step is None else asdict(self.step),
         }
         tree = {
             "broadcast": self.broadcast,
             "parts": [{"clients": torch.from_numpy(one.clients), "unicast": one.unicast} for one in self.parts],
+            "relay": self.relay,
         }
         return about, tree
 
@@ -113,7 +125,12 @@ class Order:
             phases = tuple(read_phase(one) for one in message.header.about["phases"])
             parts = [Part(one["clients"].cpu().numpy().astype(np.int64), one["unicast"]) for one in tree["parts"]]
             mine = tuple(one for one in parts if np.isin(one.clients, own).all())
-            return cls(phases, method, message.header.round, tree["broadcast"], mine)
+            about = message.header.about
+            step = None if about["masks"] is None else read_step(about["masks"])
+            return cls(
+                phases, method, message.header.round, tree["broadcast"], mine, read_stages(about["stages"]),
+                bool(about["masked"]), step, tree["relay"],
+            )  # fmt: skip
 
     def jobs(self, phase: Phase) -> list[AssignedJob]:
         """Return the jobs of a phase, one for each part."""
@@ -131,6 +148,12 @@ class Outcome:
     result: Tree  # of an update, its fields by name; of an evaluation, sums by split; None: nothing
     weight: torch.Tensor | None
     gradients: int
+    forms: Mapping[str, Form] = field(default_factory=dict)  # what packed fields were
+
+    @property
+    def sent(self) -> Sent:
+        """The update as it left its clients."""
+        return Sent(self.result, self.weight, self.forms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +170,7 @@ class Answer:
             "samples": {split: list(map(int, counts)) for split, counts in self.samples.items()},
             "lost": [{str(client): reason for client, reason in one.items()} for one in self.lost],
             "gradients": [[one.gradients for one in some] for some in self.outcomes],
+            "forms": [[write_forms(one.forms) for one in some] for some in self.outcomes],
         }
         tree = [
             [{"clients": torch.from_numpy(one.clients), "result": one.result, "weight": one.weight} for one in some]
@@ -157,9 +181,12 @@ class Answer:
     @classmethod
     def read(
         cls, message: Message, layout: Layout, *, phases: Sequence[Phase], method: Algorithm, asked: Sequence[int],
-        own: Clients, device: torch.device,
+        own: Clients, device: torch.device, stages: Sequence[Stage] = (), seed: int = 0, largest: int = LARGEST_BODY,
     ) -> Answer:  # fmt: skip
-        """Read the answer of a site with its `own` clients, of which some were `asked` to do phases of a method."""
+        """Read the answer of a site with its `own` clients, of which some were `asked` to do phases of a method.
+
+        What it holds must have passed all `stages`, and not need more than `largest` bytes once it is unpacked.
+        """
         tree = message.tree(layout, device)
         with message.guarding():
             about = message.header.about
@@ -169,24 +196,29 @@ class Answer:
             ):
                 raise message.refuse("it must say how many samples each client has, by split")
             lost = [{int(client): str(why)[:300] for client, why in one.items()} for one in about["lost"]]
-            outcomes, gradients = [], about["gradients"]
-            if not len(tree) == len(lost) == len(gradients) == len(phases):
+            outcomes, gradients, forms = [], about["gradients"], about["forms"]
+            if not len(tree) == len(lost) == len(gradients) == len(forms) == len(phases):
                 raise message.refuse(f"it must answer {len(phases)} phase(s)")
-            for phase, some, failed, costs in zip(phases, tree, lost, gradients, strict=True):
+            for phase, some, failed, costs, packed in zip(phases, tree, lost, gradients, forms, strict=True):
                 found = tuple(
-                    Outcome(one["clients"].cpu().numpy().astype(np.int64), one["result"], one["weight"], int(cost))
-                    for one, cost in zip(some, costs, strict=True)
-                )
+                    Outcome(
+                        one["clients"].cpu().numpy().astype(np.int64), one["result"], one["weight"], int(cost),
+                        read_forms(message, form, layout, largest),
+                    )
+                    for one, cost, form in zip(some, costs, packed, strict=True)
+                )  # fmt: skip
                 there = sorted([*failed, *(int(k) for one in found for k in one.clients)])
                 if there != sorted(asked):
                     raise message.refuse(f"it must answer for the clients {[*asked]}, each once. It does for {there}")
                 for one in found:
-                    _require_fit(message, phase, one, method)
+                    _require_fit(message, phase, one, method, stages, seed)
                 outcomes.append(found)
             return cls(tuple(outcomes), tuple(lost), samples)
 
 
-def _require_fit(message: Message, phase: Phase, one: Outcome, method: Algorithm) -> None:
+def _require_fit(
+    message: Message, phase: Phase, one: Outcome, method: Algorithm, stages: Sequence[Stage], seed: int
+) -> None:
     """Raise unless what came of some clients' work has a row for each, is finite, and is what the method declares."""
     result, rows = one.result, len(one.clients)
     if result is not None and not isinstance(result, dict):
@@ -194,15 +226,14 @@ def _require_fit(message: Message, phase: Phase, one: Outcome, method: Algorithm
     fields: Mapping[str, Any] = result or {}
     if isinstance(phase, Evaluate) and set(fields) != set(phase.on):
         raise message.refuse(f"it must hold the scores of {', '.join(phase.on)}")
-    if not isinstance(phase, AtTheEnd):
-        undeclared = sorted(set(fields) - set(method.sends))
-        if undeclared:
-            raise message.refuse(f"it holds {', '.join(undeclared)}, which the method does not send")
     for name, value in fields.items():
         if not isinstance(value, Stack) or (len(value) and value.clients != rows):
             raise message.refuse(f"{name} must have one row for each of {rows} client(s)")
     if one.weight is not None and (not isinstance(one.weight, torch.Tensor) or one.weight.shape != (rows,)):
         raise message.refuse(f"weight must have one number for each of {rows} client(s)")
+    if not isinstance(phase, AtTheEnd) and result is not None:
+        place = Place(message.header.round, one.clients, method.sends, None, seed)
+        fields = require_passed(message, one.sent, stages, place).fields
     for leaf in flatten([dict(fields), one.weight])[0]:
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise message.refuse("it must be finite. It holds numbers that are not")
@@ -210,19 +241,19 @@ def _require_fit(message: Message, phase: Phase, one: Outcome, method: Algorithm
         raise message.refuse("weight must not be negative")
 
 
-def outcome_of(phase: Phase, done: Done[Any]) -> Outcome:
-    """Return what leaves a site of some clients' work; what they keep and what they observed stays."""
-    result: Tree = None
-    weight = None
-    if isinstance(done.result, Update):
-        result, weight = dict(done.result.send), done.result.weight
-    elif isinstance(phase, Finish):  # its result is what clients keep: only that there is one leaves
-        result = None if done.result is None else {}
-    else:
-        result = done.result
+def outcome_of(phase: Phase, done: Done[Any], sent: Sent | None = None) -> Outcome:
+    """Return what leaves a site of some clients' work; what they keep and what they observed stays.
+
+    Of an update it is what they `sent` once it had passed all stages.
+    """
+    if sent is not None:
+        return Outcome(done.clients, dict(sent.fields), sent.weight, done.gradients, sent.forms)
+    result: Tree = done.result
+    if isinstance(phase, Finish) and result is not None:  # it is what clients keep: only that there is one leaves
+        result = {}
     if isinstance(phase, Evaluate) and any(name in KEPT for stack in done.result.values() for name in stack):
         raise DeployError(
             f"Only sums of scores leave a site. {phase.metric!r} needs the answers to single samples.",
             hint="choose a metric that is a mean over samples.",
         )
-    return Outcome(done.clients, result, weight, done.gradients)
+    return Outcome(done.clients, result, None, done.gradients)

@@ -220,6 +220,7 @@ def advise(
     settings: Settings | None = None,
     engine: LocalEngine | ClusterEngine | None = None,
     folder: Path | str | None = None,
+    together: bool | None = None,
     progress: bool = True,
     say: Say | None = None,
     **more: Any,
@@ -245,7 +246,17 @@ def advise(
         raise RunError(f"With one upload there is one round. Got rounds={settings.rounds}.", hint="leave out `rounds`.")
     reads = partial(_may_read_validation, methods, constraints)
     with open_race(
-        "advise", task, methods, settings, engine, folder, options, reads=reads, progress=progress, say=say
+        "advise",
+        task,
+        methods,
+        settings,
+        engine,
+        folder,
+        options,
+        reads=reads,
+        together=together,
+        progress=progress,
+        say=say,
     ) as course:
         return _race_methods(course, methods, constraints)
 
@@ -272,8 +283,7 @@ def _race_methods(course: Course, methods: list[Algorithm | str], constraints: C
         if arm is not None:
             rivals.append(arm)
     kept = _drop_methods(course, [local, fedavg, *rivals], constraints)
-    for arm in kept:
-        course.finish(arm)
+    race.run(kept, race.rounds)
     return _conclude(course, kept, local, fedavg, look, constraints, reasons)
 
 

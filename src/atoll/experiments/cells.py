@@ -19,7 +19,7 @@ from atoll.data.task import Task
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine
-from atoll.kernel.errors import RunError
+from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.sources import file_digest
 from atoll.records.configuration import Settings, is_another_model
 from atoll.records.labels import label
@@ -38,9 +38,25 @@ KEPT_SHARE = 0.5  # of a GPU's memory may go to what the clients of runs side by
 COPIES = 3  # of a model, that a client may keep: its own, another one, a velocity
 
 
+class Pause(threading.Event):
+    """Stops one run, at a round of its own or when all are to stop."""
+
+    def __init__(self, everything: threading.Event) -> None:
+        super().__init__()
+        self._everything = everything
+
+    def is_set(self) -> bool:
+        """Return whether the run is to end after its round."""
+        return super().is_set() or self._everything.is_set()
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One method with one seed, and what is there of its run."""
+    """One method with one seed, and what is there of its run.
+
+    With `until`, it pauses after so many rounds, and one that diverges ends there without a word: it is judged by how
+    far it came.
+    """
 
     name: str
     algorithm: Algorithm
@@ -48,14 +64,22 @@ class Cell:
     task: Task
     settings: Settings
     folder: Path | None  # of the comparison
+    until: int | None = None
     done: Report | None = None
 
     @classmethod
     def find(
-        cls, name: str, algorithm: Algorithm, seed: int, task: Task, settings: Settings, folder: Path | None
+        cls,
+        name: str,
+        algorithm: Algorithm,
+        seed: int,
+        task: Task,
+        settings: Settings,
+        folder: Path | None,
+        until: int | None = None,
     ) -> Cell:
         """Look for a run in the folder of a comparison; raise if one is there that had other data."""
-        cell = cls(name, algorithm, seed, task, settings_of(algorithm, settings, seed), folder)
+        cell = cls(name, algorithm, seed, task, settings_of(algorithm, settings, seed), folder, until)
         if cell.place is None or not (cell.place / "config.json").exists():
             return cell
         done = Report.read(cell.place)
@@ -72,26 +96,56 @@ class Cell:
         """How the run begins."""
         return "new" if self.done is None else "reused" if self.done.finished else "resumed"
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to run."""
+        if self.done is None or self.until is None:
+            return self.done is not None and self.done.finished
+        return self.done.done >= min(self.until, self.settings.rounds)
+
     def run(self, engine: Engine, stop: threading.Event, on_round: OnRound | None, on_epoch: OnEpoch | None) -> Report:
         """Return the report of the run, of which the missing part is made; raise KeyboardInterrupt if it is stopped."""
         report = self.done
-        if report is None or not report.finished:
+        if not self.is_done:
+            pause = Pause(stop)
             try:
                 made = federate(
                     self.task, self.algorithm, settings=self.settings, engine=engine, folder=self.place,
-                    resume=report is not None, on_round=on_round, on_epoch=on_epoch, stop=stop,
-                    trained=None if self.folder is None else self.folder / TRAINED,
+                    resume=report is not None, on_round=call_all(self._look_ahead(pause), on_round), on_epoch=on_epoch,
+                    stop=pause, trained=None if self.folder is None else self.folder / TRAINED, progress=False,
                 )  # fmt: skip
             except BaseException as error:
-                stop.set()  # runs beside this one end after their round
-                if not isinstance(error, KeyboardInterrupt):
-                    raise
+                if stop.is_set() or not self._may_end_with(error):
+                    stop.set()  # runs beside this one end after their round
+                    if not isinstance(error, KeyboardInterrupt):
+                        raise
+                else:
+                    assert self.place is not None
+                    report = Report.read(self.place)
             else:
                 report = made.without_live()
         if stop.is_set():
             raise KeyboardInterrupt(_say_how_to_go_on(f"stopped in {self.name} with seed {self.seed}", self.folder))
         assert report is not None
         return report
+
+    def _look_ahead(self, pause: Pause) -> OnRound | None:
+        """Return what pauses the run: it is told one round before, because a run ends after the round to come."""
+        until, rounds = self.until, self.settings.rounds
+        if until is None or until >= rounds:
+            return None
+        if (0 if self.done is None else self.done.done) >= until - 1:
+            pause.set()
+
+        def look(line: Round) -> None:
+            if line.round >= until - 1:
+                pause.set()
+
+        return look
+
+    def _may_end_with(self, error: BaseException) -> bool:
+        """Return whether a run that is to pause may end so: it was paused, or it diverged."""
+        return self.until is not None and isinstance(error, KeyboardInterrupt | DivergedError)
 
 
 def run_cells(
@@ -134,7 +188,7 @@ def _spread_cells(
     """Have the workers of a cluster run cells, each of them one at a time."""
     here = [replace(cell, folder=None if cell.folder is None else cell.folder.resolve()) for cell in cells]
     found: dict[int, Report] = {
-        number: cell.done for number, cell in enumerate(here) if cell.done is not None and cell.done.finished
+        number: cell.done for number, cell in enumerate(here) if cell.done is not None and cell.is_done
     }
     ahead = [number for number in range(len(here)) if number not in found]
     failures = list[BaseException]()
@@ -178,15 +232,22 @@ def _say_how_to_go_on(message: str, folder: Path | None) -> str:
     return message if folder is None else f"{message}; continue with `atoll resume {folder}`"
 
 
-def group_cells(cells: Sequence[Cell], device: torch.device) -> list[list[Cell]]:
-    """Group cells that run side by side: those that train in rounds, as many as fit in a GPU's memory."""
-    alone = [cell for cell in cells if cell.algorithm.one_shot or cell.begun == "reused"]
+def runs_together(engine: LocalEngine | ClusterEngine) -> bool:
+    """Return whether runs go on side by side unless told otherwise: on a cluster, and on a GPU."""
+    return isinstance(engine, ClusterEngine) or (engine.device.type == "cuda" and engine.timeout is None)
+
+
+def group_cells(cells: Sequence[Cell], engine: LocalEngine | ClusterEngine, *, together: bool) -> list[list[Cell]]:
+    """Group cells that run side by side: all on a cluster; else those that train in rounds and fit a GPU's memory."""
+    if not together or isinstance(engine, ClusterEngine):
+        return [[*cells]] if together else [[cell] for cell in cells]
+    alone = [cell for cell in cells if cell.algorithm.one_shot or cell.is_done]
     others = sorted((cell for cell in cells if cell not in alone), key=lambda cell: cell.name)  # seeds of one method
     most = len(others)
-    if device.type == "cuda" and others:
+    if engine.device.type == "cuda" and others:
         task = others[0].task
         kept = task.clients * COPIES * sum(leaf.nbytes for leaf in task.network.initial.values())
-        most = max(1, int(KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory / kept))
+        most = max(1, int(KEPT_SHARE * torch.cuda.get_device_properties(engine.device).total_memory / kept))
     return [[cell] for cell in alone] + [others[start : start + most] for start in range(0, len(others), most or 1)]
 
 

@@ -16,7 +16,7 @@ from atoll.compose import as_method, create
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
-from atoll.experiments.cells import Begun, Cell, OnRound, group_cells, run_cells, run_name, settings_of
+from atoll.experiments.cells import Begun, Cell, OnRound, group_cells, run_cells, run_name, runs_together, settings_of
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import require_engine
 from atoll.kernel.errors import RunError, TaskError, describe_given, unknown
@@ -137,9 +137,8 @@ def compare(
 
         if folder is not None:
             _claim(folder, task, list(chosen.values()), seeds, settings, engine)
-        spreads = isinstance(engine, ClusterEngine)
         if together is None:
-            together = spreads or (engine.device.type == "cuda" and engine.timeout is None)
+            together = runs_together(engine)
         for some in [seeds] if together else [[seed] for seed in seeds]:
             cells = []
             for seed in some:
@@ -148,8 +147,7 @@ def compare(
                 _require_kept_scores(here, select, settings)
                 _require_beginnings(here, chosen.values(), settings, seed)
                 cells += [Cell.find(name, method, seed, here, settings, folder) for name, method in chosen.items()]
-            groups = [cells] if together and spreads else group_cells(cells, engine.device) if together else []
-            for group in groups or [[cell] for cell in cells]:
+            for group in group_cells(cells, engine, together=together):
                 found |= run_cells(
                     group, engine, stop, on_run=begin_run, on_round=on_round,
                     on_epoch=call_all(shown.show_epoch, on_epoch),

@@ -20,19 +20,17 @@ from numpy.typing import NDArray
 
 from atoll.data.batches import Split, find_offsets
 from atoll.data.task import Task
-from atoll.experiments.cells import Cell
-from atoll.federation import federate
+from atoll.experiments.cells import Cell, OnRound, group_cells, run_cells
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import DivergedError, RunError
+from atoll.kernel.errors import RunError
 from atoll.metrics import significance
 from atoll.records.configuration import Settings
 from atoll.records.labels import label
-from atoll.records.progress import ProgressTracker, call_all
+from atoll.records.progress import ProgressTracker
 from atoll.records.report import Report
-from atoll.records.rounds import Figures, Round
+from atoll.records.rounds import Figures
 from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
-from atoll.runtime.engines.trainings import TRAINED
 
 log = logging.getLogger("atoll.experiments.race")
 
@@ -95,18 +93,6 @@ class Arm:
         self.dropped_at, self.reason = rounds, reason
 
 
-class Pause(threading.Event):
-    """Stops one run, at a round of its own or when all are to stop."""
-
-    def __init__(self, everything: threading.Event) -> None:
-        super().__init__()
-        self._everything = everything
-
-    def is_set(self) -> bool:
-        """Return whether the run is to end after its round."""
-        return super().is_set() or self._everything.is_set()
-
-
 @dataclass(eq=False)
 class Race:
     """Arms that run on the same clients with the same seeds."""
@@ -117,6 +103,7 @@ class Race:
     folder: Path
     stop: threading.Event
     bar: ProgressTracker
+    together: bool  # whether what need not wait runs side by side
     arms: list[Arm] = field(default_factory=list)
     reports: dict[tuple[Arm, int], Report] = field(default_factory=dict)
 
@@ -125,52 +112,42 @@ class Race:
         """How many rounds a whole run has."""
         return self.settings.rounds
 
-    def run(self, arm: Arm, rounds: int) -> None:
-        """Run an arm up to so many rounds, with every seed, and note its score; one that diverges is last."""
-        if arm not in self.arms:
-            self.arms.append(arm)
-        for seed, task in self.tasks.items():
-            if not self._continue(arm, seed, task, rounds) or _has_blown_up(self.reports[arm, seed], rounds):
-                arm.rungs[rounds] = -math.inf
-                arm.drop(rounds, "diverged")
-                return
-        arm.rungs[rounds] = self.score(arm, rounds)
+    def run(self, arms: Sequence[Arm], rounds: int) -> None:
+        """Run arms up to so many rounds, with every seed, and note their scores; those that diverge are last.
 
-    def _continue(self, arm: Arm, seed: int, task: Task, rounds: int) -> bool:
-        """Run with one seed up to so many rounds; return False if it diverges."""
-        found = self.reports.get((arm, seed))
-        if found is not None and found.done >= rounds:
-            return True
-        cell = Cell.find(arm.label, arm.method, seed, task, self.settings, self.folder)
-        report, rounds = cell.done, min(rounds, cell.settings.rounds)
-        show = self.bar.begin(f"{arm.label}, seed {seed}", 0 if report is None else report.done)
-        if report is None or report.done < rounds:
-            pause = Pause(self.stop)
+        If `together` says so, they are spread over the workers of a cluster, or are lanes of one program on a GPU.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.arms += [arm for arm in arms if arm not in self.arms]
+        same = {arm.label: [other for other in arms if other.label == arm.label] for arm in arms}
+        cells = [
+            Cell.find(name, some[0].method, seed, task, self.settings, self.folder, until=rounds)
+            for name, some in same.items()
+            for seed, task in self.tasks.items()
+        ]
+        for group in group_cells(cells, self.engine, together=self.together):
+            alive = [cell for cell in group if not same[cell.name][0].reason]
+            for (name, seed), report in self._run_cells(alive).items():
+                for arm in same[name]:
+                    self.reports[arm, seed] = report
+                    if report.done < min(rounds, report.rounds) or _has_blown_up(report, rounds):
+                        log.info("%s with seed %d diverged", name, seed)
+                        arm.rungs[rounds] = -math.inf
+                        arm.drop(rounds, "diverged")
+        for arm in arms:
+            if not arm.reason:
+                arm.rungs[rounds] = self.score(arm, rounds)
 
-            def look_ahead(line: Round) -> None:
-                if rounds - 1 <= line.round < cell.settings.rounds:
-                    pause.set()
+    def _run_cells(self, cells: Sequence[Cell]) -> dict[tuple[str, int], Report]:
+        """Run cells and show how far they are; return their reports by name and seed."""
+        done = {(cell.name, cell.seed): 0 if cell.done is None else cell.done.done for cell in cells}
 
-            if (0 if report is None else report.done) >= rounds - 1 and rounds < cell.settings.rounds:
-                pause.set()  # the first round to come is the last before the pause
-            try:
-                federate(
-                    task, arm.method, settings=cell.settings, engine=self.engine, folder=cell.place,
-                    resume=report is not None, on_round=call_all(look_ahead, show),
-                    on_epoch=self.bar.show_epoch, stop=pause, trained=self.folder / TRAINED, progress=False,
-                )  # fmt: skip
-            except KeyboardInterrupt:
-                if self.stop.is_set():
-                    raise
-            except DivergedError as error:
-                log.info("%s with seed %d diverged: %s", arm.label, seed, error)
-                return False
-            assert cell.place is not None
-            report = Report.read(cell.place)
-        if self.stop.is_set():
-            raise KeyboardInterrupt
-        self.reports[arm, seed] = report
-        return True
+        def begin(name: str, seed: int, _: str) -> OnRound:
+            return self.bar.begin(f"{name}, seed {seed}", done[name, seed])
+
+        if not cells:
+            return {}
+        return run_cells(cells, self.engine, self.stop, on_run=begin, on_round=None, on_epoch=self.bar.show_epoch)
 
     # -- scores ------------------------------------------------------------------------------------------------------
     @property

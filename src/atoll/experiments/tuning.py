@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,13 +28,13 @@ from atoll.compose import as_method
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
-from atoll.experiments.cells import settings_of
+from atoll.experiments.cells import runs_together, settings_of
 from atoll.experiments.comparison import Comparison, _digest, compare
 from atoll.experiments.race import Arm, Race, hide_test, list_rungs
 from atoll.experiments.searching import FACTOR, Entry, overshoots, shorten
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import require_engine
-from atoll.kernel.errors import AtollError, DivergedError, RunError, TaskError
+from atoll.kernel.errors import AtollError, DivergedError, PrivacyError, RunError, TaskError
 from atoll.kernel.sources import code_digest
 from atoll.records.configuration import Settings
 from atoll.records.files import read_record, write_json, write_record, writing
@@ -143,6 +143,7 @@ def tune(
     settings: Settings | None = None,
     engine: LocalEngine | ClusterEngine | None = None,
     folder: Path | str | None = None,
+    together: bool | None = None,
     progress: bool = True,
     say: Say | None = None,
     **more: Any,
@@ -153,7 +154,9 @@ def tune(
     are given, as in `ditto:lam=0.1` and `ditto:lr=0.05`, are kept. Configurations are judged by validation scores with
     `chosen_by` seeds, beginning with the settings' one. The best of each method is then run with the next `seeds`
     seeds, on whose test scores the comparison rests. Clients and their samples stay the same for all seeds. With a
-    `folder`, a second call continues what was interrupted.
+    `folder`, a second call continues what was interrupted. With `together`, the default on a GPU and on a cluster,
+    configurations that need not wait for each other run side by side, as in `compare`; on a cluster all its machines
+    must see the folder.
 
         tune(Recipe("digits"), ["ditto", "fedper"], rounds=27).comparison.table()
     """
@@ -162,11 +165,22 @@ def tune(
     options = {"trials": trials, "chosen_by": chosen_by, "seeds": seeds}
     halve = any(as_method(one).reads_validation for one in asked)
     with open_race(
-        "tune", task, asked, settings, engine, folder, options, reads=lambda _: halve, progress=progress, say=say
+        "tune",
+        task,
+        asked,
+        settings,
+        engine,
+        folder,
+        options,
+        reads=lambda _: halve,
+        together=together,
+        progress=progress,
+        say=say,
     ) as course:
         entries = [course.enter(text, must=True) for text in asked]
         course.expect(len(entries), finalists=len(entries), confirmed=len(entries))
-        best = {entry.text: course.finish(course.search(entry)) for entry in entries if entry is not None}
+        best = {entry.text: course.search(entry) for entry in entries if entry is not None}
+        course.race.run([*best.values()], course.race.rounds)
         comparison = course.confirm([arm.method for arm in best.values()])
         return Tuning(best, course.race, course.seeds, comparison, [*course.notes, *course.warn_of_edges(best)])
 
@@ -231,9 +245,8 @@ class Course:
         best = self._judge(arms, self.middle)
         more = entry.list_finer(best.lr) if self.step_only or not entry.free else entry.draw(best.lr, 0)
         drawn = itertools.islice(more, max(0, self.trials - len(arms)))
-        tried = [best, *(self._try(entry, method, method.step_size or best.lr) for method in drawn)]
-        for arm in self._rank(tried, self.first)[:2]:
-            self.race.run(arm, self.middle)
+        tried = [best, *self._try(entry, [(method, method.step_size or best.lr) for method in drawn])]
+        self.race.run(self._rank(tried, self.first)[:2], self.middle)
         best = self._judge(tried, self.middle)
         for arm in {*arms, *tried} - {best}:
             if not arm.reason:
@@ -243,18 +256,17 @@ class Course:
 
     def _try_step_sizes(self, entry: Entry) -> list[Arm]:
         """Try step sizes in factors of 3, further where an end wins; the best two go on to the middle rung."""
-        arms = [self._try(entry, entry.at(lr), lr) for lr in entry.begin_grid()]
+        arms = self._try(entry, [(entry.at(lr), lr) for lr in entry.begin_grid()])
         for rounds in (self.first, self.middle):
             if rounds == self.middle:
-                for arm in self._rank(arms, self.first)[:2]:
-                    self.race.run(arm, self.middle)
+                self.race.run(self._rank(arms, self.first)[:2], self.middle)
             for _ in range(0 if entry.fixed else MOST_EXTENSIONS):
                 lr = self._look_further(arms, rounds)
                 if lr is None or len(arms) >= self.trials:
                     break
-                arms.append(self._try(entry, entry.at(lr), lr))
-                if not arms[-1].reason:
-                    self.race.run(arms[-1], rounds)
+                further = self._try(entry, [(entry.at(lr), lr)])
+                arms += further
+                self.race.run([arm for arm in further if not arm.reason], rounds)
         return arms
 
     def _look_further(self, arms: Sequence[Arm], rounds: int) -> float | None:
@@ -265,16 +277,16 @@ class Course:
         best = ranked[0].lr
         return shorten(best * FACTOR) if best == grid[-1] else shorten(best / FACTOR) if best == grid[0] else None
 
-    def _try(self, entry: Entry, method: Algorithm, lr: float) -> Arm:
-        """Run a configuration up to the first rung, unless its steps would overshoot."""
-        arm = Arm(entry.text, method, lr)
-        if overshoots(method, lr):
-            pulls = ", ".join(f"{name} = {value:.2g}" for name, value in method.pulls(lr).items())
-            arm.drop(0, f"overshoots: {pulls}")
-            self.race.arms.append(arm)
-        else:
-            self.race.run(arm, self.first)
-        return arm
+    def _try(self, entry: Entry, trials: Iterable[tuple[Algorithm, float]]) -> list[Arm]:
+        """Run configurations with their step sizes up to the first rung, but for those whose steps would overshoot."""
+        arms = [Arm(entry.text, method, lr) for method, lr in trials]
+        for arm in arms:
+            if overshoots(arm.method, arm.lr):
+                pulls = ", ".join(f"{name} = {value:.2g}" for name, value in arm.method.pulls(arm.lr).items())
+                arm.drop(0, f"overshoots: {pulls}")
+        self.race.arms += arms
+        self.race.run([arm for arm in arms if not arm.reason], self.first)
+        return arms
 
     def _rank(self, arms: Sequence[Arm], rounds: int) -> list[Arm]:
         """Sort those that can go on, the best first."""
@@ -289,11 +301,6 @@ class Course:
                 hint="check the scale of the data, or lower `lr`.",
             )
         return ranked[0]
-
-    def finish(self, arm: Arm) -> Arm:
-        """Run an arm to the end."""
-        self.race.run(arm, self.race.rounds)
-        return arm
 
     def confirm(self, methods: Sequence[Algorithm]) -> Comparison | None:
         """Compare methods with new seeds, on test samples; None where nobody has any."""
@@ -314,7 +321,7 @@ class Course:
         try:
             return compare(
                 self.task, methods, seeds=self.fresh, settings=settings, engine=self.race.engine,
-                folder=self.race.folder / "confirm", on_run=begin, progress=False,
+                folder=self.race.folder / "confirm", on_run=begin, together=self.race.together, progress=False,
             )  # fmt: skip
         except DivergedError as error:
             reason = str(error).splitlines()[0]
@@ -338,16 +345,23 @@ class Course:
 def open_race(
     kind: str, task: Recipe | Task, methods: Sequence[Algorithm | str], settings: Settings,
     engine: LocalEngine | ClusterEngine | None, folder: Path | str | None, options: dict[str, Any], *,
-    reads: Callable[[Task], bool], progress: bool,
-    say: Say | None,
+    reads: Callable[[Task], bool], together: bool | None, progress: bool, say: Say | None,
 ) -> Iterator[Course]:  # fmt: skip
     """Check what was asked for, and open the folder; Ctrl-C leaves something that the same call continues."""
     require_engine(engine)
     engine = engine or LocalEngine()
+    if together is None:  # other machines do not see a temporary folder
+        together = runs_together(engine) and (folder is not None or isinstance(engine, LocalEngine))
     trials, chosen_by, fresh = options["trials"], options["chosen_by"], options["seeds"]
     for name, value, least in (("trials", trials, LEAST_TRIALS), ("chosen_by", chosen_by, 1), ("seeds", fresh, 1)):
         if value < least:
             raise RunError(f"`{name}` must be at least {least}. Got {value!r}.")
+    if settings.privacy is not None:
+        raise PrivacyError(
+            "What is chosen by clients' validation scores gives these away, and a promise of privacy counts one run "
+            f"without them. Got dp={settings.dp!r}.",
+            hint="choose on public or made-up data, or state what you know; then run with `dp`.",
+        )
     if not settings.scores_clients:
         raise RunError(f"Choosing needs the scores of clients: evaluation='all'. Got {settings.evaluation!r}.")
     task, notes = _fix_clients(task)
@@ -386,7 +400,7 @@ def open_race(
             with alone_in(place), interruptions(enabled=True) as stop, bar as shown:
                 _claim(place, question)
                 hidden = {seed: hide_test(one, halve=halve) for seed, one in tasks.items()}
-                race = Race(hidden, settings, engine, place / "race", stop, shown)
+                race = Race(hidden, settings, engine, place / "race", stop, shown, together)
                 fresh_seeds = [*range(seeds[-1] + 1, seeds[-1] + 1 + fresh)]
                 course = Course(task, race, trials, seeds, fresh_seeds, known < FEWEST_SAMPLES, say or log.info, notes)
                 yield course

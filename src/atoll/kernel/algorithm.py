@@ -101,6 +101,9 @@ class Algorithm(NamesChecked):
     reads_validation: ClassVar[bool] = False  # validation samples change the result, not only which round is selected
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
+    # fields that are made by `atoll.toolbox.client.private.release`, which knows how far one sample moves them
+    releases: ClassVar[frozenset[str]] = frozenset()
+    sent_and_kept: ClassVar[frozenset[str]] = frozenset()  # fields that leave although clients keep them, too: masks
     items_by: ClassVar[str] = ""  # the model by which it scores items for users; empty: it does not recommend
     cites: ClassVar[str] = ""  # a key of references.bib, or BibTeX
     limits: ClassVar[Limits] = {}  # {"fedavg": {"mu": 0.0}}: equals that method with these values

@@ -122,6 +122,10 @@ class Cohort:
         """Return the same clients with another initial model, for example what a cluster has learned."""
         return replace(self, begun=model)
 
+    def at_own_speed(self) -> Cohort:
+        """Return the same clients, each of which takes as many steps as its device can."""
+        return self if self.task.speed is None else replace(self, work=self.task.speed[self.clients])
+
     def only(self, positions: NDArray[np.int64]) -> Cohort:
         """Return the clients at these positions, with notes of their own."""
         received = rows_of(self.received, torch.from_numpy(positions).to(self.device))

@@ -101,6 +101,10 @@ class PrivacyError(AtollError, ValueError):
     """A promise of privacy that would not hold."""
 
 
+class SumLost(PrivacyError):
+    """Too few clients are left of a round to read the sum of what they sent."""
+
+
 class EngineError(AtollError, RuntimeError):
     """An engine cannot do what it is asked to."""
 

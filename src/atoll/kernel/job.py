@@ -68,8 +68,8 @@ class Local:
         return method.unicast(server, clients)
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Update:
-        """Do a round's work."""
-        return method.local(received, cohort)
+        """Do a round's work, as far as each client's device gets."""
+        return method.local(received, cohort.at_own_speed())
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,10 @@ class Job:
     sums: bool = (
         False  # whether weighted sums of what clients send are enough: an engine may add them up where they are
     )
+    # What clients do to a message before it leaves them: the stages of the channel. Clients that are elsewhere do it
+    # there, and the engine hands on what arrives; for clients that are here the exchange does it.
+    stages: tuple[Any, ...] = ()
+    masked: bool = False  # whether messages must be added up under masks before the server reads them
 
     @cached_property
     def broadcast(self) -> Tree:

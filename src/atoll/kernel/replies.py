@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -53,10 +53,28 @@ class Rule(Protocol):
     says what the server may see of these. Under a rule that combines replies, each of them counts the same.
     """
 
+    always: ClassVar[bool] = False  # whether there is a release in every round, also where nobody replied
+
     @property
     def needs_replies(self) -> bool:
         """Whether the rule reads single replies; otherwise it closes their sums."""
         ...
+
+    def in_round(self, round: int, asked: NDArray[np.int64]) -> Rule:
+        """Return the rule of a round, for the clients that were asked: one that draws has draws of its own in each."""
+        return self
+
+    def overhead(self, clients: int) -> dict[Literal["down", "up"], int]:
+        """Return the bytes that each of so many clients sends and receives beside its messages."""
+        return {}
+
+    def save(self) -> Tree:
+        """Return what the rule remembers from round to round, for a checkpoint."""
+        return None
+
+    def load(self, state: Tree) -> None:
+        """Go on with what was saved."""
+        return
 
     def combine(self, arrivals: Sequence[Arrival], workbench: Workbench | None) -> dict[str, Params]:
         """Return one value for each field, made of all replies."""
@@ -146,16 +164,19 @@ class Replies:
         keep = self._kept is not None
         return Replies(map(function, arrivals), keep=keep, workbench=self._workbench, rule=self._rule)
 
-    def mean_rows(self, name: str, like: Params, *, over_all: bool = False) -> Params:
+    def mean_rows(self, name: str, like: Params, *, over_all: bool = False, least: int = 1) -> Params:
         """Return the mean of each row of some tables over the clients that sent it; 0 for rows that nobody sent.
 
         Each client sends rows of its own choice. The field's leaf `row` has their numbers, its leaf `count` how much
         each of them counts, and its other leaves are named as the tables in `like`. What fills up a message has a
-        number past the last row. With `over_all`, sums are divided by how many clients replied instead.
+        number past the last row. With `over_all`, sums are divided by how many clients replied instead. Rows that fewer
+        than `least` clients sent count as if nobody had.
         """
         self._require_no_rule("means of rows")
         sums: dict[str, Tensor] = {}
         total, replied = torch.zeros(()), torch.zeros(())
+        size = len(next(iter(like.values()))) + 1
+        senders = torch.zeros(size, dtype=torch.long, device=next(iter(like.values())).device)
         for arrival in self._read_rows():
             field = _field(arrival, name)
             rows, late = field["row"].long().flatten(), arrival.counted / arrival.weight
@@ -163,18 +184,42 @@ class Replies:
             count = (field["count"] * late[:, None]).flatten()
             for leaf, table in like.items():
                 if leaf not in sums:
-                    sums[leaf] = table.new_zeros((len(table) + 1, *table.shape[1:]))
+                    sums[leaf] = table.new_zeros((size, *table.shape[1:]))
                     total, replied = total.to(table), replied.to(table)
-                    total = total.new_zeros(len(table) + 1) if total.ndim == 0 else total
+                    total = total.new_zeros(size) if total.ndim == 0 else total
                 values = field[leaf].flatten(0, 1)
                 sums[leaf].index_add_(0, rows, values * _append_axes(count, values.ndim))
             total.index_add_(0, rows, count)
+            senders.index_add_(0, rows, (count > 0).long())
             replied = replied + late.sum()
-        weight = replied.expand(len(total)) if over_all else total
-        return Params(
-            {leaf: (value / _append_axes(weight.clamp(min=1e-12), value.ndim))[:-1] for leaf, value in sums.items()},
-            like.layout,
-        )
+        weight = (replied.expand(len(total)) if over_all else total).clamp(min=1e-12)
+        few = senders < least
+        means = {
+            leaf: (value / _append_axes(weight, value.ndim)).masked_fill(_append_axes(few, value.ndim), 0)[:-1]
+            for leaf, value in sums.items()
+        }
+        return Params(means, like.layout)
+
+    def list_rows(self, name: str, like: Params) -> tuple[Tensor, Params]:
+        """Return who replied, sorted, and every row that a client sent, in the order of rows and then of clients.
+
+        Leaves are those of the field, with an entry for each row: `row` is its number, `count` how much it counts, and
+        `owner` whose it is, as a place among those who replied. What fills up messages is left out.
+        """
+        parts: list[dict[str, Tensor]] = []
+        for arrival in self._held():
+            field = _field(arrival, name)
+            _require_rows(field, like)
+            count = field["count"] * (arrival.counted / arrival.weight)[:, None]
+            owner = torch.from_numpy(arrival.clients).to(count.device)[:, None].expand(count.shape)
+            real = (count > 0) & (field["row"] < len(next(iter(like.values()))))
+            leaves = {**field, "row": field["row"].long(), "count": count, "owner": owner}
+            parts.append({leaf: value[real] for leaf, value in leaves.items()})
+        clients = torch.from_numpy(np.sort(self.clients)).to(parts[0]["owner"].device)
+        joined = {leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}
+        joined["owner"] = torch.searchsorted(clients, joined["owner"])
+        order = torch.argsort(joined["row"] * len(clients) + joined["owner"])
+        return clients, Params({leaf: value[order] for leaf, value in joined.items()}, like.layout)
 
     @property
     def total(self) -> Tensor:

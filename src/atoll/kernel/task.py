@@ -67,6 +67,7 @@ class Facts:
     has_public: bool  # whether there are samples that everybody may see
     networks: tuple[Network, ...] = ()  # the architectures, where clients have different ones
     architecture: NDArray[np.int64] | None = None  # which of the networks each client has
+    speed: NDArray[np.float64] | None = None  # the share of its local steps that each client takes; None: all
     recommends: bool = False  # whether classes are items, of which those that a client knows are no candidates
 
     @property

@@ -30,12 +30,14 @@ def evaluate_round(
     seed: int,
     metric: str = OWN,
     triggered: Task | None = None,
+    out_of: int | None = None,
 ) -> tuple[dict[str, Any], Arrays | None]:
     """Score personal models of the clients `scored`; after the last round also the shared one, and every test sample.
 
     Where `scored` is None, only the shared model is scored, on the server's own test set. Returns the figures and,
     after the last round, arrays: the score of every test sample, and what the figures leave out of very many clients.
     `triggered` is the task whose test samples show a backdoor's trigger: after the last round it is scored, too.
+    `out_of` is how many clients those scored stand for; see `evaluate`.
     """
     found: dict[str, Any] = {}
     outcomes: Arrays | None = None
@@ -49,7 +51,7 @@ def evaluate_round(
             notes: Notes = []
             scores = evaluate(
                 engine, population, algorithm, server, round=round, model=kind, calls=calls, clients=scored, each=each,
-                notes=notes, metric=metric,
+                notes=notes, metric=metric, out_of=out_of,
             )  # fmt: skip
             found[kind] = {split: one.as_json() for split, one in scores.items()}
             if each:

@@ -197,10 +197,12 @@ def evaluate(
     each: bool = False,
     notes: Notes | None = None,
     metric: str = OWN,
+    out_of: int | None = None,
 ) -> dict[str, ClientScores]:
     """Score personal models of all clients or of some, or the shared one; with `each`, on every test sample.
 
-    `metric` is what they are judged by, as `measures.find_measure` knows it.
+    `metric` is what they are judged by, as `measures.find_measure` knows it. `out_of` is how many clients they stand
+    for, all of the task unless given: fewer where attackers are no part of what is asked.
 
     What clients observe while they make their models is added to `notes`.
     """
@@ -214,14 +216,14 @@ def evaluate(
     for outcome in engine.run(job, population):
         if isinstance(outcome, Done):
             sums = sums or {
-                split: ClientSums(task, split, clients, metric) for split in splits
+                split: ClientSums(task, split, clients, metric, out_of) for split in splits
             }  # sizes are known by now
             for split, stack in outcome.result.items():
                 sums[split].add(outcome.clients, stack)
             if notes is not None:
                 seen = {name: value.double().cpu().numpy() for name, value in outcome.notes.items()}
                 notes.append((outcome.clients, seen))
-    sums = sums or {split: ClientSums(task, split, clients, metric) for split in splits}
+    sums = sums or {split: ClientSums(task, split, clients, metric, out_of) for split in splits}
     return {split: one.scores() for split, one in sums.items()}
 
 
@@ -309,9 +311,10 @@ def _note_items(carry: Params, batch: Batch, given: None) -> Params:  # noqa: AR
 class ClientSums:
     """The sums of clients over one split: of all, or of a sample whose numbers are sorted."""
 
-    def __init__(self, task: Task, split: str, clients: Clients, metric: str = OWN) -> None:
+    def __init__(self, task: Task, split: str, clients: Clients, metric: str = OWN, out_of: int | None = None) -> None:
         self.clients = clients
-        self.drawn_from = task.clients if len(clients) < task.clients else None
+        everybody = task.clients if out_of is None else out_of
+        self.drawn_from = everybody if len(clients) < everybody else None
         self.sizes = task.splits[split].sizes(clients)
         self.measure = measure_of(metric, task.network)
         self.totals: dict[str, NDArray[np.float64]] = {

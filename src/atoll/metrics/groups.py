@@ -14,6 +14,7 @@ from atoll.metrics.fairness import drop_nan, worst
 
 SIZES = ("small", "medium", "large")
 LEVELS = ("low", "medium", "high")
+SPEEDS = ("slow", "medium", "fast")
 
 
 class Grouping(NamedTuple):
@@ -50,8 +51,9 @@ def groups_of(
     entropy: ArrayLike | None = None,
     divergence: ArrayLike | None = None,
     planted: ArrayLike | None = None,
+    speed: ArrayLike | None = None,
 ) -> dict[str, Grouping]:
-    """Group clients by size, label entropy, divergence from the labels of all, and planted truth.
+    """Group clients by size, label entropy, divergence from the labels of all, planted truth, and speed.
 
     Each argument has one value per client, of its training data. None leaves a grouping out.
     """
@@ -62,6 +64,8 @@ def groups_of(
     if planted is not None:
         truths, member = np.unique(np.asarray(planted), return_inverse=True)
         groups["planted"] = Grouping(tuple(f"group {truth}" for truth in truths), member.astype(np.int64))
+    if speed is not None:
+        groups["speed"] = Grouping(SPEEDS, terciles(speed))
     return groups
 
 

@@ -35,8 +35,8 @@ def negative_bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor, center: flo
 
     The prior of e is N(center, I).
     """
-    mean, log_variance = generate(_select(vae, ENCODER), x, y).chunk(2, 1)
-    made = generate(_select(vae, DECODER), mean + (0.5 * log_variance).exp() * noise, y)
+    mean, log_variance = generate(select(vae, ENCODER), x, y).chunk(2, 1)
+    made = generate(select(vae, DECODER), mean + (0.5 * log_variance).exp() * noise, y)
     log_sigma = vae[SPREAD].clamp(min=SMALLEST)
     likelihood = 0.5 * ((x - made).square() * (-2 * log_sigma).exp()).sum(1) + x.shape[1] * log_sigma
     return likelihood + 0.5 * ((mean - center).square() + log_variance.exp() - 1 - log_variance).sum(1)
@@ -44,12 +44,13 @@ def negative_bound(vae: Params, x: Tensor, y: Tensor, noise: Tensor, center: flo
 
 def decode(decoder: Params, y: Tensor, latent: Tensor) -> Tensor:
     """Return D(y, e): the mean of the samples for every class in y and row of e."""
-    return generate(_select(decoder, DECODER), latent, y)
+    return generate(select(decoder, DECODER), latent, y)
 
 
 def sample(decoder: Params, y: Tensor, latent: Tensor, noise: Tensor) -> Tensor:
-    """Draw a sample for every class in y, from standard normal numbers: e, and the spread around D(y, e)."""
-    return decode(decoder, y, latent) + decoder[SPREAD].clamp(min=SMALLEST).exp() * noise
+    """Draw a sample for every class in y, from standard normal numbers: e, and the spread around D(y, e), if any."""
+    made = decode(decoder, y, latent)
+    return made + decoder[SPREAD].clamp(min=SMALLEST).exp() * noise if SPREAD in decoder else made
 
 
 def decoder_of(vae: P) -> P:
@@ -57,5 +58,6 @@ def decoder_of(vae: P) -> P:
     return vae.only(name for name in vae if name.startswith(DECODER))
 
 
-def _select(values: Params, prefix: str) -> Params:
+def select(values: Params, prefix: str) -> Params:
+    """Return the leaves whose names begin so, under the rest of their names."""
     return Params({name.removeprefix(prefix): leaf for name, leaf in values.items() if name.startswith(prefix)})

@@ -55,6 +55,15 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, high, xtol=1e-12))
 
 
+@functools.lru_cache(maxsize=64)
+def find_mu(epsilon: float, delta: float) -> float:
+    """Return how many standard deviations apart the means of a Gaussian release may be at (epsilon, delta)."""
+    high = 1.0
+    while gaussian_delta(epsilon, high) < delta:
+        high *= 2
+    return float(brentq(lambda mu: gaussian_delta(epsilon, mu) - delta, 1e-9, high, xtol=1e-12))
+
+
 @functools.lru_cache(maxsize=256)
 def composed_epsilon(noise: float, share: float, rounds: int, delta: float, how: str = "pld") -> float:
     """Return epsilon after so many rounds, each a Gaussian on the sum of a cohort that all join with probability q.

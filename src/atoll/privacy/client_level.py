@@ -17,9 +17,9 @@ https://arxiv.org/abs/1710.06963
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -27,54 +27,87 @@ from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Workbench
-from atoll.kernel.errors import HyperparameterError, PrivacyError, unknown
-from atoll.kernel.params import Params
+from atoll.kernel.errors import HyperparameterError, PrivacyError
+from atoll.kernel.params import Params, Tree
 from atoll.kernel.randomness import generator
+from atoll.kernel.replies import Rule
 from atoll.kernel.wrapper import title_of
 from atoll.privacy.account import composed_epsilon, find_noise
-from atoll.runtime.channel import Clip, Place, Sent, Stage
+from atoll.privacy.adaptive import COUNTED, AdaptiveClip, Quantile, count_noise, message_noise, share_uncut
+from atoll.privacy.promise import Course, EqualWeights, Promise
+from atoll.runtime.channel import Clip, Stage
+from atoll.runtime.channel.ledger import Direction
+
+log = logging.getLogger("atoll.privacy")
 
 
 @dataclass(frozen=True)
-class EqualWeights(Stage):
-    """Every client counts the same, and nobody says how many samples it has."""
-
-    def apply(self, sent: Sent, place: Place) -> Sent:
-        """Leave the weight out; see `Stage.apply`."""
-        return sent._replace(weight=None)
-
-
-@dataclass(frozen=True)
-class NoisySum:
+class NoisySum(Rule):
     """The rule by which the server sees sums with noise, and divides by a number that is public."""
 
-    std: float
+    std: float | None  # None: `noise` times the quantile's norm, as it is in a round
     expected: float  # clients in a round: q N
     seed: int
+    noise: float = 0.0  # z on the messages, where their norm follows a quantile
+    quantile: Quantile | None = None
+    count_std: float = 0.0  # noise on the count of messages that stayed whole
     round: int = -1
+    closed: list[int] = field(default_factory=list, compare=False)  # what this rule has released
 
     needs_replies: ClassVar[bool] = False
     always: ClassVar[bool] = True  # there is a release in every round: silence would tell that nobody was asked
 
     def in_round(self, round: int, asked: object = None) -> NoisySum:
         """Return the rule of a round, which has noise of its own."""
-        return replace(self, round=round)
+        return replace(self, round=round, closed=[])
+
+    def overhead(self, clients: int) -> dict[Direction, int]:
+        """Return the bytes by which clients are told the norm that they cut to, where it changes."""
+        return {} if self.quantile is None else {"down": 8}
+
+    def save(self) -> Tree:
+        """Return the norm, where it changes."""
+        return None if self.quantile is None else self.quantile.save()
+
+    def load(self, state: Tree) -> None:
+        """Go on with a norm that was saved."""
+        if self.quantile is not None:
+            self.quantile.load(state)
 
     def close(self, sums: Mapping[str, Params], total: Tensor) -> tuple[dict[str, Params], Tensor]:
         """Return the sums with noise; whole numbers are not told. See `Rule.close`."""
+        if self.closed:
+            raise PrivacyError(
+                f"A round must release its sums once, which is what the account counts. In round {self.round} they "
+                "were asked for twice."
+            )
+        self.closed.append(self.round)
         noisy = {
             name: Params(
                 {leaf: self._add_noise(f"{name} {leaf}", value) for leaf, value in field.items()}, field.layout
             )
             for name, field in sums.items()
+            if name != COUNTED
         }
+        if self.quantile is not None:
+            whole = float(sums[COUNTED]["whole"]) if COUNTED in sums else 0.0  # nobody was asked
+            drawn = self.count_std * float(generator(self.seed, "privacy", self.round, COUNTED).standard_normal())
+            self.quantile.follow(share_uncut(whole, drawn, self.expected))
+            log.info("round %d: messages are cut to norm %.4g from now on", self.round, self.quantile.norm)
         return noisy, total.new_full((), self.expected)
+
+    @property
+    def size(self) -> float:
+        """The standard deviation of the noise, as it is in this round."""
+        size = self.std if self.quantile is None else self.noise * self.quantile.norm
+        assert size is not None
+        return size
 
     def _add_noise(self, where: str, value: Tensor) -> Tensor:
         if not value.is_floating_point():
             return torch.zeros_like(value)
         draw = generator(self.seed, "privacy", self.round, where).standard_normal(tuple(value.shape))
-        return value + self.std * torch.as_tensor(draw).to(value)
+        return value + self.size * torch.as_tensor(draw).to(value)
 
     def combine(self, arrivals: object, workbench: Workbench | None) -> dict[str, Params]:
         """Raise: this rule never sees single replies."""
@@ -82,60 +115,61 @@ class NoisySum:
 
 
 @dataclass(frozen=True)
-class ClientPrivacy:
-    """What is promised, and how: either `epsilon`, or the `noise` itself."""
+class ClientPrivacy(Promise):
+    """A promise about clients; with a `quantile`, C follows that of the messages' norms, and begins with `clip`."""
 
-    epsilon: float | None = None
-    delta: float = 1e-5
-    clip: float = 1.0  # C: the largest norm of a message
-    noise: float | None = None  # z: standard deviation of the noise on the sum, over C
-    public: str = ""  # fields that need no protection, joined by "/"
+    quantile: float | None = None  # g: the share of messages that is to stay whole
+
+    kind: ClassVar[str] = "client-level"
 
     def __post_init__(self) -> None:
-        if (self.epsilon is None) == (self.noise is None):
-            raise HyperparameterError("Privacy must be given by either `epsilon` or `noise`, not by both or neither.")
-        for name in ("epsilon", "noise", "clip"):
-            value = getattr(self, name)
-            if value is not None and not (0 < value < math.inf):
-                raise HyperparameterError(f"`{name}` of privacy must be a float in (0, inf). Got {value!r}.")
-        if not 0 < self.delta < 1:
-            raise HyperparameterError(f"`delta` of privacy must be a float in (0, 1). Got {self.delta!r}.")
+        super().__post_init__()
+        if self.quantile is not None and not 0 < self.quantile < 1:
+            raise HyperparameterError(
+                f"`clip=adaptive:QUANTILE` must have a quantile in (0, 1). Got {self.quantile!r}."
+            )
 
-    def check(self, algorithm: Algorithm, clients: int, *, sampled: bool, late: float, schedule: str) -> None:
+    def check(self, algorithm: Algorithm, course: Course) -> None:
         """Raise where a promise would be a lie."""
         title = title_of(algorithm)
-        if self.delta >= 1 / clients:
-            raise PrivacyError(
-                f"`delta` must be below 1 over the number of clients, {1 / clients:g}: a promise that may fail for one "
-                f"whole client is none. Got {self.delta:g}."
-            )
+        self.require_small_delta(course.clients)
         if not algorithm.sums_suffice:
             raise PrivacyError(
                 f"Under client-level privacy the server sees sums only, and that of {title} reads single replies.",
-                hint="take a method whose server needs sums only: `atoll show NAME` says which.",
+                hint="take a method whose server needs sums only: `atoll show NAME` says which; or dp='local:...'.",
             )
         if algorithm.defines("prepare"):
             raise PrivacyError(
                 f"{title} asks clients for more before their first round, and no mechanism covers that exchange.",
-                hint="take a method without such an exchange.",
+                hint="take a method without such an exchange, or dp='local:...', which counts it.",
             )
-        if not sampled:
+        if not course.sampled:
             raise PrivacyError(
                 "A cohort of fixed size is not what the account is made for: it would promise too much.",
                 hint="let clients join by chance (`cohort='poisson:0.1'`), or ask all of them in every round.",
             )
-        if late or schedule != "constant":
+        if course.late or course.schedule != "constant":
             raise PrivacyError(
                 "Late replies and schedules of participation break the sampling that the account counts with. Got "
-                f"late={late:g}, participation={schedule!r}."
+                f"late={course.late:g}, participation={course.schedule!r}."
             )
-        public = set(filter(None, self.public.split("/")))
-        open_fields = {name for name, kind in algorithm.sends.items() if kind in ("labels", "choice")} - public
-        if open_fields:
+        if course.mixed:
             raise PrivacyError(
-                f"No mechanism covers what {title} sends as {', '.join(sorted(open_fields))}.",
-                hint=f"name it as public if it is: `public={'/'.join(sorted(open_fields))}`.",
+                "Clients of different architectures are added up apart, and the account counts one sum a round.",
+                hint="use one architecture, or dp='local:...'.",
             )
+        if course.aggregate != "mean":
+            raise PrivacyError(
+                "Under client-level privacy replies are added up, so `aggregate` must be mean. Got "
+                f"{course.aggregate!r}."
+            )
+        if self.quantile is not None and course.one_shot:
+            raise PrivacyError(
+                "A clip that adapts needs rounds to do so, and this method uploads once.", hint="give a number: clip=1."
+            )
+        self.require_no_losses(course)
+        self.require_unpacked(course)
+        self.require_covered(algorithm)
 
     def resolve(self, share: float, rounds: int) -> ClientPrivacy:
         """Return the same with its noise, found for so many rounds of a share of the clients."""
@@ -149,45 +183,29 @@ class ClientPrivacy:
         assert noise is not None
         return {how: composed_epsilon(noise, share, rounds, self.delta, how) for how in ("pld", "rdp")}
 
-    def stages(self) -> tuple[Stage, ...]:
-        """Return what clients do: cut their message, and count the same."""
-        return (Clip(self.clip), EqualWeights())
-
-    def rule(self, share: float, clients: int, rounds: int, seed: int) -> NoisySum:
-        """Return what the server may see."""
-        noise = self.resolve(share, rounds).noise
+    def protect(self, share: float, clients: int, rounds: int, seed: int) -> tuple[tuple[Stage, ...], NoisySum]:
+        """Return what clients do, cut their message and count the same, and what the server may see."""
+        noise, expected = self.resolve(share, rounds).noise, share * clients
         assert noise is not None
-        return NoisySum(noise * self.clip, share * clients, seed)
+        if self.quantile is None:
+            return (Clip(self.clip), EqualWeights()), NoisySum(noise * self.clip, expected, seed)
+        quantile, count = Quantile(self.clip, self.quantile), count_noise(noise, expected)
+        rule = NoisySum(None, expected, seed, message_noise(noise, count), quantile, count)
+        return (AdaptiveClip(quantile), EqualWeights()), rule
 
     def describe(self, share: float, clients: int, rounds: int) -> str:
         """Say in a sentence what is promised."""
         spent, found = self.spent(share, rounds), self.resolve(share, rounds)
+        cut = (
+            f"messages cut to norm {self.clip:g}, noise {found.noise:g} times that on their sum,"
+            if self.quantile is None
+            else f"messages cut to a norm that begins at {self.clip:g} and follows the {self.quantile:g} quantile of "
+            f"theirs, with noise on their sum and on the count of those left whole that together cost as much as "
+            f"{found.noise:g} times the norm,"
+        )
         return (
             f"Client-level differential privacy: epsilon {spent['pld']:.2f} (RDP {spent['rdp']:.2f}) at delta "
             f"{self.delta:g} for adding or removing one of {clients} clients, after {rounds} rounds that each joins "
-            f"with probability {share:g}; messages cut to norm {self.clip:g}, noise {found.noise:g} times that on "
-            "their sum, drawn from the run's seed (simulated). Personal parts never leave their client and cost "
-            "nothing. Scores and losses in this report are not covered."
+            f"with probability {share:g}; {cut} drawn from the run's seed (simulated). Personal parts never leave "
+            "their client and cost nothing. Scores and losses in this report are not covered."
         )
-
-
-def parse_privacy(words: str) -> ClientPrivacy | None:
-    """Parse privacy from words: `client:epsilon=4,delta=1e-5`, `client:noise=1,clip=0.1`; None for `none`."""
-    if words == "none":
-        return None
-    kind, _, rest = words.partition(":")
-    if kind != "client":
-        raise unknown("kind of privacy", kind, ["client", "none"])
-    known, values = {one.name for one in fields(ClientPrivacy)}, {}
-    for pair in filter(None, rest.split(",")):
-        name, given, value = pair.partition("=")
-        name = "epsilon" if name == "eps" else name
-        if name not in known:
-            raise unknown("value of privacy", name, known)
-        try:
-            values[name] = value if name == "public" else float(value)
-        except ValueError:
-            raise HyperparameterError(f"`{name}` of privacy must be a number. Got {value!r}.") from None
-        if not given:
-            raise HyperparameterError(f"Values of privacy must be written name=value. Got {pair!r}.")
-    return ClientPrivacy(**values)  # type: ignore[arg-type]

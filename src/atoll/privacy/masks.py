@@ -15,15 +15,18 @@ Privacy-Preserving Machine Learning." CCS 2017. https://eprint.iacr.org/2017/281
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.kernel.errors import PrivacyError
+from atoll.kernel.errors import PrivacyError, SumLost
+from atoll.runtime.channel.ledger import Direction
 
 PRIME = 2**256 + 297  # shares live in this field
 LEAST_CLIENTS = 3
@@ -45,9 +48,14 @@ def _library() -> Any:
     return hashes, serialization, x25519, Cipher, algorithms, ChaCha20Poly1305, HKDF
 
 
-def split_secret(secret: int, holders: Iterable[int], threshold: int, prime: int = PRIME) -> dict[int, int]:
-    """Cut a secret into shares, any `threshold` of which give it back, and fewer tell nothing (Shamir)."""
-    factors = [secret, *(secrets.randbelow(prime) for _ in range(threshold - 1))]
+def split_secret(
+    secret: int, holders: Iterable[int], threshold: int, prime: int = PRIME, draw: Callable[[int], int] | None = None
+) -> dict[int, int]:
+    """Cut a secret into shares, any `threshold` of which give it back, and fewer tell nothing (Shamir).
+
+    `draw(prime)` draws a number below the prime, by default from the operating system's generator.
+    """
+    factors = [secret, *((draw or secrets.randbelow)(prime) for _ in range(threshold - 1))]
     return {who: _evaluate(factors, who + 1, prime) for who in holders}
 
 
@@ -60,15 +68,22 @@ def _evaluate(factors: list[int], at: int, prime: int) -> int:
 
 def join_shares(shares: Mapping[int, int], prime: int = PRIME) -> int:
     """Put a secret together from shares."""
-    total = 0
-    for one, share in shares.items():
+    factors = weigh_shares(frozenset(shares), prime)
+    return sum(share * factors[who] for who, share in shares.items()) % prime
+
+
+@lru_cache(maxsize=16)
+def weigh_shares(holders: frozenset[int], prime: int = PRIME) -> dict[int, int]:
+    """Return by what the share of each holder is multiplied before shares are added up (Lagrange, at 0)."""
+    found = {}
+    for one in holders:
         above, below = 1, 1
-        for other in shares:
+        for other in holders:
             if other != one:
                 above = above * (other + 1) % prime
                 below = below * (other - one) % prime
-        total = (total + share * above * pow(below, -1, prime)) % prime
-    return total
+        found[one] = above * pow(below, -1, prime) % prime
+    return found
 
 
 def derive_key(secret: bytes, purpose: str) -> bytes:
@@ -87,22 +102,43 @@ def mask_words(key: bytes, count: int) -> Words:
 
 @dataclass
 class MaskingClient:
-    """One client in the four steps of a round; it refuses what would uncover somebody."""
+    """One client in the four steps of a round; it refuses what would uncover somebody.
+
+    All that it draws follows from its `secret`, which is of this round alone: so it can be put away between steps.
+    """
 
     number: int
-    round: int
+    round: int  # of the masks: no other use of masks between these clients has this number
     threshold: int
-    _encrypting: Any = field(init=False, repr=False)
-    _masking: Any = field(init=False, repr=False)
-    _seed: bytes = field(init=False, repr=False)
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
     _keys: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
     _shares: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # of others: their seed, their key
     _answered: tuple[frozenset[int], frozenset[int]] | None = None
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _encrypting(self) -> Any:
+        return self._make_key("to encrypt")
+
+    @cached_property
+    def _masking(self) -> Any:
+        return self._make_key("to mask")
+
+    @cached_property
+    def _seed(self) -> bytes:
+        return self._derive("seed")
+
+    def _make_key(self, purpose: str) -> Any:
         _, _, x25519, *_ = _library()
-        self._encrypting, self._masking = x25519.X25519PrivateKey.generate(), x25519.X25519PrivateKey.generate()
-        self._seed = secrets.token_bytes(KEY_BYTES)
+        return x25519.X25519PrivateKey.from_private_bytes(self._derive(purpose))
+
+    def _derive(self, purpose: str) -> bytes:
+        return derive_key(self.secret, f"{purpose} {self.round} {self.number}")
+
+    def _drawing(self, purpose: str) -> Callable[[int], int]:
+        """Return a function that draws numbers below a prime; twice the bits that it has make them even."""
+        stream = mask_words(self._derive(purpose), 16 * self.threshold).tobytes()
+        drawn = (stream[start : start + 64] for start in itertools.count(0, 64))
+        return lambda prime: int.from_bytes(next(drawn), "big") % prime
 
     def publish_keys(self) -> tuple[bytes, bytes]:
         """Return the public keys: to encrypt, to mask."""
@@ -112,12 +148,15 @@ class MaskingClient:
         """Return the shares for all others, each encrypted to its holder."""
         if len({key for both in keys.values() for key in both}) != 2 * len(keys):
             raise PrivacyError("Every client must have keys of its own. Two have the same one.")
-        if len(keys) < max(self.threshold, LEAST_CLIENTS) or keys.get(self.number) != self.publish_keys():
-            raise PrivacyError(f"At least {max(self.threshold, LEAST_CLIENTS)} clients must take part, this one too.")
+        self._require_threshold(len(keys), "take part")
+        if keys.get(self.number) != self.publish_keys():
+            raise PrivacyError(f"The keys of a round must have those of client {self.number}, as it sent them.")
         self._keys = dict(keys)
-        seeds = split_secret(int.from_bytes(self._seed, "big"), keys, self.threshold)
-        own = int.from_bytes(self._masking.private_bytes_raw(), "big")
-        masks = split_secret(own, keys, self.threshold)
+        parts = (int.from_bytes(self._seed, "big"), int.from_bytes(self._masking.private_bytes_raw(), "big"))
+        seeds, masks = (
+            split_secret(part, keys, self.threshold, draw=self._drawing(f"share of part {place}"))
+            for place, part in enumerate(parts)
+        )
         self._shares[self.number] = (seeds[self.number], masks[self.number])
         return {other: self._seal(other, seeds[other], masks[other]) for other in keys if other != self.number}
 
@@ -154,6 +193,7 @@ class MaskingClient:
 
     def mask(self, words: Words) -> Words:
         """Return the words with the own mask and those of all pairs."""
+        self._require_threshold(len(self._shares), "have given their shares")
         masked = words + mask_words(derive_key(self._seed, f"own {self.round}"), len(words))
         for other in self._shares:
             if other != self.number:
@@ -168,9 +208,15 @@ class MaskingClient:
             raise PrivacyError("A client is either there or gone: both shares would uncover what it sent.")
         if self._answered not in (None, both):
             raise PrivacyError("Who is there was asked once; another answer would uncover what somebody sent.")
+        self._require_threshold(len(both[0] & self._shares.keys()), "be in the sum")  # of few, masks would hide little
         self._answered = both
         seeds = {who: self._shares[who][0] for who in both[0] if who in self._shares}
         return seeds, {who: self._shares[who][1] for who in both[1] if who in self._shares}
+
+    def _require_threshold(self, clients: int, what: str) -> None:
+        least = max(self.threshold, LEAST_CLIENTS)
+        if clients < least:
+            raise PrivacyError(f"At least {least} clients must {what}. {clients} do.")
 
 
 def pair_mask(secret: bytes, one: int, other: int, round: int, count: int) -> Words:
@@ -185,29 +231,25 @@ def default_threshold(clients: int) -> int:
 
 
 def sum_masked(
-    inputs: Mapping[int, Words], round: int, *, gone: Iterable[int] = (), silent: Iterable[int] = ()
-) -> Words:
+    inputs: Mapping[int, Words], round: int, *, keyed: Iterable[int] = (), gone: Iterable[int] = (),
+    silent: Iterable[int] = (),
+) -> Words:  # fmt: skip
     """Run the protocol between clients, all in this process; return the sum of the inputs mod 2^32.
 
-    `gone` clients drop out after they sent their shares, `silent` ones after they sent their input. The sum is of all
-    who sent their input.
+    Clients that were only `keyed` drop out after they sent their keys, `gone` ones after they sent their shares,
+    `silent` ones after they sent their input. The sum is of all who sent their input.
     """
-    everybody = sorted({*inputs, *gone})
-    if len(everybody) < LEAST_CLIENTS:
-        raise PrivacyError(f"A secure sum must have at least {LEAST_CLIENTS} clients. Got {len(everybody)}.")
-    threshold = default_threshold(len(everybody))
+    asked = sorted({*inputs, *gone, *keyed})
+    require_enough(len(asked), len(asked))
+    threshold = default_threshold(len(asked))
     helpers = [who for who in inputs if who not in {*silent}]
-    if len(helpers) < threshold:
-        raise PrivacyError(
-            f"At least {threshold} of {len(everybody)} clients must stay to the end of a round for its sum to be read. "
-            f"{len(helpers)} did.",
-            hint="ask more clients, or lose fewer.",
-        )
-    clients = {who: MaskingClient(who, round, threshold) for who in everybody}
+    require_enough(len(helpers), len(asked))
+    everybody = sorted({*inputs, *gone})
+    clients = {who: MaskingClient(who, round, threshold) for who in asked}
     keys = {who: one.publish_keys() for who, one in clients.items()}
-    sealed = {who: one.send_shares(keys) for who, one in clients.items()}
-    for who, one in clients.items():
-        one.take_shares({other: sealed[other][who] for other in everybody if other != who})
+    sealed = {who: clients[who].send_shares(keys) for who in everybody}
+    for who in everybody:
+        clients[who].take_shares({other: sealed[other][who] for other in everybody if other != who})
     count = len(next(iter(inputs.values())))
     total = np.zeros(count, dtype=np.uint32)
     for who, words in inputs.items():
@@ -215,6 +257,19 @@ def sum_masked(
     there, missing = list(inputs), [who for who in everybody if who not in inputs]
     answers = {who: clients[who].help_unmask(there, missing) for who in helpers[:threshold]}
     return total - masks_left(answers, keys, there, missing, round, count)
+
+
+def require_enough(left: int, asked: int) -> None:
+    """Raise unless enough clients are left of those that were asked for their sum to be read."""
+    if asked < LEAST_CLIENTS:
+        raise PrivacyError(f"A secure sum must have at least {LEAST_CLIENTS} clients. Got {asked}.")
+    threshold = default_threshold(asked)
+    if left < threshold:
+        raise SumLost(
+            f"At least {threshold} of {asked} clients must stay to the end of a round for its sum to be read. {left} "
+            "did.",
+            hint="ask more clients, or lose fewer.",
+        )
 
 
 def masks_left(
@@ -241,10 +296,13 @@ def masks_left(
     return left
 
 
-def message_bytes(clients: int) -> dict[str, int]:
-    """Return what a client sends and receives beside its input: keys, sealed shares, shares to unmask."""
-    sealed = 12 + 2 * SHARE_BYTES + 16
+def message_bytes(clients: int) -> dict[Direction, int]:
+    """Return what a client sends and receives beside its input: keys, sealed shares, shares to unmask.
+
+    Each row of a message says whose it is, in 8 bytes for each client that it names.
+    """
+    sealed = 8 + 8 + 12 + 2 * SHARE_BYTES + 16
     return {
-        "up": 2 * KEY_BYTES + (clients - 1) * sealed + clients * SHARE_BYTES,
-        "down": clients * 2 * KEY_BYTES + (clients - 1) * sealed + -(-clients // 8),
+        "up": (8 + 2 * KEY_BYTES) + (clients - 1) * sealed + (8 + clients * SHARE_BYTES),
+        "down": clients * (8 + 2 * KEY_BYTES) + (clients - 1) * sealed + clients * 8,
     }

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,15 +24,19 @@ from atoll.kernel.algorithm import Algorithm, Arrival
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import HyperparameterError, PrivacyError, unknown
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.replies import Rule
 from atoll.kernel.wrapper import title_of
 from atoll.privacy.masks import LEAST_CLIENTS, message_bytes, sum_masked
 from atoll.runtime.channel import Clip, Place, Sent, Stage
-from atoll.runtime.channel.compression import form_of
+from atoll.runtime.channel.compression import parse_compression
+from atoll.runtime.channel.ledger import Direction
+from atoll.runtime.channel.stages import form_of
 
 log = logging.getLogger("atoll.privacy")
 
 MODULUS = 2**32
 WEIGHT = "weight"  # the field of encoded weights
+ENCODED = "encoded "  # before the names of fields whose forms are those before they were encoded
 LEAST_SCALE = 2**10
 
 
@@ -43,26 +48,34 @@ class Encode(Stage):
     most: float  # w_max: the weight that counts as 1; larger ones are cut to it
     weight_scale: float
 
+    hides_weight: ClassVar[bool] = True
+
     def apply(self, sent: Sent, place: Place) -> Sent:
         """Encode all fields; see `Stage.apply`."""
-        made, forms = {}, dict(sent.forms)
+        made, forms = {}, dict(sent.forms)  # those of a compression stay
         ones = torch.ones(len(place.clients), dtype=torch.float64)
         weight = ones if sent.weight is None else (sent.weight.double().cpu() / self.most).clamp(0, 1)
         for name, value in sent.fields.items():
             form = form_of(value)
             rows = form.to_rows(value).double().cpu()
             made[name] = Stack.of(masked=_to_words((rows * weight[:, None] * self.scale).round()))
-            forms[name] = form
+            forms[ENCODED + name] = form
         made[WEIGHT] = Stack.of(masked=_to_words((weight * self.weight_scale).round()[:, None]))
-        return Sent(made, None, forms)
+        return sent._replace(fields=made, weight=None, forms=forms)
 
     def restore(self, sent: Sent, place: Place) -> Sent:
         """Return the integers leaf by leaf, in float64, which adds them up exactly; see `Stage.restore`."""
         read = {WEIGHT: sent.fields[WEIGHT].map(_from_words)}
-        for name, form in sent.forms.items():
+        for name in sent.fields.keys() - {WEIGHT}:
+            form = sent.forms[ENCODED + name]
             leaves = form._replace(dtype=torch.float64).to_leaves(_from_words(sent.fields[name]["masked"]))
             read[name] = Stack({leaf: leaves[leaf] for leaf in form.order if leaf in leaves}, form.layout)
-        return Sent(read, None)
+        packed = {
+            name: form._replace(dtype=torch.float64)
+            for name, form in sent.forms.items()
+            if not name.startswith(ENCODED)
+        }
+        return sent._replace(fields=read, weight=None, forms=packed)
 
 
 def _to_words(numbers: Tensor) -> Tensor:
@@ -77,47 +90,17 @@ def _from_words(words: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SecureSum:
+class SecureSum(Rule):
     """The rule by which the server reads the sum of encoded messages, and nothing else."""
 
     encoding: Encode
-    masks: bool
     dtype: torch.dtype  # of what the server gets
-    round: int = -1
-    asked: tuple[int, ...] = ()
 
-    @property
-    def needs_replies(self) -> bool:
-        """Whether the protocol of masks is run: it stands for what clients and server do together."""
-        return self.masks
+    needs_replies: ClassVar[bool] = False
 
-    def in_round(self, round: int, asked: NDArray[np.int64]) -> SecureSum:
-        """Return the rule of a round, which has keys of its own."""
-        return replace(self, round=round, asked=tuple(map(int, asked)))
-
-    def overhead(self, clients: int) -> dict[str, int]:
-        """Return the bytes of keys and shares that each client sends and receives."""
-        return message_bytes(clients) if self.masks else {}
-
-    def combine(self, arrivals: Sequence[Arrival], workbench: Workbench | None) -> dict[str, Params]:
-        """Run the protocol; return the weighted means of the fields. See `Rule.combine`."""
-        first = arrivals[0].fields
-        leaves = [(name, leaf) for name, value in first.items() for leaf in value]
-        inputs: dict[int, NDArray[np.uint32]] = {}
-        for arrival in arrivals:
-            rows = torch.cat([arrival.fields[name][leaf].flatten(1) for name, leaf in leaves], dim=1)
-            words = _to_words(rows).cpu().numpy()
-            inputs |= {int(client): words[place] for place, client in enumerate(arrival.clients)}
-        gone = [client for client in self.asked if client not in inputs]
-        total = _from_words(torch.from_numpy(sum_masked(inputs, self.round, gone=gone)))
-        sizes = [first[name][leaf][0].numel() for name, leaf in leaves]
-        parts = iter(torch.split(total, sizes))
-        sums = {
-            name: Params({leaf: next(parts).reshape(rows.shape[1:]) for leaf, rows in value.items()}, value.layout)
-            for name, value in first.items()
-        }
-        found, weight = self.close(sums, torch.ones(()))
-        return {name: value / weight for name, value in found.items()}
+    def combine(self, arrivals: object, workbench: Workbench | None) -> dict[str, Params]:
+        """Raise: this rule never sees single replies."""
+        raise PrivacyError("Under secure sums the server never sees single replies.")
 
     def close(self, sums: Mapping[str, Params], total: Tensor) -> tuple[dict[str, Params], Tensor]:
         """Decode the sums; the total is the sum of weights, relative to the largest. See `Rule.close`."""
@@ -128,6 +111,36 @@ class SecureSum:
             if name != WEIGHT
         }
         return decoded, weight.to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Adds up encoded messages under masks: the protocol between clients and server, here all in one process."""
+
+    def overhead(self, clients: int) -> dict[Direction, int]:
+        """Return the bytes of keys and shares that each client sends and receives."""
+        return message_bytes(clients)
+
+    def add_up(self, arrivals: Sequence[Arrival], *, round: int, asked: NDArray[np.int64]) -> Arrival:
+        """Run the protocol; see `Adder.add_up`."""
+        first = arrivals[0]
+        leaves = [(name, leaf) for name, value in sorted(first.fields.items()) for leaf in value]
+        inputs: dict[int, NDArray[np.uint32]] = {}
+        for arrival in arrivals:
+            rows = torch.cat([arrival.fields[name][leaf].flatten(1) for name, leaf in leaves], dim=1)
+            words = _to_words(rows).cpu().numpy()
+            inputs |= {int(client): words[place] for place, client in enumerate(arrival.clients)}
+        gone = [client for client in asked.tolist() if client not in inputs]
+        total = _from_words(torch.from_numpy(sum_masked(inputs, round, gone=gone)))
+        parts = iter(torch.split(total, [first.fields[name][leaf][0].numel() for name, leaf in leaves]))
+        sums = {
+            name: Stack({leaf: next(parts).reshape(1, *rows.shape[1:]) for leaf, rows in value.items()}, value.layout)
+            for name, value in sorted(first.fields.items())
+        }
+        clients = np.array(sorted(inputs), dtype=np.int64)
+        return first._replace(
+            clients=clients, fields=sums, weight=total.new_full((1,), len(clients)), unicast=None, summed=True
+        )
 
 
 @dataclass(frozen=True)
@@ -156,10 +169,17 @@ class Secure:
             raise PrivacyError(f"{title} asks clients for more before their first round, which is not masked.")
         if rule != "mean":
             raise PrivacyError(f"Rules compare replies, which secure sums hide. Got aggregate={rule!r}.")
-        if compress != "none":
-            raise PrivacyError(f"Packed messages cannot be added up under masks. Got compress={compress!r}.")
+        packing = parse_compression(compress)
+        if packing is not None and not packing.linear:
+            raise PrivacyError(
+                f"Only messages that are packed at the same places can be added up. Got compress={compress!r}.",
+                hint="take `compress=randk:0.1`, or leave it out.",
+            )
         if dp != "none":
-            raise PrivacyError("Noise on sums of masked integers is not offered. Got `dp` and `secure`.")
+            raise PrivacyError(
+                f"Noise in shares needs masks, which say how many clients a sum has at least. Got dp={dp!r} without.",
+                hint="use secure='masks'.",
+            )
         if late:
             raise PrivacyError(f"A reply that is late has masks of another round. Got late={late:g}.")
         if cohort < LEAST_CLIENTS:
@@ -182,7 +202,11 @@ class Secure:
 
     def rule(self, cohort: int, dtype: torch.dtype) -> SecureSum:
         """Return what the server reads."""
-        return SecureSum(self.encoding(cohort), self.masks, dtype)
+        return SecureSum(self.encoding(cohort), dtype)
+
+    def adder(self) -> Masks | None:
+        """Return who adds up before the server reads; None where it is trusted to read sums only."""
+        return Masks() if self.masks else None
 
     def encoding(self, cohort: int) -> Encode:
         """Return how messages of a cohort are encoded."""

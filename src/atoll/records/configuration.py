@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -25,7 +26,6 @@ from atoll.kernel.errors import (
     CohortError,
     NamesChecked,
     OneShotError,
-    PrivacyError,
     RunError,
     TaskError,
     UnknownName,
@@ -35,15 +35,25 @@ from atoll.kernel.errors import (
 )
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
+from atoll.kernel.replies import Rule
 from atoll.kernel.wrapper import title_of
 from atoll.metrics.measures import OWN, measure_of
-from atoll.privacy import ClientPrivacy, parse_privacy, parse_secure
+from atoll.privacy import (
+    ClientPrivacy,
+    Course,
+    LocalPrivacy,
+    PrivacyInShares,
+    Secure,
+    parse_privacy,
+    parse_secure,
+)
+from atoll.privacy.secure import SecureSum
 from atoll.records.schema import Record, SchemaError
 from atoll.records.trust import require_trusted
-from atoll.robust import Backdoor, parse_attack, parse_rule
+from atoll.robust import Attack, Backdoor, Robust, parse_attack, parse_rule
 from atoll.runtime import participation
 from atoll.runtime.channel import Protection, Stage
-from atoll.runtime.channel.compression import parse_compression
+from atoll.runtime.channel.compression import Compression, parse_compression
 from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Moment, Schedule
 from atoll.runtime.population import MANY_CLIENTS
@@ -132,23 +142,43 @@ class Settings(NamesChecked):
                 )
             self.selection.check(size, task.clients)
 
+    # -- protection: its words are parsed once -----------------------------------------------------------------------
+    @cached_property
+    def privacy(self) -> ClientPrivacy | LocalPrivacy | PrivacyInShares | None:
+        """What is promised about a client."""
+        found = parse_privacy(self.dp)
+        masked = self._secure is not None and self._secure.masks
+        return PrivacyInShares.of(found) if masked and isinstance(found, ClientPrivacy) else found
+
+    @cached_property
+    def _secure(self) -> Secure | None:
+        return parse_secure(self.secure)
+
+    @cached_property
+    def _compression(self) -> Compression | None:
+        return parse_compression(self.compress)
+
+    @cached_property
+    def _attack(self) -> Attack | None:
+        return parse_attack(self.attack)
+
+    @cached_property
+    def _rule(self) -> Robust | None:
+        return parse_rule(self.aggregate)
+
     def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a rule, an attack or a compression that cannot work with this task and algorithm."""
-        privacy = parse_privacy(self.dp)
-        if privacy is not None:
-            self._check_privacy(privacy, task, algorithm)
-        secure = parse_secure(self.secure)
-        if secure is not None:
-            secure.check(
+        _ = self._compression  # raises for words that cannot be read
+        if self.privacy is not None:
+            self._check_privacy(self.privacy, task, algorithm)
+        if self._secure is not None:
+            self._secure.check(
                 algorithm, self.cohort_size(task.clients), late=self.late, rule=self.aggregate, compress=self.compress,
-                dp=self.dp,
+                dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
             )  # fmt: skip
-        parse_compression(self.compress)
-        attack, rule = parse_attack(self.attack), parse_rule(self.aggregate)
-        if attack is not None:
-            attackers = attack.draw_attackers(task.clients, self.seed)
-            if attack.on_data:
-                attack.poison(task, attackers, self.seed)  # raises where its samples cannot be changed
+        if self._attack is not None:
+            self._attack.check(task)
+        rule = self._rule
         if rule is None:
             return
         if not algorithm.sums_suffice:
@@ -157,24 +187,26 @@ class Settings(NamesChecked):
                 "single replies.",
                 hint="leave out `aggregate`, or take a method whose server needs sums only: `atoll list`.",
             )
-        rule.resolve(self.cohort_size(task.clients), task.clients, self._count_attackers(task.clients))
+        asked, hostile = self.cohort_size(task.clients), self._count_attackers(task.clients)
+        resolved = rule.resolve(asked, task.clients, hostile)
+        if hostile is not None:
+            resolved.warn_of_attackers(asked, task.clients, hostile)
         if rule.needs_public_data:
             task.public_for(f"`aggregate={self.aggregate}`")
 
-    def _check_privacy(self, privacy: ClientPrivacy, task: Task, algorithm: Algorithm) -> None:
-        sampled = self.cohort is None or self._join_share is not None or self.cohort == 1.0
-        privacy.check(algorithm, task.clients, sampled=sampled, late=self.late, schedule=self.participation)
-        if self.aggregate != "mean":
-            raise PrivacyError(
-                f"Under client-level privacy replies are added up, so `aggregate` must be mean. Got {self.aggregate!r}."
-            )
-        if self.compress != "none" and not self.compress.startswith("randk"):
-            raise PrivacyError(
-                f"Under client-level privacy a message is cut to a norm after it was packed, and `{self.compress}` "
-                "packs numbers that cannot be cut.",
-                hint="leave out `compress`.",
-            )
-        privacy.resolve(self.share_asked(task.clients), self.rounds)  # raises where no noise reaches epsilon
+    def _check_privacy(
+        self, privacy: ClientPrivacy | LocalPrivacy | PrivacyInShares, task: Task, algorithm: Algorithm
+    ) -> None:
+        chosen = self.select_clients != "uniform"
+        course = Course(
+            task.clients, sampled=self.cohort is None or self._join_share is not None or self.cohort == 1.0,
+            by_chance=self._join_share is not None, late=self.late, schedule=self.participation, selects=chosen,
+            reads_losses=chosen and self.selection.reads_losses, aggregate=self.aggregate, compress=self.compress,
+            secure=self.secure != "none", one_shot=algorithm.one_shot, mixed=task.architecture is not None,
+        )  # fmt: skip
+        privacy.check(algorithm, course)
+        # raises where no noise reaches epsilon
+        privacy.resolve(self.share_asked(task.clients), count_messages(self.rounds, algorithm))
 
     @property
     def _join_share(self) -> float | None:
@@ -198,53 +230,74 @@ class Settings(NamesChecked):
         """Return the probability with which a client is asked in a round."""
         return self._join_share or self.cohort_size(clients) / clients
 
-    def describe_privacy(self, clients: int, rounds: int) -> str | None:
-        """Say what is promised after so many rounds; None where nothing is."""
-        privacy = parse_privacy(self.dp)
-        if privacy is None:
+    def describe_privacy(self, clients: int, rounds: int, most: int | None = None) -> str | None:
+        """Say what is promised after so many messages of a client, noise being found for `most`; None without any."""
+        if self.privacy is None:
             return None
         share = self.share_asked(clients)
-        return privacy.resolve(share, self.rounds).describe(share, clients, rounds)
+        return self.privacy.resolve(share, most or self.rounds).describe(share, clients, rounds)
+
+    def promised_epsilon(self, clients: int, rounds: int, most: int | None = None) -> float | None:
+        """Return epsilon of one client after so many messages, as `describe_privacy`; None without a promise."""
+        if self.privacy is None:
+            return None
+        share = self.share_asked(clients)
+        return self.privacy.resolve(share, most or self.rounds).spent(share, rounds)["pld"]
+
+    def describe_rule(self, clients: int) -> str | None:
+        """Say which rule makes one reply of many, and what it bears; None for the mean."""
+        if self._rule is None:
+            return None
+        asked = self.cohort_size(clients)
+        return self._rule.resolve(asked, clients, self._count_attackers(clients)).describe(asked)
 
     def _count_attackers(self, clients: int) -> int | None:
-        attack = parse_attack(self.attack)
-        return None if attack is None else len(attack.draw_attackers(clients, self.seed))
+        return None if self._attack is None else len(self.draw_attackers(clients))
+
+    def count_honest(self, clients: int) -> int:
+        """Return how many of so many clients do not attack: figures are theirs."""
+        return clients - (self._count_attackers(clients) or 0)
 
     def draw_attackers(self, clients: int) -> NDArray[np.int64]:
         """Draw the clients that attack, by the seed alone; nobody without an attack."""
-        attack = parse_attack(self.attack)
-        return np.empty(0, dtype=np.int64) if attack is None else attack.draw_attackers(clients, self.seed)
+        return _draw_attackers(self._attack, clients, self.seed)
 
     def poison(self, task: Task, attackers: NDArray[np.int64]) -> Task:
         """Return the task with the attackers' samples as they changed them; as it is unless they do."""
-        attack = parse_attack(self.attack)
-        return task if attack is None else attack.poison(task, attackers, self.seed)
+        return task if self._attack is None else self._attack.poison(task, attackers, self.seed)
 
     def show_trigger(self, task: Task) -> Task | None:
         """Return the task whose test samples show a backdoor's trigger; None without a backdoor."""
-        attack = parse_attack(self.attack)
-        return attack.show_trigger(task) if isinstance(attack, Backdoor) else None
+        return self._attack.show_trigger(task) if isinstance(self._attack, Backdoor) else None
 
     def protect(
-        self, stages: Sequence[Stage], clients: int, attackers: NDArray[np.int64], dtype: torch.dtype = torch.float32
+        self,
+        stages: Sequence[Stage],
+        clients: int,
+        attackers: NDArray[np.int64],
+        dtype: torch.dtype = torch.float32,
+        messages: int | None = None,
     ) -> Protection:
-        """Return what stands between clients and server: stages in their order, the attack, the rule."""
-        compression, attack, rule = (
-            parse_compression(self.compress), parse_attack(self.attack), parse_rule(self.aggregate),
-        )  # fmt: skip
+        """Return what stands between clients and server: stages in their order, the attack, the rule.
+
+        A client sends so many `messages` at most, one in every round by default.
+        """
+        asked, rule = self.cohort_size(clients), self._rule
+        made = (*(() if self._compression is None else (self._compression,)), *stages)
+        forger = None if self._attack is None or self._attack.on_data else self._attack
+        closing: Rule | None = None
         if rule is not None:
-            rule = rule.resolve(self.cohort_size(clients), clients, self._count_attackers(clients))
-        made = (*(() if compression is None else (compression,)), *stages)
-        forger = None if attack is None or attack.on_data else attack
-        privacy, released = parse_privacy(self.dp), None
-        if privacy is not None:
-            made = (*made, *privacy.stages())
-            released = privacy.rule(self.share_asked(clients), clients, self.rounds, self.seed)
-        secure = parse_secure(self.secure)
-        if secure is not None:
-            made = (*made, *secure.stages(self.cohort_size(clients)))
-            return Protection(made, forger, attackers, secure.rule(self.cohort_size(clients), dtype))
-        return Protection(made, forger, attackers, rule if released is None else released)
+            closing = rule.resolve(asked, clients, self._count_attackers(clients))
+        if self.privacy is not None:
+            share = self.share_asked(clients)
+            more, released = self.privacy.protect(share, clients, messages or self.rounds, self.seed)
+            made, closing = (*made, *more), closing if released is None else released
+        if self._secure is None:
+            return Protection(made, forger, attackers, closing)
+        if isinstance(closing, SecureSum):  # the promise has encoded messages itself
+            return Protection(made, forger, attackers, replace(closing, dtype=dtype), self._secure.adder())
+        made = (*made, *self._secure.stages(asked))
+        return Protection(made, forger, attackers, self._secure.rule(asked, dtype), self._secure.adder())
 
     def _check_evaluation(self, clients: int) -> None:
         size = self._sample_size
@@ -350,6 +403,18 @@ class Settings(NamesChecked):
     def every(self) -> int:
         """How many rounds there are from one evaluation to the next."""
         return self.eval_every or max(1, self.rounds // 10)
+
+
+def count_messages(rounds: int, algorithm: Algorithm) -> int:
+    """Return how many messages a client sends at most: one a round, and those before its first round."""
+    return rounds + (algorithm.exchanges if algorithm.defines("prepare") else 0)
+
+
+@functools.lru_cache(maxsize=16)
+def _draw_attackers(attack: Attack | None, clients: int, seed: int) -> NDArray[np.int64]:
+    drawn = np.empty(0, dtype=np.int64) if attack is None else attack.draw_attackers(clients, seed)
+    drawn.flags.writeable = False  # everybody gets the same array
+    return drawn
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -88,7 +88,7 @@ def find_client(task: Task, given: int | str) -> int:
 def make_models(report: Report, clients: NDArray[np.int64]) -> Iterator[tuple[int, ClientModel]]:
     """Yield the numbers of clients and their models, in no particular order."""
     live = report.require_live()
-    method = _method_of(report, live)
+    method = method_as_run(report, live)
     found = deploy(live.engine, live.population, method, live.server, clients, round=live.settings.rounds)
     for client, predictor, network in found:
         if is_untrained(predictor, network):
@@ -100,7 +100,7 @@ def make_models(report: Report, clients: NDArray[np.int64]) -> Iterator[tuple[in
         yield client, ClientModel.of(predictor, network, live.population.facts, live.task.preprocessing(client))
 
 
-def _method_of(report: Report, live: Live) -> Algorithm:
+def method_as_run(report: Report, live: Live) -> Algorithm:
     """Return the method as it ran: a report from a folder has it without what several architectures add."""
     method = report.algorithm
     wrapped = isinstance(method, InArchitectures)
@@ -116,7 +116,7 @@ def make_newcomer(report: Report, raw: Any, labels: Any = None, *, unlabelled: b
     scaling = live.task.scaling
     mine = live.task.preprocessing(0) if scaling is None else scaling.welcome(raw)
     x, y = _read_newcomer(mine, raw, labels, unlabelled=unlabelled)
-    method = _method_of(report, live)
+    method = method_as_run(report, live)
     try:
         predictor, network = deploy_newcomer(
             live.engine, method, live.server, live.population.task, x, y, seed=report.seed, round=report.rounds

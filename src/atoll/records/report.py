@@ -17,14 +17,18 @@ from atoll.data.preprocessing import Scaling
 from atoll.data.statistics import Statistics
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.clusters import Clusters
-from atoll.kernel.errors import RunError, unknown
+from atoll.kernel.errors import HyperparameterError, PrivacyError, RunError, unknown
 from atoll.kernel.html import html_table
 from atoll.kernel.references import bibtex
-from atoll.metrics.evaluation import Arrays
+from atoll.metrics.evaluation import Arrays, ClientScores
 from atoll.metrics.groups import adjusted_rand
 from atoll.metrics.measures import measure_of
+from atoll.privacy import LocalPrivacy, PrivacyInShares
 from atoll.privacy.account import passes_epsilon
-from atoll.records.configuration import Metric, RunConfig, Settings, describe
+from atoll.privacy.releases import count_most, require_counted
+from atoll.privacy.secure import WEIGHT
+from atoll.records.audits import Audited, read_audit
+from atoll.records.configuration import Metric, RunConfig, Settings, count_messages, describe
 from atoll.records.labels import label
 from atoll.records.numbers import Numbers, run_cells
 from atoll.records.rounds import ByName, Evaluation, Figures, Newcomers, Round
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 Scores = NDArray[np.float64]
 Select = Literal["last", "best", "oracle"]
 MEGABYTE = 1e6
+DELTA = 1e-5  # of sample-level privacy
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,22 +335,62 @@ class Report:
     @property
     def privacy(self) -> list[str]:
         """What is promised about clients and their samples, a sentence each; nothing without a mechanism."""
-        promise = self.settings.describe_privacy(self.config.task.clients, len(self.history))
-        return [*([] if promise is None else [promise]), *self._describe_samples()]
+        return [*self._describe_clients(), *self._describe_samples()]
 
-    def _describe_samples(self, delta: float = 1e-5) -> list[str]:
-        """Say what sample-level privacy promises after all rounds."""
+    def _describe_clients(self) -> list[str]:
+        """Say what is promised about clients; raise where more left them than was counted."""
+        if self.settings.privacy is None:
+            return []
+        promise = self.settings.describe_privacy(self.config.task.clients, *self._counted_messages)
+        return [] if promise is None else [promise]
+
+    @property
+    def client_epsilon(self) -> float | None:
+        """What is promised about every client; None without such a promise."""
+        if self.settings.privacy is None:
+            return None
+        return self.settings.promised_epsilon(self.config.task.clients, *self._counted_messages)
+
+    @property
+    def _covered_fields(self) -> set[str]:
+        """What may leave a client under its promise; under masks it counts as one, which everybody knows."""
+        return {*self.algorithm.sends} | ({WEIGHT} if isinstance(self.settings.privacy, PrivacyInShares) else set())
+
+    @cached_property
+    def _counted_messages(self) -> tuple[int, int]:
+        """The most messages that a client sent, and for how many noise was found; raises for some not counted."""
+        method, rounds = self.algorithm, len(self.history)
+        counts = isinstance(self.settings.privacy, LocalPrivacy | PrivacyInShares)  # messages, not rounds
+        exchanges = count_messages(0, method) if counts else 0
+        require_counted(self.ledger.entries, self._covered_fields, exchanges=exchanges)
+        if counts:
+            rounds = count_most(self.ledger.entries, exchanges=exchanges) or rounds + exchanges
+        return rounds, count_messages(self.settings.rounds, method)
+
+    @cached_property
+    def sample_epsilons(self) -> dict[int, float]:
+        """What is promised about each sample of a client, by client, at delta 1e-5; nothing without such a promise."""
         noise = self.config.algorithm.values.get("noise") if "+dpsgd" in self.config.algorithm.name else None
         if noise is None:
-            return []
+            return {}
+        return {int(client): passes_epsilon(noise, count, DELTA) for client, count in self._private_passes.items()}
+
+    @cached_property
+    def _private_passes(self) -> dict[str, float]:
+        """How often each client's samples were used under sample-level privacy."""
         passes: dict[str, float] = defaultdict(float)
         for line in self.history:
             for client, count in ((line.observed or {}).get("private_passes") or {}).items():
                 passes[client] += count
-        if not passes:
+        return passes
+
+    def _describe_samples(self) -> list[str]:
+        """Say what sample-level privacy promises after all rounds."""
+        if not self.sample_epsilons:
             return []
+        passes, delta = self._private_passes, DELTA
         most = max(passes, key=lambda client: passes[client])
-        found = sorted(passes_epsilon(noise, count, delta) for count in passes.values())
+        found = sorted(self.sample_epsilons.values())
         sentence = (
             f"Sample-level differential privacy: epsilon {found[-1]:.2f} at delta {delta:g} for adding or removing one "
             f"sample of client {most}, whose samples were used most often ({passes[most]:g} passes); least "
@@ -354,6 +399,11 @@ class Report:
             "losses in this report are not covered."
         )
         return [sentence]
+
+    @cached_property
+    def audited(self) -> Audited | None:
+        """What the last audit of this run found, kept in its folder; None if there was none."""
+        return None if self.folder is None else read_audit(self.folder)
 
     @property
     def sign(self) -> int:
@@ -375,6 +425,12 @@ class Report:
             )
         if select == "last":
             return self.evaluations[-1]
+        if self.settings.privacy is not None or "+dpsgd" in self.config.algorithm.name:
+            raise PrivacyError(
+                "A round that is chosen by scores gives away what clients' scores say, which this run's promise of "
+                f"privacy does not count. Got select={select!r}.",
+                hint="use select='last', which reads no scores.",
+            )
         split = "val" if select == "best" else "test"
         first = _scores_by_split(self.evaluations[0])[split]
         if math.isnan(first.macro) if first.samples is None else not any(first.samples):
@@ -400,10 +456,15 @@ class Report:
 
     @property
     def share(self) -> float | None:
-        """The share of the clients that were scored; None if all were."""
-        scored, clients = self.select_evaluation().scored, self.config.task.clients
+        """The share of the honest clients that were scored; None if all were."""
+        scored = self.select_evaluation().scored
         assert scored is not None
-        return None if scored == clients else scored / clients
+        return None if scored == self.honest else scored / self.honest
+
+    @property
+    def honest(self) -> int:
+        """How many clients do not attack: figures are theirs."""
+        return self.settings.count_honest(self.config.task.clients)
 
     def _take_kept(
         self, name: str, split: str = "test", model: str = "personal", select: Select = "last"
@@ -520,6 +581,26 @@ class Report:
         """The shared model's score on the server's own test set."""
         found = [line.evaluation.central for line in self.history if line.evaluation and line.evaluation.central]
         return found[-1].score if found else None
+
+    def score_average(self) -> ClientScores:
+        """Score the average of all clients' models on every client's test samples: `.macro`, `.micro`, `.worst`."""
+        from atoll.metrics.deployed import score_average
+        from atoll.records.models import method_as_run
+
+        live = self.require_live()
+        method, rounds, metric = method_as_run(self, live), self.settings.rounds, self.settings.metric
+        return score_average(live.engine, live.population, method, live.server, round=rounds, metric=metric)
+
+    def sharpness(self, rho: float = 0.05) -> Scores:
+        """Return how much each client's training loss rises within a distance `rho` of the model that it deploys."""
+        from atoll.metrics.deployed import measure_sharpness
+        from atoll.records.models import method_as_run
+
+        if not 0 < rho < math.inf:
+            raise HyperparameterError(f"`rho` of sharpness must be a float in (0, inf). Got {rho!r}.")
+        live = self.require_live()
+        method, rounds = method_as_run(self, live), self.settings.rounds
+        return measure_sharpness(live.engine, live.population, method, live.server, round=rounds, rho=rho)
 
     @property
     def mixing(self) -> Scores | None:

@@ -132,8 +132,13 @@ class Results:
 
     @property
     def sampled(self) -> bool:
-        """Whether a sample of the clients was scored."""
-        return self.scored < self.clients
+        """Whether a sample of the honest clients was scored."""
+        return self.scored < self.example.honest
+
+    @property
+    def attackers(self) -> int:
+        """How many clients attack; they are never scored."""
+        return self.clients - self.example.honest
 
     def client(self, client: int) -> str:
         """Return the name of a client."""
@@ -242,7 +247,7 @@ class Results:
         return significance.wilcoxon(ours, theirs)
 
     def groups(self, method: str) -> dict[str, dict[str, GroupScore]]:
-        """Score clients that are alike (in size, label entropy, divergence, planted group); means over seeds.
+        """Score clients that are alike (in size, label entropy, divergence, planted group, speed); means over seeds.
 
         All clients make the groups, also where a sample of them was scored.
         """
@@ -251,7 +256,7 @@ class Results:
             found = outcome.statistics
             if found is None:
                 return {}
-            kinds = groups_of(found.samples, found.entropy, found.divergence, found.groups)
+            kinds = groups_of(found.samples, found.entropy, found.divergence, found.groups, found.speed)
             for kind, grouping in kinds.items():
                 higher = self.metric.higher_is_better
                 here = grouping._replace(member=grouping.member[outcome.scored])
@@ -441,7 +446,13 @@ class Results:
     @property
     def who(self) -> str:
         """Which clients the figures are of, in words."""
-        return f"a sample of {self.scored:,} of {self.clients:,} clients" if self.sampled else "all clients"
+        honest = f"{self.example.honest:,} {'honest ' * bool(self.attackers)}clients"
+        return f"a sample of {self.scored:,} of {honest}" if self.sampled else self.everybody
+
+    @property
+    def everybody(self) -> str:
+        """The clients that figures stand for, in words."""
+        return "all honest clients" if self.attackers else "all clients"
 
     @property
     def protocol(self) -> str:
@@ -450,6 +461,9 @@ class Results:
         recipe = task.recipe or {}
         dealt, split = recipe.get("partition"), recipe.get("split")
         who = f"{self.who}, drawn by the seed," if self.sampled else f"all {task.clients:,} clients,"
+        if self.attackers:
+            everybody = f"the {self.example.honest:,} honest clients of {task.clients:,}"
+            who = f"a sample of {self.scored:,} of {everybody}" if self.sampled else f"{everybody},"
         what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
         rule, leaks = (task.more.get(name) for name in ("split_by", "leaks"))
         share = None if rule and rule.startswith("by column") else split
@@ -482,7 +496,8 @@ class Results:
         over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         if not self.sampled:
             return over
-        over = over or f"; ± is the 95 % interval of the mean over all {self.clients:,} clients"
+        everybody = f"all {self.example.honest:,} {'honest ' * bool(self.attackers)}clients"
+        over = over or f"; ± is the 95 % interval of the mean over {everybody}"
         return f"{over}; worst client, bottom 10 %, std and harmed clients are those of the sample"
 
     @property

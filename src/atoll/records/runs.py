@@ -196,7 +196,8 @@ class Run:
     def save_outcomes(self, outcomes: Arrays) -> None:
         """Write what was found after the last round, by name: `test` is the score of every test sample."""
         data = io.BytesIO()
-        arrays: dict[str, Any] = {**outcomes, "test": outcomes["test"].astype(np.float32)}
+        with np.errstate(over="ignore"):  # a loss that is too large becomes infinite
+            arrays: dict[str, Any] = {**outcomes, "test": outcomes["test"].astype(np.float32)}
         arrays |= {name: outcomes[name].astype(np.int32) for name in ("answer", "label") if name in outcomes}
         np.savez_compressed(data, **arrays)
         with writing(self.folder):

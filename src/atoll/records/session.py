@@ -22,7 +22,7 @@ from atoll.kernel.errors import CohortError
 from atoll.kernel.params import Tree
 from atoll.kernel.wrapper import title_of
 from atoll.metrics.evaluation import Arrays
-from atoll.records.configuration import Settings
+from atoll.records.configuration import Settings, count_messages
 from atoll.records.opening import open_run, prune, rewind, settle_memory
 from atoll.records.report import Report
 from atoll.records.rounds import Round
@@ -112,7 +112,9 @@ class Session:
             kept_in = Path(trained) if trained else run.folder / TRAINED if run else None
             trainings = Trainings(kept_in, stop, on_epoch) if method.one_shot and kept_in else None
             population = Population(here, memory, settings.seed)
-            protection = settings.protect(stages, task.clients, attackers, here.network.dtype)
+            protection = settings.protect(
+                stages, task.clients, attackers, here.network.dtype, count_messages(settings.rounds, method)
+            )
             channel = Channel(protection.stages, Ledger(listed=task.clients <= MANY_CLIENTS), settings.seed)
             trainers = replace(population, trainings=trainings)
             exchanges = Exchange(method, engine, population, trainers, channel, protection)
@@ -156,6 +158,8 @@ class Session:
             self.late.load(state.get("late", []))
             if "known" in state:
                 self.known = Experience.load(state["known"])
+            if "rule" in state:
+                self.exchanges.protection.load(state["rule"])
             self.engine.import_plans(state["plans"], self.method, self.population.facts)
 
     @property
@@ -165,6 +169,18 @@ class Session:
         guard = self.exchanges.protection
         untouched = not self.channel.stages and guard.rule is None and guard.attack is None and not self.settings.late
         return plain and untouched and self.on_reply is None
+
+    @property
+    def tires(self) -> bool:
+        """Whether clients' energy ends, so how often they were asked counts."""
+        return self.task.devices is not None and self.task.devices.tire
+
+    @property
+    def busy(self) -> NDArray[np.int64]:
+        """Who cannot be asked: clients whose older reply is on its way, and those without energy."""
+        if self.task.devices is None or not self.tires:
+            return self.late.clients
+        return np.union1d(self.late.clients, self.task.devices.exhausted(self.known.asked)).astype(np.int64)
 
     def watch(self, arrivals: Iterator[Arrival], round: int) -> Iterator[Arrival]:
         """Yield replies as they arrive, and show each to `on_reply`."""
@@ -177,6 +193,8 @@ class Session:
         """Remember who was asked and, for a selection that reads them, the losses that clients sent."""
         rule = self.settings.selection
         if self.settings.select_clients == "uniform":
+            if self.tires:
+                self.known.asked[self.cohort] += 1
             return
         clients, losses = gather_losses(self.traffic.notes) if rule.reads_losses else (self.cohort[:0], np.empty(0))
         if rule.reads_losses and self.traffic.replied and not len(clients):
@@ -217,10 +235,12 @@ class Session:
         memory, layouts = self.population.memory, self.population.task.layouts
         prune(run, memory)
         changes, holders = memory.save(round=done, changes=True), memory.holders(before=done)
+        rule = self.exchanges.protection.save()
         state = {
             "server": self.server, "late": self.late.save(), "met": torch.from_numpy(self.met.copy()),
             "plans": self.engine.export_plans(self.method, self.population.facts),
-            **({} if self.settings.select_clients == "uniform" else {"known": self.known.save()}),
+            **({"known": self.known.save()} if self.settings.select_clients != "uniform" or self.tires else {}),
+            **({} if rule is None else {"rule": rule}),
         }  # fmt: skip
         self.writer.put(lambda: run.save(done, state, layouts, changes=changes, kept=holders))
         self.saved_at = time.monotonic()

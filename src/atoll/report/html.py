@@ -18,6 +18,7 @@ from atoll.report.parts import Part, templates
 from atoll.report.sections.classes import collect_classes
 from atoll.report.sections.clients import collect_clients, collect_gains, collect_groups, collect_spread
 from atoll.report.sections.curves import collect_curves, collect_megabytes, collect_newcomers
+from atoll.report.sections.protection import collect_audits, collect_contributions, collect_protection
 from atoll.report.sections.results import collect_results
 from atoll.report.sections.setup import collect_citations, collect_configuration, collect_costs
 from atoll.report.sections.structure import collect_clusters, collect_mixing, collect_partition, collect_sensitivity
@@ -41,6 +42,9 @@ SECTIONS: dict[str, Callable[[View], list[Part]]] = {
     "Who learns from whom": collect_mixing,
     "Which layers are sensitive": collect_sensitivity,
     "Client by client": collect_clients,
+    "What was protected": collect_protection,
+    "What an audit found": collect_audits,
+    "Who contributes": collect_contributions,
     "What it costs": collect_costs,
     "Configuration": collect_configuration,
     "Please cite": collect_citations,

@@ -106,6 +106,13 @@ class Details(Part):
 
 
 @dataclass(frozen=True)
+class Sentences(Part):
+    """A list of sentences."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Text(Part):
     """Text as it is, line by line."""
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.algorithms import file_of
-from atoll.kernel.wrapper import title_of
 from atoll.metrics import significance
 from atoll.records.numbers import Numbers
 from atoll.records.results import SIGNIFICANT
 from atoll.report.clients import Scores
 from atoll.report.clusters import describe_clusters
+from atoll.report.names import join_words, name_methods
+from atoll.report.protection import write_protection
 from atoll.report.table import count_text, megabytes
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ FEWEST_PAIRS = 6  # with fewer, Wilcoxon's test never gives less than 0.05
 
 def write_summary(comparison: Results) -> list[str]:
     """Write all sentences."""
-    return [*write_findings(comparison), *write_cautions(comparison)]
+    return [*write_findings(comparison), *write_protection(comparison), *write_cautions(comparison)]
 
 
 def write_verdict(comparison: Results) -> tuple[str, str]:
@@ -163,8 +162,8 @@ def _name_harmed(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) 
         number = int(comparison.first[seed].scored[client])
         by_seed.setdefault(seed, []).append(str(number) if found is None else found.name(number))
     if len(gains) == 1:
-        return _join(by_seed[0])
-    return ", ".join(f"{_join(names)} (seed {comparison.seeds[seed]})" for seed, names in by_seed.items())
+        return join_words(by_seed[0])
+    return ", ".join(f"{join_words(names)} (seed {comparison.seeds[seed]})" for seed, names in by_seed.items())
 
 
 # -- who leads ---------------------------------------------------------------------------------------------------------
@@ -176,12 +175,12 @@ def _compare_means(comparison: Results) -> list[str]:
     best, level = ranked[0]["method"], f"{numbers.name} {_write_score(numbers, ranked[0]['mean'])}"
     if len(ranked) == 1:
         worst = _write_score(numbers, ranked[0]["worst"])
-        over = comparison.who if comparison.sampled else _count_clients(comparison.clients)
+        over = comparison.who if comparison.sampled or comparison.attackers else _count_clients(comparison.clients)
         return [f"{names[best]}: {level} on average over {over}, {worst} for the worst of them."]
     # sums of the same scores in another order differ in their last digit
     equal = [row["method"] for row in ranked if math.isclose(row["mean"], ranked[0]["mean"], rel_tol=1e-12)]
     if len(equal) > 1:
-        return [f"{_join([names[method] for method in equal])} are equally good on average ({level})."]
+        return [f"{join_words([names[method] for method in equal])} are equally good on average ({level})."]
     found = [f"{names[best]} is best on average ({level}), {_describe_lead(comparison, best, ranked[1]['method'])}."]
     fedavg = comparison.reference("fedavg")
     if fedavg is not None and fedavg not in (best, ranked[1]["method"]):
@@ -249,7 +248,7 @@ def _describe_costs(comparison: Results) -> list[str]:
     for row in sorted(comparison.results, key=lambda row: -row["megabytes_up"] - row["megabytes_down"]):
         size = megabytes((row["megabytes_up"] + row["megabytes_down"]) / comparison.clients)
         by_size.setdefault("nothing" if size == "0" else f"{size} MB", []).append(names[row["method"]])
-    parts = [f"{size} with {_join(methods)}" for size, methods in by_size.items()]
+    parts = [f"{size} with {join_words(methods)}" for size, methods in by_size.items()]
     found = [f"Over all rounds a client sends and receives {', '.join(parts)}."]
     return found if comparison.target_of(0) is None else [*found, _describe_target(comparison)]
 
@@ -261,7 +260,7 @@ def _describe_target(comparison: Results) -> str:
         by_rounds.setdefault(row["rounds_to_target"], []).append(names[row["method"]])
     never = by_rounds.pop(None, [])
     soon = [
-        f"{_join(by_rounds[rounds])} after {rounds:.3g} round{'' if rounds == 1 else 's'}"
+        f"{join_words(by_rounds[rounds])} after {rounds:.3g} round{'' if rounds == 1 else 's'}"
         for rounds in sorted(filter(None, by_rounds))
     ]
     what = (
@@ -272,8 +271,8 @@ def _describe_target(comparison: Results) -> str:
     always = "" if len(comparison.seeds) == 1 else " in every seed"
     if not soon:
         return f"No method reaches {what}{always}."
-    rest = f"; not{always} by {_join(never, 'or')}" if never else ""
-    return f"{what[0].upper()}{what[1:]} is reached by {_join(soon)}{rest}."
+    rest = f"; not{always} by {join_words(never, 'or')}" if never else ""
+    return f"{what[0].upper()}{what[1:]} is reached by {join_words(soon)}{rest}."
 
 
 # -- what to be careful about ------------------------------------------------------------------------------------------
@@ -287,7 +286,7 @@ def write_cautions(comparison: Results) -> list[str]:
         found.append(f"A lower {numbers.name} is better; a positive gain is always good.")
     if comparison.sampled:
         found.append(
-            f"Only {comparison.scored:,} of {comparison.clients:,} clients were scored, drawn at random, the same for "
+            f"Only {comparison.who.removeprefix('a sample of ')} were scored, drawn at random, the same for "
             "every method. Means estimate those of all clients without bias; the worst client of all is likely worse "
             "than the worst of the sample."
         )
@@ -334,16 +333,6 @@ def _describe_few_seeds(comparison: Results) -> str:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def name_methods(comparison: Results) -> dict[str, str]:
-    """Return the names of methods in sentences: `Ditto with lam=0.1`. A user's own method is called as in tables."""
-    found = {}
-    for method, (one, *_) in comparison.outcomes.items():
-        values = one.label.partition(":")[2]
-        name = title_of(one.algorithm) + (f" with {values.replace(',', ', ')}" if values else "")
-        found[method] = name if file_of(one.algorithm) is None else method
-    return found
-
-
 def _write_score(numbers: Numbers, value: float | None) -> str:
     return f"{numbers.score(value)} %" if numbers.share else numbers.score(value)
 
@@ -367,7 +356,3 @@ def _count_clients(number: float) -> str:
 
 def _are(number: float) -> str:
     return "is" if number == 1 else "are"
-
-
-def _join(words: Sequence[str], last: str = "and") -> str:
-    return " ".join(filter(None, [", ".join(words[:-1]), last if words[1:] else "", words[-1]]))

@@ -168,7 +168,7 @@ def validation_note(comparison: Results, mark: str) -> str:
 
 def gains_note(comparison: Results) -> str:
     """Explain gains and their mark."""
-    over = "the clients of the sample" if comparison.sampled else "all clients"
+    over = "the clients of the sample" if comparison.sampled else comparison.everybody
     if len(comparison.seeds) > 1:
         over += ", each with its mean over seeds" if comparison.together else " and seeds"
     return (
@@ -185,7 +185,7 @@ def harm_note(comparison: Results) -> str:
         for row in comparison.results
         if not is_reference(comparison, row) and row["harm_mass"] is not None
     ]
-    over = "the sample" if comparison.sampled else "all clients"
+    over = "the sample" if comparison.sampled else comparison.everybody
     return f" Mean loss against Local over {over} (a gain counts as 0): {', '.join(lost)}." if lost else ""
 
 

@@ -46,7 +46,7 @@ class Attack:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise HyperparameterError(f"`share` of an attack must be a float in (0, 1). Got {self.share!r}.")
+            raise HyperparameterError(f"The share of attackers must be a float in (0, 1). Got {self.share!r}.")
 
     def draw_attackers(self, clients: int, seed: int) -> Clients:
         """Draw who attacks: the share of all clients, at least one and not all."""
@@ -79,6 +79,13 @@ class Attack:
     def replies(self, scene: Scene) -> dict[str, Stack]:
         """Return what the attackers send, a row for each of them."""
         return dict(scene.own.fields)
+
+    def check(self, task: Task) -> None:
+        """Raise where attackers cannot change samples of this task as they would."""
+        if self.on_data and not all(split.stored for split in task.splits.values()):
+            raise DataError(
+                "Samples that an attacker changes must be stored. Those of this task are made when asked for."
+            )
 
     def poison(self, task: Task, attackers: Clients, seed: int) -> Task:
         """Return the task with the attackers' samples as they changed them."""
@@ -170,14 +177,27 @@ class Gaussian(Attack):
 
 @dataclass(frozen=True)
 class Scaling(Attack):
-    """Attackers send their own reply, FACTOR times as large: by default as often as clients reply (replacement)."""
+    """Attackers send their own reply, FACTOR times as large: by default as often as clients reply (replacement).
+
+    With RANDOM they train on random labels, as in the attack A3 on Ditto.
+    """
 
     factor: float = 0.0  # 0: the number of replies in the round
+    random: bool = False
     name: ClassVar[str] = "scaling"
 
     def replies(self, scene: Scene) -> dict[str, Stack]:
         """Return the own replies, enlarged."""
         return {name: value * (self.factor or float(scene.replies)) for name, value in scene.own.fields.items()}
+
+    def check(self, task: Task) -> None:
+        """Raise where labels cannot be changed, if attackers do so."""
+        if self.random:
+            LabelFlip(self.share, random=True).check(task)
+
+    def poison(self, task: Task, attackers: Clients, seed: int) -> Task:
+        """Return the task with random labels where attackers train on them."""
+        return LabelFlip(self.share, random=True).poison(task, attackers, seed) if self.random else task
 
 
 @dataclass(frozen=True)
@@ -271,8 +291,14 @@ class LabelFlip(Attack):
     name: ClassVar[str] = "label-flip"
     on_data: ClassVar[bool] = True
 
+    def check(self, task: Task) -> None:
+        """Raise unless the task has classes."""
+        super().check(task)
+        _require_classes(self, task)
+
     def poison(self, task: Task, attackers: Clients, seed: int) -> Task:
         """Return the task with the attackers' labels changed."""
+        self.check(task)
         classes = _require_classes(self, task)
 
         def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -296,15 +322,22 @@ class Backdoor(Attack):
         super().__post_init__()
         if not 0 < self.amount <= 1 or self.size < 1 or self.target < 0:
             raise HyperparameterError(
-                "A backdoor must have `amount` in (0, 1], `size` of at least 1 and `target` of at least 0. Got "
+                "A backdoor must have an amount in (0, 1], a size of at least 1 and a target of at least 0. Got "
                 f"amount={self.amount!r}, size={self.size!r}, target={self.target!r}."
+            )
+
+    def check(self, task: Task) -> None:
+        """Raise unless the target is a class of the task."""
+        super().check(task)
+        classes = _require_classes(self, task)
+        if self.target >= classes:
+            raise HyperparameterError(
+                f"The target of a backdoor must be a class, 0 to {classes - 1}. Got {self.target}."
             )
 
     def poison(self, task: Task, attackers: Clients, seed: int) -> Task:
         """Return the task with the trigger in some of the attackers' samples."""
-        classes = _require_classes(self, task)
-        if self.target >= classes:
-            raise HyperparameterError(f"`target` of a backdoor must be a class, 0 to {classes - 1}. Got {self.target}.")
+        self.check(task)
 
         def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             drawn = generator(seed, "attack", "backdoor").random(len(y)) < self.amount
@@ -351,8 +384,6 @@ def _change_samples(task: Task, clients: Clients, change: Callable[[Tensor, Tens
 
     They are copies because partitions may share samples between clients.
     """
-    if not all(split.stored for split in task.splits.values()):
-        raise DataError("Samples that an attacker changes must be stored. Those of this task are made when asked for.")
     splits, x, y = dict(task.splits), task.x, task.y
     for name in ("train", "val"):
         split = splits[name]
@@ -397,6 +428,6 @@ def parse_attack(words: str) -> Attack | None:
             values[key] = value.lower() in ("true", "1", "yes") if known[key] is bool else known[key](value)
         except ValueError:
             raise HyperparameterError(
-                f"`{key}` of the attack {name} must be a {known[key].__name__}. Got {value!r}."
+                f"The value {key} of the attack {name} must be a {known[key].__name__}. Got {value!r}."
             ) from None
     return kind(**values)

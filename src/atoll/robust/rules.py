@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -26,12 +27,14 @@ from atoll.kernel.algorithm import Arrival
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import HyperparameterError, PayloadError, unknown
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.replies import Rule
 from atoll.robust.vectors import (
     Fields,
     floating_leaves,
     gram,
     mix_rows,
     reduce_leaves,
+    sort_columns,
     squared_distances,
     stack_arrivals,
     take_median,
@@ -65,26 +68,26 @@ class Context:
 
 
 @dataclass(frozen=True)
-class ByCoordinate:
+class ByCoordinate(ABC):
     """Base of rules that look at each coordinate by itself."""
 
     name: ClassVar[str]
 
+    @abstractmethod
     def reduce(self, rows: Tensor) -> Tensor:
         """Return one row made of many."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class ByReply:
+class ByReply(ABC):
     """Base of rules that find a share for every reply."""
 
     name: ClassVar[str]
     centred: ClassVar[bool] = True  # whether only distances between replies matter
 
+    @abstractmethod
     def shares(self, products: Tensor, context: Context) -> Tensor:
         """Return the share of each reply, from their inner products."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Trimmed(ByCoordinate):
         """Return the mean of what is left in the middle."""
         if not self.hostile:
             return rows.mean(0)
-        return rows.sort(dim=0).values[self.hostile : len(rows) - self.hostile].mean(0)
+        return sort_columns(rows)[self.hostile : len(rows) - self.hostile].mean(0)
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,13 @@ class MeanAroundMedian(ByCoordinate):
     name: ClassVar[str] = "meamed"
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Return the mean of the values nearest to the median."""
-        nearest = (rows - take_median(rows)).abs().argsort(dim=0, stable=True)[: len(rows) - self.hostile]
-        return rows.gather(0, nearest).mean(0)
+        """Return the mean of the values nearest to the median, which are neighbours in the order of values."""
+        ordered, count = sort_columns(rows), len(rows) - self.hostile
+        median = (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
+        reach = torch.maximum(median - ordered[: self.hostile + 1], ordered[count - 1 :] - median)
+        first = reach.argmin(dim=0)
+        places = first + torch.arange(count, device=rows.device)[:, None]
+        return ordered.gather(0, places).mean(0)
 
 
 def krum_scores(products: Tensor, hostile: int) -> Tensor:
@@ -287,8 +294,13 @@ RULES: dict[str, type] = {
 MIXINGS: dict[str, type] = {one.name: one for one in (NearestMixing, Buckets)}
 
 
+def expect_hostile(cohort: int, clients: int, attackers: int) -> int:
+    """Return how many hostile replies a round holds at most in 999 of 1,000 cases."""
+    return int(hypergeom.ppf(0.999, clients, attackers, cohort)) if cohort < clients else attackers
+
+
 @dataclass(frozen=True)
-class Robust:
+class Robust(Rule):
     """A rule, and how replies are mixed before it; see `atoll.kernel.replies.Rule`."""
 
     rule: ByCoordinate | ByReply
@@ -309,33 +321,52 @@ class Robust:
     def resolve(self, cohort: int, clients: int, attackers: int | None) -> Robust:
         """Return the rule for rounds of so many clients: `auto` becomes a number; raise if the rule cannot bear it."""
         expected = math.ceil(ASSUMED * clients) if attackers is None else attackers
-        most = int(hypergeom.ppf(0.999, clients, expected, cohort)) if cohort < clients else expected
-        parts = {}
+        most, parts = expect_hostile(cohort, clients, expected), {}
         for where in ("rule", "mixing"):
             part = getattr(self, where)
             if getattr(part, "hostile", 0) == AUTO:
                 part = replace(part, hostile=most)
             parts[where] = part
         made = replace(self, **parts)
-        limit = made._most_hostile(cohort)
+        limit = made.breakdown(cohort)
         if made.hostile > limit:
+            fewer = f", or state fewer: `{self.rule.name}:{limit}`" if hasattr(self.rule, "hostile") else ""
             raise HyperparameterError(
                 f"{self.word} bears at most {limit} hostile replies of {cohort} in a round. It must bear "
                 f"{made.hostile}, of {expected} hostile clients among {clients}.",
-                hint="ask more clients per round, or state fewer: `trimmed:2`.",
+                hint=f"ask more clients per round{fewer}.",
             )
-        if attackers is not None and made.hostile < most and hasattr(made.rule, "hostile"):
-            log.warning(
-                "%s counts with %d hostile replies in a round; %d of %d clients attack, so a round may hold %d",
-                made.word, made.hostile, attackers, clients, most,
-            )  # fmt: skip
-        elif attackers is not None and 2 * most >= cohort:
-            log.warning("%s breaks down where half of the replies are hostile; a round may hold %d of %d",
-                        made.word, most, cohort)  # fmt: skip
         return made
 
+    def warn_of_attackers(self, cohort: int, clients: int, attackers: int) -> None:
+        """Warn where a round may hold more hostile replies than the rule bears."""
+        if isinstance(self.rule, FLTrust):
+            return  # it asks what the server's own samples say, not what most clients say
+        limit, most = self.breakdown(cohort), expect_hostile(cohort, clients, attackers)
+        bears = self.hostile if hasattr(self.rule, "hostile") else limit
+        if most > bears:
+            log.warning(
+                "%s is set to bear %d hostile replies of %d in a round, and breaks down beyond %d; %d of %d clients "
+                "attack, so a round may hold %d",
+                self.word, bears, cohort, limit, attackers, clients, most,
+            )  # fmt: skip
+
+    def describe(self, replies: int) -> str:
+        """Say in a sentence what the rule is, and what it bears in rounds of so many replies."""
+        name = f"The server makes one reply of many by the rule {self.word}"
+        if isinstance(self.rule, FLTrust):
+            return f"{name}, which trusts replies as far as they agree with what it learns from public samples."
+        counts = f" It is set to bear {self.hostile}." if hasattr(self.rule, "hostile") else ""
+        return f"{name}, which bears at most {self.breakdown(replies)} hostile ones of {replies} in a round.{counts}"
+
+    def breakdown(self, replies: int) -> int:
+        """Return how many hostile ones of so many replies the rule bears at most."""
+        if isinstance(self.mixing, Buckets):  # one hostile reply spoils its whole group
+            return self._most_hostile(-(-replies // self.mixing.size))
+        return self._most_hostile(replies)
+
     def _most_hostile(self, replies: int) -> int:
-        """Return how many hostile replies the rule bears at most."""
+        """Return how many hostile ones of so many replies, or of their groups, the rule bears at most."""
         if isinstance(self.rule, Krum | MultiKrum):
             return max(0, (replies - 3) // 2)
         return max(0, (replies - 1) // 2)

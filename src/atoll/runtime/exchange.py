@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.kernel.engine import Engine
-from atoll.kernel.errors import DivergedError
+from atoll.kernel.errors import DivergedError, SumLost
 from atoll.kernel.job import Done, Finish, Job, Lost, Prepare
 from atoll.kernel.params import Tree, flatten, stacked_leaves, widest
-from atoll.runtime.channel import Channel, Protection
+from atoll.runtime.channel import Channel, Protection, Sent
 from atoll.runtime.channel.stages import joint_norms
 from atoll.runtime.guards import hint_at_divergence
 from atoll.runtime.population import Population
@@ -77,7 +77,7 @@ class Exchange:
             return server, new
         for number in range(-self.method.exchanges, 0) if len(new) else ():
             at = round + number
-            job = Job(Prepare(number), self.method, server, new, at)
+            job = Job(Prepare(number), self.method, server, new, at, stages=self.channel.stages)
             arrivals, answered = [], [new[:0]]
             for outcome in self.engine.run(job, self.population):
                 if isinstance(outcome, Lost):
@@ -90,9 +90,7 @@ class Exchange:
                     if len(done.clients):
                         written = round or at
                         self.channel.broadcast(job.broadcast, done.clients, written)
-                        keep_at_clients(done, at)
-                        arrival = self.channel.up(self.method, done.clients, done.result, written, done.memory)
-                        arrivals.append(arrival._replace(broadcast=job.broadcast))
+                        arrivals.append(self._pass_on(done, at, written)._replace(broadcast=job.broadcast))
             if not any(map(len, answered)) and traffic.lost["not finite"]:
                 raise _divergence_error(new, round, self._task)
             new = np.concatenate(answered)
@@ -104,12 +102,30 @@ class Exchange:
                 break
         return server, new
 
-    def gather(self, job: Job, traffic: Traffic) -> Iterator[Arrival]:
-        """Yield the replies of the clients of a round as they arrive; where some attack, once all are there."""
-        if self.protection.attack is None:
-            yield from self._gather(job, traffic)
-        else:
-            yield from self._forge(self._gather(job, traffic), job.round, traffic)
+    def gather(self, job: Job, traffic: Traffic, asked: Clients | None = None) -> Iterator[Arrival]:
+        """Yield the replies of the clients of a round as they arrive; where some attack, once all are there.
+
+        Where only sums are read it is one: of all who are there of those who were `asked`.
+        """
+        arrivals: Iterable[Arrival] = self._gather(job, traffic)
+        if self.protection.attack is not None:
+            arrivals = self._forge(arrivals, job.round, traffic)
+        if self.protection.adder is not None:
+            arrivals = self._add_up([*arrivals], job, job.clients if asked is None else asked, traffic)
+        yield from arrivals
+
+    def _add_up(self, arrivals: list[Arrival], job: Job, asked: Clients, traffic: Traffic) -> list[Arrival]:
+        """Return the sum of all replies, unless the engine has it already; nothing if too few are left for it."""
+        assert self.protection.adder is not None
+        if not arrivals or arrivals[0].summed:
+            return arrivals
+        try:
+            return [self.protection.adder.add_up(arrivals, round=job.round, asked=asked)]
+        except SumLost as error:
+            log.warning("round %d: %s", job.round, error)
+            traffic.lost["too few were left to read their sum"] += traffic.replied
+            traffic.replied = 0
+            return []
 
     def send_nothing(self, job: Job) -> Arrival | None:
         """Return a reply of zeros: what a round releases in which nobody was asked; somebody's work shows its form."""
@@ -149,12 +165,22 @@ class Exchange:
             if not len(done.clients):
                 continue
             self.channel.unicast(done.unicast, done.clients, job.round)
-            keep_at_clients(done, job.round)
             traffic.replied += len(done.clients)
-            arrival = self.channel.up(self.method, done.clients, done.result, job.round, done.memory)
+            arrival = self._pass_on(done, job.round, job.round)
             yield arrival._replace(broadcast=job.broadcast, unicast=done.unicast)
         if len(diverged) and not traffic.replied:
             raise _divergence_error(diverged, job.round, self._task)
+
+    def _pass_on(self, done: Done[Update | Sent], round: int, written: int) -> Arrival:
+        """Return the reply of some clients as the server reads it, counted in the ledger as of the round `written`.
+
+        What clients elsewhere sent has passed their stages there, and what they keep is theirs.
+        """
+        sent = done.result
+        if not isinstance(sent, Sent):
+            keep_at_clients(done, round)
+            sent = self.channel.send(self.method, done.clients, sent, round, done.memory)
+        return self.channel.receive(self.method, done.clients, sent, round, written=written)
 
     def finish(self, server: Tree, clients: Clients, round: int, traffic: Traffic) -> None:
         """Have clients take their last local step, if the method has one."""
@@ -172,9 +198,11 @@ class Exchange:
                     self.channel.last_broadcast(broadcast, done.clients, round - 1)
                     keep_at_clients(done, round - 1)
 
-    def _require_finite(self, done: Done[Any], round: int, traffic: Traffic) -> tuple[Done[Update], Clients]:
+    def _require_finite(self, done: Done[Any], round: int, traffic: Traffic) -> tuple[Done[Any], Clients]:
         """Return the work of the clients where it is finite, and the other clients, whose work does not count."""
         traffic.gradients += done.gradients
+        if isinstance(done.result, Sent):  # it was checked where it arrived
+            return done, done.clients[:0]
         notes, numbers = done.notes, reduce_to_numbers(done)
         if numbers is None:
             return done, done.clients[:0]
@@ -212,7 +240,7 @@ def reduce_to_numbers(done: Done[Update]) -> NDArray[np.float64] | None:
     return numbers
 
 
-def keep_at_clients(done: Done[Update], round: int) -> None:
+def keep_at_clients(done: Done[Any], round: int) -> None:
     """Put what an update leaves with the clients into their memory, and what pieces leave into theirs."""
     for name, tree in done.result.beside.items():
         done.memory.beside(name).keep(done.clients, tree, round=round)

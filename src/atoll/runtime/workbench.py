@@ -129,7 +129,7 @@ class Workbench:
         mine = replace(
             task, x=x, y=y, splits={"train": everything, "val": nothing, "test": nothing},
             network=network or task.network, classes=task.classes if network is None else None,
-            names=("server",), groups=None, networks=(), architecture=None,
+            names=("server",), groups=None, networks=(), architecture=None, devices=None,
             augment=task.augment if augmented and x.shape[1:] == task.x.shape[1:] else None,
             training=task.training if batch_size is None else replace(task.training, batch_size=batch_size),
         )  # fmt: skip

@@ -42,6 +42,7 @@ from atoll.kernel.record import record
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.labels import label_counts, require_classes
+from atoll.toolbox.client.private import release
 from atoll.toolbox.oneshot import count_labels, uploads
 
 # What a training may offer, and an answer or a piece may need.
@@ -151,6 +152,7 @@ class ServerAnswer(Part):
     """What clients send of their models, and what everybody answers with that: with one model, or with all."""
 
     sends: ClassVar[dict[str, str]] = {"model": "model", "labels": "statistic"}
+    releases: ClassVar[frozenset[str]] = frozenset({"labels"})
     needs: ClassVar[frozenset[str]] = frozenset({FEATURES})
     sums_suffice: ClassVar[bool] = False
     solved: ClassVar[bool] = False
@@ -166,7 +168,7 @@ class ServerAnswer(Part):
 
     def upload(self, training: LocalTraining, w: Any, cohort: Cohort) -> Update:
         """Return what clients send: the model, and how many samples of each class it saw."""
-        return Update(send={"model": w, "labels": label_counts(cohort)})
+        return Update(send={"model": w, "labels": release(cohort, "labels", label_counts(cohort), {"counts": 0})})
 
     def conclude(self, training: LocalTraining, start: Any, replies: Replies) -> Any:
         """Return what the server makes of the uploads: one model, or a record that `deploy` reads."""
@@ -356,6 +358,7 @@ def _facts(*parts: type[Part]) -> dict[str, Any]:
     pieces = [part for part in parts if issubclass(part, Piece)]
     return {
         "sends": {**answer.sends, **{name: kind for piece in pieces for name, kind in piece.sends.items()}},
+        "releases": answer.releases,
         "sums_suffice": answer.sums_suffice,
         "solved": answer.solved,
         "closed_form": answer.closed_form,

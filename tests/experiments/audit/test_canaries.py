@@ -75,3 +75,6 @@ def test_what_canaries_cannot_check(private: Report) -> None:
         audit(plain, attacks=[], canaries=20)
     with pytest.raises(PrivacyError, match="at least 10"):
         audit(private, attacks=[], canaries=3)
+    local = federate(private.task, "fedavg", rounds=1, dp="local:noise=4", evaluation="none", progress=False)
+    with pytest.raises(PrivacyError, match="their sum shows next to nothing"):
+        audit(local, attacks=[], canaries=20)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from atoll.experiments.audit.measures import auc, bootstrap, lower_bound, psnr, tpr
+from atoll.experiments.audit.measures import auc, bootstrap, lower_bound, psnr, ssim, tpr
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.randomness import generator
 
@@ -72,3 +72,29 @@ def test_guesses_by_chance_bound_nothing() -> None:
 def test_psnr() -> None:
     assert psnr(np.zeros(4), np.full(4, 0.1), 1.0) == pytest.approx(20)
     assert psnr(np.zeros(4), np.zeros(4), 1.0) == math.inf
+
+
+def test_ssim_of_constant_pictures_has_a_closed_form() -> None:
+    """Without variance only the means count: (2ab + c) / (a^2 + b^2 + c), c = 0.0001."""
+    a, b = np.full((1, 9, 9), 0.3), np.full((1, 9, 9), 0.8)
+    assert ssim(a, b, 1.0) == pytest.approx((2 * 0.24 + 1e-4) / (0.09 + 0.64 + 1e-4))
+
+
+def test_ssim_is_one_of_the_same_and_falls_with_noise() -> None:
+    rng = generator(0, "pictures")
+    true = rng.random((3, 12, 12))
+    values = [ssim(true + size * rng.standard_normal(true.shape), true, 1.0) for size in (0.0, 0.1, 0.5, 3.0)]
+    assert values[0] == pytest.approx(1.0)
+    assert values == sorted(values, reverse=True)
+    assert ssim(1 - true, true, 1.0) < 0
+    assert values[-1] >= -1
+
+
+def test_ssim_of_one_window_by_hand() -> None:
+    """A picture of 7 x 7 is one window: means, sample variances and the covariance of all its pixels."""
+    rng = generator(1, "pictures")
+    a, b = rng.random((1, 7, 7)), rng.random((1, 7, 7))
+    (va, cov), (_, vb) = np.cov(a.ravel(), b.ravel())
+    c1, c2 = 0.01**2, 0.03**2
+    top = (2 * a.mean() * b.mean() + c1) * (2 * cov + c2)
+    assert ssim(a, b, 1.0) == pytest.approx(top / ((a.mean() ** 2 + b.mean() ** 2 + c1) * (va + vb + c2)))

@@ -10,6 +10,7 @@ import torch
 from atoll import Report, Task, federate
 from atoll.data import datasets, partition
 from atoll.experiments.audit import audit
+from atoll.experiments.audit.findings import count_steps
 from atoll.experiments.audit.membership import Seen, score_calibrated, score_lira, score_loss, score_rmia
 from atoll.experiments.audit.subject import Subject
 from atoll.kernel.errors import HyperparameterError, RunError, TaskError, UnknownName
@@ -71,6 +72,39 @@ def test_all_four_attacks_with_four_references(learnt_by_heart: Report) -> None:
     assert len(said) == 5
     assert len(found.sentences) == 8
     assert found.sentences[0].startswith("On the shared model RMIA tells members apart: AUC ")
+
+
+def test_an_upload_gives_more_away_than_the_shared_model(task: Task) -> None:
+    """Clients learn random labels by heart in long rounds; the mean of four of them remembers less than each."""
+    report = federate(task.with_training(lr=0.2), "fedavg:epochs=30", rounds=2, evaluation="none", progress=False)
+    said: list[str] = []
+    found = audit(report, attacks=["membership", "uploads"], references=2, on_step=said.append)
+    auc = {one.model: one.auc.value for one in found.membership if one.attack == "loss"}
+    assert auc["uploaded"] > 0.95
+    assert auc["uploaded"] > auc["shared"] + 0.05
+    assert len(said) == count_steps(["membership", "uploads"], 2, 0) == 4
+    assert any("rebuilds from each client's last message" in one for one in found.sentences)
+    borrowed = audit(report, attacks=["uploads"], references=0)
+    assert {one.model for one in borrowed.membership} == {"uploaded"}
+    assert {one.attack for one in borrowed.membership} == {"loss", "calibrated", "rmia"}
+
+
+def test_an_upload_is_the_model_that_the_client_sent(task: Task) -> None:
+    report = federate(task, "fedavg", rounds=1, evaluation="none", progress=False, cohort=1)
+    subject = Subject.open(report, trust=False)
+    ((model, _),) = subject.with_uploads.uploaded.values()
+    assert (model.model - report.server).norm() < 1e-6  # one client's upload is the mean
+
+
+def test_messages_without_a_whole_model_are_not_attacked(task: Task) -> None:
+    for method, settings, words in (
+        ("fedper", {}, "does not hold a whole model"), ("local", {}, "does not hold a whole model"),
+        ("fedavg", {"secure": "sums"}, "nobody has single messages"),
+    ):  # fmt: skip
+        report = federate(task, method, rounds=1, evaluation="none", progress=False, **settings)
+        found = audit(report, attacks=["uploads"], references=0)
+        assert not found.membership
+        assert words in found.notes[0]
 
 
 def test_scores_of_one_sample() -> None:

@@ -1,6 +1,8 @@
 """The engine of a cluster, with workers inside this process: the same numbers as one machine, whoever dies."""
 
+import os
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from atoll import create, federate
-from atoll.data.task import Task
+from atoll import create, federate, tune
+from atoll.data.task import Task, Training
 from atoll.kernel.errors import EngineError
 from atoll.kernel.params import Params, Stack
 from atoll.records.report import Report
@@ -248,6 +250,24 @@ def test_a_worker_that_dies_changes_no_number(method: str, death: int) -> None:
     assert crew.buried == 1
 
 
+def test_what_was_cut_off_outlives_workers_and_stops(tmp_path: Path) -> None:
+    """What a client remembers of packed messages is in the run's memory, whoever did its work."""
+    task, more = build_task(), {"compress": "topk:0.2", "rounds": 4}
+    straight = play(task, "ditto", find_engine("whole"), **more)
+    crew = Dying(3, {4})
+    require_equal(straight, play(task, "ditto", engine(crew), **more))
+    assert crew.buried == 1
+
+    def stop(line: Any) -> None:
+        if line["round"] == 2:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        play(task, "ditto", engine(), folder=tmp_path / "run", on_round=stop, **more)
+    again = play(task, "ditto", engine(CrewInside(2, make_worker)), folder=tmp_path / "run", resume=True, **more)
+    require_same(straight.server, again.server, "A run that goes on must end as one that was not stopped.")
+
+
 def test_what_kills_two_workers_is_lost_for_the_round(caplog: pytest.LogCaptureFixture) -> None:
     crew = Dying(3, {1, 2})
     report = play(build_task(), "ditto", engine(crew), rounds=2, eval_every=2)
@@ -335,8 +355,17 @@ def test_a_client_that_diverges_is_not_added_up() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"compress": "topk:0.3"}, {"aggregate": "median"}, {"attack": "sign-flip:0.2"}],
-    ids=lambda more: next(iter(more)),
+    [
+        {"compress": "topk:0.3"},
+        {"compress": "qsgd:4"},
+        {"compress": "sign", "cohort": 4, "drop": 0.2},
+        {"compress": "lowrank:1", "late": 0.3},
+        {"secure": "masks"},
+        {"secure": "sums", "compress": "randk:0.5"},
+        {"aggregate": "median"},
+        {"attack": "sign-flip:0.2"},
+    ],
+    ids=lambda more: "-".join(map(str, more.values())),
 )
 def test_what_stands_between_clients_and_server_sees_single_replies(more: dict[str, Any]) -> None:
     cluster, crew = in_float32(2)
@@ -387,3 +416,37 @@ def test_an_errand_that_kills_two_workers_is_an_error() -> None:
     assert number == 0
     assert isinstance(error, EngineError)
     assert "must not end it. 2 workers died" in str(error)
+
+
+class Counting(CrewInside):
+    """Workers whose errands are counted, and whose user stops everything at one of them."""
+
+    errands, stop_at = 0, 0
+
+    def do(self, worker: int, errand: Any, item: Any) -> Iterator[Any]:
+        self.errands += 1
+        if self.errands == self.stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().do(worker, errand, item)
+
+
+def test_the_runs_of_a_race_are_spread(tmp_path: Path) -> None:
+    """Workers pause and continue runs with two seeds, some of which diverge, which stops no other."""
+    asked: dict[str, Any] = {"trials": 5, "chosen_by": 2, "seeds": 1, "rounds": 5, "progress": False}
+    rows = torch.linspace(-1, 1, 60)
+    data = {f"c{k}": (torch.stack([rows, rows**2], 1), rows) for k in range(4)}
+    task = Task.own(data, kind="regression", model="mlp:4", training=Training(lr=20.0))
+    crew = Counting(3, make_worker)
+    crew.stop_at = 5
+    with pytest.raises(KeyboardInterrupt, match="continue with"):
+        tune(task, "fedavg", engine=engine(crew), folder=tmp_path, **asked)
+    there = tune(task, "fedavg", engine=engine(crew), folder=tmp_path, **asked)
+    here = tune(task, "fedavg", engine=find_engine("whole"), **asked)
+    assert crew.errands > 10
+    found, expected = ([(arm.label, arm.rungs, arm.reason) for arm in one.race.arms] for one in (there, here))
+    assert found == expected
+    assert any(reason == "diverged" for *_, reason in found)
+    assert there.comparison is not None
+    assert here.comparison is not None
+    for name, runs in here.comparison.outcomes.items():
+        assert [*map(format_metrics, runs)] == [*map(format_metrics, there.comparison.outcomes[name])]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll import Recipe, Task, compare, federate
+from atoll import Recipe, Task, compare, federate, tune
 from atoll.kernel.errors import EngineError
 from atoll.runtime.engines.cluster.rays import RayCrew, RayEngine, import_ray
 from atoll.runtime.engines.local import LocalEngine
@@ -77,6 +77,12 @@ def test_what_cannot_be_sent_is_refused(cluster: RayEngine) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("compress", ["topk:0.2", "sign", "lowrank:1", "qsgd:8"])
+def test_packed_messages_have_the_same_bits(cluster: RayEngine, compress: str) -> None:
+    require_equal_runs(build_task(), "ditto", cluster, rounds=3, compress=compress)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedora", "ditto@ifca:cluster_rounds=1", "fafi/margins", "pfedhn"])
 def test_methods_of_every_kind_give_the_same_bits(cluster: RayEngine, method: str) -> None:
     require_equal_runs(build_task(), method, cluster, rounds=1 if "/" in method else 3)
@@ -118,6 +124,16 @@ def test_runs_of_a_comparison_are_spread(cluster: RayEngine, tmp_path: Path) -> 
     assert {*again.outcomes} == {*there.outcomes}
     without = compare(recipe, methods, engine=cluster, **asked)
     assert [run.summary() for run in without.outcomes["ditto"]] == [run.summary() for run in here.outcomes["ditto"]]
+
+
+@pytest.mark.slow
+def test_runs_of_a_race_are_spread(cluster: RayEngine, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"trials": 3, "chosen_by": 2, "seeds": 2, "rounds": 5, "progress": False}
+    recipe = Recipe("digits", clients=4, samples=200)
+    there = tune(recipe, "ditto", engine=cluster, folder=tmp_path, **asked)
+    here = tune(recipe, "ditto", engine=LocalEngine(**PLAN), **asked)
+    assert [(arm.label, arm.rungs) for arm in there.race.arms] == [(arm.label, arm.rungs) for arm in here.race.arms]
+    assert there.as_json()["best"] == here.as_json()["best"]
 
 
 NODES = """

@@ -21,8 +21,9 @@ from atoll.algorithms.trainings.frozen import Frozen
 from atoll.kernel.algorithm import Positive, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
+from atoll.toolbox.client.private import release
 from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer, Start
-from atoll.toolbox.server.frozen import Phi, moments
+from atoll.toolbox.server.frozen import MOMENT_POWERS, Phi, moments
 from atoll.toolbox.server.triangles import symmetric
 
 
@@ -37,12 +38,13 @@ class Ridge(ServerAnswer):
     sums_suffice: ClassVar[bool] = True
     solved: ClassVar[bool] = True
     sends: ClassVar[dict[str, str]] = {"moments": "statistic"}
+    releases: ClassVar[frozenset[str]] = frozenset({"moments"})
     closed_form: ClassVar[bool] = True
     cites: ClassVar[str] = "he2025afl"
 
     def upload(self, training: LocalTraining, phi: Phi, cohort: Cohort) -> Update:
         """Add up G_k and Q_k, as they follow from counts, class sums and squares."""
-        return Update(send={"moments": moments(cohort, phi)})
+        return Update(send={"moments": release(cohort, "moments", moments(cohort, phi), MOMENT_POWERS)})
 
     def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Solve for the head."""

@@ -29,9 +29,8 @@ from atoll.toolbox.server.synthesis import (
     Lesson,
     Teachers,
     answers,
-    answers_and_distance,
     combine_logits,
-    objections,
+    teaching_cost,
 )
 
 
@@ -49,19 +48,12 @@ class Student(FromMadeUp):
     @property
     def cost(self) -> Cost:
         """What samples should have little of."""
-        return functools.partial(cost, statistics=self.statistics, adversarial=self.adversarial)
+        return functools.partial(teaching_cost, statistics=self.statistics, adversarial=self.adversarial)
 
     @property
     def lesson(self) -> Lesson:
         """What a student should have little of."""
         return functools.partial(lesson, temperature=self.temperature)
-
-
-def cost(batch: Batch, given: Teachers, *, statistics: float, adversarial: float) -> Tensor:
-    """Return a cost, low for samples of their class, like the clients' own, and hard for the student."""
-    logits, distance = answers_and_distance(given.models, batch)
-    label, apart = objections(combine_logits(logits, given.votes), batch.outputs(given.learner), batch.y)
-    return label + statistics * distance - adversarial * apart
 
 
 def lesson(w: Params, batch: Batch, given: Teachers, *, temperature: float) -> tuple[Tensor, Params]:

@@ -21,8 +21,9 @@ from atoll.algorithms.trainings.frozen import Frozen
 from atoll.kernel.algorithm import Range, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
+from atoll.toolbox.client.private import release
 from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer, Start
-from atoll.toolbox.server.frozen import Phi, moments
+from atoll.toolbox.server.frozen import MOMENT_POWERS, Phi, moments
 from atoll.toolbox.server.triangles import shrink, symmetric
 
 Covariance = Literal["within", "total"]
@@ -40,12 +41,13 @@ class Gaussian(ServerAnswer):
     sums_suffice: ClassVar[bool] = True
     solved: ClassVar[bool] = True
     sends: ClassVar[dict[str, str]] = {"moments": "statistic"}
+    releases: ClassVar[frozenset[str]] = frozenset({"moments"})
     closed_form: ClassVar[bool] = True
     cites: ClassVar[str] = "guan2025capture"
 
     def upload(self, training: LocalTraining, phi: Phi, cohort: Cohort) -> Update:
         """Add up counts, class sums and squares."""
-        return Update(send={"moments": moments(cohort, phi)})
+        return Update(send={"moments": release(cohort, "moments", moments(cohort, phi), MOMENT_POWERS)})
 
     def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Make the head of the Gaussians of all samples."""

@@ -52,6 +52,7 @@ class Generated(ServerAnswer):
     called: ClassVar[str] = "fedcvae"
     needs: ClassVar[frozenset[str]] = frozenset({DECODERS})
     sends: ClassVar[dict[str, str]] = {"decoder": "model", "labels": "statistic"}
+    releases: ClassVar[frozenset[str]] = frozenset()  # what it trains by is no `sgd`
     cites: ClassVar[str] = "heinbaugh2023data"
 
     def upload(self, training: LocalTraining, decoder: Stack, cohort: Cohort) -> Update:

@@ -23,9 +23,11 @@ from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
+from atoll.toolbox.client.private import release
 from atoll.toolbox.objectives.margins import SCALE, SHRINKAGE, margin_logits, margins, own_moments
 from atoll.toolbox.oneshot import uploads
 from atoll.toolbox.pairs import LocalTraining, Models, ServerAnswer, Start, keep_models
+from atoll.toolbox.server.frozen import MOMENT_POWERS
 from atoll.toolbox.server.fusion import stack_features
 
 
@@ -45,6 +47,7 @@ class Margins(ServerAnswer):
 
     called: ClassVar[str] = "margins"
     sends: ClassVar[dict[str, str]] = {**ServerAnswer.sends, "moments": "statistic"}
+    releases: ClassVar[frozenset[str]] = frozenset({"labels", "moments"})
     cites: ClassVar[str] = "guha2019one"
 
     def deploys_a_model(self, training: LocalTraining) -> bool:
@@ -58,7 +61,8 @@ class Margins(ServerAnswer):
     def upload(self, training: LocalTraining, w: Stack, cohort: Cohort) -> Update:
         """Send the model, and the moments of its features."""
         update = super().upload(training, w, cohort)
-        return Update(send={**update.send, "moments": own_moments(cohort, w)})
+        moments = release(cohort, "moments", own_moments(cohort, w), MOMENT_POWERS)
+        return Update(send={**update.send, "moments": moments})
 
     def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Discriminants:
         """Hold the models; make everybody's discriminants."""

@@ -24,7 +24,8 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts
-from atoll.toolbox.client.features import class_sums, feature_size, squared_distances
+from atoll.toolbox.client.features import SUM_POWERS, class_sums, feature_size, squared_distances
+from atoll.toolbox.client.private import release
 from atoll.toolbox.oneshot import Votes, average_models, class_shares, shares, uploads
 from atoll.toolbox.pairs import LocalTraining, Models, ServerAnswer, Start, keep_models
 
@@ -46,6 +47,7 @@ class ClassMeans(ServerAnswer):
 
     called: ClassVar[str] = "means"
     sends: ClassVar[dict[str, str]] = {**ServerAnswer.sends, "prototypes": "statistic"}
+    releases: ClassVar[frozenset[str]] = frozenset({"labels", "prototypes"})
     cites: ClassVar[str] = "tan2022fedproto"
 
     def deploys_a_model(self, training: LocalTraining) -> bool:
@@ -58,7 +60,8 @@ class ClassMeans(ServerAnswer):
 
     def upload(self, training: LocalTraining, w: Stack, cohort: Cohort) -> Update:
         """Send the model, and the mean features of each class."""
-        own = class_sums(cohort, w, feature_size(self, cohort.task))
+        sums = class_sums(cohort, w, feature_size(self, cohort.task))
+        own = release(cohort, ("labels", "prototypes"), sums, SUM_POWERS)
         mean = Stack.of(mean=own["sum"] / own["count"].clamp(min=1)[..., None])
         return Update(send={"model": w, "labels": Stack.of(counts=own["count"]), "prototypes": mean})
 

@@ -58,7 +58,7 @@ class Autoencoder(LocalTraining):
         vae = self.first(cohort.task)
         step = functools.partial(improve, lr=self.lr, latent=self.latent, center=self.center)
         end = cohort.scan(step, Improving(vae, no_past(vae)), epochs=self.epochs, stream="vae", draws=True)
-        decoder: Stack = decoder_of(end.vae)
+        decoder: Stack = decoder_of(end.maker)
         return decoder
 
     def first(self, task: Facts) -> Params:

@@ -6,8 +6,11 @@ The queue is the client's alone, first in, first out, and lasts for all of its t
 left out (``queue_same = "ignored"``) or are positives; all items together weigh as much as the batch. What was tried
 and found harmful is ``queue_same = "blind"``: 4096 random rows at first, made anew in every epoch, all negatives.
 
-Reference: He, Fan, Wu, Xie, Girshick. "Momentum Contrast for Unsupervised Visual Representation Learning." CVPR 2020,
-for the queue; https://arxiv.org/abs/1911.05722. There is no momentum encoder here.
+With ``queue_momentum = m`` the features that enter the queue are those of a second encoder, which follows the client's
+own: slow <- m slow + (1 - m) w in every step. It begins at w and never leaves.
+
+Reference: He, Fan, Wu, Xie, Girshick. "Momentum Contrast for Unsupervised Visual Representation Learning." CVPR 2020.
+https://arxiv.org/abs/1911.05722
 """
 
 from dataclasses import dataclass, replace
@@ -31,6 +34,7 @@ class Queue(ContrastPiece):
     queue: Natural = 4096  # places for earlier features, at most a quarter of the client's samples; 0: no queue
     queue_same: QueueSame = "ignored"  # what items of the anchor's class are; blind: all are negatives, as published
     decay: Share = 0.99  # rho: what is left of an item's weight after a step
+    queue_momentum: Share = 0.0  # m: of the encoder of what is queued; 0: it is the client's own; published: 0.999
     mass: NonNegative = 1.0  # v: the queue weighs as much as so many batches; 0: as much as it has items
 
     called: ClassVar[str] = "queue"
@@ -42,7 +46,10 @@ class Queue(ContrastPiece):
 
     def settings(self, training: PrototypeContrast) -> dict[str, Any]:
         """Return what the queue is, and how it counts."""
-        return {"queue": self.queue, "queue_same": self.queue_same, "decay": self.decay, "queue_mass": self.mass}
+        return {
+            "queue": self.queue, "queue_same": self.queue_same, "decay": self.decay, "queue_mass": self.mass,
+            "queue_momentum": self.queue_momentum,
+        }  # fmt: skip
 
     def provide(self, given: Given, w: Params, cohort: Cohort) -> Given:
         """Return random rows for a queue that begins full."""

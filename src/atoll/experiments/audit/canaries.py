@@ -31,7 +31,7 @@ from atoll.federation import federate
 from atoll.kernel.errors import PrivacyError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.privacy import ClientPrivacy, parse_privacy
+from atoll.privacy import ClientPrivacy, LocalPrivacy, parse_privacy
 from atoll.runtime.channel import Place, Sent, Stage
 
 FEWEST = 10
@@ -86,6 +86,7 @@ class OneRun:
     lower: float
     promised: float
     level: float = LEVEL
+    unit: str = "client"  # or sample: what a canary is
 
     @property
     def holds(self) -> bool:
@@ -95,8 +96,9 @@ class OneRun:
     def describe(self) -> str:
         """Say what was found in a sentence."""
         found = (
-            f"With {self.canaries} canary clients, {self.right} of {self.guesses} guesses were right, so epsilon is at "
-            f"least {self.lower:.2f} at delta {self.delta:g} (error {self.level:.0%}); promised is {self.promised:.2f}."
+            f"With {self.canaries} canary {self.unit}s, {self.right} of {self.guesses} guesses were right, so epsilon "
+            f"is at least {self.lower:.2f} at delta {self.delta:g} (error {self.level:.0%}); promised is "
+            f"{self.promised:.2f}."
         )
         return found if self.holds else f"{found} The promise does not hold: the mechanism leaks more than it says."
 
@@ -115,11 +117,22 @@ def add_canaries(task: Task, canaries: int) -> Task:
 def require_promise(subject: Subject, canaries: int) -> ClientPrivacy:
     """Return what the run promises; raise where canaries cannot check it."""
     settings = subject.live.settings
-    privacy = parse_privacy(settings.dp)
-    if privacy is None:
+    privacy = settings.privacy
+    if isinstance(privacy, LocalPrivacy):
         raise PrivacyError(
-            "Canaries check a promise of client-level privacy. This run makes none.",
-            hint="run it with dp='client:epsilon=4', or leave out `canaries`.",
+            "Canary clients are sought in what the server releases. Under local privacy every message has noise of its "
+            "own, and their sum shows next to nothing.",
+            hint="leave out `canaries`; membership, inversion and labels attack single messages.",
+        )
+    if not isinstance(privacy, ClientPrivacy):
+        raise PrivacyError(
+            "Canaries check a promise of privacy. This run makes none.",
+            hint="run it with dp='client:epsilon=4' or with +dpsgd, or leave out `canaries`.",
+        )
+    if privacy.quantile is not None:
+        raise PrivacyError(
+            "Canaries send the largest message that passes the clip, which must be known before. This run's adapts.",
+            hint="audit a run with a number as `clip`.",
         )
     if canaries < FEWEST:
         raise PrivacyError(f"`canaries` must be at least {FEWEST}: fewer show nothing. Got {canaries}.")
@@ -161,7 +174,7 @@ def audit_promise(subject: Subject, canaries: int) -> OneRun:
 def _with_noise(words: str, share: float, rounds: int) -> str:
     """Return the words of a promise by its noise, which must not depend on how many clients there are."""
     found = parse_privacy(words)
-    assert found is not None
+    assert isinstance(found, ClientPrivacy)
     made = found.resolve(share, rounds)
     public = f",public={made.public}" if made.public else ""
     return f"client:noise={made.noise!r},delta={made.delta!r},clip={made.clip!r}{public}"

@@ -64,8 +64,15 @@ class Contribution:
             f"The shared model's validation score moved by {100 * self.moved:+.1f} points. Most of it is due to client "
             f"{self.names[most]} ({100 * self.shapley[most]:+.1f}), least to client {self.names[least]} "
             f"({100 * self.shapley[least]:+.1f}); the value of {below} of {len(self.names)} clients is negative. "
-            f"{self.skipped} rounds moved the score by at most 0.01 and were skipped. Indicative only."
+            f"{_describe_skipped(self.skipped)}Indicative only."
         )
+
+
+def _describe_skipped(rounds: int) -> str:
+    if not rounds:
+        return ""
+    which = "1 round was" if rounds == 1 else f"{rounds} rounds were"
+    return f"{which} skipped because the score moved by at most 0.01. "
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,14 +14,17 @@ from atoll.experiments.audit.canaries import OneRun, audit_promise, require_prom
 from atoll.experiments.audit.contribution import Contribution, require_deltas, value_clients
 from atoll.experiments.audit.inversion import Picture, count_small_classes, invert
 from atoll.experiments.audit.labels import Labelled, infer_labels
-from atoll.experiments.audit.membership import Attacked, infer_membership
+from atoll.experiments.audit.membership import Attacked, Inside, infer_membership
 from atoll.experiments.audit.page import render_page
-from atoll.experiments.audit.subject import Subject, describe_method
+from atoll.experiments.audit.properties import Property, infer_properties
+from atoll.experiments.audit.sample_canaries import audit_samples, promises_samples, require_sample_promise
+from atoll.experiments.audit.subject import Models, Subject, describe_method
 from atoll.kernel.errors import AtollError, HyperparameterError, PrivacyError, RunError, first_line, unknown
-from atoll.privacy import parse_privacy
+from atoll.records.files import write_record
 from atoll.records.report import Report
 
-ATTACKS = ("membership", "inversion", "labels")
+ATTACKS = ("membership", "uploads", "inversion", "labels", "properties")
+OF_MESSAGES = {"inversion", "labels", "properties"}
 Notify = Callable[[str], None]
 
 
@@ -35,6 +37,7 @@ class Audit:
     promise: OneRun | None = None
     pictures: list[Picture] = field(default_factory=list)
     labels: Labelled | None = None
+    properties: Property | None = None
     contribution: Contribution | None = None
     notes: list[str] = field(default_factory=list)  # what could not be tried, and why
     ceiling: float | None = None  # the largest TPR at 1 % FPR that the promise allows
@@ -46,6 +49,7 @@ class Audit:
         found += [] if self.promise is None else [self.promise.describe()]
         found += _describe_pictures(self.pictures)
         found += [] if self.labels is None else [_describe_labels(self.labels)]
+        found += [] if self.properties is None else [self.properties.describe()]
         found += [] if self.contribution is None else [self.contribution.describe()]
         return [*found, *self.notes]
 
@@ -66,6 +70,7 @@ class Audit:
                 for one in self.pictures
             ],
             "labels": None if self.labels is None else asdict(self.labels),
+            "properties": None if self.properties is None else asdict(self.properties),
             "contribution": None if self.contribution is None else asdict(self.contribution),
             "sentences": self.sentences,
         }
@@ -75,7 +80,7 @@ class Audit:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         paths = {"figures": folder / "audit.json", "page": folder / "audit.html"}
-        paths["figures"].write_text(json.dumps(self.figures(), indent=1, allow_nan=True) + "\n", encoding="utf-8")
+        write_record(paths["figures"], self.figures(), indent=1)
         paths["page"].write_text(render_page(self), encoding="utf-8")
         return paths
 
@@ -107,19 +112,22 @@ def audit(
             f"has not. Got {references}."
         )
     subject = Subject.open(run, clients=clients, trust=trust)
-    if canaries:  # what cannot be done is said before anything is trained
+    about_samples = promises_samples(subject) and subject.live.settings.dp == "none"
+    if canaries and about_samples:  # what cannot be done is said before anything is trained
+        require_sample_promise(subject, canaries)
+    elif canaries:
         require_promise(subject, canaries)
     if contribution:
         require_deltas(subject)
     tell = on_step or (lambda _: None)
     membership, notes = list[Attacked](), list[str]()
-    if "membership" in attacks:
-        membership = _infer(subject, references, notes, tell)
+    if {"membership", "uploads"} & {*attacks}:
+        membership = _infer(subject, attacks, references, notes, tell)
     promise = None
     if canaries:
         tell("run with canaries")
-        promise = audit_promise(subject, canaries)
-    pictures, labels, refused = list[Picture](), None, list[AtollError]()
+        promise = audit_samples(subject, canaries) if about_samples else audit_promise(subject, canaries)
+    pictures, labels, properties, refused = list[Picture](), None, None, list[AtollError]()
     try:
         if "inversion" in attacks:
             tell("inversion")
@@ -128,8 +136,12 @@ def audit(
             tell("labels")
             labels = infer_labels(subject)
             notes += [_explain_hidden(subject)] * (labels is None)
+        if "properties" in attacks:
+            tell("properties")
+            properties = infer_properties(subject)
+            notes += [PROPERTIES_HIDDEN] * (properties is None)
     except (PrivacyError, RunError) as error:
-        if set(attacks) <= {"inversion", "labels"} and promise is None and not contribution:
+        if set(attacks) <= OF_MESSAGES and promise is None and not contribution:
             raise  # nothing else was asked for
         refused.append(error)
     notes += [first_line(error) for error in refused]
@@ -137,7 +149,13 @@ def audit(
     if contribution:
         tell("contributions")
         valued = value_clients(subject)
-    return Audit(describe_method(subject), membership, promise, pictures, labels, valued, notes, _find_ceiling(subject))
+    return Audit(
+        describe_method(subject), membership, promise, pictures, labels, properties, valued, notes,
+        _find_ceiling(subject),
+    )  # fmt: skip
+
+
+PROPERTIES_HIDDEN = "No property was sought in messages: that takes 8 clients or more, of two kinds, that send numbers."
 
 
 def _explain_hidden(subject: Subject) -> str:
@@ -165,24 +183,41 @@ def _rebuild(subject: Subject, notes: list[str]) -> list[Picture]:
 
 def count_steps(attacks: Sequence[str], references: int, canaries: int, *, contribution: bool = False) -> int:
     """Count what `on_step` is told."""
-    return (
-        ("membership" in attacks) * (references + 1)
-        + bool(canaries)
-        + contribution
-        + len(set(attacks) - {"membership"})
-    )
+    of_models = {"membership", "uploads"} & {*attacks}
+    return bool(of_models) * references + len(of_models) + bool(canaries) + contribution + len(OF_MESSAGES & {*attacks})
 
 
-def _infer(subject: Subject, references: int, notes: list[str], tell: Notify) -> list[Attacked]:
+def _infer(subject: Subject, attacks: Sequence[str], references: int, notes: list[str], tell: Notify) -> list[Attacked]:
     if not subject.sides:
         notes.append("Membership was not tried: no client has training and test samples of one class.")
         return []
     shadows = []
     for number in range(references):
         tell(f"shadow federation {number + 1} of {references}")
-        shadows.append(subject.shadow(number))
-    tell("membership inference")
-    models, found = subject.models, []
+        shadows.append(subject.shadow(number, uploads="uploads" in attacks))
+    found = list[Attacked]()
+    if "membership" in attacks:
+        tell("membership inference")
+        found += _infer_from_models(subject, shadows, notes)
+    if "uploads" in attacks:
+        tell("membership inference from uploads")
+        found += _infer_from_uploads(subject, shadows, notes)
+    return found
+
+
+def _infer_from_uploads(subject: Subject, shadows: Sequence[tuple[Models, Inside]], notes: list[str]) -> list[Attacked]:
+    secure = subject.live.settings.secure
+    if secure != "none":
+        notes.append(f"No upload was attacked: under secure={secure!r} nobody has single messages.")
+        return []
+    if not subject.with_uploads.uploaded:
+        notes.append(f"No upload was attacked: a message of {subject.report.label} does not hold a whole model.")
+        return []
+    return infer_membership(subject, "uploaded", shadows)
+
+
+def _infer_from_models(subject: Subject, shadows: Sequence[tuple[Models, Inside]], notes: list[str]) -> list[Attacked]:
+    models, found = subject.models, list[Attacked]()
     if models.shared is None:
         notes.append(f"{subject.report.label} has no shared model, so only personal ones were attacked.")
     elif not models.personal:
@@ -193,7 +228,7 @@ def _infer(subject: Subject, references: int, notes: list[str], tell: Notify) ->
 
 
 def _find_ceiling(subject: Subject) -> float | None:
-    privacy = parse_privacy(subject.live.settings.dp)
+    privacy = subject.live.settings.privacy
     if privacy is None:
         return None
     settings = subject.live.settings
@@ -208,11 +243,13 @@ def _describe_pictures(pictures: Sequence[Picture]) -> list[str]:
         right = [one for one in mine if one.succeeds]
         middle, baseline = (float(np.median([getattr(one, name) for one in mine])) for name in ("psnr", "baseline"))
         asked = [one.label for one in mine if one.label is not None]
+        alike = [one.ssim for one in mine if one.ssim is not None]
+        shape = f", SSIM {np.median(alike):.2f}" if alike else ""
         known = "" if not asked else " Its class was" if samples == 1 else " Their classes were"
         found.append(
             f"{WAYS[attack]} of a message made of {samples} sample{'s' * (samples > 1)} in {mine[0].steps} "
             f"step{'s' * (mine[0].steps > 1)}: {len(right)} of {len(mine)} samples are rebuilt better than by the mean "
-            f"sample of other clients (median {middle:.1f} dB, the mean sample {baseline:.1f} dB)."
+            f"sample of other clients (median {middle:.1f} dB{shape}; the mean sample {baseline:.1f} dB)."
             + (f"{known} found in {sum(asked)} of {len(asked)} cases." if asked else "")
         )
     return found
@@ -232,13 +269,18 @@ WAYS = {
     "cosine": "By following the update",
     "features": "From class means and the model beside them",
 }
+WHOSE = {
+    "shared": "the shared model",
+    "personal": "personal models",
+    "uploaded": "what the server rebuilds from each client's last message",
+}
 NAMES = {"rmia": "RMIA", "calibrated": "the calibrated loss", "loss": "the loss alone", "lira": "LiRA"}
 
 
 def _describe_membership(one: Attacked, ceiling: float | None) -> str:
     apart = "tells members apart" if one.auc.low > 0.5 else "cannot tell members apart from others"
     found = (
-        f"On {'the shared model' if one.model == 'shared' else 'personal models'} {NAMES[one.attack]} {apart}: AUC "
+        f"On {WHOSE[one.model]} {NAMES[one.attack]} {apart}: AUC "
         f"{one.auc}, at 1 % false alarms {100 * one.tpr.value:.1f} % of members are found "
         f"[{100 * one.tpr.low:.1f}, {100 * one.tpr.high:.1f}] (guessing: 0.5 and 1 %); mean over clients "
         f"{one.mean:.3f}, most for client {one.client} {one.most:.3f}; {one.members} members."

@@ -26,7 +26,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from atoll.experiments.audit.labels import estimate_answers, infer_label, infer_shares
-from atoll.experiments.audit.measures import psnr
+from atoll.experiments.audit.measures import psnr, ssim
 from atoll.experiments.audit.messages import Message, choose_probes, other_samples, play_message
 from atoll.experiments.audit.subject import Subject
 from atoll.kernel.batch import Batch
@@ -51,6 +51,7 @@ class Picture:
     psnr: float  # dB
     baseline: float  # of the mean sample of other clients
     noise: float  # of noise
+    ssim: float | None  # structural similarity; None where samples are no pictures
     label: bool | None  # whether its class was found; None where it was not sought
     found: Values
     true: Values
@@ -222,7 +223,8 @@ def _compare(subject: Subject, message: Message, attack: str, rebuilt: Tensor, l
     return [
         Picture(
             subject.task.client_name(message.client), attack, len(true), message.steps,
-            psnr(found[mine], true[its], span), psnr(average, true[its], span), psnr(noise, true[its], span), label,
+            psnr(found[mine], true[its], span), psnr(average, true[its], span), psnr(noise, true[its], span),
+            ssim(found[mine], true[its], span) if true[its].ndim == 3 else None, label,
             found[mine], true[its],
         )
         for mine, its in zip(*linear_sum_assignment(apart), strict=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import uniform_filter
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 from scipy.stats import rankdata
@@ -90,6 +91,32 @@ def _chance(epsilon: float, canaries: int, guesses: int, right: int, delta: floa
         return min(1.0, beyond)
     just_below = np.cumsum(np.exp(logs[:right])[::-1])  # P[right - i <= Bin < right], i = 1 ... right
     return float(min(1.0, beyond + 2 * canaries * delta * (just_below / np.arange(1, right + 1)).max()))
+
+
+def ssim(found: Values, true: Values, span: float) -> float:
+    """Return the structural similarity of two pictures [channel, row, column], the mean over windows; 1: the same.
+
+    Windows are squares of 7 pixels, or as large as the picture where it is smaller; constants are (0.01 span)^2 and
+    (0.03 span)^2. Reference: Wang, Bovik, Sheikh, Simoncelli, IEEE TIP 2004.
+    """
+    side = min(7, *true.shape[1:])
+    side -= 1 - side % 2  # odd
+    window, margin, counted = (1, side, side), side // 2, side * side
+    unbiased = counted / max(counted - 1, 1)
+    small, medium = (0.01 * span) ** 2, (0.03 * span) ** 2
+
+    def mean(values: Values) -> Values:
+        return np.asarray(uniform_filter(values.astype(np.float64), size=window))
+
+    a, b = mean(found), mean(true)
+    vary_a, vary_b, together = (
+        unbiased * (mean(one * other) - m * n)
+        for one, other, m, n in ((found, found, a, a), (true, true, b, b), (found, true, a, b))
+    )
+    alike = (2 * a * b + small) * (2 * together + medium)
+    alike = alike / ((a * a + b * b + small) * (vary_a + vary_b + medium))
+    inside = slice(margin, -margin or None)
+    return float(alike[:, inside, inside].mean())  # windows that lie within the picture
 
 
 def psnr(found: Values, true: Values, span: float) -> float:

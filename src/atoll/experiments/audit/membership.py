@@ -11,7 +11,7 @@ phi = ln p_y - ln sum of the other p, what the model says about the true class:
 
 A score becomes the share of population samples, which nobody trained on, that score lower: then clients can be pooled.
 LiRA is a likelihood ratio, and pooled as it is. Reference models are those of shadow federations, or, without any, the
-personal models of other clients that have the class.
+personal models, or the uploads, of other clients that have the class.
 
 References: Yeom et al., CSF 2018 (loss); Watson et al., ICLR 2022 (calibrated); Zarifzadeh, Liu, Shokri, ICML 2024
 (RMIA); Carlini et al., IEEE S&P 2022 (LiRA).
@@ -20,7 +20,7 @@ References: Yeom et al., CSF 2018 (loss); Watson et al., ICLR 2022 (calibrated);
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,15 +105,17 @@ SCORES = {"rmia": score_rmia, "calibrated": score_calibrated, "loss": score_loss
 
 
 def infer_membership(subject: Subject, kind: str, references: Sequence[tuple[Models, Inside]]) -> list[Attacked]:
-    """Attack the models of a kind, `shared` or `personal`, of every audited client."""
+    """Attack the models of a kind, `shared`, `personal` or `uploaded`, of every audited client."""
     collected: dict[str, dict[int, tuple[Values, Values]]] = {}
-    for client, sides in each_client(subject, kind):
+    models = subject.with_uploads if kind == "uploaded" else subject.models
+    for client, sides in each_client(subject, kind, models):
         rows = np.concatenate([*sides, subject.population])
-        seen, halves = _look(subject, kind, client, rows, references), len(sides.members)
+        there = [one for one in references if kind != "uploaded" or client in one[0].uploaded]
+        seen, halves = _look(subject, kind, models, client, rows, there), len(sides.members)
         scores = {name: _place(score(seen), 2 * halves) for name, score in SCORES.items() if name == "loss" or len(
             seen.references
         )}  # fmt: skip
-        if len(references) >= FEWEST_SHADOWS:
+        if len(there) >= FEWEST_SHADOWS:
             audited = Seen(seen.phi[: 2 * halves], seen.references[:, : 2 * halves], seen.inside[:, : 2 * halves])
             scores["lira"] = score_lira(audited)
         for name, values in scores.items():
@@ -123,23 +125,26 @@ def infer_membership(subject: Subject, kind: str, references: Sequence[tuple[Mod
 
 
 def _look(
-    subject: Subject, kind: str, client: int, rows: NDArray[np.int64], references: Sequence[tuple[Models, Inside]]
-) -> Seen:
-    phi = confidences(subject.models.of_client(kind, client), subject, rows)
-    others = [(models.of_client(kind, client), inside[rows]) for models, inside in references]
+    subject: Subject, kind: str, models: Models, client: int, rows: NDArray[np.int64],
+    references: Sequence[tuple[Models, Inside]],
+) -> Seen:  # fmt: skip
+    phi = confidences(models.of_client(kind, client), subject, rows)
+    others = [(one.of_client(kind, client), inside[rows]) for one, inside in references]
     if not references:
-        others = _borrow(subject, client, rows)
+        others = _borrow(subject, models.uploaded if kind == "uploaded" else models.personal, client, rows)
     seen = [confidences(model, subject, rows) for model, _ in others]
     inside = [where for _, where in others]
     empty = np.empty((0, len(rows)))
     return Seen(phi, np.stack(seen) if seen else empty, np.stack(inside) if inside else empty.astype(bool))
 
 
-def _borrow(subject: Subject, client: int, rows: NDArray[np.int64]) -> list[tuple[tuple[Predictor, Network], Inside]]:
-    """Return the personal models of others; of a class that they do not have, they count as if they had seen it."""
+def _borrow(
+    subject: Subject, models: Mapping[int, tuple[Predictor, Network]], client: int, rows: NDArray[np.int64]
+) -> list[tuple[tuple[Predictor, Network], Inside]]:
+    """Return the models of others; of a class that they do not have, they count as if they had seen it."""
     found = []
     wanted = subject.labels(rows)
-    for other, model in subject.models.personal.items():
+    for other, model in models.items():
         if other != client:
             mine = subject.rows("train", other)
             known = np.isin(wanted, np.unique(subject.labels(mine)))

@@ -84,7 +84,7 @@ def play_message(subject: Subject, client: int, rows: Rows) -> Message:
             fields = {name: value.client(0) for name, value in arrival.fields.items()}
             noisy = settings.dp != "none"
             if noisy and protection.rule is not None:
-                rule = protection.rule_in(0, clients)
+                rule = protection.rule_in(client, clients)  # noise of its own for each: nothing cancels between them
                 assert rule is not None
                 fields, _ = rule.close(fields, torch.ones(()))
             start = job.broadcast if isinstance(job.broadcast, Params) else here.network.initial

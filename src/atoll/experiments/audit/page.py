@@ -81,7 +81,8 @@ def _show_pictures(pictures: Sequence[Picture]) -> list[Markup]:
         parts.append(Markup("<h2>{}</h2>").format(heading))
         for one in shown:
             if (one.attack, one.samples) == (attack, samples):
-                caption = f"client {one.client}: {one.psnr:.1f} dB, the mean sample {one.baseline:.1f} dB"
+                quality = f"{one.psnr:.1f} dB, SSIM {one.ssim:.2f}"
+                caption = f"client {one.client}: {quality}; the mean sample {one.baseline:.1f} dB"
                 image = Markup('<img width="208" alt="{}" src="data:image/png;base64,{}">').format(
                     caption, base64.b64encode(draw_pair(one)).decode()
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 from atoll.compose.architectures import within_architectures
 from atoll.data.batches import Split, find_offsets
 from atoll.data.task import Task
+from atoll.experiments.audit.uploads import Uploads
 from atoll.export.deployed import deploy
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
@@ -25,6 +26,7 @@ from atoll.kernel.network import Network, Variant
 from atoll.kernel.predictor import Predictor, predictor_of
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
+from atoll.records.configuration import Settings
 from atoll.records.models import find_client
 from atoll.records.report import Live, Report
 
@@ -46,11 +48,14 @@ class Models:
 
     shared: tuple[Predictor, Network] | None
     personal: dict[int, tuple[Predictor, Network]]
+    uploaded: dict[int, tuple[Predictor, Network]] = field(default_factory=dict)  # rebuilt from last messages
 
     def of_client(self, kind: str, client: int) -> tuple[Predictor, Network]:
         """Return the model of a kind that a client uses."""
         if kind == "personal":
             return self.personal[client]
+        if kind == "uploaded":
+            return self.uploaded[client]
         assert self.shared is not None
         return self.shared
 
@@ -148,7 +153,23 @@ class Subject:
         """The models that the run ended with."""
         return take_models(self.live, self.method, self.clients)
 
-    def shadow(self, number: int) -> tuple[Models, NDArray[np.bool_]]:
+    @cached_property
+    def with_uploads(self) -> Models:
+        """The same, and what a server rebuilds from the last message of each client; the run is played once more."""
+        settings = replace(self.live.settings, evaluation="none", memory="auto")
+        _, uploaded = self._play(self.task, settings, uploads=True)
+        return replace(self.models, uploaded=uploaded)
+
+    def _play(self, task: Task, settings: Settings, *, uploads: bool) -> tuple[Report, dict[int, Any]]:
+        """Run the audited method; return how it ended and, if they are asked for, the last uploads as models."""
+        watcher = Uploads(self.clients.tolist(), self.live.population.task.network)
+        made = federate(
+            task, self.report.algorithm, settings=settings, engine=self.live.engine, progress=False,
+            on_reply=watcher.see if uploads else None,
+        )  # fmt: skip
+        return made, watcher.found
+
+    def shadow(self, number: int, *, uploads: bool = False) -> tuple[Models, NDArray[np.bool_]]:
         """Run the same federation on other halves of the audited samples; return its models, and who was in.
 
         Every audited sample, member or not, is in with probability 1/2; what is in number 2i is out of 2i + 1.
@@ -170,11 +191,9 @@ class Subject:
         order = torch.cat(parts).to(train.order)
         split = Split(order, find_offsets(np.array([len(part) for part in parts], dtype=np.int64)))
         settings = replace(self.live.settings, seed=self.seed + 1 + number, evaluation="none", memory="auto")
-        made = federate(
-            replace(task, splits={**task.splits, "train": split}, unseen=None), self.report.algorithm,
-            settings=settings, engine=self.live.engine, progress=False,
-        )  # fmt: skip
-        return take_models(made.require_live(), self.method, self.clients), inside
+        task = replace(task, splits={**task.splits, "train": split}, unseen=None)
+        made, uploaded = self._play(task, settings, uploads=uploads)
+        return replace(take_models(made.require_live(), self.method, self.clients), uploaded=uploaded), inside
 
 
 def take_models(live: Live, method: Algorithm, clients: Rows) -> Models:
@@ -214,10 +233,10 @@ def confidences(model: tuple[Predictor, Network], subject: Subject, rows: Rows) 
     return (true - rest).clamp(-60, 60).numpy()
 
 
-def each_client(subject: Subject, kind: str) -> Iterator[tuple[int, Sides]]:
+def each_client(subject: Subject, kind: str, models: Models) -> Iterator[tuple[int, Sides]]:
     """Yield the audited clients that have a model of a kind and samples on both sides."""
     for client, sides in subject.sides.items():
-        if kind == "shared" or client in subject.models.personal:
+        if kind == "shared" or client in (models.personal if kind == "personal" else models.uploaded):
             yield client, sides
 
 

@@ -233,6 +233,8 @@ class Study:
 
     def _require_scored(self, client: int) -> int:
         scored = self.outcome.scored
+        if client in self.outcome.settings.draw_attackers(self.clients):
+            raise UnknownName(f"A client that is explained must have been scored. Client {client} attacks.")
         if client not in scored:
             raise UnknownName(
                 f"A client that is explained must have been scored. Client {client} is not in the sample of "
@@ -247,7 +249,8 @@ def overview(study: Study) -> list[str]:
     outcome, task = study.outcome, study.outcome.config.task
     dealt = (task.recipe or {}).get("partition")
     lower = "" if study.numbers.higher_is_better else "; lower is better, and a positive gain is good"
-    over = f"{study.comparison.scored:,} of {study.clients:,}" if study.comparison.sampled else f"{study.clients}"
+    scored = study.comparison.scored
+    over = f"{scored:,} of {study.clients:,}" if scored < study.clients else f"{study.clients}"
     level = (
         f"{study.method} on {task.name}{f' ({dealt})' if dealt else ''}, seed {outcome.seed}: {study.numbers.name} "
         f"{study.score(outcome.figures(select=study.select).macro)} on average over {over} clients after "

@@ -147,7 +147,7 @@ def collect_spread(view: View) -> list[Part]:
     some = ""
     if view.comparison.scored > figures.MOST_MARKS:
         some = f" {figures.MOST_MARKS} of them are drawn, evenly spaced in the order of their scores."
-    whole = "the sample" if view.comparison.sampled else "all clients"
+    whole = "the sample" if view.comparison.sampled else view.comparison.everybody
     words = f"Each dot is a client.{some} The box holds the middle half of {whole}, the line is their median."
     return [Figure(f"{words} {view.clients.words}", Widths(wide, narrow))]
 

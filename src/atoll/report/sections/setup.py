@@ -68,9 +68,6 @@ def collect_configuration(view: View) -> list[Part]:
         "Scaling": _describe_scaling(config["task"]),
         "Metric": _write_pairs(comparison.metric),
         "Model": _describe_model(config),
-        "Privacy": " ".join(
-            f"{method}: {sentence}" for method, (one, *_) in comparison.outcomes.items() for sentence in one.privacy
-        ),
         "Engine": _write_pairs(config.get("engine", {})),
         "Versions": _write_pairs(config.get("versions") or versions()),
         "Machine": _write_pairs(config.get("machine") or machine()),
@@ -86,7 +83,11 @@ def _describe_split(view: View) -> str:
     """Say how many samples are for what, and how they were cut."""
     comparison = view.comparison
     facts, one = comparison.example.config["task"], comparison.example
-    counts = [] if one.statistics is None or comparison.sampled else [f"train {one.statistics.samples.sum():,}"]
+    counts = (
+        []
+        if one.statistics is None or comparison.scored < comparison.clients
+        else [f"train {one.statistics.samples.sum():,}"]
+    )
     counts += [f"{split} {one.samples(split).sum():,}" for split in ("val", "test") if not _has_many(view)]
     rule = facts.get("split_by") or "at random, classes in equal shares where samples have one"
     recipe = facts.get("recipe") or {}

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from atoll.report import figures
 from atoll.report.clusters import describe_clusters, order_clients
 from atoll.report.drawing import NARROW, WIDTH
+from atoll.report.names import name_methods
 from atoll.report.partition import describe_picture, draw_partition
 from atoll.report.parts import Block, Figure, Part, Row, Scrolled, Table, Widths
-from atoll.report.summary import name_methods
 from atoll.report.view import View
 from atoll.runtime.population import MANY_CLIENTS
 

@@ -2,7 +2,7 @@
 
 from atoll.runtime.channel.channel import Channel
 from atoll.runtime.channel.ledger import Entry, Ledger, Message
-from atoll.runtime.channel.protection import Protection
+from atoll.runtime.channel.protection import Adder, Protection
 from atoll.runtime.channel.stages import Clip, Place, Sent, Stage
 
-__all__ = ["Channel", "Clip", "Entry", "Ledger", "Message", "Place", "Protection", "Sent", "Stage"]
+__all__ = ["Adder", "Channel", "Clip", "Entry", "Ledger", "Message", "Place", "Protection", "Sent", "Stage"]

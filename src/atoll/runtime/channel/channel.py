@@ -58,46 +58,62 @@ class Channel:
     def up(
         self, algorithm: Algorithm, clients: NDArray[np.int64], update: Update, round: int, memory: Memory | None = None
     ) -> Arrival:
-        """Pass on what these clients send, after checking that it is what the method declares.
+        """Pass on what these clients send, both halves of the way: `send` and `receive`."""
+        return self.receive(algorithm, clients, self.send(algorithm, clients, update, round, memory), round)
+
+    def send(
+        self, algorithm: Algorithm, clients: NDArray[np.int64], update: Update, round: int, memory: Memory | None = None
+    ) -> Sent:
+        """Return what leaves these clients, after checking that it is what the method declares.
 
         Stages may remember something of the clients in their `memory`.
         """
-        for name, value in update.send.items():
-            if name not in algorithm.sends:
-                raise PayloadError(
-                    f"{title_of(algorithm)} sends a field {name!r} that it does not declare.",
-                    hint=f'declare it: sends = {{"{name}": "model"}} (or "statistic", "labels").',
-                )
-            if not isinstance(value, Stack) or (len(value) and value.clients != (1 if update.summed else len(clients))):
-                raise PayloadError(
-                    f"Field {name!r} must be a Stack with one row per client, {len(clients)}. Got {value!r}."
-                )
-        weight, place = _weight(update, clients), Place(round, clients, algorithm.sends, memory, self.seed)
-        sent = send_through(self.stages, Sent(dict(update.send), update.weight), place)
+        require_declared(algorithm, clients, update)
+        sent = Sent(dict(update.send), update.weight, summed=update.summed)
+        return send_through(self.stages, sent, Place(round, clients, algorithm.sends, memory, self.seed))
+
+    def receive(
+        self, algorithm: Algorithm, clients: NDArray[np.int64], sent: Sent, round: int, *, written: int | None = None
+    ) -> Arrival:
+        """Count what these clients sent in a round; return it as the server reads it.
+
+        In the ledger it stands under the same round, or where it is `written` instead.
+        """
         messages = [(name, algorithm.sends.get(name, "statistic"), value) for name, value in sent.fields.items()]
         if sent.fields and sent.weight is not None:  # it tells the server how much data a client has
             messages.append(("weight", "statistic", Stack.of(weight=sent.weight)))
         for name, kind, value in messages:
-            size = size_of(value, each=True)
-            self.ledger.record(Entry("up", round, name, kind, size, tuple(map(int, clients))))
-        read = read_through(self.stages, sent, place)
-        weight = read.weight if read.weight is not None else weight if update.summed else torch.ones_like(weight)
-        return Arrival(clients, read.fields, weight, summed=update.summed)
+            size, at = size_of(value, each=True), round if written is None else written
+            self.ledger.record(Entry("up", at, name, kind, size, tuple(map(int, clients))))
+        read = read_through(self.stages, sent, Place(round, clients, algorithm.sends, None, self.seed))
+        weight = _count_equally(read, len(clients)) if read.weight is None else read.weight
+        return Arrival(clients, read.fields, weight, summed=sent.summed)
 
 
-def _weight(update: Update, clients: NDArray[np.int64]) -> Tensor:
-    if update.weight is None:
-        leaves = [leaf for value in update.send.values() for leaf in value.values()]
-        like = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
-        ones = torch.ones(len(clients)) if like is None else like.new_ones(len(clients))
-        return ones.sum(0, keepdim=True) if update.summed else ones
-    if update.summed:
-        return update.weight
-    if update.weight.shape != (len(clients),):
+def require_declared(algorithm: Algorithm, clients: NDArray[np.int64], update: Update) -> None:
+    """Raise unless these clients send fields that the method declares, with a row and a weight for each client."""
+    for name, value in update.send.items():
+        if name not in algorithm.sends:
+            raise PayloadError(
+                f"{title_of(algorithm)} sends a field {name!r} that it does not declare.",
+                hint=f'declare it: sends = {{"{name}": "model"}} (or "statistic", "labels").',
+            )
+        if not isinstance(value, Stack) or (len(value) and value.clients != (1 if update.summed else len(clients))):
+            raise PayloadError(
+                f"Field {name!r} must be a Stack with one row per client, {len(clients)}. Got {value!r}."
+            )
+    if update.weight is not None and not update.summed and update.weight.shape != (len(clients),):
         raise PayloadError(
             f"`weight` must have one value per client, {len(clients)}. Got shape {tuple(update.weight.shape)}."
         )
-    return update.weight
+
+
+def _count_equally(sent: Sent, clients: int) -> Tensor:
+    """Return a weight of 1 for each client; of replies that were added up, their sum."""
+    leaves = [leaf for value in sent.fields.values() for leaf in value.values()]
+    like = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
+    ones = torch.ones(clients) if like is None else like.new_ones(clients)
+    return ones.sum(0, keepdim=True) if sent.summed else ones
 
 
 def _kind(tree: Tree) -> str:

@@ -12,59 +12,26 @@ ICML 2019 (sign with error feedback); Vogels et al., NeurIPS 2019 (PowerSGD).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from atoll.kernel.errors import HyperparameterError, unknown
-from atoll.kernel.params import Layout, Params, Stack, spread
+from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.randomness import Keys, generator
-from atoll.runtime.channel.stages import Place, Sent, Stage
+from atoll.runtime.channel.stages import Form, Place, Sent, Stage, form_of
 
 Notes = Mapping[str, Tensor]  # what clients remember of a field
 Packed = tuple[dict[str, Tensor], dict[str, Tensor]]  # what travels, and what clients remember beside what was cut off
 PACKED = "packed."  # before the names of tensors that were packed
 
 
-class Form(NamedTuple):
-    """What a packed field was: names, shapes and types of its leaves; all of it is public."""
-
-    shapes: dict[str, torch.Size]  # of the floating-point leaves, without the client axis
-    dtype: torch.dtype
-    layout: Layout | None
-    order: tuple[str, ...]  # of all leaves
-
-    @property
-    def size(self) -> int:
-        """How many numbers the vector has."""
-        return sum(shape.numel() for shape in self.shapes.values())
-
-    def to_rows(self, value: Stack) -> Tensor:
-        """Return the field as a matrix, a row per client."""
-        return torch.cat([value[name].reshape(value.clients, -1) for name in self.shapes], dim=1)
-
-    def to_leaves(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the floating-point leaves that a matrix holds."""
-        parts = torch.split(rows.to(self.dtype), [shape.numel() for shape in self.shapes.values()], dim=1)
-        return {
-            name: part.reshape(len(rows), *shape)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
-
-
-def form_of(value: Stack) -> Form:
-    """Return the form of a field."""
-    floating = value.floating
-    dtype = next(iter(floating.values())).dtype
-    shapes = {name: leaf.shape[1:] for name, leaf in floating.items()}
-    return Form(shapes, dtype, value.layout, tuple(value))
-
-
 @dataclass(frozen=True)
-class Compression(Stage):
+class Compression(Stage, ABC):
     """Base of all compressions."""
 
     name: ClassVar[str]
@@ -113,13 +80,13 @@ class Compression(Stage):
         """Return what clients remember beside what was cut off, before they have packed anything."""
         return {}
 
+    @abstractmethod
     def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
         """Return the tensors that travel for a matrix of one row per client, and what clients remember beside."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
         """Return the matrix that the server reads."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.kernel.algorithm import Arrival
+from atoll.kernel.params import Tree
 from atoll.kernel.replies import Rule
 from atoll.runtime.channel.ledger import Direction
 from atoll.runtime.channel.stages import Stage
@@ -25,26 +27,49 @@ class Forger(Protocol):
         ...
 
 
+class Adder(Protocol):
+    """Who adds up the messages of a round before the server reads them; `atoll.privacy` has some."""
+
+    def add_up(self, arrivals: Sequence[Arrival], *, round: int, asked: Clients) -> Arrival:
+        """Return the sum of all messages, in one row; raise SumLost if too few of who was asked are left for it."""
+        ...
+
+    def overhead(self, clients: int) -> dict[Direction, int]:
+        """Return the bytes that each of so many clients sends and receives beside its message."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Protection:
-    """The stages that messages pass, who attacks and how, and the rule by which replies become one."""
+    """The stages that messages pass, who attacks and how, who adds up, and the rule by which replies become one."""
 
     stages: tuple[Stage, ...] = ()
     attack: Forger | None = None
     attackers: Clients | None = None
     rule: Rule | None = None
+    adder: Adder | None = None  # None: the server reads single messages
 
     def rule_in(self, round: int, asked: Clients) -> Rule | None:
         """Return the rule of a round, for the clients that were asked: one that draws has draws of its own in each."""
-        in_round = getattr(self.rule, "in_round", None)
-        return self.rule if in_round is None else in_round(round, asked)
+        return None if self.rule is None else self.rule.in_round(round, asked)
 
     def overhead(self, clients: int) -> dict[Direction, int]:
         """Return the bytes that each of so many clients sends and receives beside its messages."""
-        overhead = getattr(self.rule, "overhead", None)
-        return {} if overhead is None else overhead(clients)
+        sizes: Counter[Direction] = Counter()
+        for part in (self.rule, self.adder):
+            sizes.update({} if part is None else part.overhead(clients))
+        return dict(sizes)
 
     @property
     def always_releases(self) -> bool:
         """Whether there must be a release in every round, also where nobody replied."""
-        return bool(getattr(self.rule, "always", False))
+        return self.rule is not None and self.rule.always
+
+    def save(self) -> Tree:
+        """Return what the rule remembers from round to round; None where it remembers nothing."""
+        return None if self.rule is None else self.rule.save()
+
+    def load(self, state: Tree) -> None:
+        """Let the rule go on with what was saved."""
+        if self.rule is not None:
+            self.rule.load(state)

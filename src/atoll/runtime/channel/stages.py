@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,41 @@ from torch import Tensor
 
 from atoll.kernel.engine import Memory
 from atoll.kernel.errors import HyperparameterError
-from atoll.kernel.params import Stack
+from atoll.kernel.params import Layout, Stack
+
+
+class Form(NamedTuple):
+    """What a packed field was: names, shapes and types of its leaves; all of it is public."""
+
+    shapes: dict[str, torch.Size]  # of the floating-point leaves, without the client axis
+    dtype: torch.dtype
+    layout: Layout | None
+    order: tuple[str, ...]  # of all leaves
+
+    @property
+    def size(self) -> int:
+        """How many numbers the vector has."""
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    def to_rows(self, value: Stack) -> Tensor:
+        """Return the field as a matrix, a row per client."""
+        return torch.cat([value[name].reshape(value.clients, -1) for name in self.shapes], dim=1)
+
+    def to_leaves(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the floating-point leaves that a matrix holds."""
+        parts = torch.split(rows.to(self.dtype), [shape.numel() for shape in self.shapes.values()], dim=1)
+        return {
+            name: part.reshape(len(rows), *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+
+def form_of(value: Stack) -> Form:
+    """Return the form of a field."""
+    floating = value.floating
+    dtype = next((leaf.dtype for leaf in floating.values()), torch.float32)
+    shapes = {name: leaf.shape[1:] for name, leaf in floating.items()}
+    return Form(shapes, dtype, value.layout, tuple(value))
 
 
 class Sent(NamedTuple):
@@ -25,7 +59,8 @@ class Sent(NamedTuple):
 
     fields: Mapping[str, Stack]
     weight: Tensor | None  # None where every reply counts the same, and nothing is told
-    forms: Mapping[str, Any] = {}  # of packed fields: what they were, without a number of theirs
+    forms: Mapping[str, Form] = {}  # of packed fields: what they were, without a number of theirs
+    summed: bool = False  # whether there is one row: the sum over these clients
 
 
 @dataclass(frozen=True)
@@ -41,6 +76,8 @@ class Place:
 
 class Stage:
     """Base of all stages."""
+
+    hides_weight: ClassVar[bool] = False  # whether the server does not learn how many samples a client has
 
     def apply(self, sent: Sent, place: Place) -> Sent:
         """Return what leaves the clients."""
@@ -75,10 +112,13 @@ class Clip(Stage):
     def apply(self, sent: Sent, place: Place) -> Sent:
         """Scale the message down; see `Stage.apply`."""
         norms = joint_norms(sent.fields)
-        if not norms.ndim:
-            return sent
-        scale = torch.where(norms > self.norm, self.norm / norms.clamp(min=1e-300), 1.0)
-        return sent._replace(fields={name: _scale(value, scale) for name, value in sent.fields.items()})
+        return sent._replace(fields=cut_to(self.norm, sent.fields, norms)) if norms.ndim else sent
+
+
+def cut_to(norm: float, fields: Mapping[str, Stack], norms: Tensor) -> dict[str, Stack]:
+    """Return messages of these norms scaled down to a largest one; those within it keep their bits."""
+    scale = torch.where(norms > norm, norm / norms.clamp(min=1e-300), 1.0)
+    return {name: _scale(value, scale) for name, value in fields.items()}
 
 
 def _scale(value: Stack, scale: Tensor) -> Stack:

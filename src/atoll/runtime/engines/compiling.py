@@ -12,13 +12,14 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from atoll.kernel.fingerprints import content
+from atoll.runtime.engines.products import COPY, add_products, take_out_products
 from atoll.runtime.engines.work import Leaves
-
-COPY = torch.ops.aten.copy_.default
 
 
 class Compiler:
@@ -59,7 +60,8 @@ class Compiler:
     def _compile(self, graph: GraphModule, inputs: Leaves) -> Callable[..., Any]:
         kept, self._all_kept = self._all_kept, False  # in case that it fails
         before = _count_kept()
-        run = torch.compile(graph, dynamic=False)
+        weights = take_out_products(graph)
+        run = add_products(_compile_for(graph, inputs), weights)
         run(*inputs)
         found, passed_by = (now - then for now, then in zip(_count_kept(), before, strict=True))
         self._all_kept = kept and found > 0 and not passed_by
@@ -112,6 +114,21 @@ def _only_at_the_end(graph: GraphModule, written: list[Node]) -> bool:
         node.target is COPY and node.args[0] in inputs and (node.args[1] is node.args[0] or node.args[1] not in inputs)
         for node in copies
     )
+
+
+def _compile_for(graph: GraphModule, inputs: Leaves) -> Callable[..., Any]:
+    """Compile operations for inputs of these shapes.
+
+    Torch's public `compile` would look at every call whether the inputs still have these shapes, which takes a tenth
+    of a small step; programs are kept by shape. Without a context for shapes, torch would not keep what it compiles.
+    """
+    from torch._inductor import compile as compile_operations  # takes seconds to import
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = FakeTensorMode(allow_fallback_kernels=True, shape_env=ShapeEnv(assume_static_by_default=True))
+    with tracing(TracingContext(shapes)):
+        compiled: Callable[..., Any] = compile_operations(graph, [*inputs])
+    return compiled
 
 
 def _count_kept() -> tuple[int, int]:

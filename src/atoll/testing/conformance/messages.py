@@ -70,8 +70,9 @@ def only_what_is_declared_leaves(method: Algorithm) -> str | None:
         comparable = kept if method.one_shot or client in before else {}
         before |= {client} if round >= 0 else set()
         for name, leaf in sent.items():
+            declared = name.partition("/")[0] in method.sent_and_kept
             for private, value in comparable.items():
-                if is_telling(value) and value.shape == leaf.shape and torch.equal(value, leaf):
+                if not declared and is_telling(value) and value.shape == leaf.shape and torch.equal(value, leaf):
                     raise ConformanceError(
                         f"What is kept must not leave. Client {client} keeps {private} and sends it as {name}.",
                         hint="send what the server needs and keep the rest: Update(send=..., keep=...).",

@@ -28,3 +28,4 @@ class Change:
     private: Private | None = None  # gradients of samples are cut, and noise is added to their sum
     measure: Callable[[Params | Stack, Stack], Any] = _measure_nothing  # of a call's start and end
     measured: list[Any] = field(default_factory=list)  # by every call so far
+    released: list[tuple[str, ...]] = field(default_factory=list)  # the fields that each `release` has covered

@@ -31,6 +31,23 @@ class MeanLoss:
         return mean
 
 
+@record
+class TwoModels:
+    """A shared and a personal model that train together: both on their way, how fast they go, and their losses."""
+
+    w: Each
+    v: Each
+    velocity_w: Each
+    velocity_v: Each
+    main: MeanLoss = MeanLoss()
+    personal: MeanLoss = MeanLoss()
+
+    @property
+    def losses(self) -> dict[str, Tensor]:
+        """The mean losses of both, by the names under which they are observed."""
+        return {"loss/main": self.main.value, "loss/personal": self.personal.value}
+
+
 def zero_velocity(rule: Training, w: Params | Stack, only: Iterable[str] | None = None) -> Params | Stack:
     """Return the velocity before the first step, for the trained leaves of w or those named; empty without momentum."""
     zeros = w.zeros()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,9 @@ from atoll.kernel.network import Variant
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.labels import require_classes
+from atoll.toolbox.client.private import cut_rows
+
+SUM_POWERS = {"sum": 1, "count": 0}  # of the norm of a sample's features: how far it moves each leaf
 
 
 def one_sample(task: Facts) -> Batch:
@@ -58,18 +62,21 @@ def membership(batch: Batch, classes: int) -> Tensor:
 def class_sums(cohort: Cohort, w: Params | Stack, size: int, *, unit: bool = False) -> Stack:
     """Sum up each client's training samples by class: the `sum` of features, [classes, size], and their `count`.
 
-    With `unit`, each feature vector counts by its direction alone.
+    With `unit`, each feature vector counts by its direction alone. Under sample-level privacy features are cut to its
+    norm; `SUM_POWERS` says what one sample then moves.
     """
     classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes))
-    sums: Stack = cohort.scan(partial(_add, unit), start, given=w, shuffle=False, train=False, exact=True)
+    sums: Stack = cohort.scan(
+        partial(_add, unit, cut_rows(cohort)), start, given=w, shuffle=False, train=False, exact=True
+    )
     return sums
 
 
-def _add(unit: bool, seen: Params, batch: Batch, w: Params) -> Params:
+def _add(unit: bool, cut: Callable[[Tensor], Tensor], seen: Params, batch: Batch, w: Params) -> Params:
     same, features = membership(batch, len(seen["count"])), batch.features(w)
-    features = F.normalize(features, dim=-1) if unit else features
+    features = cut(F.normalize(features, dim=-1) if unit else features)
     return Params.of(sum=seen["sum"] + same.T @ features, count=seen["count"] + same.sum(0))
 
 

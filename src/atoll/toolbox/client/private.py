@@ -1,6 +1,7 @@
-"""Gradients with sample-level differential privacy (DP-SGD).
+"""Sample-level differential privacy: gradients with noise (DP-SGD), and statistics with noise.
 
     g = (sum_i g_i min(1, C / ||g_i||) + N(0, z^2 C^2 I)) / B
+    s = sum_i f(x_i) + N(0, z^2 k C^(2p) I),        x_i cut to norm C, ||f(x_i)|| <= C^p, one of k such sums
 
 g_i is the gradient of sample i's own loss, B the batch size of the task, also for a last batch that is smaller.
 Momentum, weight decay, proximal terms and clipping of g come after the noise and cost nothing.
@@ -11,15 +12,19 @@ https://arxiv.org/abs/1607.00133
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import PrivacyError
-from atoll.kernel.params import Params
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
 
 
@@ -64,3 +69,69 @@ class Private:
                 total = total + self.noise * self.clip * batch.normal(f"private {name}", *total.shape)
             found[name] = total / size
         return Params(found, each.layout), w, loss
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def find_private(cohort: Cohort) -> Private | None:
+    """Return the sample-level privacy that a piece has put on the work of a cohort; None without any."""
+    return next((change.private for change in cohort.changes if change.private is not None), None)
+
+
+def cut_rows(cohort: Cohort) -> Callable[[Tensor], Tensor]:
+    """Return what each sample's features must pass before they are added up: cut to norm C, or as they are."""
+    private = find_private(cohort)
+    return _keep if private is None or not private.clip else _Cut(private.clip)
+
+
+def _keep(rows: Tensor) -> Tensor:
+    return rows
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Scale rows down to a largest norm; a value, so steps with the same one are the same program."""
+
+    norm: float
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        scale: Tensor = (self.norm / rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
+        return rows * scale
+
+
+def release(cohort: Cohort, fields: str | tuple[str, ...], value: Stack, powers: Mapping[str, int]) -> Stack:
+    """Return statistics as they may leave clients: with noise, where the cohort has sample-level privacy.
+
+    One sample, whose features were cut to norm C by `cut_rows`, moves each leaf by at most C to the power that is
+    declared for it: 0 for counts, 1 for sums of features, 2 for sums of their products. That is all a method says of
+    its sensitivity. All leaves are one Gaussian, and cost as much as one pass of training; what is made of them costs
+    nothing. Counts stay at least 0. `fields` are those that are covered by it, and sent.
+    """
+    private = find_private(cohort)
+    if private is None:
+        return value
+    covered = (fields,) if isinstance(fields, str) else fields
+    for change in cohort.changes:
+        change.released.append(covered)
+    return disturb(cohort, "/".join(covered), value, powers, private)
+
+
+def disturb(cohort: Cohort, where: str, value: Stack, powers: Mapping[str, int], private: Private) -> Stack:
+    """Add noise to every leaf, for its share in what one sample moves all leaves together."""
+    if powers.keys() != value.keys():
+        raise PrivacyError(
+            f"A release must declare the sensitivity of each leaf. It has {', '.join(value)}, declared are "
+            f"{', '.join(powers)}."
+        )
+    together = len(powers) ** 0.5
+    noisy = {}
+    for leaf, rows in value.items():
+        drawn = np.stack([
+            generator(cohort.task.seed, "release", cohort.round, client, where, leaf).standard_normal(rows.shape[1:])
+            for client in cohort.clients.tolist()
+        ])  # fmt: skip
+        size = private.noise * together * private.clip ** powers[leaf]
+        found = rows + size * torch.from_numpy(drawn).to(rows)
+        noisy[leaf] = found if powers[leaf] else found.clamp(min=0)
+    return Stack(noisy, value.layout)

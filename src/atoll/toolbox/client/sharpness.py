@@ -59,6 +59,14 @@ def sharpen(
     return uphill, after, loss
 
 
+def mixed_gradient(w: Params, batch: Batch, *, radius: float, share: float) -> Found:
+    """Return (1 - share) g(w) + share g_s(w): between the plain gradient and the one taken uphill (FedSpeed)."""
+    g, after, loss = batch.gradient(w)
+    if not radius or not share:
+        return g, after, loss
+    return g.lerp(gradient_beside(w, batch, ascent(w, g, radius)), share), after, loss
+
+
 def gradient_beside(w: Params, batch: Batch, eps: Params, *, only: Iterable[str] | None = None) -> Params:
     """Return the gradient of the loss at w + eps."""
     g, _, _ = batch.gradient(w, only, through=lambda v: v.moved(eps, 1.0))

@@ -76,6 +76,8 @@ class Carry:
     """What is carried from step to step; None where nothing is."""
 
     queue: Each = None
+    slow: Each = None  # the body that encodes what is queued, where it follows the client's own
+    steps: Each = None  # that it has followed
     pace: Each = None  # running means, of the terms and of the distance to anchors
 
 
@@ -87,6 +89,7 @@ class Composed(Objective):
     queue_same: QueueSame = "ignored"
     decay: float = 0.99
     queue_mass: float = 1.0  # 0: every item counts as one
+    queue_momentum: float = 0.0  # of the encoder of what is queued; 0: it is the client's own
     pool: Pool = "none"
     masked: bool = True
     pool_draw: int = 256
@@ -152,25 +155,31 @@ class Composed(Objective):
 
     # -- what is carried -----------------------------------------------------------------------------------------
     def initial_carry(self, cohort: Cohort) -> Carry:
-        """Return an empty queue, and running means."""
-        queue = pace = None
+        """Return an empty queue, a second encoder, and running means."""
+        queue = slow = steps = pace = None
         if self.queue:
             size = cohort.initial[prototype_leaf(cohort.initial.layout)].shape[1]
             queue = cohort.stacked(empty_queue(self.queue, size))
             if not self._blind:
                 room = (cohort.samples // SMALLEST_SHARE).clamp(1, self.queue).long()
                 queue = queue | Stack.of(room=room)
+            if self.queue_momentum:
+                slow, steps = cohort.initial.without_part("head"), 0.0
         if self.anchor_schedule == "auto" and self.anchor:
             pace = Params.of(base=0.0, apart=0.0, seen=0.0)
-        return Carry(queue, pace)
+        return Carry(queue, slow, steps, pace)
 
     def next(self, seen: Seen, terms: Params) -> Carry:
         """Return the queue with the first view of the batch, and running means with this step's terms."""
         carry: Carry = seen.carry
         if self.queue:
-            half = len(seen.z) // 2
-            mask = None if seen.batch.mask is None else seen.batch.mask[:half]
-            carry = replace(carry, queue=enqueue(self._queue(seen), seen.z[:half], seen.batch.y[:half], mask))
+            first, _ = seen.batch.split(2)  # the first view
+            z = seen.z[: len(first.y)]
+            if carry.slow is not None:
+                slow = follow(carry.slow, seen.w, self.queue_momentum, carry.steps)
+                z = F.normalize(first.features(seen.w | slow), dim=1)
+                carry = replace(carry, slow=slow, steps=carry.steps + 1)
+            carry = replace(carry, queue=enqueue(self._queue(seen), z, first.y, first.mask))
         if carry.pace is not None:
             base = torch.stack([terms[name] for name in super().names]).sum()
             now = Params.of(base=base, apart=self._off_anchor(seen), seen=torch.ones_like(base))
@@ -354,3 +363,10 @@ class Composed(Objective):
             return alignment.by_class(distance, seen.z, rows, membership(batch, classes), theirs)
         share = alignment.weigh_as_client(labels, seen.given.counts)
         return distance(seen.z, rows, batch.mask, share)
+
+
+def follow(slow: Params, w: Params, momentum: float, steps: Tensor) -> Params:
+    """Return an encoder that follows w, slow <- m slow + (1 - m) w, and begins there; statistics are those of w."""
+    body = w.only(slow)
+    moved = slow | body.trained.lerp(slow.trained, momentum) | body.buffers
+    return Params({name: torch.where(steps == 0, body[name], leaf) for name, leaf in moved.items()}, w.layout)

@@ -21,7 +21,10 @@ from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import record
 from atoll.toolbox.client.features import membership, one_sample
+from atoll.toolbox.client.private import cut_rows
 from atoll.toolbox.server.triangles import triangle
+
+MOMENT_POWERS = {"count": 0, "sum": 1, "square": 2}  # of the norm of a sample's features: how far it moves each leaf
 
 
 @record
@@ -68,7 +71,8 @@ def moments(
     """Sum up each client's samples by class: `count` [class], `sum` of features [class, feature]; and `square`.
 
     The latter is sum phi phi^T over all samples; only its upper triangle, row after row. `features(batch, phi)` are
-    taken of what is the same for all clients, or, if their `size` is told, of what is each client's own.
+    taken of what is the same for all clients, or, if their `size` is told, of what is each client's own. Under
+    sample-level privacy features are cut to its norm; `MOMENT_POWERS` says what one sample then moves.
     """
     task = cohort.task
     assert task.classes is not None, "the task has no classes"
@@ -78,12 +82,16 @@ def moments(
         return torch.zeros(len(cohort), *shape, dtype=torch.float64, device=cohort.device)
 
     start = Stack.of(count=zeros(task.classes), sum=zeros(task.classes, size), square=zeros(size * (size + 1) // 2))
-    sums: Stack = cohort.scan(partial(_add, features), start, given=phi, shuffle=False, train=False, exact=True)
+    sums: Stack = cohort.scan(
+        partial(_add, features, cut_rows(cohort)), start, given=phi, shuffle=False, train=False, exact=True
+    )
     return sums
 
 
-def _add(features: Callable[[Batch, Any], Tensor], seen: Params, batch: Batch, phi: Any) -> Params:
-    z, same = features(batch, phi), membership(batch, len(seen["count"])).double()
+def _add(
+    features: Callable[[Batch, Any], Tensor], cut: Callable[[Tensor], Tensor], seen: Params, batch: Batch, phi: Any
+) -> Params:
+    z, same = cut(features(batch, phi)), membership(batch, len(seen["count"])).double()
     squares = (z * same.sum(1, keepdim=True)).T @ z  # padding is of no class
     return Params.of(
         count=seen["count"] + same.sum(0),

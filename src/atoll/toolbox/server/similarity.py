@@ -135,9 +135,13 @@ def propagation(stochastic: Tensor, alpha: float) -> Tensor:
     return ((1 - alpha) * inverse).contiguous()
 
 
-def among_known(mixing: Tensor, known: Tensor) -> Tensor:
-    """Return the same matrix over `known` clients only, its rows distributions again; who gets nothing has itself."""
-    there = mixing * known
+def among_known(mixing: Tensor, known: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Return the same matrix over `known` clients only, its rows distributions again; who gets nothing has itself.
+
+    With `rows`, only these rows of it.
+    """
+    rows = torch.arange(len(mixing), device=mixing.device) if rows is None else rows
+    there = mixing[rows] * known
     mass = there.sum(1, keepdim=True)
-    eye = torch.eye(len(mixing), dtype=mixing.dtype, device=mixing.device)
-    return torch.where(mass > 0, there / mass.clamp(min=torch.finfo(mass.dtype).tiny), eye)
+    itself = torch.zeros_like(there).scatter_(1, rows[:, None], 1.0)
+    return torch.where(mass > 0, there / mass.clamp(min=torch.finfo(mass.dtype).tiny), itself)

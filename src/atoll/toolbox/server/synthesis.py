@@ -292,3 +292,10 @@ def objections(wanted: Tensor, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tens
     """Return how far teachers are from the classes, and a rival from the teachers where it decides otherwise."""
     differ = (wanted.argmax(1) != outputs.argmax(1)).to(outputs.dtype)
     return cross_entropy(wanted, y).mean(), (disagreement(outputs, wanted, ADVERSARIAL) * differ).mean()
+
+
+def teaching_cost(batch: Batch, given: Teachers, *, statistics: float, adversarial: float) -> Tensor:
+    """Return a cost, low for samples of their class, like the clients' own, and hard for the learner (DENSE)."""
+    logits, distance = answers_and_distance(given.models, batch)
+    label, apart = objections(combine_logits(logits, given.votes), batch.outputs(given.learner), batch.y)
+    return label + statistics * distance - adversarial * apart

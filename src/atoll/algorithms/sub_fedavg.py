@@ -1,0 +1,129 @@
+"""Sub-FedAvg: every client finds a sparse network of its own in the shared one.
+
+    w_k = w * m_k  after E local epochs on the weights that m_k keeps
+    m_k <- m_k without the `prune` share of every layer's smallest |w_k|,     if w_k is good enough and m_k still dense
+    w <- w + sum_k p_k m_k (w_k - w) / sum_k p_k m_k                           entry by entry, over those who keep it
+
+Deployed is w * m_k. Only weights of layers are pruned; biases and norm layers are everybody's. With ``prune = 0`` this
+is FedAvg.
+
+Reference: Vahidian, Morafah, Lin. "Personalized Federated Learning by Structured and Unstructured Pruning under Data
+Heterogeneity." ICDCS Workshops 2021, Algorithm 1 (unstructured). https://arxiv.org/abs/2105.00562
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Range, Replies, Search, Share, Update, Weighting
+from atoll.kernel.batch import Batch
+from atoll.kernel.cohort import Cohort
+from atoll.kernel.errors import TaskError
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.record import Each, record
+from atoll.kernel.task import Facts
+from atoll.toolbox.client import sgd
+from atoll.toolbox.client.descent import Found
+
+P = TypeVar("P", Params, Stack)
+
+
+@record
+class Decision:
+    """Whether each client prunes."""
+
+    ready: Each
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubFedAvg(Algorithm):
+    """Federated averaging of sparse networks, one mask per client."""
+
+    prune: Annotated[float, Range(0, 1, open_high=True), Search(0.05, 0.3)] = 0.1  # share of a layer pruned in a round
+    target: Annotated[Share, Search(0.3, 0.7)] = 0.5  # share of all weights beyond which a client prunes no more
+    least: Share = 0.5  # accuracy on validation samples below which a client does not prune
+    epochs: Epochs = 1  # E: local epochs per round
+    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+
+    reads_validation: ClassVar[bool] = True  # the score there decides whether to prune
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "mask": "statistic"}
+    sent_and_kept: ClassVar[frozenset[str]] = frozenset({"mask"})
+    limits: ClassVar[Limits] = {"fedavg": {"prune": 0.0}}
+    cites: ClassVar[str] = "vahidian2021personalized"
+
+    def start(self, task: Facts) -> Params:
+        """Return the initial model, of a task with classes."""
+        if task.classes is None:
+            raise TaskError(f"Clients of SubFedAvg prune by their accuracy. {task.name} has no classes.")
+        return task.network.initial
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        """Train what the mask keeps; prune if that went well; send what is left, and what that is."""
+        mask = self._recall(cohort)
+        w_k = sgd(cohort, start=masked(cohort.stacked(w), mask), epochs=self.epochs, gradient=kept_gradient, given=mask)
+        if self.prune:
+            good = accuracies(cohort, w_k) >= self.least  # never, for a client without validation samples
+            decision = Decision(good & (pruned_share(mask) < self.target))
+            mask = cohort.map(partial(prune_smallest, share=self.prune), mask, w_k.only(mask), decision)
+        cohort.observe(pruned=pruned_share(mask))
+        return Update(
+            send={"delta": masked(w_k - w, mask), "mask": mask}, weight=cohort.weights(self.weighting), keep=mask
+        )
+
+    def aggregate(self, w: Params, replies: Replies) -> Params:
+        """Average every weight over the clients that keep it; one that nobody keeps stays as it is."""
+        delta, kept = replies.mean("delta"), replies.mean("mask")
+        mean = {name: torch.where(share > 0, delta[name] / share.clamp(min=1e-12), 0) for name, share in kept.items()}
+        return w + (delta | Params(mean, w.layout))
+
+    def personalize(self, w: Params, cohort: Cohort) -> Stack:
+        """Return the client's part of the shared model; a client that never took part uses all of it."""
+        return masked(cohort.stacked(w), self._recall(cohort))
+
+    def _recall(self, cohort: Cohort) -> Stack:
+        weights = {name: leaf for name, leaf in cohort.initial.trained.items() if leaf.ndim > 1}
+        return cohort.recall(default=Params(weights, cohort.initial.layout).map(torch.ones_like))
+
+
+def masked(w: P, mask: P) -> P:
+    """Return w with 0 where its mask has 0."""
+    return w | w.only(mask)._like({name: w[name] * kept for name, kept in mask.items()})
+
+
+def kept_gradient(w: Params, batch: Batch, mask: Params) -> Found:
+    """Return the gradient of the loss for what the mask keeps."""
+    g, w, loss = batch.gradient(w)
+    return masked(g, mask), w, loss
+
+
+def prune_smallest(mask: Params, w: Params, decision: Decision, *, share: float) -> Params:
+    """Prune a share of what one client keeps of every layer, the smallest first, if it is to."""
+    pruned = {}
+    for name, kept in mask.items():
+        size = torch.where(kept > 0, w[name].abs(), torch.inf).flatten()
+        rank = size.argsort(stable=True).argsort(stable=True).reshape(kept.shape)
+        stays = rank >= (share * kept.sum()).floor()
+        pruned[name] = torch.where(decision.ready, kept * stays, kept)
+    return Params(pruned, mask.layout)
+
+
+def pruned_share(mask: Stack) -> Tensor:
+    """Return the share of the weights that each client has pruned."""
+    kept = torch.stack([leaf.flatten(1).sum(1) for leaf in mask.values()]).sum(0)
+    return 1 - kept / sum(leaf[0].numel() for leaf in mask.values())
+
+
+def accuracies(cohort: Cohort, models: Stack) -> Tensor:
+    """Return the mean score of each client's model on its validation samples; -1 without any."""
+    start = Params.of(score=0.0, samples=0.0)
+    seen = cohort.scan(_score, start, given=models, split="val", shuffle=False, train=False)
+    return torch.where(seen["samples"] > 0, seen["score"] / seen["samples"].clamp(min=1), -1)
+
+
+def _score(seen: Params, batch: Batch, w: Params) -> Params:
+    score = batch.total(batch.network.score(batch.outputs(w), batch.y))
+    return Params.of(score=seen["score"] + score, samples=seen["samples"] + batch.count)

@@ -1,0 +1,92 @@
+"""The stages of the channel where clients are elsewhere: written into a job, done at the site, checked on arrival."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.deploy.messages import Message
+from atoll.kernel.errors import DeployError
+from atoll.kernel.params import Layout
+from atoll.privacy.promise import EqualWeights
+from atoll.privacy.secure import WEIGHT, Encode
+from atoll.runtime.channel import Clip, Place, Sent, Stage
+from atoll.runtime.channel.compression import COMPRESSIONS
+from atoll.runtime.channel.stages import Form, joint_norms, read_through
+
+Clients = NDArray[np.int64]
+STAGES: dict[str, type[Stage]] = {
+    one.__name__: one for one in (Clip, EqualWeights, Encode, *COMPRESSIONS.values())
+}  # what sites may be asked to do to their messages
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SLACK = 1e-5  # by which a norm may be above the one that it was cut to: rounding
+
+
+def write_stages(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """Write stages down: their names and values."""
+    for stage in stages:
+        if STAGES.get(type(stage).__name__) is not type(stage):
+            raise DeployError(f"{stage!r} cannot be done at sites.", hint=f"they can do {', '.join(STAGES)}.")
+    return [{"stage": type(stage).__name__, "values": asdict(stage)} for stage in stages]  # type: ignore[call-overload]
+
+
+def read_stages(written: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+    """Make the stages that were written down."""
+    return tuple(STAGES[one["stage"]](**one["values"]) for one in written)
+
+
+def digest_protection(stages: Sequence[Stage], *, masked: bool) -> str:
+    """Return what the protection of messages is known by."""
+    return hashlib.sha256(json.dumps([write_stages(stages), masked], sort_keys=True).encode()).hexdigest()
+
+
+def write_forms(forms: Mapping[str, Form]) -> dict[str, Any]:
+    """Write down what packed fields were."""
+    return {
+        name: {
+            "shapes": {leaf: list(shape) for leaf, shape in form.shapes.items()},
+            "dtype": str(form.dtype).removeprefix("torch."), "model": form.layout is not None,
+            "order": list(form.order),
+        }
+        for name, form in forms.items()
+    }  # fmt: skip
+
+
+def read_forms(message: Message, written: Mapping[str, Any], layout: Layout, largest: int) -> dict[str, Form]:
+    """Read what packed fields were; raise if one would need more than `largest` bytes once it is unpacked."""
+    forms = {
+        str(name): Form(
+            {str(leaf): torch.Size(map(int, shape)) for leaf, shape in one["shapes"].items()}, DTYPES[one["dtype"]],
+            layout if one["model"] else None, tuple(map(str, one["order"])),
+        )
+        for name, one in written.items()
+    }  # fmt: skip
+    for name, form in forms.items():
+        if any(size < 0 for shape in form.shapes.values() for size in shape) or 8 * form.size > largest:
+            raise message.refuse(f"{name} must have at most {largest:,} bytes once it is unpacked. It says {form.size}")
+    return forms
+
+
+def require_passed(message: Message, sent: Sent, stages: Sequence[Stage], place: Place) -> Sent:
+    """Return what the server reads in what a site sent; raise RefusedError unless it has passed all stages."""
+    names = sent.fields.keys() - ({WEIGHT} if any(isinstance(stage, Encode) for stage in stages) else set())
+    undeclared = sorted(names - place.kinds.keys())
+    if undeclared:
+        raise message.refuse(f"it holds {', '.join(undeclared)}, which the method does not send")
+    with message.guarding():
+        read = read_through(stages, sent, place)
+    for stage in stages:
+        if isinstance(stage, Clip) and not any(isinstance(one, Encode) for one in stages):
+            norms = joint_norms(sent.fields)
+            if norms.ndim and bool((norms > stage.norm * (1 + SLACK)).any()):
+                raise message.refuse(f"it must be cut to norm {stage.norm:g}. It has norm {float(norms.max()):g}")
+    if any(stage.hides_weight for stage in stages) and sent.weight is not None:
+        raise message.refuse("it must not tell a weight")
+    return read

@@ -1,0 +1,117 @@
+"""FEDORA for recommenders: sketches keep cosines, the gate asks held-back items, new users with items and without."""
+
+import numpy as np
+import torch
+
+from atoll import Task, federate
+from atoll.algorithms.fedmf import FedMF
+from atoll.algorithms.fedora_items import FedoraItems, draw_signs, draw_to
+from atoll.kernel.params import Params, Stack
+from atoll.runtime.engines import LocalEngine
+from atoll.toolbox.client.items import Touched, find_last
+
+
+def make(users=8, first=0) -> Task:
+    rows = [
+        (user, (3 * user + step * (1 + user % 3)) % 11, step)
+        for user in range(first, first + users) for step in range(5 + user % 3)
+    ]  # fmt: skip
+    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
+    return Task.ratings(columns, fewest=(4, 1))
+
+
+def run(task, method, rounds, **more):
+    engine = LocalEngine(strategy="whole eager", dtype=torch.float64)
+    return federate(task, method, rounds=rounds, progress=False, engine=engine, **more)
+
+
+def test_a_sketch_keeps_cosines():
+    draw = np.random.Generator(np.random.Philox(4))
+    x = torch.from_numpy((draw.random((6, 300)) < 0.1).astype(float))
+    z = x @ draw_signs(0, 300, 4096) / (x.sum(1, keepdim=True) * 4096).sqrt()
+    exact = x / x.norm(dim=1, keepdim=True)
+    assert (z @ z.T - exact @ exact.T).abs().max() < 0.1
+    assert (draw_signs(0, 5, 8).abs() == 1).all()
+
+
+def test_the_last_items_are_held_back():
+    in_time = torch.tensor([[4, 9, 1, 7, 12, 12], [3, 12, 12, 12, 12, 12], [5, 2, 12, 12, 12, 12]])
+    known = in_time.sort(1).values
+    assert find_last(in_time, known, 0.5, 12).tolist() == [[1, 7, 12], [12, 12, 12], [2, 12, 12]]
+    assert (find_last(in_time, known, 0.0, 12) == 12).all()
+    assert find_last(in_time, known, 0.1, 12).tolist() == [[7], [12], [2]]
+
+
+def test_held_back_items_do_not_train():
+    """A held-back item that nobody draws keeps its row; FedMF moves it."""
+    seen = []
+
+    class Watched(FedoraItems):
+        def local(self, w, cohort):
+            touched, update = Touched(cohort, self.negatives, self.epochs, hold=self.hold), super().local(w, cohort)
+            seen.append((touched, update.send["rows"]))
+            return update
+
+    run(make(), Watched(), 1)
+    for touched, rows in seen:
+        for client, held in enumerate(touched.held[:, 0].tolist()):
+            if held < touched.items:
+                place = touched.ids[client].tolist().index(held)
+                assert rows["count"][client, place] == 0
+                assert (touched.trains[client] == (touched.known[client] != held)).all()
+
+
+def test_the_gate_opens_only_where_it_helps():
+    """A vector that ranks the held-back item first passes; the own one, or a worse one, does not."""
+    gates = {}
+
+    class Watched(FedoraItems):
+        def local(self, w, cohort):
+            touched = Touched(cohort, self.negatives, self.epochs, hold=self.hold)
+            held = w["body.vector"][touched.held[:, 0].clamp(max=touched.items - 1)]
+            zero = self.recall_vector(cohort) * 0.0
+            good, bad = (Stack({"head.vector": sign * 20 * held}, zero.layout) for sign in (1, -1))
+            gates["good"] = self.strength(zero, good, w, cohort, touched)
+            gates["bad"] = self.strength(zero, bad, w, cohort, touched)
+            gates["same"] = self.strength(good, good, w, cohort, touched)
+            return super().local(w, cohort)
+
+    run(make(), Watched(lam_max=100.0), 1)
+    assert (gates["good"] > 1).all()
+    assert (gates["bad"] == 0).all()
+    assert (gates["same"] == 0).all()
+
+
+def test_without_held_back_items_it_is_fedmf():
+    task = make()
+    plain, shut = run(task, FedMF(), 3), run(task, FedoraItems(hold=0.0, lam_max=0.0), 3)
+    for leaf, value in plain.server.items():
+        assert torch.equal(shut.server.table[leaf], value)
+
+
+def test_rows_of_propagation_are_distributions_and_noise_changes_links():
+    task = make()
+    plain, noisy = (run(task, FedoraItems(topk=3, noise=noise), 2) for noise in (0.0, 0.5))
+    for report in (plain, noisy):
+        torch.testing.assert_close(report.server.P.sum(1), torch.ones(task.clients, dtype=report.server.P.dtype))
+    assert not torch.equal(plain.server.sketch, noisy.server.sketch)
+
+
+def test_new_users_with_items_and_without():
+    """With items a vector reaches them, which is then fitted while the table stays; without, biases decide."""
+    task = make(users=12).hold_out(0.25, 0)
+    found = federate(task, FedoraItems(topk=3), rounds=5, progress=False).newcomers
+    assert found is not None
+    assert found.unlabelled["way"] == "welcome"
+    losses = [found.labelled[epochs].loss for epochs in ("0", "1", "5", "10")]
+    assert len({round(one, 6) for one in losses}) == 4  # each epoch of fitting moves the vector
+    assert found.unlabelled["loss"] not in losses
+
+
+def test_the_pull_by_hand():
+    """Summed over three pairs and divided by them, its gradient is lam (p - G)."""
+    p = torch.tensor([1.0, -2.0], requires_grad=True)
+    beside = Params.of(**{"head.vector": torch.tensor([0.5, 0.0]), "lam": torch.tensor(0.4)})
+    found = draw_to(("head.vector",), Params({"head.vector": p}), beside, torch.zeros(0), torch.tensor([1.0, 2.0]))
+    (slope,) = torch.autograd.grad(found / 3, p)
+    torch.testing.assert_close(slope, 0.4 * (p.detach() - torch.tensor([0.5, 0.0])))

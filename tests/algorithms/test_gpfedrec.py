@@ -1,0 +1,125 @@
+"""GPFedRec: cosines and mixed rows against dense tables, its graphs, and its limit."""
+
+import numpy as np
+import pytest
+import torch
+
+from atoll import Task, federate
+from atoll.algorithms.fedmf import FedMF
+from atoll.algorithms.gpfedrec import GPFedRec, compare_tables, draw_to_neighbours, mix_rows
+from atoll.kernel.params import Params
+from atoll.runtime.engines import LocalEngine
+
+CLIENTS, ITEMS, RANK = 5, 7, 3
+
+
+def make() -> Task:
+    rows = [(user, (3 * user + step * (1 + user % 3)) % 11, step) for user in range(8) for step in range(5 + user % 3)]
+    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
+    return Task.ratings(columns, fewest=(4, 1))
+
+
+def run(task, method, rounds, **more):
+    engine = LocalEngine(strategy="whole eager", dtype=torch.float64)
+    return federate(task, method, rounds=rounds, progress=False, engine=engine, **more)
+
+
+def rows_and_tables(dtype=torch.float64):
+    """Return a table, what clients changed of it, as entries and as whole tables, and how much each row counts."""
+    draw = np.random.Generator(np.random.Philox(2))
+    base = torch.from_numpy(draw.normal(size=(ITEMS, RANK + 1))).to(dtype)
+    change = torch.from_numpy(draw.normal(size=(CLIENTS, ITEMS, RANK + 1))).to(dtype)
+    count = torch.from_numpy(draw.integers(3, size=(CLIENTS, ITEMS)).astype(float)).to(dtype)
+    count[:, 6] = 0  # a row that nobody touched
+    change = change * (count > 0)[..., None]
+    row, owner = torch.nonzero(count.T, as_tuple=True)
+    table = Params({"body.vector": base[:, :-1], "body.bias": base[:, -1]})
+    entries = change[owner, row]
+    sent = Params({
+        "body.vector": entries[:, :-1], "body.bias": entries[:, -1], "row": row, "owner": owner,
+        "count": count[owner, row],
+    })  # fmt: skip
+    return table, sent, base + change, count
+
+
+def test_cosines_are_those_of_whole_tables():
+    table, sent, whole, _ = rows_and_tables()
+    flat = whole.flatten(1)
+    flat = flat / flat.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(compare_tables(table, CLIENTS, sent), flat @ flat.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_are_means_over_those_who_touched_them(dtype):
+    table, sent, whole, count = rows_and_tables(dtype)
+    links = torch.from_numpy(np.random.Generator(np.random.Philox(3)).random((CLIENTS, CLIENTS)) < 0.6)
+    links[1] = False
+    sent = sent | Params({name: sent[name] + table[name][sent["row"]] for name in table})
+    found = mix_rows(table, links, sent)
+    for client in range(CLIENTS):
+        for row in range(ITEMS):
+            share = links[client].to(dtype) * count[:, row]
+            base = torch.cat([table["body.vector"][row], table["body.bias"][row, None]])
+            mean = (share[:, None] * whole[:, row]).sum(0) / share.sum() if share.sum() > 0 else base
+            mine = torch.cat([found["body.vector"][client, row], found["body.bias"][client, row, None]])
+            torch.testing.assert_close(mine, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_graphs_link_those_alike_or_unlike():
+    table, sent, _, _ = rows_and_tables()
+    cosines = compare_tables(table, CLIENTS, sent)
+    alike = GPFedRec().link(table, CLIENTS, sent)
+    assert torch.equal(alike, cosines > cosines.mean())
+    assert alike.diagonal().all()
+    unlike = GPFedRec(graph="official").link(table, CLIENTS, sent)
+    assert not unlike.diagonal().any()
+    assert GPFedRec(graph="all").link(table, CLIENTS, sent).all()
+    alone = GPFedRec(threshold=100.0).link(table, CLIENTS, sent)
+    assert torch.equal(alone, torch.eye(CLIENTS, dtype=torch.bool))
+
+
+def test_linked_to_all_without_pull_it_is_fedmf():
+    task = make()
+    plain, linked = run(task, FedMF(), 3), run(task, GPFedRec(reg=0.0, graph="all", rows="shared"), 3)
+    for leaf, value in plain.server.items():
+        torch.testing.assert_close(linked.server.table[leaf], value)
+    drawn = run(task, GPFedRec(rows="shared"), 3)
+    assert not torch.allclose(drawn.server.table["body.vector"], plain.server["body.vector"])
+
+
+def test_who_did_not_reply_is_drawn_to_the_table():
+    task = make()
+    report = run(task, GPFedRec(), 2, cohort=3)
+    replied = report.server.clients.numpy()
+    absent = np.setdiff1d(np.arange(task.clients), replied)
+    R = report.algorithm.unicast(report.server, absent)
+    for leaf, value in report.server.table.items():
+        torch.testing.assert_close(R[leaf], value.expand_as(R[leaf]))
+    assert np.isfinite(report.scores()).all()
+
+
+def test_the_pull_by_hand():
+    """Of two dimensions and a bias, the mean squared distance at a place that counts twice and one that counts once."""
+    whole = Params({"body.vector": torch.tensor([[1.0, 2.0], [0.0, 0.0]]), "body.bias": torch.tensor([3.0, 0.0])})
+    R = Params({"body.vector": torch.tensor([[0.0, 0.0], [0.0, 1.0]]), "body.bias": torch.tensor([1.0, 0.0])})
+    found = draw_to_neighbours(0.5, whole, R, torch.tensor([[0, 1]]), torch.tensor([[2.0, 1.0]]))
+    torch.testing.assert_close(found, torch.tensor(0.5 * (2 * (1 + 4 + 4) + 1) / 3))
+
+
+def test_a_stronger_pull_keeps_rows_nearer_to_the_neighbours():
+    task, apart = make(), {}
+    for reg in (1e-9, 3.0):
+
+        class Watched(GPFedRec):
+            def local(self, w, cohort):
+                update = super().local(w, cohort)
+                rows, R = update.send["rows"], cohort.received
+                real = rows["row"].clamp(max=task.classes - 1).long()
+                each = torch.arange(len(cohort))[:, None]
+                mine = w["body.bias"][real] + rows["body.bias"]
+                far = (mine - R["body.bias"][each, real]).abs() * (rows["count"] > 0)
+                apart.setdefault(self.reg, []).append(far.sum())
+                return update
+
+        run(task, Watched(reg=reg, rate=0.3, epochs=5), 3)
+    assert sum(apart[3.0]) < sum(apart[1e-9])
