@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config
 from marks import needs_compiler
+from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from atoll import LocalEngine, federate
@@ -116,6 +118,21 @@ def test_a_program_is_shared_by_the_same_step_with_its_inputs_in_another_order()
     expected = inputs("wbx")
     step(*expected)
     torch.testing.assert_close([w, b], expected[:2])
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
+def test_a_program_knows_the_sizes_of_its_inputs(monkeypatch):
+    """catches: sizes that are symbols, with which a batch of images is copied twice, by divisions."""
+    written = []
+    monkeypatch.setattr(GraphLowering, "save_output_code", written.append)
+    x, rows = torch.randn(50, 1, 28, 28), torch.arange(10)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        run = Compiler()(make_fx(lambda x, rows: [x[rows].reshape(10, 784).relu()])(x, rows), [x, rows])
+    assert torch.equal(run(x, rows)[0], x[:10].reshape(10, 784).relu())
+    assert written
+    assert "ks0" not in written[0]
 
 
 def test_the_steps_of_fedper_are_those_of_fedavg(make_task, monkeypatch):

@@ -120,14 +120,16 @@ def _compile_for(graph: GraphModule, inputs: Leaves) -> Callable[..., Any]:
     """Compile operations for inputs of these shapes.
 
     Torch's public `compile` would look at every call whether the inputs still have these shapes, which takes a tenth
-    of a small step; programs are kept by shape. Without a context for shapes, torch would not keep what it compiles.
+    of a small step; programs are kept by shape. Without a context for shapes, torch would not keep what it compiles; in
+    that context it would take the sizes of real inputs for symbols, so it gets examples whose sizes are numbers.
     """
     from torch._inductor import compile as compile_operations  # takes seconds to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    shapes = FakeTensorMode(allow_fallback_kernels=True, shape_env=ShapeEnv(assume_static_by_default=True))
+    shapes = FakeTensorMode(allow_fallback_kernels=True, shape_env=ShapeEnv())
+    examples = [shapes.from_tensor(leaf, static_shapes=True) for leaf in inputs]
     with tracing(TracingContext(shapes)):
-        compiled: Callable[..., Any] = compile_operations(graph, [*inputs])
+        compiled: Callable[..., Any] = compile_operations(graph, examples)
     return compiled
 
 
