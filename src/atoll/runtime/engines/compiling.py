@@ -127,7 +127,7 @@ def _compile_for(graph: GraphModule, inputs: Leaves) -> Callable[..., Any]:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     shapes = FakeTensorMode(allow_fallback_kernels=True, shape_env=ShapeEnv())
-    examples = [shapes.from_tensor(leaf, static_shapes=True) for leaf in inputs]
+    examples: list[Any] = [shapes.from_tensor(leaf, static_shapes=True) for leaf in inputs]
     with tracing(TracingContext(shapes)):
         compiled: Callable[..., Any] = compile_operations(graph, examples)
     return compiled
