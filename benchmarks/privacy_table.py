@@ -99,6 +99,7 @@ def measure(where: Federation, method: str, epsilon: str, seed: int, alone: dict
         if epsilon != "none" and method == "fedavg":  # the shared model of fedavg-ft and ditto is the same
             fixed = run(where, method, epsilon, seed, clip="1")
             seen = audit(fixed, attacks=[], references=0, canaries=CANARIES).promise
+            assert seen is not None
             cell["audited"], cell["spent"] = seen.lower, seen.promised
     return cell
 
@@ -279,12 +280,12 @@ WORDS = """## In words
   asked three times in 60 rounds, so *alone* is after three epochs.)
 - **Ditto at its default lam = 1 buys less than fine-tuning at every epsilon**, in both federations; lam was not chosen
   here.
-- **A promise about clients does not cover what a client keeps.** Membership in training data can be told from personal
-  models a little better than from shared ones (AUC 0.50 to 0.60 against 0.49 to 0.52), and with 100 clients the better,
-  the noisier the shared model is: the personal model then relies more on the client's own samples. That matters if a
-  personal model gets out; it is one seed and 20 clients, and no test of the difference was made.
+- **A promise about clients does not cover what a client keeps.** Personal models betray a little more of who is in the
+  training data than shared ones (AUC 0.50 to 0.60 against 0.49 to 0.52), and with 100 clients the more, the noisier the
+  shared model is: the personal model then relies more on the client's own samples. That matters if a personal model
+  gets out; it is one seed and 20 clients, and no test of the difference was made.
 - **The audit never contradicts a promise**: its lower bounds are 1.86, 1.03 and 0.78 where 8, 4 and 2 are promised, and
-  0 with 2,000 clients. 100 canaries cannot show more than 3.5, with every guess right (see [Audit](../guides/audit.md)),
+  0 with 2,000 clients. 100 canaries cannot show more than 3.5, all guesses right (see [Audit](../guides/audit.md)),
   and chance hides them where clients are sampled.
 - Worst clients have few test samples (five each with 2,000 clients), so the column *worst* moves in steps. Of the
   2,000 clients, 200 are scored, and *harmed* counts among these.
