@@ -18,6 +18,7 @@ from atoll.algorithms.ce_supcon import CESupCon
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedetf import FedETF
+from atoll.algorithms.fedov import FedOV
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.algorithms.oneshot_df import OneShotDF
@@ -31,10 +32,11 @@ from atoll.kernel.params import stack
 from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
 from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.objectives.openset import BIAS, WEIGHT, open_logits, open_votes, placeholder_losses, with_unknown
 from atoll.toolbox.oneshot import average_models
 from atoll.toolbox.server.adam import no_past
 from atoll.toolbox.server.distillation import Student
-from atoll.toolbox.server.voting import Of
+from atoll.toolbox.server.voting import Of, combine_votes
 
 CLASSES, FEATURES, SAMPLES = 3, 4, 12
 ROUNDING = {"rtol": 0.0, "atol": 1e-12}
@@ -306,3 +308,84 @@ def test_the_margins_of_one_client_are_1_in_a_class_and_0_elsewhere_on_average(s
     for label in range(CLASSES):
         assert float(found[y == label, label].mean()) == pytest.approx(3, abs=1e-8)
         assert float(found[y != label, label].mean()) == pytest.approx(0, abs=1e-8)
+
+
+# -- open sets ---------------------------------------------------------------------------------------------------------
+
+
+def open_outputs(clients: int = 3, samples: int = 7, seed: int = 0) -> Tensor:
+    """Outputs of some clients for some samples, the last of which is for unknown ones."""
+    with default_generator(seed):
+        return 2 * torch.randn(clients, samples, CLASSES + 1, dtype=torch.float64)
+
+
+@pytest.mark.limit("ensemble", "fedov")
+def test_votes_of_clients_to_whom_nothing_is_unknown_are_the_ensemble_of_probabilities() -> None:
+    outputs = open_outputs()
+    shares = torch.full((3, CLASSES), 1 / 3, dtype=torch.float64)
+    wanted = combine_votes(outputs[..., :-1], shares, "probs")
+    for never in (-torch.inf, -1e4):
+        outputs[..., -1] = never
+        torch.testing.assert_close(open_votes(outputs), wanted, **ROUNDING)
+
+
+@pytest.mark.limit("fedov")
+def test_who_is_sure_that_a_sample_is_unknown_has_no_vote_about_it() -> None:
+    outputs = open_outputs()
+    outputs[1, :4, -1] = 1e4
+    found = open_votes(outputs)
+    torch.testing.assert_close(found[:4], open_votes(outputs[[0, 2], :4]), **ROUNDING)
+    assert (found[4:] - open_votes(outputs[[0, 2], 4:])).abs().max() > 1e-3
+    outputs[..., -1] = 1e4  # nobody knows: the answer exists, and it is that of who is least sure of not knowing
+    assert torch.isfinite(open_votes(outputs)).all()
+
+
+@pytest.mark.closed_form("fedov")
+def test_a_vote_is_the_probability_among_classes_times_that_of_knowing_the_sample() -> None:
+    outputs = open_outputs()
+    unknown = outputs.softmax(2)[..., -1:]
+    votes = ((1 - unknown) * outputs[..., :-1].softmax(2)).sum(0)
+    torch.testing.assert_close(open_votes(outputs).softmax(1), votes / votes.sum(1, keepdim=True), **ROUNDING)
+
+
+@pytest.mark.limit("fedov")
+def test_of_all_clients_only_those_are_heard_to_whom_a_sample_is_least_unknown() -> None:
+    outputs = open_outputs(clients=5)
+    order = outputs.softmax(2)[..., -1].argsort(0)
+    for heard in (1, 3):
+        chosen = [open_votes(outputs[order[:heard, n], n][:, None])[0] for n in range(outputs.shape[1])]
+        torch.testing.assert_close(open_votes(outputs, heard), torch.stack(chosen), **ROUNDING)
+    for everybody in (0, 5, 9):
+        torch.testing.assert_close(open_votes(outputs, everybody), open_votes(outputs), **ROUNDING)
+
+
+@pytest.mark.closed_form("fedov")
+def test_unknown_as_the_second_answer_costs_the_log_of_its_share_without_the_own_class() -> None:
+    outputs, y = open_outputs()[0], torch.arange(7) % CLASSES
+    p = outputs.softmax(1)
+    share = p[:, -1] / (1 - p[torch.arange(7), y])
+    torch.testing.assert_close(placeholder_losses(outputs, y), -share.log(), **ROUNDING)
+
+
+@pytest.mark.purpose("fedov")
+def test_clients_with_one_class_each_know_all_classes_by_what_is_unknown_to_them() -> None:
+    # Nobody ever saw a sample of another class; destroyed ones of the own class stand for all of them.
+    with default_generator(0):
+        centers = 4 * torch.eye(CLASSES, FEATURES, dtype=torch.float64)
+        x = torch.randn(120, FEATURES, dtype=torch.float64) / 2
+        network = MLP((FEATURES,), CLASSES, hidden=(16,)).double()
+    y = torch.arange(120) % CLASSES
+    x = x + centers[y]
+    data = {str(k): (x[y == k], y[y == k]) for k in range(CLASSES)}
+    task = Task.of_clients(data, network, classes=CLASSES, training=Training(lr=0.1), shares=(1.0, 0.0, 0.0))
+
+    report = play(task, FedOV(epochs=20))
+    answer = report.server.answer
+    assert float((answers(task, report.algorithm.shared(report.server), x).argmax(1) == y).double().mean()) > 0.95
+    for k in range(CLASSES):
+        w = with_unknown(answer.models.client(k), 16) | Params(
+            {WEIGHT: answer.unknown["weight"][k], BIAS: answer.unknown["bias"][k]}
+        )
+        unknown = open_logits(Batch(x, y, None, None, task.network, Variant(train=False)), w)[0].softmax(1)[:, -1]
+        assert float(unknown[y != k].mean()) > 0.9
+        assert float(unknown[y == k].mean()) < 0.6  # what is hardly destroyed looks like a sample
