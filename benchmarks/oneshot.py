@@ -48,16 +48,18 @@ until the last cell of its family is done.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-from oneshot_cells import FULL, SMALL, speeds
+from oneshot_cells import FULL, SMALL, TINY, speeds
 from oneshot_page import page
 from published import Cell, main, origin, run
 
 REPEATS = 3  # of which the median counts
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products of matrices are not deterministic
 
 
 def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
@@ -89,10 +91,13 @@ def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
 
 def one(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, Any]:
     """A cell of any kind."""
+    import torch
+
     if cell.task.startswith("speed"):
         return speed(cell, data, engine.options["device"])
+    torch.use_deterministic_algorithms("deterministic-kernels" in cell.task, warn_only=True)
     return run(cell, folder, data, engine)
 
 
 if __name__ == "__main__":
-    main("oneshot", [*speeds(), *FULL.cells()], {"oneshot": page}, small=SMALL.cells(), runner=one)
+    main("oneshot", [*speeds(), *FULL.cells()], {"oneshot": page}, small=SMALL.cells(), tiny=TINY.cells(), runner=one)

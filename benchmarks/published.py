@@ -172,11 +172,13 @@ def main(
     pages: dict[str, Callable[[list[dict[str, Any]]], str]],
     *,
     small: Sequence[Cell] = (),
+    tiny: Sequence[Cell] = (),
     runner: Runner = run,
 ) -> None:
     """Run what is missing and write docs/results/NAME.json, and the pages by their names.
 
-    `small` are the cells for a computer without a GPU, where there are such.
+    `small` are the cells for a computer without a GPU, where there are such, and `tiny` those that only show that
+    everything runs.
     """
     parser = argparse.ArgumentParser(description=f"Runs what is missing of {name}, then writes {', '.join(pages)}.")
     parser.add_argument("--device", default="auto")
@@ -187,6 +189,8 @@ def main(
     parser.add_argument("--engine", default="auto", help="clients at once, as of `atoll run`")
     if small:
         parser.add_argument("--small", action="store_true", help="the cells for a computer without a GPU")
+    if tiny:
+        parser.add_argument("--tiny", action="store_true", help="cells whose figures mean nothing; they need --out")
     parser.add_argument("--data", default=None, help="folder of the data sets; else $ATOLL_DATA")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--together", action="store_true", help="all in one process, which saves starting others")
@@ -201,6 +205,10 @@ def main(
     asked = parser.parse_args()
     everything = [*cells, *small]
     cells = small if small and asked.small else cells
+    if tiny and asked.tiny:
+        if asked.out == RESULTS:
+            parser.error("--tiny needs an --out of its own: its figures are no results")
+        everything, cells = [*everything, *tiny], tiny
     path = asked.out / f"{name}.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import answers
+from samples import Shaken, answers
 from torch import Tensor, nn
 
 from atoll import Batch, Cohort, Task, federate
@@ -141,6 +141,20 @@ def test_clients_with_images_train_alike_alone_and_together(make_task: Callable[
         models.append({**report.server.answer.models, **report.server.answer.unknown})
     for name, leaf in models[0].items():
         torch.testing.assert_close(models[1][name], leaf, rtol=0, atol=1e-10)
+
+
+def test_outliers_are_made_from_samples_as_they_are_whatever_view_is_learned(task: Task) -> None:
+    batch = replace(batch_of(task), augment=Shaken())
+    seen = batch.view(0)
+    assert not torch.equal(seen.x, batch.x)
+    assert torch.equal(destroy(seen), destroy(batch))
+    w = with_unknown(task.network.initial, HIDDEN)
+    plain, viewed, raw = (
+        open_gradient(w, one, how=OpenSet(augmented=augmented), classes=CLASSES)[2]
+        for one, augmented in ((batch, True), (seen, True), (seen, False))
+    )
+    assert torch.equal(plain, raw)
+    assert not torch.equal(plain, viewed)
 
 
 def test_words_cannot_be_destroyed(task: Task, make_cohort: Callable[..., Cohort]) -> None:

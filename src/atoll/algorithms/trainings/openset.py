@@ -43,6 +43,7 @@ class OpenSet(LocalTraining):
     placeholder: NonNegative = 1.0  # c: weight of "unknown" as the second answer to every sample
     attack_steps: Steps = 5  # how often destroyed samples are moved
     attack_size: NonNegative = 0.004  # e: by how much, each value of a sample, in a step
+    augmented: bool = True  # whether x are views of samples, where the task changes them; else samples as they are
 
     called: ClassVar[str] = "openset"
     offers: ClassVar[frozenset[str]] = frozenset({UNKNOWN})
@@ -64,6 +65,8 @@ class OpenSet(LocalTraining):
 
 def open_gradient(w: Params, batch: Batch, *, how: OpenSet, classes: int) -> Found:
     """Return the gradient of the loss of samples and outliers, which pass the network together."""
+    if batch.raw is not None and not how.augmented:
+        batch = replace(batch, x=batch.raw)
     outliers = replace(batch, x=destroy(batch), y=torch.full_like(batch.y, classes), augment=None, raw=None)
     parts, weights = [batch, outliers], [1.0, how.destroyed]
     if how.adversarial:
