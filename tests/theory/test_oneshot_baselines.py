@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from samples import answers, with_public
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 from atoll import Algorithm, Batch, Params, Task, Training
 from atoll.algorithms.answers import fedic
@@ -28,14 +29,17 @@ from atoll.algorithms.otfusion import OTFusion
 from atoll.algorithms.rga import RGA
 from atoll.algorithms.trainings.etf import Given, frame_gradient
 from atoll.kernel.network import Variant
-from atoll.kernel.params import stack
+from atoll.kernel.params import Stack, stack
 from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
 from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.objectives.margins import margin_logits, margins
 from atoll.toolbox.objectives.openset import BIAS, WEIGHT, open_logits, open_votes, placeholder_losses, with_unknown
 from atoll.toolbox.oneshot import average_models
 from atoll.toolbox.server.adam import no_past
 from atoll.toolbox.server.distillation import Student
+from atoll.toolbox.server.fusion import discernment
+from atoll.toolbox.server.triangles import shrink, triangle
 from atoll.toolbox.server.voting import Of, combine_votes
 
 CLASSES, FEATURES, SAMPLES = 3, 4, 12
@@ -389,3 +393,77 @@ def test_clients_with_one_class_each_know_all_classes_by_what_is_unknown_to_them
         unknown = open_logits(Batch(x, y, None, None, task.network, Variant(train=False)), w)[0].softmax(1)[:, -1]
         assert float(unknown[y != k].mean()) > 0.9
         assert float(unknown[y == k].mean()) < 0.6  # what is hardly destroyed looks like a sample
+
+
+# -- where margins come from -------------------------------------------------------------------------------------------
+
+
+def moments_of(z: Tensor, y: Tensor) -> Stack:
+    """What a client with these features would send."""
+    same = F.one_hot(y, CLASSES).double()
+    return Stack.of(count=same.sum(0)[None], sum=(same.T @ z)[None], square=triangle(z.T @ z)[None])
+
+
+def features_of_two_classes(samples: int = 60) -> tuple[Tensor, Tensor]:
+    with default_generator(5):
+        y = (torch.rand(samples) < 0.3).long()
+        z = torch.randn(samples, FEATURES, dtype=torch.float64) @ torch.randn(FEATURES, FEATURES, dtype=torch.float64)
+    return F.normalize(z + 2 * y[:, None] * torch.eye(FEATURES, dtype=torch.float64)[0], dim=1), y
+
+
+@pytest.mark.closed_form("oneshot-margins")
+@pytest.mark.parametrize("shrinkage", [0.01, 0.25, 1.0])
+def test_a_margin_is_the_log_likelihood_ratio_of_two_gaussians_with_one_covariance_on_a_scale_of_0_to_1(
+    shrinkage: float,
+) -> None:
+    z, y = features_of_two_classes()
+    means = torch.stack([z[y == label].mean(0) for label in (0, 1)])
+    s = shrink((z - means[y]).T @ (z - means[y]) / len(z), shrinkage)
+    one, other = (MultivariateNormal(mean, s).log_prob(z) for mean in means)
+    apart = means[0] - means[1]
+    distance = apart @ torch.linalg.solve(s, apart)  # Mahalanobis, squared: the ratio is ± half of it on average
+    found = margin_logits(z[None], margins(moments_of(z, y), shrinkage))
+    torch.testing.assert_close(found[:, 0], (one - other) / distance + 0.5, rtol=0, atol=1e-8)
+    torch.testing.assert_close(found[:, 0] + found[:, 1], torch.ones(len(z)).double(), rtol=0, atol=1e-8)
+    bare = margin_logits(z[None], margins(moments_of(z, y), shrinkage, common=False))
+    torch.testing.assert_close(bare[:, 0], one - other + distance / 2, rtol=0, atol=1e-8)
+
+
+@pytest.mark.closed_form("oneshot-margins")
+def test_margins_vary_within_classes_by_the_inverse_of_the_distance() -> None:
+    # Almost without shrinkage; three classes, so the covariance is that of all of them together.
+    z, y = F.normalize(drawn(90, seed=3)[0], dim=1), drawn(90, seed=3)[1]
+    found = margin_logits(z[None], margins(moments_of(z, y), 1e-9))
+    means = torch.stack([z[y == label].mean(0) for label in range(CLASSES)])
+    s = (z - means[y]).T @ (z - means[y]) / len(z)
+    for label in range(CLASSES):
+        apart = means[label] - z[y != label].mean(0)
+        distance = float(apart @ torch.linalg.solve(s, apart))
+        within = torch.cat([found[y == k, label] - found[y == k, label].mean() for k in range(CLASSES)])
+        assert float(within.square().mean()) == pytest.approx(1 / distance, rel=1e-5)
+
+
+@pytest.mark.closed_form("oneshot-margins")
+def test_votes_go_by_the_inverse_of_the_standard_error_of_a_difference_of_means() -> None:
+    counts = torch.tensor([[5.0, 20.0, 1.0], [40.0, 2.0, 0.0], [7.0, 0.0, 0.0]], dtype=torch.float64)
+    others = counts.sum(1, keepdim=True) - counts
+    error = (1 / counts + 1 / others).sqrt()  # of mean - rest, where single samples have a standard deviation of 1
+    expected = torch.where(error.isinf(), 0, 1 / error)
+    torch.testing.assert_close(discernment(counts), expected / expected.sum(0), **ROUNDING)
+
+
+@pytest.mark.limit("oneshot-margins")
+def test_how_long_a_clients_discriminants_are_does_not_matter_on_the_common_scale() -> None:
+    # Features of the second client hardly vary within classes: its discriminants are a hundred times as long.
+    y = torch.arange(30) % CLASSES
+    with default_generator(2):
+        centers, noise = torch.randn(CLASSES, FEATURES).double(), torch.randn(30, FEATURES).double()
+    clients = [F.normalize(centers[y] + size * noise, dim=1) for size in (0.5, 0.05)]
+    seen = [moments_of(z, y) for z in clients]
+    both = Stack({name: torch.cat([one[name] for one in seen]) for name in seen[0]})
+    asked = torch.stack(clients)
+    found, bare = (margin_logits(asked, margins(both, common=common)) for common in (True, False))
+    alone = [margin_logits(z[None], margins(one)) for z, one in zip(clients, seen, strict=True)]
+    torch.testing.assert_close(found, (alone[0] + alone[1]) / 2, rtol=0, atol=1e-8)
+    second = margin_logits(clients[1][None], margins(seen[1], common=False)) / 2
+    assert float((bare - second).abs().mean()) < 0.1 * float(second.abs().mean())  # without it, it decides alone

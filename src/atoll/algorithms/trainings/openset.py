@@ -59,7 +59,9 @@ class OpenSet(LocalTraining):
     def train(self, w: Params, cohort: Cohort) -> Stack:
         """Return each client's model with its unknown."""
         whole = with_unknown(w, feature_size(self, cohort.task))
-        gradient = partial(open_gradient, how=self, classes=cohort.task.classes)
+        classes = cohort.task.classes
+        assert classes is not None, "the task has classes"
+        gradient = partial(open_gradient, how=self, classes=classes)
         return sgd(cohort, start=whole, epochs=self.epochs, only=whole, gradient=gradient, draws=True)
 
 

@@ -12,6 +12,7 @@ Reference: Diao, Li, He. "Towards Addressing Label Skews in One-Shot Federated L
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -53,14 +54,14 @@ def join_unknown(features: Tensor, outputs: Tensor, weight: Tensor, bias: Tensor
 def disguise(batch: Batch, w: Params, steps: int, size: float) -> Batch:
     """Move unknown samples to where w is less sure that they are unknown: x + size sign(grad CE), some steps long."""
     for _ in range(steps):
-        g, _ = batch.differentiate(lambda at, seen=batch: (_unknown_loss(seen, w, at["x"]), ()), Params.of(x=batch.x))
+        g, _ = batch.differentiate(partial(_loss_at, batch, w), Params.of(x=batch.x))
         batch = replace(batch, x=batch.x + size * g["x"].sign())
     return batch
 
 
-def _unknown_loss(batch: Batch, w: Params, x: Tensor) -> Tensor:
-    logits, _ = open_logits(replace(batch, x=x), w)
-    return batch.total(F.cross_entropy(logits, batch.y, reduction="none"))
+def _loss_at(batch: Batch, w: Params, at: Params) -> tuple[Tensor, tuple[()]]:
+    logits, _ = open_logits(replace(batch, x=at["x"]), w)
+    return batch.total(F.cross_entropy(logits, batch.y, reduction="none")), ()
 
 
 def placeholder_losses(logits: Tensor, y: Tensor) -> Tensor:

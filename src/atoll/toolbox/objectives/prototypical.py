@@ -212,7 +212,10 @@ class Step:
         if self.conflict != "ignored":
             contrast, _ = self.gradient(seen, only=("contrast",))
             g, cosine["cosine"] = resolve_conflict(g, contrast, project=self.conflict == "projected")
-        lr = given.lr * 0.5 * (1 + torch.cos(math.pi * progress)) if self.falling else given.lr
+        lr = given.lr
+        if self.falling:
+            assert progress is not None
+            lr = lr * 0.5 * (1 + torch.cos(math.pi * progress))
         moved, velocity = descend(self.rule, w | passed["buffers"], g, velocity, lr)
         own = self.objective.next(replace(seen, z=passed["z"]), passed["terms"])
         sums = carry.seen + (passed["terms"] | Params.of(steps=torch.ones_like(time), **cosine))
