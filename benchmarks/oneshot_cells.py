@@ -134,6 +134,14 @@ RIVALS = {  # margins beside other ways to answer clients of few classes
     "ensemble of probabilities, by class": "ensemble:of=probs,weighting=classes",
     "margins": "oneshot-margins",
 }
+STUDIES = {  # what decides an open question: a pattern of names of cells
+    "noise": "noise-",
+    "walk": "walk-",
+    "ablation": "ablation-",
+    "rivals": "rivals-",
+    "arms": r"corrected-a(0\.05|0\.3)-e(36|10|2)-",
+    "skew": r"corrected-a.*-e(36|10|2)-",
+}
 STAGES = [f"fafi-two-stage:stage_share={share}{more}" for share in ("0.1", "0.4") for more in ("", ",contrast=0.1")]
 
 
