@@ -104,9 +104,14 @@ def one(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
     """A cell of any kind."""
     import torch
 
+    from atoll import LocalEngine
+
     if cell.task.startswith("speed"):
         return speed(cell, data, engine.options["device"])
-    torch.use_deterministic_algorithms("deterministic-kernels" in cell.task, warn_only=True)
+    deterministic = "deterministic-kernels" in cell.task
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    if deterministic:  # programs of other cells were made without
+        engine = LocalEngine(**engine.options)
     return run(cell, folder, data, engine)
 
 

@@ -575,11 +575,11 @@ def _undecided() -> str:
     return _section("Not decided", ["claim", "verdict", "known so far", "what decides it"], rows, UNDECIDED)
 
 
-UNDECIDED = """Claims of the notes, and what we would like to claim ourselves, on CIFAR-10 with ResNet-18. A command runs
-what is missing, and can be stopped and repeated; add `--list` to see its cells. On a GPU add `--device cuda --precision
-bf16 --engine 'loop compiled graph channels_last' --together`, and `--minutes 9` to stop in time. With `--tiny --out
-FOLDER --runs FOLDER` it is a rehearsal of minutes on a CPU, whose figures mean nothing. No study has been run on a GPU
-yet."""
+UNDECIDED = """Claims of the notes, and what we would like to claim ourselves, on CIFAR-10 with ResNet-18. A command
+runs what is missing, and can be stopped and repeated; add `--list` to see its cells. On a GPU add `--device cuda
+--precision bf16 --engine 'loop compiled graph channels_last' --together`, and `--minutes 9` to stop in time. With
+`--tiny --out FOLDER --runs FOLDER` it is a rehearsal of minutes on a CPU, whose figures mean nothing. No study has been
+run on a GPU yet."""
 
 FULL_COMMENT = """
 **What the tables show.** All arms, the ladder and the study of fusion have one partition for each alpha (seed 0); FAFI,
