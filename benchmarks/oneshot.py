@@ -3,6 +3,8 @@
     python benchmarks/oneshot.py --small --engine 'loop traced one_core' --jobs 2     # Fashion-MNIST, two cores
     python benchmarks/oneshot.py --device cuda --precision bf16 --engine 'loop compiled graph channels_last'
         --together --minutes 9 --only 'corrected-a0.05'                       # in one line
+    python benchmarks/oneshot.py --study rivals        # or noise, walk, arms, skew, ablation: what decides a question
+    python benchmarks/oneshot.py --study walk --tiny --out /tmp/out --runs /tmp/runs  # a rehearsal of minutes
     python benchmarks/oneshot.py --list
     python benchmarks/oneshot.py --page                                       # the page from what is there
 
@@ -34,6 +36,15 @@ compiling pays from 25 epochs on.
                          validation then for 36
     fusion               servers of FAFI's training, 3 s each: 2.5 min an alpha
 
+Of the studies nothing has been run on a GPU; by the figures above, 36 epochs of FAFI being 47 s:
+
+    noise                36 trainings of FAFI: 28 min; with --only 'noise-.*a0.05' 7 min
+    walk                 a seed: 13 trainings and 7 answers of their clients, 11 min
+    arms                 an alpha and seed: 7 arms and 4 more of two stages, 13 min
+    ablation             an alpha and seed: one training of FAFI, 12 answers: 1.5 min
+    rivals               an alpha and seed: FAFI twice, cross-entropy, a frame, FedOV twice (about eight times the
+                         passes of cross-entropy: 3 min each): 10 min
+
 Spell the plan out, `--engine 'loop compiled graph channels_last'`, so that nothing is measured in every cell. Several
 calls side by side (under NVIDIA's multi-process service, each `--together`, with an --out and --runs of its own) share
 the GPU, and one compiles while others train; their seconds are then not to be published. A process of that service must
@@ -48,16 +59,18 @@ until the last cell of its family is done.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-from oneshot_cells import FULL, SMALL, speeds
+from oneshot_cells import FULL, SMALL, STUDIES, TINY, speeds
 from oneshot_page import page
 from published import Cell, main, origin, run
 
 REPEATS = 3  # of which the median counts
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products of matrices are not deterministic
 
 
 def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
@@ -89,10 +102,21 @@ def speed(cell: Cell, data: str | None, device: str) -> dict[str, Any]:
 
 def one(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, Any]:
     """A cell of any kind."""
+    import torch
+
+    from atoll import LocalEngine
+
     if cell.task.startswith("speed"):
         return speed(cell, data, engine.options["device"])
+    deterministic = "deterministic-kernels" in cell.task
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    if deterministic:  # programs of other cells were made without
+        engine = LocalEngine(**engine.options)
     return run(cell, folder, data, engine)
 
 
 if __name__ == "__main__":
-    main("oneshot", [*speeds(), *FULL.cells()], {"oneshot": page}, small=SMALL.cells(), runner=one)
+    main(
+        "oneshot", [*speeds(), *FULL.cells()], {"oneshot": page},
+        small=SMALL.cells(), tiny=TINY.cells(), studies=STUDIES, runner=one,
+    )  # fmt: skip

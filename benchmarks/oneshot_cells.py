@@ -98,6 +98,51 @@ ANSWERS = {  # of the clients of one training; the best of all is the one on val
 }
 REFINED = ["refine=200", "pool=labelled,refine=200"]  # with labels of public samples on the server
 PUBLIC_WORDS = ("pool", "reference", "refine")  # what needs public samples
+NOISE = {"as it is": "fafi", "deterministic kernels": "fafi", "falling step size": "fafi:falling=True"}
+REPEATS = 3  # of a cell, all with the first seed
+WALK = {  # the options in which the profiles differ, at the values of the clean one; the last four are of servers
+    "double_ce": "False", "scale": "16", "normal_start": "False", "temperature": "0.1", "momentum_reset": "False",
+    "drop_last": "False", "batch_statistics": "False", "averaging": "owners", "fusion": "iffi", "normalise": "True",
+}  # fmt: skip
+ABLATION = {  # what margins are made of: all answers of FAFI's clients
+    "margins": "fafi/margins",
+    "without the common scale": "fafi/margins:common=False",
+    "covariance: a multiple of I": "fafi/margins:shrinkage=1",
+    "shrinkage 0.01": "fafi/margins:shrinkage=0.01",
+    "shrinkage 0.1": "fafi/margins:shrinkage=0.1",
+    "shrinkage 0.5": "fafi/margins:shrinkage=0.5",
+    "votes by samples of the class": "fafi/margins:voting=classes",
+    "all votes alike": "fafi/margins:voting=uniform",
+    "no scale, no covariance, votes alike": "fafi/margins:common=False,shrinkage=1,voting=uniform",
+    "fused features": "fafi",
+    "their own prototypes": "fafi/ensemble",
+    "their own prototypes, by class": "fafi/ensemble:of=probs,weighting=classes",
+}
+RIVALS = {  # margins beside other ways to answer clients of few classes
+    "FAFI, released settings": "fafi:profile=faithful",
+    "FAFI, clean": "fafi",
+    "FAFI's clients, answered by margins": "fafi/margins",
+    "FAFI+: three quarters margins": "fafi-plus:own=0.75,own_by=margins",
+    "RGA on FAFI's features": "fafi/rga",
+    "a student of FAFI's margins": "fafi/feddf:of=margins",
+    "FedETF": "fedetf",
+    "FedOV": "fedov",
+    "FedOV, one client heard": "fedov:heard=1",
+    "FedOV, samples as they are": "fedov:augmented=False",
+    "ensemble of probabilities": "ensemble:of=probs",
+    "ensemble of logits, by class": "ensemble:weighting=classes",
+    "ensemble of probabilities, by class": "ensemble:of=probs,weighting=classes",
+    "margins": "oneshot-margins",
+}
+STUDIES = {  # what decides an open question: a pattern of names of cells
+    "noise": "noise-",
+    "walk": "walk-",
+    "ablation": "ablation-",
+    "rivals": "rivals-",
+    "arms": r"corrected-a(0\.05|0\.3)-e(36|10|2)-",
+    "skew": r"corrected-a.*-e(36|10|2)-",
+}
+STAGES = [f"fafi-two-stage:stage_share={share}{more}" for share in ("0.1", "0.4") for more in ("", ",contrast=0.1")]
 
 
 def added(*words: str) -> str:
@@ -122,6 +167,7 @@ class Scale:
     controls: tuple[str, ...] = tuple(CONTROLS.values())
     normalises: bool = True  # whether the network has BatchNorm
     noise: float | None = None  # 95 % half-width of a difference of two cells that were trained apart; None: no noise
+    partitions: tuple[int, ...] = (0, 1, 2, 3, 4)  # seeds of the walk, the arms, the ablation and the rivals
 
     def cell(self, table: str, alpha: float, method: str, epochs: int | None, seed: int, family: str = "") -> Cell:
         """A cell whose name begins with its table."""
@@ -132,7 +178,41 @@ class Scale:
 
     def cells(self) -> list[Cell]:
         """All of them; the first seed, and there the smallest alpha, comes first."""
-        return [cell for seed in self.seeds for cell in (*self._tables(seed), *self._ladder(seed), *self._fusion(seed))]
+        tables = [one for seed in self.seeds for one in (*self._tables(seed), *self._ladder(seed), *self._fusion(seed))]
+        settled = [
+            one for seed in self.partitions for one in (*self._walk(seed), *self._rivals(seed), *self._arms(seed))
+        ]
+        return list({one.name: one for one in (*tables, *self._noise(), *settled)}.values())
+
+    def _noise(self) -> list[Cell]:
+        """The same cells again and again, each with a training of its own."""
+        last, seed = self.epochs[-1], self.seeds[0]
+        return [
+            self.cell(f"noise-{how.replace(' ', '-')}-{repeat}", alpha, method, last, seed, f"noise {how} {repeat}")
+            for alpha in self.alphas
+            for how, method in NOISE.items()
+            for repeat in range(REPEATS)
+        ]
+
+    def _walk(self, seed: int) -> list[Cell]:
+        """From FAFI's released settings to the clean profile, one option after another, and one option alone."""
+        methods = [*walk(), *singles()]
+        return [
+            self.cell("walk", self.alphas[0], method, self.epochs[-1], seed, walk_family(method)) for method in methods
+        ]
+
+    def _rivals(self, seed: int) -> list[Cell]:
+        """The ablation of margins, and margins beside others."""
+        last, found = self.epochs[-1], list[Cell]()
+        for alpha in self.alphas:
+            found += [self.cell("ablation", alpha, one, last, seed, "fafi") for one in ABLATION.values()]
+            found += [self.cell("rivals", alpha, one, last, seed, rival_family(one)) for one in RIVALS.values()]
+        return found
+
+    def _arms(self, seed: int) -> list[Cell]:
+        """The arms of the corrected table after the last epoch, and other stages."""
+        arms = [*ARMS.values(), *STAGES]
+        return [self.cell("corrected", alpha, arm, self.epochs[-1], seed) for alpha in self.ladder for arm in arms]
 
     def _tables(self, seed: int) -> list[Cell]:
         """The corrected table, its controls, and the conflict of gradients."""
@@ -184,6 +264,30 @@ def family_of(method: str) -> str:
     return ":".join([name, ",".join(kept)]) if kept else name.removesuffix("-plus")
 
 
+def walk() -> list[str]:
+    """FAFI with released settings, then with one more option of the clean profile each: the last is that profile."""
+    words = [f"{option}={value}" for option, value in WALK.items()]
+    return [",".join(["fafi:profile=faithful", *words[:count]]) for count in range(len(words) + 1)]
+
+
+def singles() -> list[str]:
+    """FAFI with released settings but for one option; the first of them is in the walk."""
+    return [f"fafi:profile=faithful,{option}={value}" for option, value in [*WALK.items()][1:]]
+
+
+def walk_family(method: str) -> str:
+    """Those that train alike: what is left without options of servers."""
+    return ",".join(word for word in method.split(",") if word.partition("=")[0] not in SERVER_WORDS)
+
+
+def rival_family(method: str) -> str:
+    """Those that train alike."""
+    training = method.partition(":")[0].partition("/")[0]
+    if training in ("ensemble", "oneshot-margins"):
+        return "cross-entropy"
+    return family_of(method) if training == "fafi-plus" or "=False" in method or "profile" in method else training
+
+
 def with_epochs(method: str, epochs: int | None) -> str:
     """`fafi:contrast=2` as `fafi:epochs=36,contrast=2`."""
     name, _, rest = method.partition(":")
@@ -220,7 +324,25 @@ SMALL = Scale(
     trainings=tuple(TRAININGS),
     controls=(),
     normalises=False,
+    partitions=(3, 4, 5, 6, 7),  # on those of seeds 0, 1 and 2 the rule of margins was found
 )  # fmt: skip
+
+
+TINY = Scale(  # to see that everything runs: its figures mean nothing
+    name="tiny-",
+    recipe={**SMALL.recipe, "samples": 400},
+    batch_size=32,
+    alphas=(0.3,),
+    ladder=(0.3,),
+    epochs=(1, 2),
+    short=1,
+    seeds=(0,),
+    width=50,
+    trainings=("",),
+    controls=(),
+    normalises=False,
+    partitions=(0, 1),
+)
 
 
 RELEASED = 35.0  # seconds of FAFI's released code for an epoch of these clients on an H200

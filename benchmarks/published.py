@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -172,11 +172,14 @@ def main(
     pages: dict[str, Callable[[list[dict[str, Any]]], str]],
     *,
     small: Sequence[Cell] = (),
+    tiny: Sequence[Cell] = (),
+    studies: Mapping[str, str] | None = None,
     runner: Runner = run,
 ) -> None:
     """Run what is missing and write docs/results/NAME.json, and the pages by their names.
 
-    `small` are the cells for a computer without a GPU, where there are such.
+    `small` are the cells for a computer without a GPU, where there are such, and `tiny` those that only show that
+    everything runs. `studies` are patterns of names of cells, which begin after `small-` or `tiny-`.
     """
     parser = argparse.ArgumentParser(description=f"Runs what is missing of {name}, then writes {', '.join(pages)}.")
     parser.add_argument("--device", default="auto")
@@ -187,20 +190,30 @@ def main(
     parser.add_argument("--engine", default="auto", help="clients at once, as of `atoll run`")
     if small:
         parser.add_argument("--small", action="store_true", help="the cells for a computer without a GPU")
+    if tiny:
+        parser.add_argument("--tiny", action="store_true", help="cells whose figures mean nothing; they need --out")
     parser.add_argument("--data", default=None, help="folder of the data sets; else $ATOLL_DATA")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--together", action="store_true", help="all in one process, which saves starting others")
     parser.add_argument(
         "--only", action="append", help="a regular expression that names of cells must match; several: in this order"
     )
+    if studies:
+        parser.add_argument("--study", choices=studies, help="the cells that decide a question; instead of --only")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then stop; call again to continue")
     parser.add_argument("--runs", type=Path, default=Path("runs") / name)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--list", action="store_true", help="name these cells and stop")
     parser.add_argument("--page", action="store_true", help="write the page from what is there and stop")
     asked = parser.parse_args()
+    if studies and asked.study:
+        asked.only = [f"^(small-|tiny-)?{studies[asked.study]}"]
     everything = [*cells, *small]
     cells = small if small and asked.small else cells
+    if tiny and asked.tiny:
+        if asked.out == RESULTS:
+            parser.error("--tiny needs an --out of its own: its figures are no results")
+        everything, cells = [*everything, *tiny], tiny
     path = asked.out / f"{name}.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 

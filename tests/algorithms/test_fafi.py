@@ -249,3 +249,14 @@ def test_terms_are_logged_by_name(task: Task, make_cohort: Callable[..., Cohort]
 def test_nobody_replied(task: Task) -> None:
     report = play(task, FAFI(), faults=lambda round, clients: clients >= 0)
     assert isinstance(report.algorithm.shared(report.server), Params)
+
+
+def test_the_step_size_falls_by_half_a_cosine(make_task: Callable[..., Task]) -> None:
+    # One batch an epoch: of two steps the second is half as long, w_2 = w_1 - lr / 2 g(w_1).
+    task = make_task(sizes=(9, 7), dtype=torch.float64, batch_size=16)
+    one, two, falling = (
+        play(task, FAFI(epochs=epochs, falling=fall)).server.answer.models
+        for epochs, fall in ((1, False), (2, False), (2, True))
+    )
+    for name, leaf in falling.items():
+        torch.testing.assert_close(leaf, (one[name] + two[name]) / 2, rtol=0, atol=1e-12)

@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from samples import answers, own
 from torch import nn
 
-from atoll import Batch, Task, federate
+from atoll import Batch, Cohort, Task, federate
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_margins import OneShotMargins
 from atoll.kernel.errors import ModelError
 from atoll.kernel.network import Variant
-from atoll.kernel.params import Params, Stack
+from atoll.kernel.params import Params, Stack, spread
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.objectives.margins import margin_logits, margins
+from atoll.toolbox.objectives.margins import margin_logits, margins, own_moments
 from atoll.toolbox.server.triangles import triangle
 
 EXACT = {"rtol": 0.0, "atol": 1e-9}
@@ -52,6 +52,19 @@ def test_what_is_sent(task: Task) -> None:
     assert more.bytes("down") == plain.bytes("down")
     extra = (more.bytes("up") - plain.bytes("up")) / task.clients
     assert 8 * (3 + 18 + 21) <= extra <= 8 * (3 + 18 + 21) + 400  # names and shapes
+
+
+def test_a_class_with_one_sample_gives_the_features_of_that_sample_away(
+    task: Task, make_cohort: Callable[..., Cohort]
+) -> None:
+    """What the page says of it: the sum of one is that one, in double precision."""
+    x, y = own(task, 1)
+    assert len(y) == 1
+    w = task.network.initial
+    sent = own_moments(make_cohort(task), spread(w, task.clients))
+    z = F.normalize(features_of(task, w, x), dim=1)[0]
+    assert sent["count"][1].tolist() == F.one_hot(y[0], 3).tolist()
+    torch.testing.assert_close(sent["sum"][1, y[0]], z, **EXACT)
 
 
 def test_training_is_that_of_an_ensemble(task: Task, tmp_path: Path) -> None:

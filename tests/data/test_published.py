@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.compose import create
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
 SCRIPTS = {
@@ -72,3 +74,22 @@ def test_every_table_of_single_cells_says_how_much_a_cell_moves() -> None:
     for section in single:
         words = " ".join(takewhile(lambda line: not line.startswith("|"), section.splitlines()[1:]))
         assert "uncertain by ±7.7" in words or "was not measured" in words, section.splitlines()[0]
+
+
+def test_every_study_of_one_shot_has_cells_on_every_scale_whose_methods_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from oneshot_cells import FULL, SMALL, STUDIES, TINY, WALK, singles, walk
+
+    for scale in (FULL, SMALL, TINY):
+        cells = scale.cells()
+        assert len({cell.name for cell in cells}) == len(cells)
+        for study, pattern in STUDIES.items():
+            found = [cell for cell in cells if re.search(f"^(small-|tiny-)?{pattern}", cell.name)]
+            assert found, study
+            for method in {cell.method for cell in found}:
+                create(method)
+    clean = create("fafi").training
+    assert [getattr(create(walk()[-1]).training, option) for option in WALK if hasattr(clean, option)] == [
+        clean.value_of(option) for option in WALK if hasattr(clean, option)
+    ]
+    assert len(walk()) == len(WALK) + 1 == len(singles()) + 2

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from samples import answers, with_public
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 from atoll import Algorithm, Batch, Params, Task, Training
 from atoll.algorithms.answers import fedic
@@ -18,6 +19,7 @@ from atoll.algorithms.ce_supcon import CESupCon
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedetf import FedETF
+from atoll.algorithms.fedov import FedOV
 from atoll.algorithms.local import Local
 from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.algorithms.oneshot_df import OneShotDF
@@ -27,14 +29,18 @@ from atoll.algorithms.otfusion import OTFusion
 from atoll.algorithms.rga import RGA
 from atoll.algorithms.trainings.etf import Given, frame_gradient
 from atoll.kernel.network import Variant
-from atoll.kernel.params import stack
+from atoll.kernel.params import Stack, stack
 from atoll.kernel.randomness import Keys, default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
 from atoll.testing.conformance import personal_models, play
+from atoll.toolbox.objectives.margins import margin_logits, margins
+from atoll.toolbox.objectives.openset import BIAS, WEIGHT, open_logits, open_votes, placeholder_losses, with_unknown
 from atoll.toolbox.oneshot import average_models
 from atoll.toolbox.server.adam import no_past
 from atoll.toolbox.server.distillation import Student
-from atoll.toolbox.server.voting import Of
+from atoll.toolbox.server.fusion import discernment
+from atoll.toolbox.server.triangles import shrink, triangle
+from atoll.toolbox.server.voting import Of, combine_votes
 
 CLASSES, FEATURES, SAMPLES = 3, 4, 12
 ROUNDING = {"rtol": 0.0, "atol": 1e-12}
@@ -306,3 +312,158 @@ def test_the_margins_of_one_client_are_1_in_a_class_and_0_elsewhere_on_average(s
     for label in range(CLASSES):
         assert float(found[y == label, label].mean()) == pytest.approx(3, abs=1e-8)
         assert float(found[y != label, label].mean()) == pytest.approx(0, abs=1e-8)
+
+
+# -- open sets ---------------------------------------------------------------------------------------------------------
+
+
+def open_outputs(clients: int = 3, samples: int = 7, seed: int = 0) -> Tensor:
+    """Outputs of some clients for some samples, the last of which is for unknown ones."""
+    with default_generator(seed):
+        return 2 * torch.randn(clients, samples, CLASSES + 1, dtype=torch.float64)
+
+
+@pytest.mark.limit("ensemble", "fedov")
+def test_votes_of_clients_to_whom_nothing_is_unknown_are_the_ensemble_of_probabilities() -> None:
+    outputs = open_outputs()
+    shares = torch.full((3, CLASSES), 1 / 3, dtype=torch.float64)
+    wanted = combine_votes(outputs[..., :-1], shares, "probs")
+    for never in (-torch.inf, -1e4):
+        outputs[..., -1] = never
+        torch.testing.assert_close(open_votes(outputs), wanted, **ROUNDING)
+
+
+@pytest.mark.limit("fedov")
+def test_who_is_sure_that_a_sample_is_unknown_has_no_vote_about_it() -> None:
+    outputs = open_outputs()
+    outputs[1, :4, -1] = 1e4
+    found = open_votes(outputs)
+    torch.testing.assert_close(found[:4], open_votes(outputs[[0, 2], :4]), **ROUNDING)
+    assert (found[4:] - open_votes(outputs[[0, 2], 4:])).abs().max() > 1e-3
+    outputs[..., -1] = 1e4  # nobody knows: the answer exists, and it is that of who is least sure of not knowing
+    assert torch.isfinite(open_votes(outputs)).all()
+
+
+@pytest.mark.closed_form("fedov")
+def test_a_vote_is_the_probability_among_classes_times_that_of_knowing_the_sample() -> None:
+    outputs = open_outputs()
+    unknown = outputs.softmax(2)[..., -1:]
+    votes = ((1 - unknown) * outputs[..., :-1].softmax(2)).sum(0)
+    torch.testing.assert_close(open_votes(outputs).softmax(1), votes / votes.sum(1, keepdim=True), **ROUNDING)
+
+
+@pytest.mark.limit("fedov")
+def test_of_all_clients_only_those_are_heard_to_whom_a_sample_is_least_unknown() -> None:
+    outputs = open_outputs(clients=5)
+    order = outputs.softmax(2)[..., -1].argsort(0)
+    for heard in (1, 3):
+        chosen = [open_votes(outputs[order[:heard, n], n][:, None])[0] for n in range(outputs.shape[1])]
+        torch.testing.assert_close(open_votes(outputs, heard), torch.stack(chosen), **ROUNDING)
+    for everybody in (0, 5, 9):
+        torch.testing.assert_close(open_votes(outputs, everybody), open_votes(outputs), **ROUNDING)
+
+
+@pytest.mark.closed_form("fedov")
+def test_unknown_as_the_second_answer_costs_the_log_of_its_share_without_the_own_class() -> None:
+    outputs, y = open_outputs()[0], torch.arange(7) % CLASSES
+    p = outputs.softmax(1)
+    share = p[:, -1] / (1 - p[torch.arange(7), y])
+    torch.testing.assert_close(placeholder_losses(outputs, y), -share.log(), **ROUNDING)
+
+
+@pytest.mark.purpose("fedov")
+def test_clients_with_one_class_each_know_all_classes_by_what_is_unknown_to_them() -> None:
+    # Nobody ever saw a sample of another class; destroyed ones of the own class stand for all of them.
+    with default_generator(0):
+        centers = 4 * torch.eye(CLASSES, FEATURES, dtype=torch.float64)
+        x = torch.randn(120, FEATURES, dtype=torch.float64) / 2
+        network = MLP((FEATURES,), CLASSES, hidden=(16,)).double()
+    y = torch.arange(120) % CLASSES
+    x = x + centers[y]
+    data = {str(k): (x[y == k], y[y == k]) for k in range(CLASSES)}
+    task = Task.of_clients(data, network, classes=CLASSES, training=Training(lr=0.1), shares=(1.0, 0.0, 0.0))
+
+    report = play(task, FedOV(epochs=20))
+    answer = report.server.answer
+    assert float((answers(task, report.algorithm.shared(report.server), x).argmax(1) == y).double().mean()) > 0.95
+    for k in range(CLASSES):
+        w = with_unknown(answer.models.client(k), 16) | Params(
+            {WEIGHT: answer.unknown["weight"][k], BIAS: answer.unknown["bias"][k]}
+        )
+        unknown = open_logits(Batch(x, y, None, None, task.network, Variant(train=False)), w)[0].softmax(1)[:, -1]
+        assert float(unknown[y != k].mean()) > 0.9
+        assert float(unknown[y == k].mean()) < 0.6  # what is hardly destroyed looks like a sample
+
+
+# -- where margins come from -------------------------------------------------------------------------------------------
+
+
+def moments_of(z: Tensor, y: Tensor) -> Stack:
+    """What a client with these features would send."""
+    same = F.one_hot(y, CLASSES).double()
+    return Stack.of(count=same.sum(0)[None], sum=(same.T @ z)[None], square=triangle(z.T @ z)[None])
+
+
+def features_of_two_classes(samples: int = 60) -> tuple[Tensor, Tensor]:
+    with default_generator(5):
+        y = (torch.rand(samples) < 0.3).long()
+        z = torch.randn(samples, FEATURES, dtype=torch.float64) @ torch.randn(FEATURES, FEATURES, dtype=torch.float64)
+    return F.normalize(z + 2 * y[:, None] * torch.eye(FEATURES, dtype=torch.float64)[0], dim=1), y
+
+
+@pytest.mark.closed_form("oneshot-margins")
+@pytest.mark.parametrize("shrinkage", [0.01, 0.25, 1.0])
+def test_a_margin_is_the_log_likelihood_ratio_of_two_gaussians_with_one_covariance_on_a_scale_of_0_to_1(
+    shrinkage: float,
+) -> None:
+    z, y = features_of_two_classes()
+    means = torch.stack([z[y == label].mean(0) for label in (0, 1)])
+    s = shrink((z - means[y]).T @ (z - means[y]) / len(z), shrinkage)
+    one, other = (MultivariateNormal(mean, s).log_prob(z) for mean in means)
+    apart = means[0] - means[1]
+    distance = apart @ torch.linalg.solve(s, apart)  # Mahalanobis, squared: the ratio is ± half of it on average
+    found = margin_logits(z[None], margins(moments_of(z, y), shrinkage))
+    torch.testing.assert_close(found[:, 0], (one - other) / distance + 0.5, rtol=0, atol=1e-8)
+    torch.testing.assert_close(found[:, 0] + found[:, 1], torch.ones(len(z)).double(), rtol=0, atol=1e-8)
+    bare = margin_logits(z[None], margins(moments_of(z, y), shrinkage, common=False))
+    torch.testing.assert_close(bare[:, 0], one - other + distance / 2, rtol=0, atol=1e-8)
+
+
+@pytest.mark.closed_form("oneshot-margins")
+def test_margins_vary_within_classes_by_the_inverse_of_the_distance() -> None:
+    # Almost without shrinkage; three classes, so the covariance is that of all of them together.
+    z, y = F.normalize(drawn(90, seed=3)[0], dim=1), drawn(90, seed=3)[1]
+    found = margin_logits(z[None], margins(moments_of(z, y), 1e-9))
+    means = torch.stack([z[y == label].mean(0) for label in range(CLASSES)])
+    s = (z - means[y]).T @ (z - means[y]) / len(z)
+    for label in range(CLASSES):
+        apart = means[label] - z[y != label].mean(0)
+        distance = float(apart @ torch.linalg.solve(s, apart))
+        within = torch.cat([found[y == k, label] - found[y == k, label].mean() for k in range(CLASSES)])
+        assert float(within.square().mean()) == pytest.approx(1 / distance, rel=1e-5)
+
+
+@pytest.mark.closed_form("oneshot-margins")
+def test_votes_go_by_the_inverse_of_the_standard_error_of_a_difference_of_means() -> None:
+    counts = torch.tensor([[5.0, 20.0, 1.0], [40.0, 2.0, 0.0], [7.0, 0.0, 0.0]], dtype=torch.float64)
+    others = counts.sum(1, keepdim=True) - counts
+    error = (1 / counts + 1 / others).sqrt()  # of mean - rest, where single samples have a standard deviation of 1
+    expected = torch.where(error.isinf(), 0, 1 / error)
+    torch.testing.assert_close(discernment(counts), expected / expected.sum(0), **ROUNDING)
+
+
+@pytest.mark.limit("oneshot-margins")
+def test_how_long_a_clients_discriminants_are_does_not_matter_on_the_common_scale() -> None:
+    # Features of the second client hardly vary within classes: its discriminants are a hundred times as long.
+    y = torch.arange(30) % CLASSES
+    with default_generator(2):
+        centers, noise = torch.randn(CLASSES, FEATURES).double(), torch.randn(30, FEATURES).double()
+    clients = [F.normalize(centers[y] + size * noise, dim=1) for size in (0.5, 0.05)]
+    seen = [moments_of(z, y) for z in clients]
+    both = Stack({name: torch.cat([one[name] for one in seen]) for name in seen[0]})
+    asked = torch.stack(clients)
+    found, bare = (margin_logits(asked, margins(both, common=common)) for common in (True, False))
+    alone = [margin_logits(z[None], margins(one)) for z, one in zip(clients, seen, strict=True)]
+    torch.testing.assert_close(found, (alone[0] + alone[1]) / 2, rtol=0, atol=1e-8)
+    second = margin_logits(clients[1][None], margins(seen[1], common=False)) / 2
+    assert float((bare - second).abs().mean()) < 0.1 * float(second.abs().mean())  # without it, it decides alone

@@ -126,7 +126,7 @@ def test_the_hyperparameters_of_a_pair_are_those_of_its_parts() -> None:
         *(one.name for one in hyperparameters(PrototypeContrast)),
         *(one.name for one in hyperparameters(Bank)),
         *("queue", "queue_same", "decay", "queue_momentum", "queue_mass"),  # the bank has another mass
-        *("shrinkage", "margins_scale"),  # the clients have another scale
+        *("shrinkage", "margins_scale", "common", "voting"),  # the clients have another scale
     ]
     method = create("fafi+bank+queue/margins:mass=2,queue_mass=3,scale=4,margins_scale=5")
     assert isinstance(method, Pair)

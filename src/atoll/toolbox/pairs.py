@@ -52,6 +52,7 @@ PROTOTYPES = "prototypes"
 FRAME = "a frame"
 FROZEN = "features in common"
 DECODERS = "decoders"
+UNKNOWN = "an output for unknown samples"
 
 
 @record

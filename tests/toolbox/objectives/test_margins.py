@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
-from atoll.toolbox.objectives.margins import BETWEEN, NEVER, margin_logits, margins
+from atoll.toolbox.objectives.margins import BETWEEN, NEVER, Voting, margin_logits, margins
 from atoll.toolbox.server.fusion import discernment
 from atoll.toolbox.server.triangles import triangle
 
@@ -73,6 +73,28 @@ def test_clients_add_up_by_what_they_can_tell_apart() -> None:
     expected = sum(vote * one for vote, one in zip(votes, asked, strict=True))
     found = margin_logits(z.expand(3, -1, -1), margins(seen(*clients), 0.25))
     torch.testing.assert_close(found, expected, **EXACT)
+
+
+@pytest.mark.parametrize("voting", ["classes", "uniform"])
+def test_other_votes_are_shares_of_those_who_can_tell(voting: Voting) -> None:
+    clients = [one(MIXED), one([0] * 3 + [3] * 20, 1), one([1] * 5 + [2] * 5, 2), one([0] * 9, 3)]
+    count = seen(*clients)["count"][:3]
+    votes = count if voting == "classes" else (count > 0).double()
+    z = clients[0][0]
+    asked = [margin_logits(z[None], margins(seen(client), 0.25)) for client in clients[:3]]
+    expected = sum(vote * one for vote, one in zip(votes / votes.sum(0), asked, strict=True))
+    found = margin_logits(z.expand(4, -1, -1), margins(seen(*clients), 0.25, voting=voting))
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_without_the_common_scale_discriminants_are_added_as_they_are() -> None:
+    z, y = one(MIXED)
+    scaled, bare = (margins(seen((z, y)), 0.25, common=common) for common in (True, False))
+    for label in range(3):
+        apart = z[y == label].mean(0) - z[y != label].mean(0)
+        length = float(bare["weight"][0, label] @ apart)
+        torch.testing.assert_close(scaled["weight"][0, label] * length, bare["weight"][0, label], **EXACT)
+        assert float((scaled["bias"] * length)[label]) == pytest.approx(float(bare["bias"][label]), abs=1e-9)
 
 
 def test_features_need_no_common_coordinates() -> None:

@@ -24,7 +24,7 @@ from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.client.private import release
-from atoll.toolbox.objectives.margins import SCALE, SHRINKAGE, margin_logits, margins, own_moments
+from atoll.toolbox.objectives.margins import SCALE, SHRINKAGE, Voting, margin_logits, margins, own_moments
 from atoll.toolbox.oneshot import uploads
 from atoll.toolbox.pairs import LocalTraining, Models, ServerAnswer, Start, keep_models
 from atoll.toolbox.server.frozen import MOMENT_POWERS
@@ -44,6 +44,8 @@ class Margins(ServerAnswer):
 
     shrinkage: Annotated[float, Range(0, 1, open_low=True)] = SHRINKAGE  # share of S that is its mean variance times I
     scale: Positive = SCALE  # s: a margin of 1 as logits
+    common: bool = True  # whether margins are on one scale; else what the discriminants themselves say is added
+    voting: Voting = "discernment"  # a_kc: by what a client can tell apart, by its samples of the class, or alike
 
     called: ClassVar[str] = "margins"
     sends: ClassVar[dict[str, str]] = {**ServerAnswer.sends, "moments": "statistic"}
@@ -66,7 +68,8 @@ class Margins(ServerAnswer):
 
     def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Discriminants:
         """Hold the models; make everybody's discriminants."""
-        kept, found = keep_models(replies), margins(uploads(replies, "moments"), self.shrinkage)
+        kept, seen = keep_models(replies), uploads(replies, "moments")
+        found = margins(seen, self.shrinkage, common=self.common, voting=self.voting)
         return Discriminants(kept.models, kept.counts, found * self.scale)
 
     def deploy(self, training: LocalTraining, start: Start, answer: Discriminants) -> Predictor:

@@ -58,6 +58,7 @@ class PrototypeContrast(LocalTraining):
     normal_start: bool | None = None  # begin prototypes at N(0, 1), not at the head's weights; faithful
     momentum_reset: bool | None = None  # forget momentum after every epoch; faithful
     drop_last: bool | None = None  # skip incomplete batches, not only those of one sample; faithful
+    falling: bool = False  # whether the step size falls to 0 over all epochs, by half a cosine
 
     called: ClassVar[str] = "fafi"
     offers: ClassVar[frozenset[str]] = frozenset({FEATURES, PROTOTYPES})
@@ -91,7 +92,8 @@ class PrototypeContrast(LocalTraining):
     def step(self, cohort: Cohort, objective: Objective | None = None) -> Step:
         """Return what clients do with a batch."""
         afresh, drop_last = self.value_of("momentum_reset"), self.value_of("drop_last")
-        return Step(objective or self.objective, cohort.training, afresh=afresh, drop_last=drop_last)
+        settings = {"afresh": afresh, "drop_last": drop_last, "falling": self.falling}
+        return Step(objective or self.objective, cohort.training, **settings)
 
     @property
     def objective(self) -> Objective:

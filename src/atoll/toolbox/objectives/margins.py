@@ -17,6 +17,8 @@ Reference: Fisher. "The Use of Multiple Measurements in Taxonomic Problems." Ann
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,8 +29,10 @@ from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client.features import one_sample
 from atoll.toolbox.server.frozen import moments
 from atoll.toolbox.server.fusion import discernment
+from atoll.toolbox.server.simplex import to_shares
 from atoll.toolbox.server.triangles import shrink, symmetric
 
+Voting = Literal["discernment", "classes", "uniform"]
 SHRINKAGE = 0.25  # share of S that is its mean variance times I
 SCALE = 16.0  # a margin of 1 as logits
 BETWEEN = 0.5  # what is said about a class that somebody has and nobody can tell from others
@@ -47,8 +51,15 @@ def own_moments(cohort: Cohort, w: Stack) -> Stack:
     return moments(cohort, w, unit_features, one_sample(task).features(task.network.initial).shape[1])
 
 
-def margins(seen: Stack, shrinkage: float = SHRINKAGE) -> Params:
-    """Return `weight` [client, class, feature] and `bias` [class], so l_c = sum_k weight_kc . z_k + bias_c."""
+def margins(
+    seen: Stack, shrinkage: float = SHRINKAGE, *, common: bool = True, voting: Voting = "discernment"
+) -> Params:
+    """Return `weight` [client, class, feature] and `bias` [class], so l_c = sum_k weight_kc . z_k + bias_c.
+
+    Without the `common` scale, margins are not divided by w_kc . (mu_kc - r_kc): what the discriminants themselves say
+    is added. `voting` is how much a client counts about each class that it can tell from others: by `discernment`, by
+    its samples of the class, or as all others.
+    """
     count, total = seen["count"], seen["sum"]
     samples = count.sum(1, keepdim=True)
     others = samples - count
@@ -60,9 +71,10 @@ def margins(seen: Stack, shrinkage: float = SHRINKAGE) -> Params:
     w = torch.linalg.solve(s, apart.mT).mT
     length = (w * apart).sum(-1)
     tells = (count > 0) & (others > 0) & (length > NEAREST)
-    votes = torch.where(tells, discernment(count), 0)
+    shares = {"discernment": discernment, "classes": to_shares, "uniform": torch.ones_like}[voting](count)
+    votes = torch.where(tells, shares, 0)
     votes = votes / votes.sum(0).clamp(min=torch.finfo(votes.dtype).tiny)
-    weight = (votes / torch.where(tells, length, 1))[..., None] * w
+    weight = (votes / torch.where(tells & common, length, 1))[..., None] * w
     nobody = torch.where(count.sum(0) > 0, BETWEEN, NEVER).to(count)
     bias = torch.where(tells.any(0), -(weight * rest).sum((0, 2)), nobody)
     return Params.of(weight=weight, bias=bias)

@@ -13,6 +13,7 @@ to step, and what they were given. Whatever the terms are, they are added up in 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -180,6 +181,7 @@ class Step:
     afresh: bool = False  # momentum is forgotten at the end of every epoch
     drop_last: bool = False  # an incomplete batch is no step; else it is one from `LEAST` samples on
     conflict: Conflict = "ignored"
+    falling: bool = False  # the step size falls to 0 over the whole training, by half a cosine
 
     @property
     def least(self) -> int:
@@ -210,7 +212,11 @@ class Step:
         if self.conflict != "ignored":
             contrast, _ = self.gradient(seen, only=("contrast",))
             g, cosine["cosine"] = resolve_conflict(g, contrast, project=self.conflict == "projected")
-        moved, velocity = descend(self.rule, w | passed["buffers"], g, velocity, given.lr)
+        lr = given.lr
+        if self.falling:
+            assert progress is not None
+            lr = lr * 0.5 * (1 + torch.cos(math.pi * progress))
+        moved, velocity = descend(self.rule, w | passed["buffers"], g, velocity, lr)
         own = self.objective.next(replace(seen, z=passed["z"]), passed["terms"])
         sums = carry.seen + (passed["terms"] | Params.of(steps=torch.ones_like(time), **cosine))
         after = Carry(moved, velocity, own, sums, time)
@@ -239,7 +245,7 @@ def train(cohort: Cohort, start: Params | Stack, step: Step, *, epochs: int, giv
     _say_who_takes_no_step(cohort, step)
     by_epoch = per_epoch if step.afresh or objective.by_epoch else None
     # Only where it matters: without it, training for more epochs goes on from where one for fewer ended.
-    total = per_epoch * epochs if objective.scheduled else None
+    total = per_epoch * epochs if objective.scheduled or step.falling else None
     reads = Given(cohort.lr, by_epoch, total, given)
     end = cohort.scan(step, step.start(cohort, start), given=reads, epochs=epochs, draws=objective.draws)
     taken = end.seen["steps"].clamp(min=1)
