@@ -56,6 +56,7 @@ class Promise:
     public: str = ""  # fields that need no protection, joined by "/"
 
     kind: ClassVar[str]
+    drawn_at_sites: ClassVar[str] = "drawn at each site from the operating system's generator"  # the noise
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise is None):
@@ -71,6 +72,10 @@ class Promise:
     def public_fields(self) -> frozenset[str]:
         """The fields that the user says need no protection."""
         return frozenset(filter(None, self.public.split("/")))
+
+    def say_drawn(self, *, sites: bool) -> str:
+        """Say what noise is drawn from: with `sites`, it protects real clients."""
+        return self.drawn_at_sites if sites else "drawn from the run's seed (simulated)"
 
     def require_small_delta(self, clients: int) -> None:
         """Raise for a delta with which a promise may fail for a whole client."""

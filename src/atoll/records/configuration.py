@@ -230,12 +230,17 @@ class Settings(NamesChecked):
         """Return the probability with which a client is asked in a round."""
         return self._join_share or self.cohort_size(clients) / clients
 
-    def describe_privacy(self, clients: int, rounds: int, most: int | None = None) -> str | None:
-        """Say what is promised after so many messages of a client, noise being found for `most`; None without any."""
+    def describe_privacy(
+        self, clients: int, rounds: int, most: int | None = None, *, sites: bool = False
+    ) -> str | None:
+        """Say what is promised after so many messages of a client, noise being found for `most`; None without any.
+
+        With `sites` it is about real clients.
+        """
         if self.privacy is None:
             return None
         share = self.share_asked(clients)
-        return self.privacy.resolve(share, most or self.rounds).describe(share, clients, rounds)
+        return self.privacy.resolve(share, most or self.rounds).describe(share, clients, rounds, sites=sites)
 
     def promised_epsilon(self, clients: int, rounds: int, most: int | None = None) -> float | None:
         """Return epsilon of one client after so many messages, as `describe_privacy`; None without a promise."""
@@ -277,10 +282,12 @@ class Settings(NamesChecked):
         attackers: NDArray[np.int64],
         dtype: torch.dtype = torch.float32,
         messages: int | None = None,
+        secret: bytes | None = None,
     ) -> Protection:
         """Return what stands between clients and server: stages in their order, the attack, the rule.
 
-        A client sends so many `messages` at most, one in every round by default.
+        A client sends so many `messages` at most, one in every round by default. Noise of the server's own is drawn
+        from a `secret`, or else from the seed.
         """
         asked, rule = self.cohort_size(clients), self._rule
         made = (*(() if self._compression is None else (self._compression,)), *stages)
@@ -290,7 +297,9 @@ class Settings(NamesChecked):
             closing = rule.resolve(asked, clients, self._count_attackers(clients))
         if self.privacy is not None:
             share = self.share_asked(clients)
-            more, released = self.privacy.protect(share, clients, messages or self.rounds, self.seed)
+            more, released = self.privacy.protect(
+                share, clients, messages or self.rounds, self.seed if secret is None else secret
+            )
             made, closing = (*made, *more), closing if released is None else released
         if self._secure is None:
             return Protection(made, forger, attackers, closing)

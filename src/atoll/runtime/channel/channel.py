@@ -22,9 +22,11 @@ from atoll.runtime.serialise import size_of
 class Channel:
     """Carries messages both ways, changes replies by its stages, and counts every byte."""
 
-    def __init__(self, stages: Sequence[Stage] = (), ledger: Ledger | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, stages: Sequence[Stage] = (), ledger: Ledger | None = None, seed: int = 0, secret: bytes | None = None
+    ) -> None:
         self.stages = tuple(stages)
-        self.seed = seed
+        self.seed, self._secret = seed, secret
         self.ledger = ledger or Ledger()
 
     def broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
@@ -70,7 +72,7 @@ class Channel:
         """
         require_declared(algorithm, clients, update)
         sent = Sent(dict(update.send), update.weight, summed=update.summed)
-        return send_through(self.stages, sent, Place(round, clients, algorithm.sends, memory, self.seed))
+        return send_through(self.stages, sent, Place(round, clients, algorithm.sends, memory, self.seed, self._secret))
 
     def receive(
         self, algorithm: Algorithm, clients: NDArray[np.int64], sent: Sent, round: int, *, written: int | None = None
