@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import PrivacyError
+from atoll.kernel.errors import HyperparameterError, PrivacyError
 from atoll.kernel.params import Stack
-from atoll.privacy.account import find_mu, gaussian_epsilon
+from atoll.privacy.account import LARGEST_NOISE, find_mu, gaussian_epsilon
 from atoll.privacy.draws import draws_of
 from atoll.privacy.promise import Course, EqualWeights, Promise
 from atoll.runtime.channel import Clip, Place, Sent, Stage
@@ -86,6 +86,13 @@ class LocalPrivacy(Promise):
         if self.noise is not None or self.epsilon is None:
             return self
         noise = 2 * math.sqrt(rounds) / find_mu(self.epsilon, self.delta)
+        if noise > LARGEST_NOISE:
+            reached = gaussian_epsilon(2 * math.sqrt(rounds) / LARGEST_NOISE, self.delta)
+            raise HyperparameterError(
+                f"No noise up to {LARGEST_NOISE:g} keeps {rounds} messages within epsilon={self.epsilon:g}. With that "
+                f"much they reach epsilon={reached:.3g} at delta={self.delta:g}.",
+                hint="raise `epsilon`, or lower `rounds`.",
+            )
         return replace(self, epsilon=None, noise=math.ceil(noise * 1000) / 1000)  # up: the promise must hold
 
     def spent(self, share: float, rounds: int) -> dict[str, float]:

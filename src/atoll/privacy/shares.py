@@ -71,7 +71,8 @@ def find_shares_noise(epsilon: float, messages: int, delta: float) -> float:
         high *= 2
         if high > LARGEST_NOISE:
             raise HyperparameterError(
-                f"No noise up to {LARGEST_NOISE:g} keeps {messages} messages within epsilon={epsilon:g}.",
+                f"No noise up to {LARGEST_NOISE:g} keeps {messages} messages within epsilon={epsilon:g}. With that "
+                f"much they reach epsilon={shares_epsilon(LARGEST_NOISE, messages, delta):.3g} at delta={delta:g}.",
                 hint="raise `epsilon`, or lower `rounds`.",
             )
     low = 0.01 if high == 1.0 else high / 2

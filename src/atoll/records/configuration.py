@@ -36,7 +36,7 @@ from atoll.kernel.errors import (
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
 from atoll.kernel.replies import Rule
-from atoll.kernel.wrapper import title_of
+from atoll.kernel.wrapper import title_of, values_of
 from atoll.metrics.measures import OWN, measure_of
 from atoll.privacy import (
     ClientPrivacy,
@@ -58,6 +58,7 @@ from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Moment, Schedule
 from atoll.runtime.population import MANY_CLIENTS
 from atoll.runtime.selection import Experience, Pool, Selection, parse_selection
+from atoll.toolbox.client.private import require_no_batchnorm
 
 SAMPLE_SIZE = 1_000  # clients that are scored where there are very many, unless another number is asked for
 
@@ -85,7 +86,7 @@ class Settings(NamesChecked):
     aggregate: str = "mean"  # how replies become one: mean, or a rule that bears hostile ones, such as nnm+trimmed
     attack: str = "none"  # what a share of the clients does to the others, such as sign-flip:0.2
     dp: str = "none"  # what is promised about a client, such as client:epsilon=4,delta=1e-5
-    secure: str = "none"  # what the server reads of replies: all of each, or only their encoded "sums"; or "masks"
+    secure: str = "none"  # what the server reads of replies: all of each, or only sums: "sums", "masks" or "ckks"
 
     def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
         """Return settings with other values, which were given to a function beside its own arguments."""
@@ -168,13 +169,16 @@ class Settings(NamesChecked):
 
     def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a rule, an attack or a compression that cannot work with this task and algorithm."""
-        _ = self._compression  # raises for words that cannot be read
+        if self._compression is not None:
+            self._compression.check([one.initial for one in task.networks or (task.network,)])
+        if "+dpsgd" in title_of(algorithm) and algorithm.trains_by_sgd and values_of(algorithm)["sample_clip"]:
+            require_no_batchnorm(task.public_facts())
         if self.privacy is not None:
             self._check_privacy(self.privacy, task, algorithm)
         if self._secure is not None:
             self._secure.check(
                 algorithm, self.cohort_size(task.clients), late=self.late, rule=self.aggregate, compress=self.compress,
-                dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
+                attack=self.attack, drop=self.drop, dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
             )  # fmt: skip
         if self._attack is not None:
             self._attack.check(task)
@@ -303,10 +307,11 @@ class Settings(NamesChecked):
             made, closing = (*made, *more), closing if released is None else released
         if self._secure is None:
             return Protection(made, forger, attackers, closing)
+        secure = replace(self._secure)  # each run has keys of its own
         if isinstance(closing, SecureSum):  # the promise has encoded messages itself
-            return Protection(made, forger, attackers, replace(closing, dtype=dtype), self._secure.adder())
-        made = (*made, *self._secure.stages(asked))
-        return Protection(made, forger, attackers, self._secure.rule(asked, dtype), self._secure.adder())
+            return Protection(made, forger, attackers, replace(closing, dtype=dtype), secure.adder(self.seed))
+        made = (*made, *secure.stages(asked))
+        return Protection(made, forger, attackers, secure.rule(asked, dtype), secure.adder(self.seed))
 
     def _check_evaluation(self, clients: int) -> None:
         size = self._sample_size

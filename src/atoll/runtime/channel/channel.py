@@ -46,10 +46,12 @@ class Channel:
             size = size_of(tree, each=each)
             self.ledger.record(Entry("down", round, field, _kind(tree), size, tuple(map(int, clients))))
 
-    def record_overhead(self, sizes: Mapping[Direction, int], clients: NDArray[np.int64], round: int) -> None:
+    def record_overhead(
+        self, sizes: Mapping[Direction, int], clients: NDArray[np.int64], round: int, *, name: str = "keys"
+    ) -> None:
         """Count what a protocol sends each of these clients, and they it, beside the messages: keys and shares."""
         for direction, size in sizes.items():
-            self.ledger.record(Entry(direction, round, "keys", "protocol", size, tuple(map(int, clients))))
+            self.ledger.record(Entry(direction, round, name, "protocol", size, tuple(map(int, clients))))
 
     def record_losses(self, clients: NDArray[np.int64], round: int) -> None:
         """Count the losses that these clients send with their replies, for the server to choose by: a number each."""
