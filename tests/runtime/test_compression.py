@@ -178,7 +178,8 @@ def test_what_was_cut_off_survives_a_stop(make_task, tmp_path, memory):
 @pytest.mark.parametrize(
     ("words", "error"),
     [("topk:0", HyperparameterError), ("topk:2", HyperparameterError), ("qsgd:3", HyperparameterError),
-     ("sign:1", HyperparameterError), ("lowrank:x", HyperparameterError), ("lowrank:1000", HyperparameterError), ("top", UnknownName)],
+     ("sign:1", HyperparameterError), ("lowrank:x", HyperparameterError),
+     ("lowrank:1000", HyperparameterError), ("top", UnknownName)],
 )  # fmt: skip
 def test_compressions_that_cannot_be_are_refused(make_task, words, error):
     with pytest.raises(error):
