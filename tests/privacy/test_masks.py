@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import LocalEngine, federate
+from atoll import LocalEngine, Recipe, federate
 from atoll.algorithms import AFL, IFCA, Ditto, FedAMP, FedAvg, FedPer, Scaffold
 from atoll.kernel.errors import AtollError, PrivacyError
 from atoll.kernel.randomness import generator
@@ -189,3 +189,10 @@ def test_the_ledger_has_integers_keys_and_no_weights(make_task):
 def test_what_cannot_be_protected_is_refused_before_the_first_round(make_task, method, settings, text):
     with pytest.raises(AtollError, match=text):
         federate(make_task(sizes=SIZES), method, rounds=12, evaluation="none", **{"secure": "masks", **settings})
+
+
+@pytest.mark.parametrize("words", ["masks", "ckks"])
+def test_clients_of_different_architectures_have_no_sum_together(words):
+    task = Recipe("digits", clients=6, samples=120, model="mlp:4/mlp:8").build()
+    with pytest.raises(PrivacyError, match="one form for all"):
+        federate(task, "fedavg", rounds=1, evaluation="none", secure=words)

@@ -153,8 +153,10 @@ def server(
             return Terms(clients=sum(len(place.clients) for place in places.values()), sites=dict(places), **words)
 
         settings = options.settings(rounds)
-        require_for_sites(settings, algorithm)  # what depends on the sites' clients is checked once they have joined
+        require_for_sites(settings, algorithm)
         seats = {site: Place(clients=[number]) for number, site in enumerate(keys.members)}
+        # with a client each; once sites have joined, everything is checked with those that they have
+        dataclasses.replace(settings, cohort=None).check_promises(task_without_data(write_terms(seats)), algorithm)
         for demand in list_demands(algorithm, task_without_data(write_terms(seats)), options.seed, settings):
             say(demand)
     nodes = {site: member.node for site, member in keys.members.items()}

@@ -180,7 +180,7 @@ class Secure:
 
     def check(
         self, algorithm: Algorithm, cohort: int, *, late: float, rule: str, compress: str, dp: str,
-        attack: str = "none", drop: float = 0.0,
+        attack: str = "none", drop: float = 0.0, mixed: bool = False,
     ) -> None:  # fmt: skip
         """Raise where sums cannot be protected, or where something needs more than sums."""
         if self.encrypts:
@@ -193,6 +193,11 @@ class Secure:
             )
         if algorithm.defines("prepare"):
             raise PrivacyError(f"{title} asks clients for more before their first round, which is not protected.")
+        if mixed and self.kind != "sums":
+            raise PrivacyError(
+                "Clients of different architectures are added up apart, and a secure sum has one form for all.",
+                hint="use one architecture.",
+            )
         if rule != "mean":
             raise PrivacyError(f"Rules compare replies, which secure sums hide. Got aggregate={rule!r}.")
         if self.encrypts and compress != "none":

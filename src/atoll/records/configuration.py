@@ -167,8 +167,8 @@ class Settings(NamesChecked):
     def _rule(self) -> Robust | None:
         return parse_rule(self.aggregate)
 
-    def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
-        """Raise for a rule, an attack or a compression that cannot work with this task and algorithm."""
+    def check_promises(self, task: Task, algorithm: Algorithm) -> None:
+        """Raise for a compression, a promise of privacy or secure sums that cannot be with this task and algorithm."""
         if self._compression is not None:
             self._compression.check([one.initial for one in task.networks or (task.network,)])
         if "+dpsgd" in title_of(algorithm) and algorithm.trains_by_sgd and values_of(algorithm)["sample_clip"]:
@@ -178,8 +178,13 @@ class Settings(NamesChecked):
         if self._secure is not None:
             self._secure.check(
                 algorithm, self.cohort_size(task.clients), late=self.late, rule=self.aggregate, compress=self.compress,
-                attack=self.attack, drop=self.drop, dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
+                attack=self.attack, drop=self.drop, mixed=task.architecture is not None,
+                dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
             )  # fmt: skip
+
+    def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
+        """Raise for a rule, an attack or a promise that cannot work with this task and algorithm."""
+        self.check_promises(task, algorithm)
         if self._attack is not None:
             self._attack.check(task)
         rule = self._rule
