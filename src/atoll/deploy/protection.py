@@ -67,15 +67,15 @@ def require_for_sites(settings: Settings, method: Algorithm) -> None:
         raise DeployError(
             "The noise of +dpsgd follows from the federation's seed, which everybody there knows, so it would protect "
             "no sample.",
-            hint="protect messages instead: --dp local:epsilon=50, or --dp client:epsilon=8 with --secure masks.",
+            hint="protect messages instead: dp='local:epsilon=50', or dp='client:epsilon=8' with secure='masks'.",
         )
     if settings.secure.startswith("sums"):
         raise DeployError(
             "Without masks a server reads every encoded message by itself: at sites that hides nothing.",
-            hint="use --secure masks.",
+            hint="use secure='masks'.",
         )
     if settings.secure.startswith("ckks"):
-        raise DeployError("Encrypted sums are simulated: sites have no key together.", hint="use --secure masks.")
+        raise DeployError("Encrypted sums are simulated: sites have no key together.", hint="use secure='masks'.")
     privacy = settings.privacy
     if isinstance(privacy, ClientPrivacy) and privacy.quantile is not None:
         raise DeployError(
