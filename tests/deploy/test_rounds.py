@@ -480,6 +480,7 @@ def test_private_sums_under_masks_by_file(tmp_path) -> None:
         "for: shares that remove the masks from the sum, and from no single message.",
         "given a share of noise from this site's operating system",
         "put under masks, so the coordinator reads the sum of all clients only",
+        "It does not say how many samples the site's clients have.",
         "drawn at each site from the operating system's generator",
     ):
         assert words in text, words

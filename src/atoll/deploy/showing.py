@@ -153,7 +153,9 @@ def _describe_reply(message: Message) -> list[str]:
     lost = [f"client {client}: {reason}" for one in about["lost"] for client, reason in one.items()]
     return [
         f"It is the answer of {about['site']} to job {about['answers'][:16]}….",
-        f"It says how many samples each of the site's clients has: {samples}.",
+        f"It says how many samples each of the site's clients has: {samples}."
+        if any(any(counts) for counts in about["samples"].values())
+        else "It does not say how many samples the site's clients have.",
         f"It says how many gradients were computed: {sum(sum(some) for some in about['gradients'])}.",
         *([f"It says which clients failed, and why: {'; '.join(lost)}."] if lost else []),
         "Nothing else leaves the site: no sample, nothing that clients keep, no training loss.",
