@@ -17,6 +17,7 @@ from atoll.deploy.schemas import choose_model_for, task_of_site
 from atoll.deploy.site import Site
 from atoll.deploy.terms import Terms
 from atoll.kernel.randomness import generator
+from atoll.records.configuration import Settings
 
 NAMES = ("Ulm", "Porto", "Lund", "Riga", "Graz")
 
@@ -36,7 +37,7 @@ def write_hospital(path, number, samples=40):
 class Story:
     """A federation whose files are carried by a test."""
 
-    def __init__(self, folder, method="fedavg", *, rounds=2, names=NAMES[:3], model="mlp:4"):
+    def __init__(self, folder, method="fedavg", *, rounds=2, names=NAMES[:3], model="mlp:4", **settings):
         self.folder, self.names = folder, names
         for number, name in enumerate(names):
             write_hospital(folder / name / "my.csv", number)
@@ -46,7 +47,9 @@ class Story:
             name="hospitals", clients=len(names), sites=seat_sites([key.public for key in self.keys.values()]),
             rounds=rounds, training=asdict(Training()), model=model or choose_model_for(schema), form=schema.as_json(),
         )  # fmt: skip
-        self.waiting = files.start(create(method), self.terms, self.key, self.run, self.out("job"))
+        self.waiting = files.start(
+            create(method), self.terms, self.key, self.run, self.out("job"), Settings(**settings)
+        )
 
     @property
     def run(self):

@@ -31,11 +31,11 @@ class Network:
         self.folder, self.keys, self.rounds = folder, keys, rounds
         self.rehearsal = Rehearsal(folder, rounds=rounds)
         self.task, self.results = self.rehearsal.task, []
-        self.places = seat_sites(SITES, CLIENTS)
+        self.places, self.protected = seat_sites(SITES, CLIENTS), {}
         self.patience, self.alone = Patience(join=30, reply=30, grace=15), threading.Lock()
 
     def simulate(self, method):
-        return self.rehearsal.simulate(method, evaluation="all")
+        return self.rehearsal.simulate(method, evaluation="all", **self.protected)
 
     def attendant(self, name, **more):
         mine = SiteKeys.read(self.keys / "sites" / name)
@@ -64,7 +64,7 @@ class Network:
     def serve(self, link, method, folder, *, resume=False, question=None, sites=None, **more):
         keys, patience = ServerKeys.read(self.keys / "server"), self.patience
         if not resume:
-            settings = Settings(rounds=self.rounds, evaluation="all")
+            settings = Settings(rounds=self.rounds, evaluation="all", **self.protected)
             begin(
                 link, keys, method, settings, self.write_terms, folder, question=question or {}, sites=sites,
                 patience=patience,
@@ -109,6 +109,37 @@ def test_sites_on_a_network_give_the_bits_of_a_simulation(name, tmp_path, keys):
     np.testing.assert_array_equal(report.scores(), simulated.scores())
     assert messages(report) == messages(simulated)
     assert sorted(network.results) == [*SITES]
+
+
+def test_packed_messages_under_masks_on_a_network(network, tmp_path, keys):
+    network.protected = {"compress": "randk:0.5", "secure": "masks"}
+    with ExitStack() as held, open_link(keys) as link:
+        for site in SITES:
+            network.start(held, link, site)
+        report = network.serve(link, create("ditto"), tmp_path / "run")
+    simulated = network.simulate(create("ditto"))
+    assert same(report.server, simulated.server)
+    assert messages(report) == messages(simulated)
+
+
+def test_private_sums_on_a_network(network, tmp_path, keys):
+    network.protected = {"secure": "masks", "dp": "client:noise=1,delta=1e-2"}
+    with ExitStack() as held, open_link(keys) as link:
+        for site in SITES:
+            network.start(held, link, site)
+        report = network.serve(link, create("fedavg"), tmp_path / "run")
+    assert "drawn at each site from the operating system's generator" in report.privacy[0]
+    assert not same(report.server, network.simulate(create("fedavg")).server)  # nobody can repeat the noise
+
+
+def test_a_protection_that_would_be_a_lie_ends_before_the_first_round(network, tmp_path, keys):
+    network.protected = {"secure": "sums"}
+    with ExitStack() as held, open_link(keys) as link:
+        for site in SITES:
+            network.start(held, link, site)
+        with pytest.raises(DeployError, match="hides nothing"):
+            network.serve(link, create("fedavg"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_site_whose_data_do_not_fit_is_left_out_and_named(network, tmp_path, keys, caplog):

@@ -216,3 +216,42 @@ def _trust(keys: Path):
     import ssl
 
     return ssl.create_default_context(cafile=str(keys / "ca.crt"))
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "said"),
+    [
+        ("fedavg", ["--secure", "sums"], "hides nothing"),
+        ("fedavg+dpsgd", [], "would protect no sample"),
+        ("fedavg", ["--dp", "client:noise=1,clip=adaptive"], "A clip that adapts is simulated"),
+        ("fedavg", ["--dp", "client:noise=1", "--cohort", "poisson:0.5"], "nothing is gained by chance"),
+        ("fedavg", ["--compress", "top"], "Unknown compression"),
+        ("fedamp", ["--secure", "masks"], "hide single replies"),
+        ("fedamp", ["--dp", "client:noise=1"], "reads single replies"),
+    ],
+)
+def test_a_server_refuses_a_protection_that_would_be_a_lie_before_it_listens(tmp_path, keys, method, words, said):
+    from deploy.story import write_hospital
+    from typer.testing import CliRunner
+
+    from atoll.cli import app
+
+    write_hospital(tmp_path / "my.csv", 0)
+    schema = tmp_path / "schema.json"
+    made = CliRunner().invoke(
+        app, ["data", "schema", str(tmp_path / "my.csv"), "--target", "readmitted", "-o", str(schema)]
+    )
+    assert made.exit_code == 0, made.output
+    asked = ["--method", method, "--own-schema", str(schema), "--keys", str(keys / "server"), *words]
+    found = CliRunner().invoke(app, ["server", *asked, "--out", str(tmp_path / "run"), "--wait", "0.1"])
+    assert found.exit_code != 0
+    assert said in " ".join(found.output.split())
+    assert "listening" not in found.output
+
+
+def test_a_servers_words_become_settings():
+    from atoll.cli.deploying import ServerOptions
+
+    words = {"secure": "masks", "dp": "client:epsilon=8", "compress": "randk:0.5", "aggregate": "mean"}
+    settings = ServerOptions(**words).settings(3)
+    assert {name: getattr(settings, name) for name in words} == words

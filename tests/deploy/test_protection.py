@@ -10,9 +10,11 @@ from atoll.compose import create
 from atoll.deploy import messages as envelopes
 from atoll.deploy.engine import InProcess
 from atoll.deploy.masking import require_hidden
+from atoll.deploy.protection import require_for_sites
 from atoll.deploy.terms import Place, Terms
 from atoll.kernel.errors import DeployError, RefusedError
 from atoll.kernel.params import flatten
+from atoll.records.configuration import Settings
 from atoll.testing.conformance.tasks import build_task
 
 
@@ -334,3 +336,110 @@ def test_the_ledger_counts_the_bytes_that_travel(tmp_path):
     )
     counted = {entry.direction: entry.bytes for entry in report.ledger.entries if entry.field == "keys"}
     assert counted == {"up": up, "down": ears.down}
+
+
+# -- noise that nobody can repeat ------------------------------------------------------------------------------------
+NOISY = {
+    "local": {"dp": "local:noise=2,clip=0.5,delta=1e-2"},
+    "client": {"dp": "client:noise=2,clip=0.5,delta=1e-2"},
+    "shares": {"dp": "client:noise=2,clip=0.5,delta=1e-2", "secure": "masks"},
+}
+
+
+def delta_of(report):
+    leaves = flatten(report.server)[0]
+    return torch.cat([leaf.flatten().double() for leaf in leaves if leaf.is_floating_point()])
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_noise_at_sites_does_not_follow_from_the_seed(tmp_path, kind):
+    """Twice the same federation: what differs is noise, of the size that is promised."""
+    first, second = (
+        Rehearsal(tmp_path / name, rounds=1).run(create("fedavg"), evaluation="none", **NOISY[kind]) for name in "ab"
+    )
+    simulated = Rehearsal(tmp_path / "c", rounds=1).simulate(create("fedavg"), evaluation="none", **NOISY[kind])
+    difference = delta_of(first) - delta_of(second)
+    # of six clients, each with noise of its own; the server's on the sum; or six shares, of which five make up as much
+    size = {"local": 6**0.5 / 6, "client": 1 / 6, "shares": (6 / 5) ** 0.5 / 6}[kind] * 2 * 0.5
+    count = len(difference)
+    error = 4 / (2 * count) ** 0.5
+    assert difference.std() == pytest.approx(2**0.5 * size, rel=error)
+    assert (delta_of(first) - delta_of(simulated)).std() == pytest.approx(2**0.5 * size, rel=error)
+    drawn = "by the server, which is trusted with it" if kind == "client" else "at each site from the operating system"
+    assert f"drawn {drawn}" in first.privacy[0]
+    assert "drawn from the run's seed (simulated)" in simulated.privacy[0]
+
+
+def test_the_servers_noise_is_the_same_when_a_round_is_played_again(tmp_path):
+    """Other noise on the same sum would give it away; what it is drawn from is kept for its user alone."""
+    from atoll.deploy.coordinator import NOISE, coordinate
+
+    class Killed(InProcess):
+        def __init__(self, sites):
+            super().__init__(sites)
+            self.alive, self.seen = False, []
+
+        def exchange(self, jobs, exchange):
+            if exchange.phases[0].startswith("evaluate"):
+                self.seen.append(envelopes.read(jobs["site-0"]).tree(sites.task.network.layout)["broadcast"])
+                if not self.alive:
+                    raise ConnectionAbortedError
+            yield from super().exchange(jobs, exchange)
+
+    sites = Rehearsal(tmp_path, rounds=1)
+    asked = {"engine": sites.engine().local, "evaluation": "all", **NOISY["client"]}
+    folder, killed = tmp_path / "run", Killed(sites.sites)
+    arguments = (sites.federation, sites.elsewhere(), create("fedavg"), killed, folder)
+    with pytest.raises(ConnectionAbortedError):
+        coordinate(*arguments, **asked)
+    key = folder / NOISE
+    assert key.stat().st_mode & 0o777 == 0o600
+    secret = key.read_bytes()
+    assert len(secret) == 32
+    key.unlink()
+    with pytest.raises(DeployError, match="noise must be that of the rounds before"):
+        coordinate(*arguments, resume=True, **asked)
+    key.write_bytes(secret)
+    killed.alive = True
+    report = coordinate(*arguments, resume=True, **asked)
+    assert same(killed.seen[0], report.server)
+
+
+def test_a_site_sends_no_more_messages_than_its_noise_was_found_for(tmp_path):
+    sites = Rehearsal(tmp_path, rounds=2)
+    jobs = {}
+
+    class Keeping(InProcess):
+        def exchange(self, some, exchange):
+            jobs.setdefault((exchange.round, exchange.phases[0]), dict(some))
+            yield from super().exchange(some, exchange)
+
+    sites.run(create("fedavg"), transport=Keeping(sites.sites), evaluation="none", **NOISY["local"])
+    old = envelopes.read(jobs[1, "local"]["site-1"])
+    again = envelopes.write(
+        "job", sites.key, federation=old.header.federation, number=99, round=1, about=old.header.about,
+        tree=old.tree(sites.task.network.layout),
+    )  # fmt: skip
+    with pytest.raises(RefusedError, match="found for 2 of them, and as many have left already"):
+        sites.sites["site-1"].answer(again)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("fedavg", {"secure": "sums"}, "hides nothing"),
+        ("fedavg", {"secure": "ckks"}, "sites have no key together"),
+        ("fedavg", {"attack": "sign-flip:0.2"}, "Attacks are played in simulations"),
+        ("fedavg", {"dp": "client:noise=1,clip=adaptive"}, "A clip that adapts is simulated"),
+        ("fedavg", {"dp": "client:noise=1", "cohort": "poisson:0.5"}, "nothing is gained by chance"),
+        ("fedavg+dpsgd", {}, "would protect no sample"),
+    ],
+)
+def test_what_would_be_a_lie_at_sites_is_refused(method, settings, said):
+    with pytest.raises(DeployError, match=said):
+        require_for_sites(Settings(**settings), create(method))
+
+
+def test_a_rule_bears_a_hostile_site(tmp_path):
+    report, simulated, _ = both(tmp_path, aggregate="median")
+    assert same(report.server, simulated.server)

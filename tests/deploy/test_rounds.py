@@ -435,3 +435,83 @@ def test_a_method_of_ones_own_runs_where_its_file_is_allowed(tmp_path) -> None:
     assert messages.read_file(story.reply("Ulm", allowed=[mine])).header.kind == "reply"
     mine.write_text(mine.read_text() + "\n# changed\n")
     assert "whose file is not allowed here" in refusal(story, "Porto", allowed=[mine])
+
+
+def protect_five(folder: Path, method: str, *words: str) -> list[str]:
+    """Play a federation under protection by commands, until there is a report; return what was shown."""
+    center, homes = folder / "center", [folder / name for name in NAMES]
+    for number, home in enumerate(homes):
+        write_hospital(home / "my.csv", number, samples=30)
+        atoll(home, "keys", home.name)
+        carry(home / "keys" / f"{home.name}.pub", center / "sites" / f"{home.name}.pub")
+    atoll(center, "keys", "center")
+    atoll(homes[0], "data", "schema", "my.csv", "--target", "readmitted")
+    carry(homes[0] / "schema.json", center / "schema.json")
+    asked = ["--own-schema", "schema.json", "--sites", "sites", "--model", "mlp:4", "--rounds", "1", *words]
+    shown = [atoll(center, "round", "start", method, *asked, "-o", "next.atoll")]
+    for turn in range(10):
+        if (center / "federation" / "report.html").exists():
+            return shown
+        for home in homes:
+            one = center / f"next-{home.name}.atoll"
+            job = home / "job.atoll"
+            carry(one if one.exists() else center / "next.atoll", job)
+            shown.append(atoll(home, "round", "show", "job.atoll"))
+            command = "apply" if "scores of models" in shown[-1] else "train"
+            atoll(home, "round", command, "job.atoll", "--data", "my.csv", "-o", "reply.atoll")
+            shown.append(atoll(home, "round", "show", "reply.atoll"))
+            carry(home / "reply.atoll", center / f"replies-{turn}" / f"{home.name}.atoll")
+        for old in center.glob("next*.atoll"):
+            old.unlink()
+        shown.append(atoll(center, "round", "finish", f"replies-{turn}", "-o", "next.atoll"))
+    raise AssertionError("the federation did not end")
+
+
+def test_private_sums_under_masks_by_file(tmp_path) -> None:
+    """Five exchanges of files: keys, shares, the work, shares that unmask, and the result with its scores."""
+    shown = protect_five(tmp_path, "ditto", "--secure", "masks", "--dp", "client:epsilon=8,delta=0.1,clip=1")
+    assert "four exchanges a round" in shown[0]
+    assert "no promise of privacy covers them" in " ".join(shown[0].split())
+    text = " ".join(" ".join(shown).split())
+    for words in (
+        "for: public keys for a sum under masks.",
+        "for: sealed shares of the secrets behind its masks.",
+        "for: a round's work.",
+        "for: shares that remove the masks from the sum, and from no single message.",
+        "given a share of noise from this site's operating system",
+        "put under masks, so the coordinator reads the sum of all clients only",
+        "It does not say how many samples the site's clients have.",
+        "drawn at each site from the operating system's generator",
+    ):
+        assert words in text, words
+
+
+def test_packed_messages_and_the_servers_noise_by_file(tmp_path) -> None:
+    shown = protect_five(tmp_path, "fedavg", "--compress", "randk:0.5", "--dp", "client:noise=1,delta=0.1")
+    assert "reads every message before it adds any" in " ".join(shown[0].split())
+    assert "packed by randk" in shown[1]
+    assert "drawn by the server, which is trusted with it" in " ".join(shown[-1].split())
+    assert (tmp_path / "center" / "federation" / "noise.key").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "said"),
+    [
+        ("fedamp", ["--secure", "masks"], "hide single replies"),
+        ("fedavg", ["--secure", "sums"], "hides nothing"),
+        ("fedavg", ["--dp", "client:noise=1"], None),
+        ("fedavg", ["--dp", "client:noise=1,delta=0.5"], "`delta` must be below 1 over the number of clients"),
+        ("fedavg+dpsgd", [], "would protect no sample"),
+        ("fedavg", ["--compress", "topk:2"], "`topk` must be given with a share"),
+        ("fedavg", ["--aggregate", "krum:3"], "krum"),
+    ],
+)
+def test_a_protection_is_checked_before_the_first_job(tmp_path, method, words, said) -> None:
+    write_hospital(tmp_path / "my.csv", 0)
+    atoll(tmp_path, "keys", "center")
+    atoll(tmp_path, "data", "schema", "my.csv", "--target", "readmitted")
+    asked = ["--own-schema", "schema.json", "--sites", "4", "--model", "mlp:4", *words]
+    shown = atoll(tmp_path, "round", "start", method, *asked, fails=said is not None)
+    assert (tmp_path / "federation").exists() == (said is None)
+    if said is not None:
+        assert said in " ".join(shown.split())

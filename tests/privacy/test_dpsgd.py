@@ -127,6 +127,20 @@ def test_what_cannot_be_covered_is_refused(make_task, method, model, text):
         federate(make_task(model, sizes=(8, 5)), method, rounds=1, evaluation="none")
 
 
+def test_batchnorm_is_refused_before_a_run_begins(make_task, tmp_path):
+    with pytest.raises(PrivacyError, match="BatchNorm"):
+        federate(make_task(Normed, sizes=(8, 5)), "ditto+dpsgd", rounds=1, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    federate(make_task(Normed, sizes=(8, 5)), "ditto+dpsgd:sample_clip=0,noise=0", rounds=1, evaluation="none")
+
+
+def test_a_method_with_noise_of_its_own_is_told_what_to_do_instead():
+    from atoll.compose import create
+
+    with pytest.raises(HyperparameterError, match="fafi has a `noise` of its own"):
+        create("fafi+dpsgd")
+
+
 def test_noise_needs_a_norm():
     with pytest.raises(HyperparameterError, match="must be above 0"):
         create("fedavg+dpsgd:sample_clip=0,noise=1")

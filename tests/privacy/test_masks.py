@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import LocalEngine, federate
+from atoll import LocalEngine, Recipe, federate
 from atoll.algorithms import AFL, IFCA, Ditto, FedAMP, FedAvg, FedPer, Scaffold
 from atoll.kernel.errors import AtollError, PrivacyError
 from atoll.kernel.randomness import generator
-from atoll.privacy.masks import MaskingClient, default_threshold, join_shares, mask_words, split_secret, sum_masked
+from atoll.privacy.masks import (
+    PRIME,
+    MaskingClient,
+    default_threshold,
+    join_shares,
+    mask_words,
+    split_secret,
+    sum_masked,
+)
+from atoll.privacy.secure import Secure
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
 SIZES = (5, 9, 12, 7, 3)
@@ -34,6 +43,33 @@ def test_the_sum_is_exact_whoever_drops_out(gone, silent):
             sum_masked(given, 3, gone=gone, silent=silent)
         return
     assert np.array_equal(sum_masked(given, 3, gone=gone, silent=silent), plain_sum(given))
+
+
+@pytest.mark.parametrize("keyed", [(3,), (3, 7)])
+@pytest.mark.parametrize("gone", [(), (5,)])
+def test_the_sum_is_exact_after_drop_outs_in_every_phase(keyed, gone):
+    """Of ten, seven must stay to the end: the others may leave after their keys, their shares or their input."""
+    given = inputs([who for who in range(10) if who not in {*keyed, *gone}])
+    silent = [*given][: len(given) - default_threshold(10)]
+    found = sum_masked(given, 1, keyed=keyed, gone=gone, silent=silent)
+    assert np.array_equal(found, plain_sum(given))
+
+
+def test_shares_live_in_a_prime_field():
+    """Miller and Rabin, with the first bases."""
+    odd, twos = PRIME - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+        powers = [pow(base, odd * 2**step, PRIME) for step in range(twos)]
+        assert powers[0] == 1 or PRIME - 1 in powers
+
+
+def test_the_fixed_point_is_the_finest_that_cannot_overflow():
+    """m=50, R=1 of protect.md 2.2."""
+    secure = Secure("masks", clip=1.0)
+    assert secure.scale(50) == 2**25
+    assert 50 * (2**25 + 0.5) < 2**31 <= 50 * (2**26 + 0.5)
 
 
 def test_one_less_than_the_threshold_is_too_few():
@@ -144,6 +180,7 @@ def test_the_ledger_has_integers_keys_and_no_weights(make_task):
         (FedAvg(), {"compress": "sign"}, "packed at the same places"),
         (FedAvg(), {"late": 0.3}, "masks of another round"),
         (FedAvg(), {"cohort": 2}, "at least 3 clients"),
+        (FedAvg(), {"drop": 0.4}, "At least 4 of 5 clients must stay.*With drop=0.4 about 3.0 do"),
         (FedAvg(), {"secure": "masks:clip=1e9"}, "32 bits leave less"),
         (FedAvg(), {"secure": "mask"}, "masks"),
         (FedAvg(), {"secure": "masks:clip=0"}, "in \\(0, inf\\)"),
@@ -152,3 +189,10 @@ def test_the_ledger_has_integers_keys_and_no_weights(make_task):
 def test_what_cannot_be_protected_is_refused_before_the_first_round(make_task, method, settings, text):
     with pytest.raises(AtollError, match=text):
         federate(make_task(sizes=SIZES), method, rounds=12, evaluation="none", **{"secure": "masks", **settings})
+
+
+@pytest.mark.parametrize("words", ["masks", "ckks"])
+def test_clients_of_different_architectures_have_no_sum_together(words):
+    task = Recipe("digits", clients=6, samples=120, model="mlp:4/mlp:8").build()
+    with pytest.raises(PrivacyError, match="one form for all"):
+        federate(task, "fedavg", rounds=1, evaluation="none", secure=words)

@@ -24,7 +24,6 @@ from atoll.privacy.shares import (
     shares_epsilon,
     skellam_divergence,
 )
-from atoll.records.configuration import Settings
 from atoll.runtime.channel import Place, Sent
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
@@ -161,12 +160,3 @@ def test_what_would_take_noise_away_is_refused(make_task, settings, text):
     more = {"dp": "client:noise=1,delta=1e-2", **settings}
     with pytest.raises(AtollError, match=text):
         federate(make_task(sizes=SIZES), FedAvg(), rounds=2, evaluation="none", **more)
-
-
-def test_sites_are_not_asked_for_noise_from_a_seed():
-    """The server knows the run's seed, so noise drawn from it would protect nobody."""
-    from atoll.deploy.protection import write_stages
-
-    made = Settings(secure="masks", dp="client:noise=1").protect((), 6, np.empty(0, dtype=np.int64))
-    with pytest.raises(AtollError, match="cannot be done at sites"):
-        write_stages(made.stages)

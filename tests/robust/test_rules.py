@@ -12,7 +12,17 @@ from atoll.kernel.algorithm import Arrival, Replies
 from atoll.kernel.errors import CohortError, HyperparameterError, PayloadError, TaskError, UnknownName
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
-from atoll.robust.rules import RULES, ByCoordinate, ByReply, Robust, Trimmed, parse_rule, trust_shares
+from atoll.robust.rules import (
+    RULES,
+    ByCoordinate,
+    ByReply,
+    NearestMixing,
+    Robust,
+    Trimmed,
+    krum_scores,
+    parse_rule,
+    trust_shares,
+)
 
 X = torch.tensor([[0, 0], [1, 0], [0, 2], [3, 1], [50, -40]], dtype=torch.float64)
 
@@ -54,6 +64,26 @@ def combine(words, x=X, cut=None):
 @pytest.mark.parametrize("cut", [None, 2])
 def test_rules_give_what_they_give_by_hand(words, expected, cut):
     assert combine(words, cut=cut) == pytest.approx(expected, abs=1e-9 if "geometric" not in words else 5e-6)
+
+
+def test_krum_counts_and_mixed_rows_by_hand():
+    products = X @ X.T
+    assert krum_scores(products, 1).tolist() == pytest.approx([5, 6, 9, 15, 7891])
+    mixed = NearestMixing(1).matrix(products, None) @ X
+    torch.testing.assert_close(mixed, torch.tensor([[1, 0.75]] * 4 + [[13.5, -9.75]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("words", ["median", "trimmed:3", "meamed:3", "geometric"])
+def test_hostile_replies_leave_coordinates_in_the_honest_box(words):
+    """F of K rows of size 1e6: coordinate rules stay in the box, the geometric median within its radius."""
+    draw = generator(2, "rows")
+    honest = torch.from_numpy(draw.normal(size=(8, 6)))
+    made = torch.tensor(combine(words, torch.cat([honest, torch.full((3, 6), 1e6, dtype=torch.float64)])))
+    if words == "geometric":
+        center = honest.mean(0)
+        assert (made - center).norm() <= 2 * 8 / (11 - 2 * 3) * (honest - center).norm(dim=1).max()
+    else:
+        assert bool(((honest.amin(0) <= made) & (made <= honest.amax(0))).all())
 
 
 def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two():

@@ -79,6 +79,19 @@ def test_quantised_numbers_are_right_on_average(bits):
     assert torch.allclose(made.var(0), variance, rtol=0.15, atol=1e-6)
 
 
+def test_four_levels_have_the_variances_of_the_table():
+    """Section 6 of protect.md: x = (3, -1, 0, 2, -2.5), s = 4."""
+
+    class Four(Quantised):
+        levels = 4
+
+    x, count = torch.tensor([3, -1, 0, 2, -2.5], dtype=torch.float64), 20_000
+    made = send(Four(8), x.expand(count, 5), clients=np.arange(count))["w"]
+    expected = torch.tensor([0.28125, 0.125, 0, 0.21875, 0.21875], dtype=torch.float64)
+    assert torch.allclose(made.var(0), expected, rtol=0.06, atol=1e-6)
+    assert torch.allclose(made.mean(0), x, atol=4 * float((expected.max() / count).sqrt()) + 1e-6)
+
+
 @pytest.mark.parametrize(("bits", "size"), [(1, 3), (1, 16), (2, 5), (4, 7), (8, 4)])
 def test_bits_come_back(bits, size):
     numbers = torch.arange(2 * size).reshape(2, size) % 2**bits
@@ -165,7 +178,8 @@ def test_what_was_cut_off_survives_a_stop(make_task, tmp_path, memory):
 @pytest.mark.parametrize(
     ("words", "error"),
     [("topk:0", HyperparameterError), ("topk:2", HyperparameterError), ("qsgd:3", HyperparameterError),
-     ("sign:1", HyperparameterError), ("lowrank:x", HyperparameterError), ("top", UnknownName)],
+     ("sign:1", HyperparameterError), ("lowrank:x", HyperparameterError),
+     ("lowrank:1000", HyperparameterError), ("top", UnknownName)],
 )  # fmt: skip
 def test_compressions_that_cannot_be_are_refused(make_task, words, error):
     with pytest.raises(error):

@@ -10,7 +10,17 @@ import typer
 
 from atoll.cli import completion
 from atoll.cli.display import listen, out, present_run, say, show_progress, write, write_paths
-from atoll.cli.options import ENGINE, ROUNDS, STEPS, parse_cohort, with_options
+from atoll.cli.options import (
+    AGGREGATE,
+    COMPRESS,
+    DP_AT_SITES,
+    ENGINE,
+    ROUNDS,
+    SECURE_AT_SITES,
+    STEPS,
+    parse_cohort,
+    with_options,
+)
 from atoll.cli.program import RUNS, VERBOSE, app, option
 from atoll.kernel.errors import DeployError, UnknownName
 from atoll.report.table import plain_table
@@ -57,6 +67,10 @@ class ServerOptions:
     weight_decay: Annotated[float, option("Pull of all parameters to 0.", **STEPS)] = 0.0
     lr_decay: Annotated[float, option("Factor on the step size per round, at most 1.", **STEPS)] = 1.0
     clip: Annotated[float | None, option("Largest norm of a gradient.", **STEPS)] = None
+    compress: Annotated[str, COMPRESS] = "none"
+    aggregate: Annotated[str, AGGREGATE] = "mean"
+    dp: Annotated[str, DP_AT_SITES] = "none"
+    secure: Annotated[str, SECURE_AT_SITES] = "none"
     keys: Annotated[Path, option("The server's folder of `atoll deploy keys`.", **NETWORK)] = Path("keys/server")
     listen: Annotated[str, option("Address and port to listen at.", **NETWORK)] = f"0.0.0.0:{PORT}"
     insecure: Annotated[bool, INSECURE] = False
@@ -91,7 +105,10 @@ class ServerOptions:
         """Return the settings of the federation."""
         from atoll.records.configuration import Settings
 
-        return Settings(rounds=rounds, seed=self.seed, cohort=parse_cohort(self.cohort), eval_every=self.eval_every)
+        return Settings(
+            rounds=rounds, seed=self.seed, cohort=parse_cohort(self.cohort), eval_every=self.eval_every,
+            compress=self.compress, aggregate=self.aggregate, dp=self.dp, secure=self.secure,
+        )  # fmt: skip
 
 
 @app.command()
@@ -110,6 +127,7 @@ def server(
     from atoll.deploy.flower.certificates import ServerKeys
     from atoll.deploy.flower.link import Link
     from atoll.deploy.flower.server import Patience, begin, read_begun, serve
+    from atoll.deploy.protection import require_for_sites
     from atoll.deploy.schemas import task_without_data
     from atoll.deploy.terms import Place, Terms
     from atoll.records.runs import now
@@ -134,8 +152,12 @@ def server(
         def write_terms(places: Mapping[str, Place]) -> Terms:
             return Terms(clients=sum(len(place.clients) for place in places.values()), sites=dict(places), **words)
 
+        settings = options.settings(rounds)
+        require_for_sites(settings, algorithm)
         seats = {site: Place(clients=[number]) for number, site in enumerate(keys.members)}
-        for demand in list_demands(algorithm, task_without_data(write_terms(seats)), options.seed):
+        # with a client each; once sites have joined, everything is checked with those that they have
+        dataclasses.replace(settings, cohort=None).check_promises(task_without_data(write_terms(seats)), algorithm)
+        for demand in list_demands(algorithm, task_without_data(write_terms(seats)), options.seed, settings):
             say(demand)
     nodes = {site: member.node for site, member in keys.members.items()}
     try:
@@ -143,7 +165,6 @@ def server(
             say(f"listening at {link.host}:{link.port}{', without TLS' if options.insecure else ''}")
             say(f"run: {folder}")
             if not resume:
-                settings = options.settings(rounds)
                 begin(
                     link, keys, algorithm, settings, write_terms, folder, question={"terms": words},
                     sites=options.sites, patience=patience,

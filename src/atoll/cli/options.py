@@ -33,6 +33,10 @@ TASK, OWN, STEPS, ROUNDS, PROTECTION, ENGINE, TRACKING = (
         "Tracking",
     )
 )
+COMPRESS = option("How messages become lean: topk:P, randk:P, qsgd:BITS, sign, lowrank:R.", **PROTECTION)
+AGGREGATE = option("How replies become one: mean, or a rule: nnm+trimmed; see `atoll list rules`.", **PROTECTION)
+DP_AT_SITES = option("What is promised about a client: client:epsilon=4,clip=1; or local:epsilon=50.", **PROTECTION)
+SECURE_AT_SITES = option("What the server reads: all (none), or only sums under masks (masks).", **PROTECTION)
 TOGETHER = option("Run side by side what need not wait: lanes of a GPU, workers of a cluster; there the default.")
 
 
@@ -145,18 +149,14 @@ class Options(OwnOptions):
         ),
     ] = "auto"
     memory: Annotated[str, option("Where clients keep their state: ram, disk; auto: which fits.", **ROUNDS)] = "auto"
-    compress: Annotated[
-        str, option("How messages become lean: topk:P, randk:P, qsgd:BITS, sign, lowrank:R.", **PROTECTION)
-    ] = "none"
-    aggregate: Annotated[
-        str, option("How replies become one: mean, or a rule: nnm+trimmed; see `atoll list rules`.", **PROTECTION)
-    ] = "mean"
+    compress: Annotated[str, COMPRESS] = "none"
+    aggregate: Annotated[str, AGGREGATE] = "mean"
     dp: Annotated[
         str,
         option("What is promised about a client: client:epsilon=4,clip=adaptive; or local:epsilon=50.", **PROTECTION),
     ] = "none"
     secure: Annotated[
-        str, option("What the server reads: all (none), or only sums of integers: sums, masks.", **PROTECTION)
+        str, option("What the server reads: all (none), or only sums: sums, masks, or encrypted: ckks.", **PROTECTION)
     ] = "none"
     attack: Annotated[
         str, option("What some clients do to others: sign-flip:0.2; see `atoll list attacks`.", **PROTECTION)

@@ -8,6 +8,7 @@ import typer
 
 from atoll.cli import completion
 from atoll.cli.display import present_run, say, show_progress, write, write_paths
+from atoll.cli.options import AGGREGATE, COMPRESS, DP_AT_SITES, SECURE_AT_SITES
 from atoll.cli.program import FAILED, app, option
 from atoll.kernel.errors import DeployError, UnknownName
 from atoll.report.table import plain_table
@@ -83,6 +84,10 @@ def start(
     weight_decay: Annotated[float, option("Pull of all parameters to 0.")] = 0.0,
     lr_decay: Annotated[float, option("Factor on the step size per round, at most 1.")] = 1.0,
     clip: Annotated[float | None, option("Largest norm of a gradient.")] = None,
+    compress: Annotated[str, COMPRESS] = "none",
+    aggregate: Annotated[str, AGGREGATE] = "mean",
+    dp: Annotated[str, DP_AT_SITES] = "none",
+    secure: Annotated[str, SECURE_AT_SITES] = "none",
     name: Annotated[str | None, option("What the federation is called; else as the schema's file.")] = None,
     folder: Annotated[Path, FOLDER] = Path("federation"),
     key: Annotated[Path | None, KEY] = None,
@@ -98,6 +103,7 @@ def start(
     from atoll.deploy.schemas import choose_model_for, require_for_sites, task_without_data
     from atoll.deploy.terms import Terms
     from atoll.kernel.task import Training
+    from atoll.records.configuration import Settings
 
     algorithm, form = create(method), Schema.load(schema)
     require_for_sites(form)
@@ -108,11 +114,12 @@ def start(
         rounds=rounds or (1 if algorithm.one_shot else 3), seed=seed, training=asdict(training),
         model=model or choose_model_for(form), form=form.as_json(),
     )  # fmt: skip
-    for demand in list_demands(algorithm, task_without_data(terms), seed):
+    settings = Settings(compress=compress, aggregate=aggregate, dp=dp, secure=secure)
+    for demand in list_demands(algorithm, task_without_data(terms), seed, settings):
         say(demand)
     if not all(place.key for place in places.values()):
         say("Sites are known by number, not by key: whoever replies first for a place has it from then on.")
-    waiting = files.start(algorithm, terms, find_key(key), folder, output)
+    waiting = files.start(algorithm, terms, find_key(key), folder, output, settings)
     _tell(waiting, folder)
 
 

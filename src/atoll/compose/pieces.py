@@ -188,6 +188,11 @@ class Dpsgd(Piece):
     paper: ClassVar[str] = "abadi2016deep"
 
     def __post_init__(self) -> None:
+        if "noise" in values_of(self.inner):
+            raise HyperparameterError(
+                f"{name_of(self.inner)} has a `noise` of its own, which is not that of sample-level privacy.",
+                hint="protect every message instead: dp='local:epsilon=50'.",
+            )
         super().__post_init__()
         if self.noise and not self.sample_clip:
             raise HyperparameterError("Noise is a multiple of the norm `sample_clip`, which must be above 0. Got 0.")

@@ -9,18 +9,21 @@ played again from its checkpoint with the replies of the journal.
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from atoll.data.task import Task
-from atoll.deploy.engine import Federation, SitesEngine, Transport
+from atoll.deploy.engine import SECRET_BYTES, Federation, SitesEngine, Transport
 from atoll.deploy.journal import Journal
 from atoll.deploy.keys import PublicKey
 from atoll.deploy.masking import require_hidden
+from atoll.deploy.protection import require_for_sites
 from atoll.deploy.tasks import learn_sizes
-from atoll.deploy.terms import Place
+from atoll.deploy.terms import Place, Terms
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
@@ -28,8 +31,10 @@ from atoll.records.configuration import Settings
 from atoll.records.report import Report
 from atoll.records.runs import Run
 from atoll.runtime.engines import LocalEngine
+from atoll.runtime.files import read_regular
 
 JOURNAL = "sites"  # the folder of the journal, in the run's
+NOISE = "noise.key"  # what the server's noise is drawn from, in the run's folder
 
 
 def coordinate(
@@ -54,10 +59,43 @@ def coordinate(
         for oldest in Run.open(folder).checkpoints()[:1]:
             journal.forget(oldest - 1 - method.exchanges)
     settings = replace(more.pop("settings", None) or Settings(), rounds=terms.rounds, seed=terms.seed)
-    if more.get("secure", settings.secure) != "none":
-        require_hidden(terms)
-    sites = SitesEngine(federation, transport, journal, engine=engine, metric=more.get("metric", settings.metric))
+    named = {one.name for one in fields(Settings)} & more.keys()
+    settings = replace(settings, **{name: more.pop(name) for name in named})
+    check_protection(settings, method, terms)
+    secret = keep_secret(folder / NOISE, resume=resume) if settings.dp != "none" else None
+    sites = SitesEngine(federation, transport, journal, engine=engine, metric=settings.metric, secret=secret)
     return federate(task, method, settings=settings, engine=sites, folder=folder, resume=resume, **more)
+
+
+def check_protection(settings: Settings, method: Algorithm, terms: Terms) -> None:
+    """Raise for a protection that would protect nobody where clients are at these sites."""
+    require_for_sites(settings, method)
+    if settings.secure != "none":
+        require_hidden(terms)
+
+
+def keep_secret(path: Path, *, resume: bool) -> bytes:
+    """Draw what the server's noise is made of, or read it: a round that is played again has the same noise.
+
+    Whoever has it can subtract the noise, so only its user can read the file.
+    """
+    if path.exists():
+        secret = read_regular(path, SECRET_BYTES)
+        if len(secret) == SECRET_BYTES:
+            return secret
+    if resume:
+        raise DeployError(
+            f"The server's noise must be that of the rounds before. {path} is not there, or damaged.",
+            hint="put the file back from a backup: other noise on the same sum would give it away.",
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    secret = secrets.token_bytes(SECRET_BYTES)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    return secret
 
 
 def seat_sites(sites: Iterable[PublicKey | str], clients: Mapping[str, int] | None = None) -> dict[str, Place]:

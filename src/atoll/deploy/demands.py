@@ -9,9 +9,11 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
 from atoll.kernel.params import Structure, Tree, flatten
 from atoll.kernel.wrapper import title_of
+from atoll.privacy import ClientPrivacy
+from atoll.records.configuration import Settings
 
 
-def list_demands(method: Algorithm, task: Task, seed: int = 0) -> list[str]:
+def list_demands(method: Algorithm, task: Task, seed: int = 0, settings: Settings | None = None) -> list[str]:
     """Return what is particular about a method at sites, as sentences; raise if it cannot run there."""
     name = title_of(method)
     if method.needs_public_data and task.public is None:
@@ -40,6 +42,22 @@ def list_demands(method: Algorithm, task: Task, seed: int = 0) -> list[str]:
         found.append(
             f"At the end every site receives the server's state, which may hold what {name} got from others, such as "
             "the models of an ensemble."
+        )
+    return [*found, *_list_protection(settings or Settings())]
+
+
+def _list_protection(settings: Settings) -> list[str]:
+    """Return what the protection of messages asks of sites, and what it leaves open."""
+    found = []
+    if settings.secure != "none":
+        found.append(
+            "A sum under masks takes four exchanges a round: keys, shares, the round's work, and shares that unmask it."
+        )
+    if isinstance(settings.privacy, ClientPrivacy):
+        found.append("The server is trusted with the noise: it reads every message before it adds any.")
+    if settings.privacy is not None:
+        found.append(
+            "Scores that sites send at the end are sums over their own samples, and no promise of privacy covers them."
         )
     return found
 

@@ -51,6 +51,7 @@ from atoll.runtime.engines.parts import class_sizes
 from atoll.runtime.population import Population
 
 log = logging.getLogger("atoll.federation")
+SECRET_BYTES = 32
 ReadReply = Callable[[str, Message], Any]  # from a site and its reply to what it says; or it raises
 
 
@@ -144,10 +145,12 @@ class SitesEngine:
         engine: LocalEngine | None = None,
         largest: int = messages.LARGEST_BODY,
         metric: str = OWN,
+        secret: bytes | None = None,
     ) -> None:
         self.federation, self.transport, self.journal = federation, transport, journal or Journal()
         self.local = engine or LocalEngine()
         self._metric = metric  # by which sites score at the end
+        self._secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
         self._protection: tuple[tuple[Stage, ...], bool] = (), False  # of replies
         self._largest, self._answers = largest, dict[tuple[int, str], Answer]()  # to the last exchange
 
@@ -161,6 +164,11 @@ class SitesEngine:
     def device(self) -> torch.device:
         """Where the server's tensors live."""
         return self.local.device
+
+    @property
+    def secret(self) -> bytes:
+        """What the server's noise is drawn from: a round that is played again must have the same."""
+        return self._secret
 
     @property
     def is_dear(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll.compose import from_record, to_record
 from atoll.deploy import messages
-from atoll.deploy.coordinator import coordinate
+from atoll.deploy.coordinator import check_protection, coordinate
 from atoll.deploy.engine import Federation
 from atoll.deploy.journal import Exchange
 from atoll.deploy.keys import Key
@@ -146,6 +146,7 @@ def start(
     )
     task = task_without_data(terms)
     settings.check(task, method)
+    check_protection(settings, method, terms)
     federation = Federation.begin(terms, key)
     folder.mkdir(parents=True, exist_ok=True)
     begun = Begun(

@@ -13,17 +13,24 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.deploy.messages import Message
+from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
 from atoll.kernel.params import Layout
+from atoll.kernel.wrapper import title_of
+from atoll.privacy import ClientPrivacy
+from atoll.privacy.local_level import LocalNoise
 from atoll.privacy.promise import EqualWeights
 from atoll.privacy.secure import WEIGHT, Encode
+from atoll.privacy.shares import NoiseInShares, RoundedClip
+from atoll.records.configuration import Settings
 from atoll.runtime.channel import Clip, Place, Sent, Stage
 from atoll.runtime.channel.compression import COMPRESSIONS
 from atoll.runtime.channel.stages import Form, joint_norms, read_through
 
 Clients = NDArray[np.int64]
 STAGES: dict[str, type[Stage]] = {
-    one.__name__: one for one in (Clip, EqualWeights, Encode, *COMPRESSIONS.values())
+    one.__name__: one
+    for one in (Clip, EqualWeights, Encode, LocalNoise, RoundedClip, NoiseInShares, *COMPRESSIONS.values())
 }  # what sites may be asked to do to their messages
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SLACK = 1e-5  # by which a norm may be above the one that it was cut to: rounding
@@ -34,12 +41,53 @@ def write_stages(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     for stage in stages:
         if STAGES.get(type(stage).__name__) is not type(stage):
             raise DeployError(f"{stage!r} cannot be done at sites.", hint=f"they can do {', '.join(STAGES)}.")
-    return [{"stage": type(stage).__name__, "values": asdict(stage)} for stage in stages]  # type: ignore[call-overload]
+    return [{"stage": type(stage).__name__, "values": _write_values(stage)} for stage in stages]
+
+
+def _write_values(stage: Stage) -> dict[str, Any]:
+    found = asdict(stage)  # type: ignore[call-overload]
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()}
 
 
 def read_stages(written: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
     """Make the stages that were written down."""
     return tuple(STAGES[one["stage"]](**one["values"]) for one in written)
+
+
+def count_noisy(stages: Sequence[Stage]) -> bool:
+    """Return whether a site adds noise that was found for a number of messages: it must not send more."""
+    return any(isinstance(stage, LocalNoise | NoiseInShares) for stage in stages)
+
+
+def require_for_sites(settings: Settings, method: Algorithm) -> None:
+    """Raise for a protection that holds in a simulation, and would be a lie where clients are at sites."""
+    if settings.attack != "none":
+        raise DeployError(f"Attacks are played in simulations. Sites are asked for none. Got {settings.attack!r}.")
+    if "+dpsgd" in title_of(method):
+        raise DeployError(
+            "The noise of +dpsgd follows from the federation's seed, which everybody there knows, so it would protect "
+            "no sample.",
+            hint="protect messages instead: dp='local:epsilon=50', or dp='client:epsilon=8' with secure='masks'.",
+        )
+    if settings.secure.startswith("sums"):
+        raise DeployError(
+            "Without masks a server reads every encoded message by itself: at sites that hides nothing.",
+            hint="use secure='masks'.",
+        )
+    if settings.secure.startswith("ckks"):
+        raise DeployError("Encrypted sums are simulated: sites have no key together.", hint="use secure='masks'.")
+    privacy = settings.privacy
+    if isinstance(privacy, ClientPrivacy) and privacy.quantile is not None:
+        raise DeployError(
+            "A clip that adapts is simulated: sites cut their messages to a norm that does not change.",
+            hint="give a number: clip=1.",
+        )
+    if privacy is not None and isinstance(settings.cohort, str):
+        raise DeployError(
+            f"Sites can tell who is asked, by the seed that all of them know, so nothing is gained by chance. Got "
+            f"cohort={settings.cohort!r}.",
+            hint="ask all clients in every round.",
+        )
 
 
 def digest_protection(stages: Sequence[Stage], *, masked: bool) -> str:

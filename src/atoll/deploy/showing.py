@@ -11,12 +11,28 @@ from atoll.deploy.messages import MAGIC, SIGNATURE, Message
 from atoll.deploy.terms import Terms
 from atoll.kernel.errors import RefusedError
 from atoll.kernel.params import Structure, flatten
+from atoll.runtime.channel.compression import COMPRESSIONS
 
 PHASES = {
     "local": "a round's work",
     "prepare": "an exchange before the first round",
     "finish": "a last local step, of which nothing is sent",
     "evaluate": "scores of models on the site's own samples: sums, and no sample's score by itself",
+}
+
+STEPS = {
+    "masks keys": "public keys for a sum under masks",
+    "masks shares": "sealed shares of the secrets behind its masks",
+    "masks unmask": "shares that remove the masks from the sum, and from no single message",
+}
+PASSED = {
+    "Clip": "cut to a norm",
+    "RoundedClip": "cut to a norm",
+    "EqualWeights": "counted the same for every client, which tells no sizes",
+    "Encode": "written as whole numbers",
+    "LocalNoise": "cut to a norm and given noise from this site's operating system",
+    "NoiseInShares": "given a share of noise from this site's operating system",
+    **{kind.__name__: f"packed by {word}" for word, kind in COMPRESSIONS.items()},
 }
 
 
@@ -74,21 +90,47 @@ def _describe_job(message: Message) -> list[str]:
         f"{'' if place.key else ' (any key)'}"
         for name, place in terms.sites.items()
     )
-    asked = "; ".join(_describe_phase(one) for one in about["phases"])
+    step = about.get("masks")
+    steps = [STEPS[step["name"]]] if step is not None and step["name"] in STEPS else []
+    asked = "; ".join([*steps, *(_describe_phase(one) for one in about["phases"])])
     file = f"; a file of its own, {method['file'][:16]}" if method["file"] else ""
     rule = ", ".join(f"{name} {value}" for name, value in terms.training.items() if value is not None)
     federation = f"{terms.rounds} round(s), sites {sites}, model {terms.model or 'known to both'}, seed {terms.seed}"
-    answer = (
-        "What the answer will hold: fields that the method declares, a weight for each client, how many samples each "
-        "client has by split, how many gradients it took. Samples, and what clients keep, stay at the site."
-    )
     return [
         f"It asks {', '.join(about['to'])} for: {asked}.",
         f"Method: {method['name']} ({values}){file}.",
         f"The federation: {federation}, {rule}.",
         *_describe_form(terms.form),
-        answer,
+        *_describe_protection(about),
+        _describe_answer(about),
     ]
+
+
+def _describe_protection(about: dict[str, Any]) -> list[str]:
+    """Say what messages pass before they leave the site."""
+    passed = [
+        f"{PASSED.get(one['stage'], one['stage'])} ({_shorten(_list_values(one['values']))})"
+        if one["values"]
+        else PASSED.get(one["stage"], one["stage"])
+        for one in about.get("stages", [])
+    ]
+    if about.get("masked"):
+        passed.append("put under masks, so the coordinator reads the sum of all clients only")
+    return [f"Before they leave the site, messages are {'; '.join(passed)}."] if passed else []
+
+
+def _list_values(values: dict[str, Any]) -> str:
+    shown = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
+
+
+def _describe_answer(about: dict[str, Any]) -> str:
+    hides = any(one["stage"] in ("EqualWeights", "Encode") for one in about.get("stages", []))
+    told = "" if hides else "a weight for each client, how many samples each client has by split, "
+    return (
+        f"What the answer will hold: fields that the method declares, {told}how many gradients it took. Samples, and "
+        "what clients keep, stay at the site."
+    )
 
 
 def _describe_form(form: dict[str, Any] | None) -> list[str]:
@@ -111,7 +153,9 @@ def _describe_reply(message: Message) -> list[str]:
     lost = [f"client {client}: {reason}" for one in about["lost"] for client, reason in one.items()]
     return [
         f"It is the answer of {about['site']} to job {about['answers'][:16]}….",
-        f"It says how many samples each of the site's clients has: {samples}.",
+        f"It says how many samples each of the site's clients has: {samples}."
+        if any(any(counts) for counts in about["samples"].values())
+        else "It does not say how many samples the site's clients have.",
         f"It says how many gradients were computed: {sum(sum(some) for some in about['gradients'])}.",
         *([f"It says which clients failed, and why: {'; '.join(lost)}."] if lost else []),
         "Nothing else leaves the site: no sample, nothing that clients keep, no training loss.",

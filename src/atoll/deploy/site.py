@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from atoll.deploy import messages
 from atoll.deploy.keys import Key
 from atoll.deploy.masking import STEPS, SiteMasks, mask_rows
 from atoll.deploy.messages import Message, require_in_time, require_version
-from atoll.deploy.protection import digest_protection
+from atoll.deploy.protection import count_noisy, digest_protection
 from atoll.deploy.store import Pending, State, Store
 from atoll.deploy.tasks import SitePopulation, place_at_site
 from atoll.deploy.terms import Terms
@@ -122,7 +123,7 @@ class Site:
                 return store.reply(state.pending)
             self._require_next(state, received)
             self._require_protection(state, received)
-            state = store.settle(state, received.counted)
+            state = self._count_release(store.settle(state, received.counted), received)
             memory = store.memory(state, received.terms.clients, received.task.network.layout)
             about, tree = self._answer(received, state, memory, store.folder)
             about |= {"answers": message.digest, "site": received.site, "terms": received.terms.digest}
@@ -256,6 +257,18 @@ class Site:
         if order.masked and order.step is None and any(phase.replies for phase in order.phases):
             raise received.message.refuse("messages must leave under masks. It asks for one without")
 
+    def _count_release(self, state: State, received: Received) -> State:
+        """Count a message to which this site adds noise; raise for one more than the noise was found for."""
+        order, method = received.order, received.order.method
+        if not count_noisy(order.stages) or not any(phase.replies for phase in order.phases):
+            return state
+        most = received.terms.rounds + (method.exchanges if method.defines("prepare") else 0)
+        if state.noisy >= most:
+            raise received.message.refuse(
+                f"the noise on this site's messages was found for {most} of them, and as many have left already"
+            )
+        return replace(state, noisy=state.noisy + 1)
+
     def _first_state(self, received: Received) -> State:
         own, _ = self._task(received.terms, received.site)
         return State(
@@ -303,7 +316,7 @@ class Site:
         if not isinstance(done.result, Update):
             return None
         order = received.order
-        channel = Channel(order.stages, seed=received.terms.seed)
+        channel = Channel(order.stages, seed=received.terms.seed, secret=secrets.token_bytes(32))
         sent = channel.send(order.method, done.clients, done.result, order.round, done.memory)
         return sent if masking is None else mask_rows(sent, done.clients.tolist(), masking)
 

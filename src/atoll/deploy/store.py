@@ -54,6 +54,7 @@ class State(Record):
     data: str  # the fingerprint of the site's samples
     protection: str = ""  # the digest of what messages pass before they leave
     hides_sizes: bool = False  # whether it does not tell how many training samples it has
+    noisy: int = 0  # messages that left with this site's noise
     kept: str | None = None  # the file of what clients keep, committed
     kept_sha256: str | None = None
     committed: str | None = None  # the digest of the job after which it was committed

@@ -211,6 +211,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def secret(self) -> bytes | None:
+        """What noise is drawn from that protects real clients; None in a simulation: it follows from the seed."""
+        ...
+
+    @property
     def is_dear(self) -> bool:
         """Whether every round is worth a checkpoint, because it cannot be played again as one likes."""
         ...

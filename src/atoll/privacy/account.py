@@ -61,7 +61,8 @@ def find_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(epsilon, high) < delta:
         high *= 2
-    return float(brentq(lambda mu: gaussian_delta(epsilon, mu) - delta, 1e-9, high, xtol=1e-12))
+    low = min(1e-9, delta)  # delta is at least about 0.4 mu where epsilon is 0, and less elsewhere
+    return float(brentq(lambda mu: gaussian_delta(epsilon, mu) - delta, low, high, xtol=1e-15))
 
 
 @functools.lru_cache(maxsize=256)
@@ -94,7 +95,8 @@ def find_noise(epsilon: float, share: float, rounds: int, delta: float) -> float
         high *= 2
         if high > LARGEST_NOISE:
             raise HyperparameterError(
-                f"No noise up to {LARGEST_NOISE:g} keeps {rounds} rounds within epsilon={epsilon:g}.",
+                f"No noise up to {LARGEST_NOISE:g} keeps {rounds} rounds within epsilon={epsilon:g}. With that much "
+                f"they reach epsilon={composed_epsilon(LARGEST_NOISE, share, rounds, delta):.3g} at delta={delta:g}.",
                 hint="raise `epsilon`, lower `rounds`, or ask a smaller share of the clients per round.",
             )
     low = high / 2 if high > 1 else 0.01

@@ -29,11 +29,11 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import HyperparameterError, PrivacyError
 from atoll.kernel.params import Params, Tree
-from atoll.kernel.randomness import generator
 from atoll.kernel.replies import Rule
 from atoll.kernel.wrapper import title_of
 from atoll.privacy.account import composed_epsilon, find_noise
 from atoll.privacy.adaptive import COUNTED, AdaptiveClip, Quantile, count_noise, message_noise, share_uncut
+from atoll.privacy.draws import draws_of
 from atoll.privacy.promise import Course, EqualWeights, Promise
 from atoll.runtime.channel import Clip, Stage
 from atoll.runtime.channel.ledger import Direction
@@ -47,7 +47,7 @@ class NoisySum(Rule):
 
     std: float | None  # None: `noise` times the quantile's norm, as it is in a round
     expected: float  # clients in a round: q N
-    seed: int
+    seed: int | bytes = field(repr=False)  # or a secret, where noise protects real clients
     noise: float = 0.0  # z on the messages, where their norm follows a quantile
     quantile: Quantile | None = None
     count_std: float = 0.0  # noise on the count of messages that stayed whole
@@ -91,7 +91,7 @@ class NoisySum(Rule):
         }
         if self.quantile is not None:
             whole = float(sums[COUNTED]["whole"]) if COUNTED in sums else 0.0  # nobody was asked
-            drawn = self.count_std * float(generator(self.seed, "privacy", self.round, COUNTED).standard_normal())
+            drawn = self.count_std * float(draws_of(self.seed, "privacy", self.round, COUNTED).standard_normal(()))
             self.quantile.follow(share_uncut(whole, drawn, self.expected))
             log.info("round %d: messages are cut to norm %.4g from now on", self.round, self.quantile.norm)
         return noisy, total.new_full((), self.expected)
@@ -106,7 +106,7 @@ class NoisySum(Rule):
     def _add_noise(self, where: str, value: Tensor) -> Tensor:
         if not value.is_floating_point():
             return torch.zeros_like(value)
-        draw = generator(self.seed, "privacy", self.round, where).standard_normal(tuple(value.shape))
+        draw = draws_of(self.seed, "privacy", self.round, where).standard_normal(tuple(value.shape))
         return value + self.size * torch.as_tensor(draw).to(value)
 
     def combine(self, arrivals: object, workbench: Workbench | None) -> dict[str, Params]:
@@ -121,6 +121,7 @@ class ClientPrivacy(Promise):
     quantile: float | None = None  # g: the share of messages that is to stay whole
 
     kind: ClassVar[str] = "client-level"
+    drawn_at_sites: ClassVar[str] = "drawn by the server, which is trusted with it, from a secret of its own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,7 +184,7 @@ class ClientPrivacy(Promise):
         assert noise is not None
         return {how: composed_epsilon(noise, share, rounds, self.delta, how) for how in ("pld", "rdp")}
 
-    def protect(self, share: float, clients: int, rounds: int, seed: int) -> tuple[tuple[Stage, ...], NoisySum]:
+    def protect(self, share: float, clients: int, rounds: int, seed: int | bytes) -> tuple[tuple[Stage, ...], NoisySum]:
         """Return what clients do, cut their message and count the same, and what the server may see."""
         noise, expected = self.resolve(share, rounds).noise, share * clients
         assert noise is not None
@@ -193,8 +194,8 @@ class ClientPrivacy(Promise):
         rule = NoisySum(None, expected, seed, message_noise(noise, count), quantile, count)
         return (AdaptiveClip(quantile), EqualWeights()), rule
 
-    def describe(self, share: float, clients: int, rounds: int) -> str:
-        """Say in a sentence what is promised."""
+    def describe(self, share: float, clients: int, rounds: int, *, sites: bool = False) -> str:
+        """Say in a sentence what is promised; with `sites`, about real clients."""
         spent, found = self.spent(share, rounds), self.resolve(share, rounds)
         cut = (
             f"messages cut to norm {self.clip:g}, noise {found.noise:g} times that on their sum,"
@@ -206,6 +207,6 @@ class ClientPrivacy(Promise):
         return (
             f"Client-level differential privacy: epsilon {spent['pld']:.2f} (RDP {spent['rdp']:.2f}) at delta "
             f"{self.delta:g} for adding or removing one of {clients} clients, after {rounds} rounds that each joins "
-            f"with probability {share:g}; {cut} drawn from the run's seed (simulated). Personal parts never leave "
+            f"with probability {share:g}; {cut} {self.say_drawn(sites=sites)}. Personal parts never leave "
             "their client and cost nothing. Scores and losses in this report are not covered."
         )

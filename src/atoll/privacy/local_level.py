@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import PrivacyError
+from atoll.kernel.errors import HyperparameterError, PrivacyError
 from atoll.kernel.params import Stack
-from atoll.kernel.randomness import generator
-from atoll.privacy.account import find_mu, gaussian_epsilon
+from atoll.privacy.account import LARGEST_NOISE, find_mu, gaussian_epsilon
+from atoll.privacy.draws import draws_of
 from atoll.privacy.promise import Course, EqualWeights, Promise
 from atoll.runtime.channel import Clip, Place, Sent, Stage
 
@@ -37,6 +37,9 @@ class LocalNoise(Stage):
     norm: float
     noise: float  # over the norm
     public: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "public", frozenset(self.public))  # as a job has it, it is a list
 
     def apply(self, sent: Sent, place: Place) -> Sent:
         """Cut and add noise, client by client; see `Stage.apply`."""
@@ -54,7 +57,7 @@ class LocalNoise(Stage):
         if not rows.is_floating_point():
             return torch.zeros_like(rows)
         drawn = np.stack([
-            generator(place.seed, "local privacy", place.round, client, where).standard_normal(tuple(rows.shape[1:]))
+            draws_of(place.source, "local privacy", place.round, client, where).standard_normal(tuple(rows.shape[1:]))
             for client in place.clients.tolist()
         ])  # fmt: skip
         return rows + self.norm * self.noise * torch.from_numpy(drawn).to(rows)
@@ -83,6 +86,13 @@ class LocalPrivacy(Promise):
         if self.noise is not None or self.epsilon is None:
             return self
         noise = 2 * math.sqrt(rounds) / find_mu(self.epsilon, self.delta)
+        if noise > LARGEST_NOISE:
+            reached = gaussian_epsilon(2 * math.sqrt(rounds) / LARGEST_NOISE, self.delta)
+            raise HyperparameterError(
+                f"No noise up to {LARGEST_NOISE:g} keeps {rounds} messages within epsilon={self.epsilon:g}. With that "
+                f"much they reach epsilon={reached:.3g} at delta={self.delta:g}.",
+                hint="raise `epsilon`, or lower `rounds`.",
+            )
         return replace(self, epsilon=None, noise=math.ceil(noise * 1000) / 1000)  # up: the promise must hold
 
     def spent(self, share: float, rounds: int) -> dict[str, float]:
@@ -92,19 +102,19 @@ class LocalPrivacy(Promise):
         exact = gaussian_epsilon(2 * math.sqrt(rounds) / noise, self.delta)
         return {"pld": exact, "rdp": exact}
 
-    def protect(self, share: float, clients: int, rounds: int, seed: int) -> tuple[tuple[Stage, ...], None]:
+    def protect(self, share: float, clients: int, rounds: int, seed: int | bytes) -> tuple[tuple[Stage, ...], None]:
         """Return what clients do; the server does nothing."""
         noise = self.resolve(share, rounds).noise
         assert noise is not None
         return (LocalNoise(self.clip, noise, self.public_fields), EqualWeights()), None
 
-    def describe(self, share: float, clients: int, rounds: int) -> str:
-        """Say in a sentence what is promised."""
+    def describe(self, share: float, clients: int, rounds: int, *, sites: bool = False) -> str:
+        """Say in a sentence what is promised; with `sites`, about real clients."""
         spent, found = self.spent(share, rounds), self.resolve(share, rounds)
         return (
             f"Local differential privacy: epsilon {spent['pld']:.2f} at delta {self.delta:g} for replacing all that a "
             f"client has, after {rounds} messages, the most that one client sent; messages cut to norm {self.clip:g}, "
-            f"noise {found.noise:g} times that on each before it leaves, drawn from the run's seed (simulated). It "
+            f"noise {found.noise:g} times that on each before it leaves, {self.say_drawn(sites=sites)}. It "
             "holds against everybody, the server included. Personal parts never leave their client and cost nothing. "
             "Scores and losses in this report are not covered."
         )

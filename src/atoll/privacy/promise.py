@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.errors import HyperparameterError, PrivacyError
+from atoll.kernel.errors import HyperparameterError, PrivacyError, unknown
 from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel import Place, Sent, Stage
 
@@ -56,6 +56,7 @@ class Promise:
     public: str = ""  # fields that need no protection, joined by "/"
 
     kind: ClassVar[str]
+    drawn_at_sites: ClassVar[str] = "drawn at each site from the operating system's generator"  # the noise
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise is None):
@@ -63,14 +64,18 @@ class Promise:
         for name in ("epsilon", "noise", "clip"):
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf):
-                raise HyperparameterError(f"`{name}` of privacy must be a float in (0, inf). Got {value!r}.")
+                raise HyperparameterError(f"The value {name} of privacy must be a float in (0, inf). Got {value!r}.")
         if not 0 < self.delta < 1:
-            raise HyperparameterError(f"`delta` of privacy must be a float in (0, 1). Got {self.delta!r}.")
+            raise HyperparameterError(f"The value delta of privacy must be a float in (0, 1). Got {self.delta!r}.")
 
     @property
     def public_fields(self) -> frozenset[str]:
         """The fields that the user says need no protection."""
         return frozenset(filter(None, self.public.split("/")))
+
+    def say_drawn(self, *, sites: bool) -> str:
+        """Say what noise is drawn from: with `sites`, it protects real clients."""
+        return self.drawn_at_sites if sites else "drawn from the run's seed (simulated)"
 
     def require_small_delta(self, clients: int) -> None:
         """Raise for a delta with which a promise may fail for a whole client."""
@@ -82,6 +87,9 @@ class Promise:
 
     def require_covered(self, algorithm: Algorithm, kinds: Iterable[str] = UNCOVERED_KINDS) -> None:
         """Raise for fields of kinds that no mechanism covers, unless they are named as public."""
+        unsent = sorted(self.public_fields - algorithm.sends.keys())
+        if unsent:
+            raise unknown(f"field of {title_of(algorithm)}", unsent[0], algorithm.sends)
         open_fields = {name for name, kind in algorithm.sends.items() if kind in kinds} - self.public_fields
         if open_fields:
             raise PrivacyError(

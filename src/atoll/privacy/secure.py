@@ -1,5 +1,7 @@
 """Secure sums in a federation: `--secure sums` adds up encoded integers, `--secure masks` runs the protocol of masks.
 
+`--secure ckks` encrypts instead: see `atoll.privacy.encrypted`.
+
     e_k = round(S x_k w_k / w_max)  as integers mod 2^32,   with |x_k| <= R by clipping;   one more for w_k
 
 Integers add up exactly in any order, so both words give the same bits. S is the largest power of two for which the sum
@@ -13,6 +15,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -26,8 +29,9 @@ from atoll.kernel.errors import HyperparameterError, PrivacyError, unknown
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.replies import Rule
 from atoll.kernel.wrapper import title_of
-from atoll.privacy.masks import LEAST_CLIENTS, message_bytes, sum_masked
-from atoll.runtime.channel import Clip, Place, Sent, Stage
+from atoll.privacy.encrypted import LARGEST_SUM, ClientsKey, Encrypt, EncryptedSums, require_library
+from atoll.privacy.masks import LEAST_CLIENTS, default_threshold, message_bytes, sum_masked
+from atoll.runtime.channel import Adder, Clip, Place, Sent, Stage
 from atoll.runtime.channel.compression import parse_compression
 from atoll.runtime.channel.ledger import Direction
 from atoll.runtime.channel.stages import form_of
@@ -38,6 +42,7 @@ MODULUS = 2**32
 WEIGHT = "weight"  # the field of encoded weights
 ENCODED = "encoded "  # before the names of fields whose forms are those before they were encoded
 LEAST_SCALE = 2**10
+KINDS = ("sums", "masks", "ckks")
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,10 @@ class Masks:
         """Return the bytes of keys and shares that each client sends and receives."""
         return message_bytes(clients)
 
+    def opening(self, clients: int) -> dict[Direction, int]:
+        """Return what it takes to read a sum beside that: nothing, shares are among it."""
+        return {}
+
     def add_up(self, arrivals: Sequence[Arrival], *, round: int, asked: NDArray[np.int64]) -> Arrival:
         """Run the protocol; see `Adder.add_up`."""
         first = arrivals[0]
@@ -147,7 +156,7 @@ class Masks:
 class Secure:
     """How sums are protected."""
 
-    masks: bool
+    kind: str  # one of KINDS
     clip: float = 10.0  # R: the largest norm of a message
     most: float = 10_000.0  # w_max: larger weights are cut to it
 
@@ -155,10 +164,27 @@ class Secure:
         for name in ("clip", "most"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
-                raise HyperparameterError(f"`{name}` of secure sums must be a float in (0, inf). Got {value!r}.")
+                raise HyperparameterError(
+                    f"The value {name} of secure sums must be a float in (0, inf). Got {value!r}."
+                )
 
-    def check(self, algorithm: Algorithm, cohort: int, *, late: float, rule: str, compress: str, dp: str) -> None:
+    @property
+    def masks(self) -> bool:
+        """Whether clients agree on masks."""
+        return self.kind == "masks"
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether clients encrypt what they send."""
+        return self.kind == "ckks"
+
+    def check(
+        self, algorithm: Algorithm, cohort: int, *, late: float, rule: str, compress: str, dp: str,
+        attack: str = "none", drop: float = 0.0, mixed: bool = False,
+    ) -> None:  # fmt: skip
         """Raise where sums cannot be protected, or where something needs more than sums."""
+        if self.encrypts:
+            require_library()
         title = title_of(algorithm)
         if not algorithm.sums_suffice or "choice" in algorithm.sends.values():
             raise PrivacyError(
@@ -166,9 +192,24 @@ class Secure:
                 hint="take a method whose server needs sums only: `atoll show NAME` says which.",
             )
         if algorithm.defines("prepare"):
-            raise PrivacyError(f"{title} asks clients for more before their first round, which is not masked.")
+            raise PrivacyError(f"{title} asks clients for more before their first round, which is not protected.")
+        if mixed and self.kind != "sums":
+            raise PrivacyError(
+                "Clients of different architectures are added up apart, and a secure sum has one form for all.",
+                hint="use one architecture.",
+            )
         if rule != "mean":
             raise PrivacyError(f"Rules compare replies, which secure sums hide. Got aggregate={rule!r}.")
+        if self.encrypts and compress != "none":
+            raise PrivacyError(
+                f"Encrypted messages have room for every number, so packing saves nothing. Got compress={compress!r}.",
+                hint="leave out `compress`, or use secure='masks' with randk.",
+            )
+        if self.encrypts and attack != "none":
+            raise PrivacyError(
+                f"Attackers replace messages that the server can read. Got attack={attack!r} with encrypted ones.",
+                hint="secure='sums' has the same sums, and shows what an attack does to them.",
+            )
         packing = parse_compression(compress)
         if packing is not None and not packing.linear:
             raise PrivacyError(
@@ -181,10 +222,29 @@ class Secure:
                 hint="use secure='masks'.",
             )
         if late:
-            raise PrivacyError(f"A reply that is late has masks of another round. Got late={late:g}.")
+            of = "is not in the sum that was decrypted" if self.encrypts else "has masks of another round"
+            raise PrivacyError(f"A reply that is late {of}. Got late={late:g}.")
         if cohort < LEAST_CLIENTS:
             raise PrivacyError(f"A secure sum must have at least {LEAST_CLIENTS} clients. Got {cohort} per round.")
-        self.scale(cohort)
+        self._require_left(cohort, (1 - drop) * cohort, drop)
+        if not self.encrypts:
+            self.scale(cohort)
+        elif cohort * self.clip > LARGEST_SUM:
+            raise PrivacyError(
+                f"A sum must stay below {LARGEST_SUM:g} to be decrypted. That of {cohort} clients of norm "
+                f"{self.clip:g} may not.",
+                hint="lower clip of secure sums, or ask fewer clients.",
+            )
+
+    def _require_left(self, asked: int, left: float, drop: float) -> None:
+        """Raise if fewer clients are left of a round, on average, than its sum needs."""
+        needed = default_threshold(asked) if self.masks else LEAST_CLIENTS
+        if left < needed and self.kind != "sums":
+            raise PrivacyError(
+                f"At least {needed} of {asked} clients must stay to the end of a round for its sum to be read. With "
+                f"drop={drop:g} about {left:.1f} do.",
+                hint="lower `drop`, or ask more clients.",
+            )
 
     def scale(self, cohort: int) -> float:
         """Return S: the largest power of two with which sums of so many clients cannot overflow."""
@@ -192,20 +252,27 @@ class Secure:
         if found < LEAST_SCALE:
             raise PrivacyError(
                 f"With {cohort} clients of norm {self.clip:g}, 32 bits leave less than {LEAST_SCALE} steps to 1.",
-                hint="lower `clip` of secure sums, or ask fewer clients.",
+                hint="lower clip of secure sums, or ask fewer clients.",
             )
         return found
 
     def stages(self, cohort: int) -> tuple[Stage, ...]:
-        """Return what clients do: cut their message, and encode it."""
-        return (Clip(self.clip), self.encoding(cohort))
+        """Return what clients do: cut their message, and encode or encrypt it."""
+        sealing = Encrypt(self.most, self._key) if self.encrypts else self.encoding(cohort)
+        return (Clip(self.clip), sealing)
+
+    @cached_property
+    def _key(self) -> ClientsKey:
+        return ClientsKey()
 
     def rule(self, cohort: int, dtype: torch.dtype) -> SecureSum:
         """Return what the server reads."""
-        return SecureSum(self.encoding(cohort), dtype)
+        return SecureSum(Encode(1.0, self.most, 1.0) if self.encrypts else self.encoding(cohort), dtype)
 
-    def adder(self) -> Masks | None:
+    def adder(self, seed: int = 0) -> Adder | None:
         """Return who adds up before the server reads; None where it is trusted to read sums only."""
+        if self.encrypts:
+            return EncryptedSums(self._key, seed, WEIGHT)
         return Masks() if self.masks else None
 
     def encoding(self, cohort: int) -> Encode:
@@ -214,13 +281,13 @@ class Secure:
 
 
 def parse_secure(words: str) -> Secure | None:
-    """Parse secure sums from words: `sums`, `masks`, `masks:clip=5`; None for `none`."""
+    """Parse secure sums from words: `sums`, `masks`, `masks:clip=5`, `ckks`; None for `none`."""
     if words == "none":
         return None
     kind, _, rest = words.partition(":")
-    if kind not in ("sums", "masks"):
-        raise unknown("kind of secure sums", kind, ["sums", "masks", "none"])
-    known, values = {one.name for one in fields(Secure)} - {"masks"}, {}
+    if kind not in KINDS:
+        raise unknown("kind of secure sums", kind, [*KINDS, "none"])
+    known, values = {one.name for one in fields(Secure)} - {"kind"}, {}
     for pair in filter(None, rest.split(",")):
         name, given, value = pair.partition("=")
         if name not in known:
@@ -228,7 +295,7 @@ def parse_secure(words: str) -> Secure | None:
         try:
             values[name] = float(value)
         except ValueError:
-            raise HyperparameterError(f"`{name}` of secure sums must be a number. Got {value!r}.") from None
+            raise HyperparameterError(f"The value {name} of secure sums must be a number. Got {value!r}.") from None
         if not given:
             raise HyperparameterError(f"Values of secure sums must be written name=value. Got {pair!r}.")
-    return Secure(kind == "masks", **values)
+    return Secure(kind, **values)

@@ -29,9 +29,9 @@ import torch
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import HyperparameterError, PrivacyError
 from atoll.kernel.params import Stack
-from atoll.kernel.randomness import generator
 from atoll.privacy.account import LARGEST_NOISE
 from atoll.privacy.client_level import ClientPrivacy
+from atoll.privacy.draws import Draws, draws_of
 from atoll.privacy.masks import default_threshold
 from atoll.privacy.promise import Course, EqualWeights, Promise
 from atoll.privacy.secure import MODULUS, WEIGHT, Encode, SecureSum
@@ -71,7 +71,8 @@ def find_shares_noise(epsilon: float, messages: int, delta: float) -> float:
         high *= 2
         if high > LARGEST_NOISE:
             raise HyperparameterError(
-                f"No noise up to {LARGEST_NOISE:g} keeps {messages} messages within epsilon={epsilon:g}.",
+                f"No noise up to {LARGEST_NOISE:g} keeps {messages} messages within epsilon={epsilon:g}. With that "
+                f"much they reach epsilon={shares_epsilon(LARGEST_NOISE, messages, delta):.3g} at delta={delta:g}.",
                 hint="raise `epsilon`, or lower `rounds`.",
             )
     low = 0.01 if high == 1.0 else high / 2
@@ -114,14 +115,14 @@ class NoiseInShares(Stage):
         words = value["masked"]
         size = tuple(words.shape[1:])
         drawn = np.stack([
-            draw_skellam(generator(place.seed, "shares of noise", place.round, client, name), self.variance, size)
+            draw_skellam(draws_of(place.source, "shares of noise", place.round, client, name), self.variance, size)
             for client in place.clients.tolist()
         ])  # fmt: skip
         total = torch.remainder(words.to(torch.int64) + torch.from_numpy(drawn).to(words.device), MODULUS)
         return Stack.of(masked=total.to(torch.uint32))
 
 
-def draw_skellam(rng: np.random.Generator, variance: float, size: tuple[int, ...]) -> np.ndarray:
+def draw_skellam(rng: Draws, variance: float, size: tuple[int, ...]) -> np.ndarray:
     """Draw whole numbers with mean 0 and this variance: differences of two Poisson numbers."""
     drawn: np.ndarray = rng.poisson(variance / 2, size) - rng.poisson(variance / 2, size)
     return drawn
@@ -184,7 +185,9 @@ class PrivacyInShares(Promise):
             )
         return Encode(steps / self.clip, 1.0, 2.0 ** math.floor(math.log2(MODULUS / 2 / asked - 0.5)))
 
-    def protect(self, share: float, clients: int, rounds: int, seed: int) -> tuple[tuple[Stage, ...], SecureSum]:
+    def protect(
+        self, share: float, clients: int, rounds: int, seed: int | bytes
+    ) -> tuple[tuple[Stage, ...], SecureSum]:
         """Return what clients do to their messages, and how the server reads their sum."""
         noise, asked = self.resolve(share, rounds).noise, max(1, round(share * clients))
         assert noise is not None
@@ -193,15 +196,15 @@ class PrivacyInShares(Promise):
         cut = RoundedClip(self.clip, encoding.scale)
         return (cut, EqualWeights(), encoding, NoiseInShares(each)), SecureSum(encoding, torch.float32)
 
-    def describe(self, share: float, clients: int, rounds: int) -> str:
-        """Say in a sentence what is promised."""
+    def describe(self, share: float, clients: int, rounds: int, *, sites: bool = False) -> str:
+        """Say in a sentence what is promised; with `sites`, about real clients."""
         spent, found, asked = self.spent(share, rounds), self.resolve(share, rounds), max(1, round(share * clients))
         return (
             f"Client-level differential privacy with noise in shares: epsilon {spent['pld']:.2f} (RDP) at delta "
             f"{self.delta:g} for leaving out the messages of one of {clients} clients, after {rounds} of them, the "
             f"most that one client sent; messages cut to norm {self.clip:g}; of {asked} clients that are asked, the "
             f"{default_threshold(asked)} without whom there is no sum add integer noise of {found.noise:g} times that "
-            "together, drawn from the run's seed (simulated). The server reads sums that have the noise already, so it "
+            f"together, {self.say_drawn(sites=sites)}. The server reads sums that have the noise already, so it "
             "holds against a server that follows the protocol; who takes part is known, and clients who tell the "
             "server their noise take it away. Personal parts never leave their client and cost nothing. Scores and "
             "losses in this report are not covered."

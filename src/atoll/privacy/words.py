@@ -37,7 +37,7 @@ def parse_privacy(words: str) -> ClientPrivacy | LocalPrivacy | None:
         values["quantile"] = _read_number("clip=adaptive", quantile or "0.5")
         given["clip"] = given.pop("start", str(FIRST_NORM))
     elif "start" in given:
-        raise HyperparameterError("`start` of privacy goes with clip=adaptive, which begins there.")
+        raise HyperparameterError("The value start of privacy goes with clip=adaptive, which begins there.")
     values |= {name: value if name == "public" else _read_number(name, value) for name, value in given.items()}
     return KINDS[kind](**values)
 
@@ -46,4 +46,4 @@ def _read_number(name: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise HyperparameterError(f"`{name}` of privacy must be a number. Got {value!r}.") from None
+        raise HyperparameterError(f"The value {name} of privacy must be a number. Got {value!r}.") from None

@@ -36,7 +36,7 @@ from atoll.kernel.errors import (
 from atoll.kernel.fingerprints import Unstable, portable
 from atoll.kernel.randomness import generator
 from atoll.kernel.replies import Rule
-from atoll.kernel.wrapper import title_of
+from atoll.kernel.wrapper import title_of, values_of
 from atoll.metrics.measures import OWN, measure_of
 from atoll.privacy import (
     ClientPrivacy,
@@ -58,6 +58,7 @@ from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Moment, Schedule
 from atoll.runtime.population import MANY_CLIENTS
 from atoll.runtime.selection import Experience, Pool, Selection, parse_selection
+from atoll.toolbox.client.private import require_no_batchnorm
 
 SAMPLE_SIZE = 1_000  # clients that are scored where there are very many, unless another number is asked for
 
@@ -85,7 +86,7 @@ class Settings(NamesChecked):
     aggregate: str = "mean"  # how replies become one: mean, or a rule that bears hostile ones, such as nnm+trimmed
     attack: str = "none"  # what a share of the clients does to the others, such as sign-flip:0.2
     dp: str = "none"  # what is promised about a client, such as client:epsilon=4,delta=1e-5
-    secure: str = "none"  # what the server reads of replies: all of each, or only their encoded "sums"; or "masks"
+    secure: str = "none"  # what the server reads of replies: all of each, or only sums: "sums", "masks" or "ckks"
 
     def change(self, values: Mapping[str, Any], of: Callable[..., Any]) -> Self:
         """Return settings with other values, which were given to a function beside its own arguments."""
@@ -166,16 +167,24 @@ class Settings(NamesChecked):
     def _rule(self) -> Robust | None:
         return parse_rule(self.aggregate)
 
-    def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
-        """Raise for a rule, an attack or a compression that cannot work with this task and algorithm."""
-        _ = self._compression  # raises for words that cannot be read
+    def check_promises(self, task: Task, algorithm: Algorithm) -> None:
+        """Raise for a compression, a promise of privacy or secure sums that cannot be with this task and algorithm."""
+        if self._compression is not None:
+            self._compression.check([one.initial for one in task.networks or (task.network,)])
+        if "+dpsgd" in title_of(algorithm) and algorithm.trains_by_sgd and values_of(algorithm)["sample_clip"]:
+            require_no_batchnorm(task.public_facts())
         if self.privacy is not None:
             self._check_privacy(self.privacy, task, algorithm)
         if self._secure is not None:
             self._secure.check(
                 algorithm, self.cohort_size(task.clients), late=self.late, rule=self.aggregate, compress=self.compress,
+                attack=self.attack, drop=self.drop, mixed=task.architecture is not None,
                 dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
             )  # fmt: skip
+
+    def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
+        """Raise for a rule, an attack or a promise that cannot work with this task and algorithm."""
+        self.check_promises(task, algorithm)
         if self._attack is not None:
             self._attack.check(task)
         rule = self._rule
@@ -230,12 +239,17 @@ class Settings(NamesChecked):
         """Return the probability with which a client is asked in a round."""
         return self._join_share or self.cohort_size(clients) / clients
 
-    def describe_privacy(self, clients: int, rounds: int, most: int | None = None) -> str | None:
-        """Say what is promised after so many messages of a client, noise being found for `most`; None without any."""
+    def describe_privacy(
+        self, clients: int, rounds: int, most: int | None = None, *, sites: bool = False
+    ) -> str | None:
+        """Say what is promised after so many messages of a client, noise being found for `most`; None without any.
+
+        With `sites` it is about real clients.
+        """
         if self.privacy is None:
             return None
         share = self.share_asked(clients)
-        return self.privacy.resolve(share, most or self.rounds).describe(share, clients, rounds)
+        return self.privacy.resolve(share, most or self.rounds).describe(share, clients, rounds, sites=sites)
 
     def promised_epsilon(self, clients: int, rounds: int, most: int | None = None) -> float | None:
         """Return epsilon of one client after so many messages, as `describe_privacy`; None without a promise."""
@@ -277,10 +291,12 @@ class Settings(NamesChecked):
         attackers: NDArray[np.int64],
         dtype: torch.dtype = torch.float32,
         messages: int | None = None,
+        secret: bytes | None = None,
     ) -> Protection:
         """Return what stands between clients and server: stages in their order, the attack, the rule.
 
-        A client sends so many `messages` at most, one in every round by default.
+        A client sends so many `messages` at most, one in every round by default. Noise of the server's own is drawn
+        from a `secret`, or else from the seed.
         """
         asked, rule = self.cohort_size(clients), self._rule
         made = (*(() if self._compression is None else (self._compression,)), *stages)
@@ -290,14 +306,17 @@ class Settings(NamesChecked):
             closing = rule.resolve(asked, clients, self._count_attackers(clients))
         if self.privacy is not None:
             share = self.share_asked(clients)
-            more, released = self.privacy.protect(share, clients, messages or self.rounds, self.seed)
+            more, released = self.privacy.protect(
+                share, clients, messages or self.rounds, self.seed if secret is None else secret
+            )
             made, closing = (*made, *more), closing if released is None else released
         if self._secure is None:
             return Protection(made, forger, attackers, closing)
+        secure = replace(self._secure)  # each run has keys of its own
         if isinstance(closing, SecureSum):  # the promise has encoded messages itself
-            return Protection(made, forger, attackers, replace(closing, dtype=dtype), self._secure.adder())
-        made = (*made, *self._secure.stages(asked))
-        return Protection(made, forger, attackers, self._secure.rule(asked, dtype), self._secure.adder())
+            return Protection(made, forger, attackers, replace(closing, dtype=dtype), secure.adder(self.seed))
+        made = (*made, *secure.stages(asked))
+        return Protection(made, forger, attackers, secure.rule(asked, dtype), secure.adder(self.seed))
 
     def _check_evaluation(self, clients: int) -> None:
         size = self._sample_size

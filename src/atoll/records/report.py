@@ -341,8 +341,15 @@ class Report:
         """Say what is promised about clients; raise where more left them than was counted."""
         if self.settings.privacy is None:
             return []
-        promise = self.settings.describe_privacy(self.config.task.clients, *self._counted_messages)
+        promise = self.settings.describe_privacy(
+            self.config.task.clients, *self._counted_messages, sites=self._is_of_sites
+        )
         return [] if promise is None else [promise]
+
+    @property
+    def _is_of_sites(self) -> bool:
+        """Whether clients were at sites, so noise did not follow from the seed."""
+        return "sites" in (self.config.engine if self.live is None else self.live.engine.options)
 
     @property
     def client_epsilon(self) -> float | None:

@@ -113,7 +113,12 @@ class Session:
             trainings = Trainings(kept_in, stop, on_epoch) if method.one_shot and kept_in else None
             population = Population(here, memory, settings.seed)
             protection = settings.protect(
-                stages, task.clients, attackers, here.network.dtype, count_messages(settings.rounds, method)
+                stages,
+                task.clients,
+                attackers,
+                here.network.dtype,
+                count_messages(settings.rounds, method),
+                engine.secret,
             )
             channel = Channel(protection.stages, Ledger(listed=task.clients <= MANY_CLIENTS), settings.seed)
             trainers = replace(population, trainings=trainings)

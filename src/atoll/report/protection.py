@@ -90,7 +90,14 @@ def _describe_sums(settings: Settings) -> list[str]:
     if settings.secure == "none":
         return []
     told = " What the sums tell is not bounded." if settings.privacy is None else ""
-    return [f"The server reads sums of replies only, never a single one ({settings.secure}).{told}"]
+    key = (
+        " All clients have one key: one that helps the server gives every message away." if _encrypts(settings) else ""
+    )
+    return [f"The server reads sums of replies only, never a single one ({settings.secure}).{key}{told}"]
+
+
+def _encrypts(settings: Settings) -> bool:
+    return settings.secure.startswith("ckks")
 
 
 def _describe_packing(comparison: Results) -> list[str]:
@@ -138,7 +145,9 @@ def _protect_from_server(one: Report) -> str:
     if not one.megabytes("up"):
         return "It gets nothing."
     if one.settings.secure != "none":
-        return "It reads sums only, never a single message."
+        return "It reads sums only, never a single message" + (
+            ", as long as no client gives it the key." if _encrypts(one.settings) else "."
+        )
     if found := one.sample_epsilons.values():
         return f"It reads every message; epsilon at most {max(found):.2f} about each sample."
     if isinstance(one.settings.privacy, LocalPrivacy):

@@ -119,13 +119,16 @@ class Exchange:
         assert self.protection.adder is not None
         if not arrivals or arrivals[0].summed:
             return arrivals
+        adder = self.protection.adder
         try:
-            return [self.protection.adder.add_up(arrivals, round=job.round, asked=asked)]
+            summed = adder.add_up(arrivals, round=job.round, asked=asked)
         except SumLost as error:
             log.warning("round %d: %s", job.round, error)
             traffic.lost["too few were left to read their sum"] += traffic.replied
             traffic.replied = 0
             return []
+        self.channel.record_overhead(adder.opening(traffic.replied), summed.clients[:1], job.round, name="sum")
+        return [summed]
 
     def send_nothing(self, job: Job) -> Arrival | None:
         """Return a reply of zeros: what a round releases in which nobody was asked; somebody's work shows its form."""

@@ -12,7 +12,7 @@ from typing import Any
 from atoll.compose import from_record, to_record
 from atoll.data.task import Task
 from atoll.deploy import messages
-from atoll.deploy.coordinator import coordinate, seat_sites
+from atoll.deploy.coordinator import check_protection, coordinate, seat_sites
 from atoll.deploy.engine import Federation
 from atoll.deploy.files import ABOUT, Begun
 from atoll.deploy.flower.certificates import ServerKeys
@@ -78,6 +78,7 @@ def begin(
         )
     joined = gather_sites(link, keys, question, sites or len(keys.members), (patience or Patience()).join)
     terms = write_terms(seat_sites([keys.members[name].public for name in joined], joined))
+    check_protection(settings, method, terms)
     folder.mkdir(parents=True, exist_ok=True)
     begun = Begun(
         id=Federation.begin(terms, keys.key).id, terms=terms, method=to_record(method), settings=asdict(settings),

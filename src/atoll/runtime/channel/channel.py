@@ -22,9 +22,11 @@ from atoll.runtime.serialise import size_of
 class Channel:
     """Carries messages both ways, changes replies by its stages, and counts every byte."""
 
-    def __init__(self, stages: Sequence[Stage] = (), ledger: Ledger | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, stages: Sequence[Stage] = (), ledger: Ledger | None = None, seed: int = 0, secret: bytes | None = None
+    ) -> None:
         self.stages = tuple(stages)
-        self.seed = seed
+        self.seed, self._secret = seed, secret
         self.ledger = ledger or Ledger()
 
     def broadcast(self, tree: Tree, clients: NDArray[np.int64], round: int) -> None:
@@ -44,10 +46,12 @@ class Channel:
             size = size_of(tree, each=each)
             self.ledger.record(Entry("down", round, field, _kind(tree), size, tuple(map(int, clients))))
 
-    def record_overhead(self, sizes: Mapping[Direction, int], clients: NDArray[np.int64], round: int) -> None:
+    def record_overhead(
+        self, sizes: Mapping[Direction, int], clients: NDArray[np.int64], round: int, *, name: str = "keys"
+    ) -> None:
         """Count what a protocol sends each of these clients, and they it, beside the messages: keys and shares."""
         for direction, size in sizes.items():
-            self.ledger.record(Entry(direction, round, "keys", "protocol", size, tuple(map(int, clients))))
+            self.ledger.record(Entry(direction, round, name, "protocol", size, tuple(map(int, clients))))
 
     def record_losses(self, clients: NDArray[np.int64], round: int) -> None:
         """Count the losses that these clients send with their replies, for the server to choose by: a number each."""
@@ -70,7 +74,7 @@ class Channel:
         """
         require_declared(algorithm, clients, update)
         sent = Sent(dict(update.send), update.weight, summed=update.summed)
-        return send_through(self.stages, sent, Place(round, clients, algorithm.sends, memory, self.seed))
+        return send_through(self.stages, sent, Place(round, clients, algorithm.sends, memory, self.seed, self._secret))
 
     def receive(
         self, algorithm: Algorithm, clients: NDArray[np.int64], sent: Sent, round: int, *, written: int | None = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,6 +37,9 @@ class Compression(Stage, ABC):
     name: ClassVar[str]
     feeds_back: ClassVar[bool] = True  # clients remember what was cut off
     linear: ClassVar[bool] = False  # packed messages may be added up, so secure sums can carry them
+
+    def check(self, models: Sequence[Params]) -> None:
+        """Raise where these models, one of each architecture, cannot be packed so."""
 
     def apply(self, sent: Sent, place: Place) -> Sent:
         """Pack the fields that hold a model; see `Stage.apply`."""
@@ -187,6 +190,17 @@ class LowRank(Compression):
 
     rank: int = 2
     name: ClassVar[str] = "lowrank"
+
+    def check(self, models: Sequence[Params]) -> None:
+        """Raise for a rank with which no matrix of any model becomes smaller."""
+        shapes = [leaf.shape for model in models for leaf in model.values() if leaf.ndim > 1]
+        sizes = [(shape[0], shape[1:].numel()) for shape in shapes]
+        most = max((-(-m * n // (m + n)) - 1 for m, n in sizes), default=0)
+        if self.rank > most:
+            raise HyperparameterError(
+                f"The rank of `lowrank` must be smaller than the model's matrices, so they become leaner: at most "
+                f"{most}. Got {self.rank}."
+            )
 
     def _matrices(self, form: Form) -> dict[str, tuple[int, int]]:
         """Return rows and columns of the leaves that are worth it."""

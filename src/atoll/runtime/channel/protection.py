@@ -38,6 +38,10 @@ class Adder(Protocol):
         """Return the bytes that each of so many clients sends and receives beside its message."""
         ...
 
+    def opening(self, clients: int) -> dict[Direction, int]:
+        """Return the bytes that one client sends and receives, so the sum of so many can be read."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Protection:

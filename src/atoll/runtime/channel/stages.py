@@ -72,6 +72,12 @@ class Place:
     kinds: Mapping[str, str] = field(default_factory=dict)  # of the fields: model, statistic, labels, ...
     memory: Memory | None = None
     seed: int = 0
+    secret: bytes | None = field(default=None, repr=False)  # of who sends, for noise; None: it follows from the seed
+
+    @property
+    def source(self) -> int | bytes:
+        """What noise is drawn from; what everybody must draw alike is drawn from the seed."""
+        return self.seed if self.secret is None else self.secret
 
 
 class Stage:

@@ -51,6 +51,7 @@ class LocalEngine(Planner):
     """
 
     is_dear = False  # a round can be played again
+    secret: bytes | None = None  # noise follows from the seed
 
     def __init__(
         self,

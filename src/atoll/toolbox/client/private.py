@@ -37,12 +37,7 @@ class Private:
 
     def require(self, task: Facts, *, gradient: Any, radius: Any) -> None:
         """Raise where single samples have no gradient of their own."""
-        if task.network.layout.batchnorm:
-            raise PrivacyError(
-                "Under sample-level privacy a network must answer each sample by itself. This one has BatchNorm, which "
-                "mixes the samples of a batch.",
-                hint="take a network with GroupNorm, such as resnet18-gn.",
-            )
+        require_no_batchnorm(task)
         if gradient is not None:
             raise PrivacyError(
                 "Under sample-level privacy clients must follow the gradient of their samples' own losses. This method "
@@ -69,6 +64,16 @@ class Private:
                 total = total + self.noise * self.clip * batch.normal(f"private {name}", *total.shape)
             found[name] = total / size
         return Params(found, each.layout), w, loss
+
+
+def require_no_batchnorm(task: Facts) -> None:
+    """Raise where the answer to a sample depends on the others of its batch."""
+    if any(network.layout.batchnorm for network in (task.networks or (task.network,))):
+        raise PrivacyError(
+            "Under sample-level privacy a network must answer each sample by itself. This one has BatchNorm, which "
+            "mixes the samples of a batch.",
+            hint="take a network with GroupNorm, such as resnet18-gn.",
+        )
 
 
 # -- statistics --------------------------------------------------------------------------------------------------------

@@ -172,6 +172,11 @@ class ClusterEngine:
         return self.local.timeout
 
     @property
+    def secret(self) -> bytes | None:
+        """What noise is drawn from: nothing but the seed."""
+        return None
+
+    @property
     def is_dear(self) -> bool:
         """Whether every round is worth a checkpoint: it can be played again."""
         return False
