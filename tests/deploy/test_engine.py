@@ -43,6 +43,20 @@ def test_sites_give_the_bits_of_a_simulation(name, kind, asked, tmp_path) -> Non
     assert messages(report) == messages(simulated)
 
 
+@pytest.mark.parametrize("metric", ["auroc", "f1"])
+def test_figures_that_are_no_means_are_taken_at_the_sites(metric, tmp_path) -> None:
+    sites, method = Rehearsal(tmp_path, task=build_task("odd")), create("ditto")
+    report, simulated = (
+        run(method, evaluation="all", metric=metric, eval_every=1) for run in (sites.run, sites.simulate)
+    )
+    for mine, theirs in zip(report.evaluations, simulated.evaluations, strict=True):
+        for split in ("val", "test"):
+            np.testing.assert_array_equal(mine.personal[split].clients, theirs.personal[split].clients)
+            np.testing.assert_array_equal(mine.personal[split].variances, theirs.personal[split].variances)
+    assert np.isnan(report.scores()).any() == np.isnan(simulated.scores()).any()
+    assert np.isnan(report.evaluations[-1].personal["test"].micro)
+
+
 def test_what_clients_keep_is_at_their_sites_only(rehearsal) -> None:
     report, simulated = rehearsal.run(create("ditto")), rehearsal.simulate(create("ditto"))
     assert report.population.memory.save(round=3) is None

@@ -357,7 +357,7 @@ def test_what_a_method_asks_of_sites_is_said_before(tmp_path) -> None:
     assert said["fedavg"] == ""
     assert "before the first round" in said["fedora"]
     assert "sends each site something of its own" in said["fedamp"]
-    assert "has a row for each client" in said["fedamp"]
+    assert "its part of the server's state" in said["fedamp"]
     assert "a last step at the sites" in said["fedrep"]
     with pytest.raises(DeployError, match="FedDF needs data of the server's own"):
         list_demands(create("feddf"), task)

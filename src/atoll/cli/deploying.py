@@ -40,6 +40,7 @@ class ServerOptions:
     seed: Annotated[int, option("Of everything drawn.", **ROUNDS)] = 0
     cohort: Annotated[str | None, option("Clients per round: a number, or a share as 0.1; else all.", **ROUNDS)] = None
     eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
+    metric: Annotated[str, option("What clients are judged by, as for `run`; auto: the usual one.", **ROUNDS)] = "auto"
     own_schema: Annotated[
         Path | None, option("What all sites' columns are, written by `atoll data schema`.", **SITES)
     ] = None
@@ -91,7 +92,13 @@ class ServerOptions:
         """Return the settings of the federation."""
         from atoll.records.configuration import Settings
 
-        return Settings(rounds=rounds, seed=self.seed, cohort=parse_cohort(self.cohort), eval_every=self.eval_every)
+        return Settings(
+            rounds=rounds,
+            seed=self.seed,
+            cohort=parse_cohort(self.cohort),
+            eval_every=self.eval_every,
+            metric=self.metric,
+        )
 
 
 @app.command()
@@ -135,15 +142,17 @@ def server(
             return Terms(clients=sum(len(place.clients) for place in places.values()), sites=dict(places), **words)
 
         seats = {site: Place(clients=[number]) for number, site in enumerate(keys.members)}
-        for demand in list_demands(algorithm, task_without_data(write_terms(seats)), options.seed):
+        there = task_without_data(write_terms(seats))
+        for demand in list_demands(algorithm, there, options.seed):
             say(demand)
+        settings = options.settings(rounds)
+        settings.check(there, algorithm)
     nodes = {site: member.node for site, member in keys.members.items()}
     try:
         with Link(_read_address(options.listen), nodes, None if options.insecure else keys.certificate) as link:
             say(f"listening at {link.host}:{link.port}{', without TLS' if options.insecure else ''}")
             say(f"run: {folder}")
             if not resume:
-                settings = options.settings(rounds)
                 begin(
                     link, keys, algorithm, settings, write_terms, folder, question={"terms": words},
                     sites=options.sites, patience=patience,
@@ -229,7 +238,8 @@ def keep_result(site: "Site", message: "Message", reply: bytes, state: Path) -> 
     """Save the personal models of a federation that is over, and show their scores."""
     from atoll.deploy.models import save_models
 
-    own = site.own_task(site.receive(message))
+    received = site.receive(message)
+    own = site.own_task(received)
     scores = site.read_scores(message, reply)
     rows = [
         [own.client_name(row), kind, *(f"{found[row]:.3f}" for found in splits.values())]
@@ -237,9 +247,7 @@ def keep_result(site: "Site", message: "Message", reply: bytes, state: Path) -> 
         for row in range(own.clients)
     ]
     saved = save_models(site, message, state / "models" / message.header.federation)
-    write(
-        "", plain_table(["client", "model", *(f"{split} {own.network.score.name}" for split in ("val", "test"))], rows)
-    )
+    write("", plain_table(["client", "model", *(f"{split} {received.measure}" for split in ("val", "test"))], rows))
     write_paths(**{f"model {name}" if own.clients > 1 else "model": path for name, path in saved.items()})
 
 

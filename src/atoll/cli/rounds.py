@@ -84,6 +84,7 @@ def start(
     lr_decay: Annotated[float, option("Factor on the step size per round, at most 1.")] = 1.0,
     clip: Annotated[float | None, option("Largest norm of a gradient.")] = None,
     name: Annotated[str | None, option("What the federation is called; else as the schema's file.")] = None,
+    metric: Annotated[str, option("What clients are judged by, as for `run`; auto: the usual one.")] = "auto",
     folder: Annotated[Path, FOLDER] = Path("federation"),
     key: Annotated[Path | None, KEY] = None,
 ) -> None:
@@ -98,6 +99,7 @@ def start(
     from atoll.deploy.schemas import choose_model_for, require_for_sites, task_without_data
     from atoll.deploy.terms import Terms
     from atoll.kernel.task import Training
+    from atoll.records.configuration import Settings
 
     algorithm, form = create(method), Schema.load(schema)
     require_for_sites(form)
@@ -112,7 +114,7 @@ def start(
         say(demand)
     if not all(place.key for place in places.values()):
         say("Sites are known by number, not by key: whoever replies first for a place has it from then on.")
-    waiting = files.start(algorithm, terms, find_key(key), folder, output)
+    waiting = files.start(algorithm, terms, find_key(key), folder, output, Settings(metric=metric))
     _tell(waiting, folder)
 
 
@@ -282,7 +284,7 @@ def apply(
         for kind, splits in here.read_scores(message, reply).items()
         for row in range(own.clients)
     ]
-    write(plain_table(["client", "model", *(f"{split} {own.network.score.name}" for split in ("val", "test"))], rows))
+    write(plain_table(["client", "model", *(f"{split} {received.measure}" for split in ("val", "test"))], rows))
     with writing(output.parent):
         write_whole(output, reply)
         saved = save_models(here, message, models, format=form, int8=int8)

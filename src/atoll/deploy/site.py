@@ -37,7 +37,8 @@ from atoll.kernel.job import Done, Finish, Lost, Phase
 from atoll.kernel.params import Tree, flatten, stacked_leaves
 from atoll.kernel.sources import own_digest
 from atoll.kernel.wrapper import title_of
-from atoll.metrics.evaluation import Evaluate
+from atoll.metrics.evaluation import Evaluate, reduce_to_figures
+from atoll.metrics.measures import OWN, measure_of
 from atoll.privacy.masks import MaskingClient
 from atoll.runtime.channel import Channel, Sent
 from atoll.runtime.engines import LocalEngine
@@ -65,6 +66,12 @@ class Received:
     def protection(self) -> str:
         """What the protection of its reply is known by."""
         return digest_protection(self.order.stages, masked=self.order.masked)
+
+    @property
+    def measure(self) -> str:
+        """What its clients are scored by, in words."""
+        metrics = [phase.metric for phase in self.order.phases if isinstance(phase, Evaluate)]
+        return measure_of(metrics[0] if metrics else OWN, self.task.network).name
 
     @property
     def is_last(self) -> bool:
@@ -336,7 +343,7 @@ class Site:
                 if isinstance(outcome, Lost):
                     failed |= {int(client): outcome.reason for client in outcome.clients}
                     continue
-                good, bad = _split_finite(outcome)
+                good, bad = _split_finite(_reduce_scores(outcome, phase, received.task))
                 failed |= dict.fromkeys(bad, "not finite")
                 if good is not None:
                     done.append(good)
@@ -375,11 +382,30 @@ class Site:
         return self._task(received.terms, received.site)[0]
 
 
+def _reduce_scores(done: Done[Any], phase: Phase, task: Task) -> Done[Any]:
+    """Return the scores of some clients; of a measure that is no mean over samples, each client's figure."""
+    figure = measure_of(phase.metric, task.network).figure if isinstance(phase, Evaluate) else None
+    if figure is None:
+        return done
+    result = {
+        split: reduce_to_figures(found, task.splits[split].sizes(done.clients), figure)
+        for split, found in done.result.items()
+    }
+    return replace(done, result=result)
+
+
 def _mean_scores(outcomes: Sequence[Outcome], split: str, received: Received, answer: Answer) -> list[float]:
-    """Return the mean score of each of a site's clients on one split; NaN without samples."""
-    sums = {int(k): float(one.result[split]["score"][row]) for one in outcomes for row, k in enumerate(one.clients)}
+    """Return the score of each of a site's clients on one split; NaN without samples."""
     sizes = dict(zip(received.own.tolist(), answer.samples[split], strict=True))
-    return [sums.get(k, math.nan) / size if size else math.nan for k, size in sizes.items()]
+    scores = dict.fromkeys(sizes, math.nan)
+    for one in outcomes:
+        found = one.result[split]
+        for row, k in enumerate(one.clients.tolist()):
+            if "figure" in found:
+                scores[k] = float(found["figure"][row, 0]) if found["exists"][row, 0] else math.nan
+            elif sizes[k]:
+                scores[k] = float(found["score"][row]) / sizes[k]
+    return [*scores.values()]
 
 
 def _keep(done: Done[Any], phase: Phase, round: int) -> None:
