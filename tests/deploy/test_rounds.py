@@ -20,7 +20,7 @@ from atoll.deploy import files, messages, store
 from atoll.deploy.coordinator import seat_sites
 from atoll.deploy.demands import list_demands
 from atoll.deploy.keys import Key
-from atoll.deploy.schemas import task_without_data
+from atoll.deploy.schemas import read_public, task_without_data
 from atoll.deploy.showing import describe
 from atoll.kernel.errors import DeployError, RefusedError
 from atoll.kernel.params import flatten
@@ -361,6 +361,18 @@ def test_what_a_method_asks_of_sites_is_said_before(tmp_path) -> None:
     assert "a last step at the sites" in said["fedrep"]
     with pytest.raises(DeployError, match="FedDF needs data of the server's own"):
         list_demands(create("feddf"), task)
+
+
+@pytest.mark.parametrize("method", ["feddf:server_epochs=1", "fedmd"])
+def test_public_samples_are_given_to_the_coordinator(method, tmp_path) -> None:
+    write_hospital(tmp_path / "public.csv", 7)
+    story = Story(tmp_path, method, public=tmp_path / "public.csv")
+    report = story.play()
+    assert report.task.public[0].shape == (40, 4)
+    assert np.isfinite(report.scores()).all()
+    (tmp_path / "other.csv").write_text("age\n3\n")
+    with pytest.raises(DeployError, match="must have the columns of the schema"):
+        read_public(story.terms, tmp_path / "other.csv")
 
 
 def test_a_site_that_is_killed_anywhere_answers_alike(tmp_path, monkeypatch) -> None:

@@ -44,6 +44,9 @@ class ServerOptions:
     own_schema: Annotated[
         Path | None, option("What all sites' columns are, written by `atoll data schema`.", **SITES)
     ] = None
+    public: Annotated[
+        Path | None, option("A file of samples that everybody may see, for methods that need some.", **SITES)
+    ] = None
     name: Annotated[str | None, option("What the data are called; else as the schema's file.", **SITES)] = None
     model: Annotated[
         str | None, option("Network, see `atoll list models`; else the usual one.", **SITES, **completion.MODELS)
@@ -117,7 +120,7 @@ def server(
     from atoll.deploy.flower.certificates import ServerKeys
     from atoll.deploy.flower.link import Link
     from atoll.deploy.flower.server import Patience, begin, read_begun, serve
-    from atoll.deploy.schemas import task_without_data
+    from atoll.deploy.schemas import read_public, task_without_data
     from atoll.deploy.terms import Place, Terms
     from atoll.records.runs import now
     from atoll.runtime.engines.local import LocalEngine
@@ -142,7 +145,9 @@ def server(
             return Terms(clients=sum(len(place.clients) for place in places.values()), sites=dict(places), **words)
 
         seats = {site: Place(clients=[number]) for number, site in enumerate(keys.members)}
-        there = task_without_data(write_terms(seats))
+        terms = write_terms(seats)
+        public = None if options.public is None else read_public(terms, options.public)
+        there = task_without_data(terms, public)
         for demand in list_demands(algorithm, there, options.seed):
             say(demand)
         settings = options.settings(rounds)
@@ -155,7 +160,7 @@ def server(
             if not resume:
                 begin(
                     link, keys, algorithm, settings, write_terms, folder, question={"terms": words},
-                    sites=options.sites, patience=patience,
+                    sites=options.sites, patience=patience, public=public,
                 )  # fmt: skip
             with show_progress(rounds) as bar:
                 engine = LocalEngine(device=options.device)

@@ -84,6 +84,9 @@ def start(
     lr_decay: Annotated[float, option("Factor on the step size per round, at most 1.")] = 1.0,
     clip: Annotated[float | None, option("Largest norm of a gradient.")] = None,
     name: Annotated[str | None, option("What the federation is called; else as the schema's file.")] = None,
+    public: Annotated[
+        Path | None, option("A file of samples that everybody may see, for methods that need some.", "--public")
+    ] = None,
     metric: Annotated[str, option("What clients are judged by, as for `run`; auto: the usual one.")] = "auto",
     folder: Annotated[Path, FOLDER] = Path("federation"),
     key: Annotated[Path | None, KEY] = None,
@@ -96,7 +99,7 @@ def start(
     from atoll.deploy import files
     from atoll.deploy.coordinator import seat_sites
     from atoll.deploy.demands import list_demands
-    from atoll.deploy.schemas import choose_model_for, require_for_sites, task_without_data
+    from atoll.deploy.schemas import choose_model_for, read_public, require_for_sites, task_without_data
     from atoll.deploy.terms import Terms
     from atoll.kernel.task import Training
     from atoll.records.configuration import Settings
@@ -110,11 +113,12 @@ def start(
         rounds=rounds or (1 if algorithm.one_shot else 3), seed=seed, training=asdict(training),
         model=model or choose_model_for(form), form=form.as_json(),
     )  # fmt: skip
-    for demand in list_demands(algorithm, task_without_data(terms), seed):
+    seen_by_all = None if public is None else read_public(terms, public)
+    for demand in list_demands(algorithm, task_without_data(terms, seen_by_all), seed):
         say(demand)
     if not all(place.key for place in places.values()):
         say("Sites are known by number, not by key: whoever replies first for a place has it from then on.")
-    waiting = files.start(algorithm, terms, find_key(key), folder, output, Settings(metric=metric))
+    waiting = files.start(algorithm, terms, find_key(key), folder, output, Settings(metric=metric), seen_by_all)
     _tell(waiting, folder)
 
 

@@ -18,7 +18,7 @@ def list_demands(method: Algorithm, task: Task, seed: int = 0) -> list[str]:
         raise DeployError(
             f"{name} needs data of the server's own, samples that everybody may see. A coordinator with a schema has "
             "none.",
-            hint="choose a method that needs no public data: `atoll list` says which.",
+            hint="give a file of such samples, `public`, or choose a method that needs none: `atoll list` says which.",
         )
     server = method.start(task.public_facts(seed))
     found = []

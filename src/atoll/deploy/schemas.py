@@ -16,8 +16,12 @@ from atoll.deploy.tasks import task_elsewhere
 from atoll.deploy.terms import Terms
 from atoll.kernel.errors import AtollError, DeployError, RefusedError
 from atoll.kernel.objective import absolute_error, accuracy, cross_entropy, metric_of, squared_error
+from atoll.runtime import serialise
+from atoll.runtime.files import read_regular, write_whole
 
 SEQUENCE = "char-transformer"
+PUBLIC = "public.safetensors"  # in the run's folder
+Public = tuple[Tensor, Tensor]  # samples and targets
 
 
 def choose_model_for(schema: Schema) -> str:
@@ -27,8 +31,8 @@ def choose_model_for(schema: Schema) -> str:
     return SEQUENCE if tokens else choose_model(tuple(sample[0].shape[1:]))
 
 
-def task_without_data(terms: Terms) -> Task:
-    """Return the coordinator's task: what the schema says, and nobody's samples."""
+def task_without_data(terms: Terms, public: Public | None = None) -> Task:
+    """Return the coordinator's task: what the schema says, samples that everybody may see, and nobody's own."""
     schema = schema_of(terms)
     x, y = _blank_samples(schema)
     classes = schema.outputs if schema.kind == "tokens" else len(schema.classes) or None
@@ -44,8 +48,32 @@ def task_without_data(terms: Terms) -> Task:
     names = [_client_name(terms, number) for number in range(terms.clients)]
     return task_elsewhere(
         terms.name, network, x[0], y[0], clients=terms.clients, classes=classes, training=terms.rule, names=names,
-        facts={"source": "data of sites", "schema": terms.form},
+        facts={"source": "data of sites", "schema": terms.form}, public=public,
     )  # fmt: skip
+
+
+def read_public(terms: Terms, data: Path) -> Public:
+    """Return the samples of a file that everybody may see, scaled by themselves as those of a site are."""
+    try:
+        task = Task.of_site(str(data), schema_of(terms), name="public", model=terms.model, shares=(1.0, 0.0, 0.0))
+    except AtollError as error:
+        message, _, hint = str(error).partition("\nhint: ")
+        raise DeployError(f"{data} must have the columns of the schema: {message}", hint=hint or None) from error
+    return task.x, task.y
+
+
+def save_public(public: Public | None, folder: Path) -> None:
+    """Write public samples into a run's folder, where a coordinator that goes on finds them."""
+    if public is not None:
+        write_whole(folder / PUBLIC, serialise.to_bytes([*public]))
+
+
+def load_public(folder: Path) -> Public | None:
+    """Return the public samples of a run, if it has some."""
+    if not (folder / PUBLIC).exists():
+        return None
+    x, y = serialise.from_bytes(read_regular(folder / PUBLIC))
+    return x, y
 
 
 def task_of_site(terms: Terms, site: str, data: Path, *, client: str | None = None, **reading: Any) -> Task:
