@@ -65,7 +65,7 @@ def test_five_directories_that_share_nothing(tmp_path, method, rounds) -> None:
     found = {}
     for home in homes:
         carry(newest, home / "result.atoll")
-        shown = atoll(home, "round", "apply", "result.atoll", "--data", "my.csv", "-o", "scores.atoll")
+        shown = atoll(home, "round", "apply", "result.atoll", "-o", "scores.atoll")
         found[home.name] = float(next(line for line in shown.splitlines() if "personal" in line).split()[-1])
         carry(home / "scores.atoll", center / "scores" / f"{home.name}.atoll")
         manifest = json.loads((home / "models" / home.name / "manifest.json").read_text())
@@ -338,6 +338,7 @@ def test_places_without_keys_belong_to_who_comes_first(tmp_path) -> None:
         tmp_path, "round", "start", "fedavg", "--own-schema", "schema.json", "--sites", "2", "--model", "mlp:4"
     )
     assert "whoever replies first for a place has it from then on" in shown
+    assert "where its data are" in atoll(tmp_path, "round", "train", "job.atoll", fails=True)
     shown = atoll(tmp_path, "round", "train", "job.atoll", "--data", "my.csv", fails=True)
     assert "has no place for me. It has: site-1, site-2" in shown.replace("\n", " ")
     assert "--site" in shown
@@ -429,7 +430,9 @@ def test_a_site_may_have_several_clients(tmp_path) -> None:
     atoll(tmp_path / "Ulm", "round", "train", str(center / "job-Ulm.atoll"), *wards)
     replies = [str(tmp_path / name / "reply.atoll") for name in ("Lund", "Ulm")]
     atoll(center, "round", "finish", *replies)
-    shown = atoll(tmp_path / "Ulm", "round", "apply", str(center / "result.atoll"), *wards)
+    shown = atoll(tmp_path / "Lund", "round", "apply", str(center / "result-Ulm.atoll"), fails=True)
+    assert "it is for Ulm, and not for Lund" in shown.replace("\n", " ")
+    shown = atoll(tmp_path / "Ulm", "round", "apply", str(center / "result-Ulm.atoll"))
     assert sorted(path.stem for path in (tmp_path / "Ulm" / "models").iterdir()) == ["A", "B"]
     assert shown.count("personal") == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ from atoll.data.building import are_amounts, build_network, choose_model
 from atoll.data.own import OwnData
 from atoll.data.schema import Schema
 from atoll.data.task import Task
+from atoll.deploy.store import writing
 from atoll.deploy.tasks import task_elsewhere
 from atoll.deploy.terms import Terms
 from atoll.kernel.errors import AtollError, DeployError, RefusedError
 from atoll.kernel.objective import absolute_error, accuracy, cross_entropy, metric_of, squared_error
+from atoll.records.files import read_record, write_record
+from atoll.records.schema import Record
 from atoll.runtime import serialise
 from atoll.runtime.files import read_regular, write_whole
 
 SEQUENCE = "char-transformer"
+READING = "reading.json"  # in the folder of what a site keeps
 PUBLIC = "public.safetensors"  # in the run's folder
 Public = tuple[Tensor, Tensor]  # samples and targets
 
@@ -92,6 +97,35 @@ def task_of_site(terms: Terms, site: str, data: Path, *, client: str | None = No
     except AtollError as error:
         message, _, hint = str(error).partition("\nhint: ")
         raise RefusedError(f"{data} does not fit the data that were agreed on: {message}", hint=hint or None) from error
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reading(Record):
+    """Where a site's data are and how they are read; the site remembers it from one round to the next."""
+
+    data: str
+    client: str | None = None
+    group: str | None = None
+    order: str | None = None
+
+    def save(self, state: Path) -> None:
+        """Write it into the folder of what the site keeps."""
+        with writing(state):
+            state.mkdir(parents=True, exist_ok=True)
+            write_record(state / READING, self)
+
+    @classmethod
+    def find(cls, state: Path, data: Path | None, **given: str | None) -> Reading:
+        """Return what is given, or else how it was the last time."""
+        if data is not None:
+            return cls(data=str(data.resolve()), **given)
+        if not (state / READING).exists():
+            raise DeployError("A site must know where its data are: give the file, `data`. There was no round before.")
+        return replace(read_record(state / READING, cls), **{name: one for name, one in given.items() if one})
+
+    def build_task(self, terms: Terms, site: str) -> Task:
+        """Return the site's task."""
+        return task_of_site(terms, site, Path(self.data), client=self.client, group=self.group, order=self.order)
 
 
 def schema_of(terms: Terms) -> Schema:

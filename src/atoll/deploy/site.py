@@ -184,7 +184,7 @@ class Site:
         with message.guarding():
             about = message.header.about
             terms = Terms.of_json(about["terms"])
-            counted = dict(about["counted"])
+            counted, addressees = dict(about["counted"]), [str(one) for one in about["to"]]
         site = state.site if state is not None else self._find_place(terms, message)
         if self._site is not None and site != self._site:
             raise message.refuse(
@@ -196,6 +196,11 @@ class Site:
             raise message.refuse(
                 f"the place of {site} belongs to another key",
                 hint=f"take the key that the coordinator knows, or another place of {', '.join(terms.sites)}.",
+            )
+        if site not in addressees:
+            raise message.refuse(
+                f"it is for {', '.join(addressees)[:200]}, and not for {site}",
+                hint="each site has a file of its own, with its name.",
             )
         if state is not None and state.terms != terms.digest:
             raise message.refuse(
