@@ -31,6 +31,7 @@ def messages(report):
     [
         ("ditto", "odd", {}),
         ("fedamp", "plain", {"cohort": 3}),
+        ("fedpac", "odd", {"cohort": 3, "late": 0.3}),  # BatchNorm and late replies
         ("ditto@ifca:clusters=2,cluster_rounds=1", "plain", {"eval_every": 1}),
         ("fedrep", "plain", {"faults": lambda round, clients: clients == 5}),  # absent for the last step
     ],

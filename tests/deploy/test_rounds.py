@@ -68,6 +68,7 @@ def test_five_directories_that_share_nothing(tmp_path, method, rounds) -> None:
         shown = atoll(home, "round", "apply", "result.atoll", "-o", "scores.atoll")
         found[home.name] = float(next(line for line in shown.splitlines() if "personal" in line).split()[-1])
         carry(home / "scores.atoll", center / "scores" / f"{home.name}.atoll")
+        assert f"after round {rounds}" in atoll(home, "round", "show", "scores.atoll").replace("\n", " ")
         manifest = json.loads((home / "models" / home.name / "manifest.json").read_text())
         assert manifest["output"]["classes"] == ["no", "yes"]
         assert manifest["measured"]["difference"] < 1e-5
@@ -94,6 +95,7 @@ def test_a_reply_is_shown_byte_for_byte(tmp_path) -> None:
     shown = atoll(tmp_path, "round", "show", str(path))
     assert "train 24, val 6, test 10" in shown
     assert "no sample, nothing that clients keep" in shown
+    assert ", round 1, written" in shown.replace("\n", " ")
     assert f"{path.stat().st_size:,}" in shown
 
 
@@ -222,6 +224,10 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store, "write_whole", write_some)
     with pytest.raises(DeployError, match="must have room .* It is full.\nhint: make room and give the same command"):
         story.reply("Ulm")
+    with monkeypatch.context() as patch:  # not even a note of who writes has room
+        patch.setattr(Path, "write_text", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(DeployError, match="must have room"):
+            story.reply("Ulm")
     full[0] = False
     assert messages.read_file(story.reply("Ulm")).header.round == 0
 

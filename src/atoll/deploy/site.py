@@ -30,7 +30,7 @@ from atoll.deploy.protection import digest_protection
 from atoll.deploy.store import Pending, State, Store
 from atoll.deploy.tasks import SitePopulation, place_at_site
 from atoll.deploy.terms import Terms
-from atoll.deploy.work import Answer, Clients, Order, Outcome, outcome_of
+from atoll.deploy.work import Answer, Clients, Order, Outcome, outcome_of, write_phase
 from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import DeployError
 from atoll.kernel.job import Done, Finish, Lost, Phase
@@ -133,6 +133,7 @@ class Site:
             memory = store.memory(state, received.terms.clients, received.task.network.layout)
             about, tree = self._answer(received, state, memory, store.folder)
             about |= {"answers": message.digest, "site": received.site, "terms": received.terms.digest}
+            about["phases"] = [write_phase(phase) for phase in received.order.phases]
             header = message.header
             reply = messages.write(
                 "reply", self.key, federation=header.federation, number=header.number, round=header.round,

@@ -14,7 +14,6 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,9 +67,13 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def alone(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
         """Hold the folder: one process works for a site at a time."""
-        return alone_in(self.folder)
+        with contextlib.ExitStack() as held:
+            with writing(self.folder):
+                held.enter_context(alone_in(self.folder))
+            yield
 
     def load(self) -> State | None:
         """Return where the site is; None before its first job."""
