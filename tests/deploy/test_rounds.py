@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +211,20 @@ def test_the_same_job_gets_the_same_reply_and_an_older_one_none(tmp_path) -> Non
     story.finish(replies)
     story.reply("Ulm")
     assert "it is outdated: it is number 0" in refusal(story, data=first)
+
+
+def test_a_site_whose_clock_was_set_answers_again(tmp_path, monkeypatch) -> None:
+    story, now = Story(tmp_path, "ditto"), messages.now
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "now", lambda: now() + timedelta(hours=1))
+        ahead = story.reply("Ulm")
+    before = ahead.read_bytes()
+    _, transport = story.finish([ahead])
+    assert "one of the clocks is off" in transport.refused[ahead]
+    again = story.reply("Ulm")
+    assert messages.read_file(again).body == messages.read(before).body
+    _, transport = story.finish([again])
+    assert transport.accepted == {"Ulm": again}
 
 
 def test_a_full_disk_changes_nothing(tmp_path, monkeypatch) -> None:

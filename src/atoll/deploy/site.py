@@ -32,7 +32,7 @@ from atoll.deploy.tasks import SitePopulation, place_at_site
 from atoll.deploy.terms import Terms
 from atoll.deploy.work import Answer, Clients, Order, Outcome, outcome_of, write_phase
 from atoll.kernel.algorithm import Update
-from atoll.kernel.errors import DeployError
+from atoll.kernel.errors import DeployError, RefusedError
 from atoll.kernel.job import Done, Finish, Lost, Phase
 from atoll.kernel.params import Tree, flatten, stacked_leaves
 from atoll.kernel.sources import own_digest
@@ -126,7 +126,7 @@ class Site:
         with store.alone():
             state = store.load() or self._first_state(received)
             if state.pending is not None and state.pending.job == message.digest:
-                return store.reply(state.pending)
+                return self._give_again(store, state.pending, received)
             self._require_next(state, received)
             self._require_protection(state, received)
             state = store.settle(state, received.counted)
@@ -147,6 +147,20 @@ class Site:
             store.forget_training()
             if received.order.step is not None and received.order.step.name == STEPS[-1]:
                 SiteMasks(store.folder).forget()
+        return reply
+
+    def _give_again(self, store: Store, pending: Pending, received: Received) -> bytes:
+        """Return the reply that was written for a job; with another time if the clock was off and is set by now."""
+        reply, message = store.reply(pending), received.message
+        written = messages.read(reply, "The reply", largest=self._largest)
+        try:
+            require_in_time(written, after=message.written)
+        except RefusedError:
+            reply = messages.write(
+                "reply", self.key, federation=message.header.federation, number=pending.number, round=pending.round,
+                about=written.header.about, tree=written.tree(received.task.network.layout),
+            )  # fmt: skip
+            store.replace_reply(pending, reply)
         return reply
 
     def _answer(self, received: Received, state: State, memory: RamMemory, folder: Path) -> tuple[dict[str, Any], Tree]:

@@ -139,6 +139,11 @@ class Store:
         """Return the reply that was written for a job."""
         return read_regular(self.folder / pending.reply, LARGEST)
 
+    def replace_reply(self, pending: Pending, reply: bytes) -> None:
+        """Write another reply for a job in place of the one that was there."""
+        with writing(self.folder):
+            write_whole(self.folder / pending.reply, reply)
+
     def _tidy(self, state: State) -> None:
         """Remove what no state needs."""
         needed = {state.kept, "state.json"}
