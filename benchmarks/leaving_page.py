@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from atoll import LocalEngine, Recipe, Report, federate
@@ -52,7 +53,8 @@ def describe(name: str) -> str:
         ", ".join(f"{title} {size:,}" for title, size in parts[place].items()) or "–"
         for place in ("up", "down", "before")
     ]
-    state = "–" if report.server is None else f"{size_of(report.server):,}"
+    sent = report.algorithm.state_for(report.server, np.array([0]))
+    state = "–" if sent is None else f"{size_of(sent):,}"
     return f"| `{name}` | {' | '.join(cells)} | {state} | {', '.join(remarks(report)) or '–'} |"
 
 
@@ -63,7 +65,7 @@ def remarks(report: Report) -> Iterator[str]:
         yield "needs server data"
     if not method.sums_suffice:
         yield "one by one"
-    if holds_rows_of_clients(report.server, report.task.clients):
+    if not method.defines("state_for") and holds_rows_of_clients(report.server, report.task.clients):
         yield "others' too"
     if method.defines("finish"):
         yield "last step at the site"

@@ -13,7 +13,7 @@ from atoll.deploy import files, messages
 from atoll.deploy.coordinator import seat_sites
 from atoll.deploy.keys import Key
 from atoll.deploy.messages import MAGIC
-from atoll.deploy.schemas import choose_model_for, task_of_site
+from atoll.deploy.schemas import choose_model_for, read_public, task_of_site
 from atoll.deploy.site import Site
 from atoll.deploy.terms import Terms
 from atoll.kernel.randomness import generator
@@ -37,7 +37,7 @@ def write_hospital(path, number, samples=40):
 class Story:
     """A federation whose files are carried by a test."""
 
-    def __init__(self, folder, method="fedavg", *, rounds=2, names=NAMES[:3], model="mlp:4", **settings):
+    def __init__(self, folder, method="fedavg", *, rounds=2, names=NAMES[:3], model="mlp:4", public=None, **settings):
         self.folder, self.names = folder, names
         for number, name in enumerate(names):
             write_hospital(folder / name / "my.csv", number)
@@ -47,8 +47,9 @@ class Story:
             name="hospitals", clients=len(names), sites=seat_sites([key.public for key in self.keys.values()]),
             rounds=rounds, training=asdict(Training()), model=model or choose_model_for(schema), form=schema.as_json(),
         )  # fmt: skip
+        given = None if public is None else read_public(self.terms, public)
         self.waiting = files.start(
-            create(method), self.terms, self.key, self.run, self.out("job"), Settings(**settings)
+            create(method), self.terms, self.key, self.run, self.out("job"), Settings(**settings), given
         )
 
     @property

@@ -31,6 +31,7 @@ def messages(report):
     [
         ("ditto", "odd", {}),
         ("fedamp", "plain", {"cohort": 3}),
+        ("fedpac", "odd", {"cohort": 3, "late": 0.3}),  # BatchNorm and late replies
         ("ditto@ifca:clusters=2,cluster_rounds=1", "plain", {"eval_every": 1}),
         ("fedrep", "plain", {"faults": lambda round, clients: clients == 5}),  # absent for the last step
     ],
@@ -41,6 +42,20 @@ def test_sites_give_the_bits_of_a_simulation(name, kind, asked, tmp_path) -> Non
     assert same(report.server, simulated.server)
     np.testing.assert_array_equal(report.scores(), simulated.scores())
     assert messages(report) == messages(simulated)
+
+
+@pytest.mark.parametrize("metric", ["auroc", "f1"])
+def test_figures_that_are_no_means_are_taken_at_the_sites(metric, tmp_path) -> None:
+    sites, method = Rehearsal(tmp_path, task=build_task("odd")), create("ditto")
+    report, simulated = (
+        run(method, evaluation="all", metric=metric, eval_every=1) for run in (sites.run, sites.simulate)
+    )
+    for mine, theirs in zip(report.evaluations, simulated.evaluations, strict=True):
+        for split in ("val", "test"):
+            np.testing.assert_array_equal(mine.personal[split].clients, theirs.personal[split].clients)
+            np.testing.assert_array_equal(mine.personal[split].variances, theirs.personal[split].variances)
+    assert np.isnan(report.scores()).any() == np.isnan(simulated.scores()).any()
+    assert np.isnan(report.evaluations[-1].personal["test"].micro)
 
 
 def test_what_clients_keep_is_at_their_sites_only(rehearsal) -> None:

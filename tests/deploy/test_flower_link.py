@@ -70,6 +70,19 @@ def test_a_site_that_fails_says_why_and_goes_on(keys, link, caplog):
         assert ask(b"fine") == Arrived("Ulm", b"fine")
 
 
+def test_a_question_of_a_process_that_ended_takes_no_message_from_the_next_one(link):
+    state, node, found = link._state, link._nodes["Ulm"], []
+    state.activate_node(node, 30)
+    question = threading.Thread(target=lambda: found.append(state.get_message_ins(node, None)))
+    question.start()  # and whoever asked is killed, and started again
+    state.deactivate_node(node)
+    state.activate_node(node, 30)
+    state.post(link._run, node, b"work", 60)
+    question.join(10)
+    assert found == [[]]
+    assert len(state.get_message_ins(node, None)) == 1
+
+
 @pytest.mark.parametrize("moment", ["working", "replying"])
 def test_a_site_that_is_killed_and_comes_back_is_asked_again(keys, link, moment):
     asked: list[str] = []

@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from atoll.deploy import files, messages, store
 from atoll.deploy.coordinator import seat_sites
 from atoll.deploy.demands import list_demands
 from atoll.deploy.keys import Key
-from atoll.deploy.schemas import task_without_data
+from atoll.deploy.schemas import read_public, task_without_data
 from atoll.deploy.showing import describe
 from atoll.kernel.errors import DeployError, RefusedError
 from atoll.kernel.params import flatten
@@ -65,9 +66,10 @@ def test_five_directories_that_share_nothing(tmp_path, method, rounds) -> None:
     found = {}
     for home in homes:
         carry(newest, home / "result.atoll")
-        shown = atoll(home, "round", "apply", "result.atoll", "--data", "my.csv", "-o", "scores.atoll")
+        shown = atoll(home, "round", "apply", "result.atoll", "-o", "scores.atoll")
         found[home.name] = float(next(line for line in shown.splitlines() if "personal" in line).split()[-1])
         carry(home / "scores.atoll", center / "scores" / f"{home.name}.atoll")
+        assert f"after round {rounds}" in atoll(home, "round", "show", "scores.atoll").replace("\n", " ")
         manifest = json.loads((home / "models" / home.name / "manifest.json").read_text())
         assert manifest["output"]["classes"] == ["no", "yes"]
         assert manifest["measured"]["difference"] < 1e-5
@@ -94,6 +96,7 @@ def test_a_reply_is_shown_byte_for_byte(tmp_path) -> None:
     shown = atoll(tmp_path, "round", "show", str(path))
     assert "train 24, val 6, test 10" in shown
     assert "no sample, nothing that clients keep" in shown
+    assert ", round 1, written" in shown.replace("\n", " ")
     assert f"{path.stat().st_size:,}" in shown
 
 
@@ -210,6 +213,21 @@ def test_the_same_job_gets_the_same_reply_and_an_older_one_none(tmp_path) -> Non
     assert "it is outdated: it is number 0" in refusal(story, data=first)
 
 
+def test_a_site_whose_clock_was_set_answers_again(tmp_path, monkeypatch) -> None:
+    story, now = Story(tmp_path, "ditto"), messages.now
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "now", lambda: now() + timedelta(hours=1))
+        ahead = story.reply("Ulm")
+    before = ahead.read_bytes()
+    _, transport = story.finish([ahead])
+    assert "one of the clocks is off" in transport.refused[ahead]
+    again = story.reply("Ulm")
+    mine, theirs = (flatten(one.tree(None))[0] for one in (messages.read_file(again), messages.read(before)))
+    assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+    _, transport = story.finish([again])
+    assert transport.accepted == {"Ulm": again}
+
+
 def test_a_full_disk_changes_nothing(tmp_path, monkeypatch) -> None:
     story = Story(tmp_path, "ditto")
     write, full = store.write_whole, [True]
@@ -222,6 +240,10 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store, "write_whole", write_some)
     with pytest.raises(DeployError, match="must have room .* It is full.\nhint: make room and give the same command"):
         story.reply("Ulm")
+    with monkeypatch.context() as patch:  # not even a note of who writes has room
+        patch.setattr(Path, "write_text", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(DeployError, match="must have room"):
+            story.reply("Ulm")
     full[0] = False
     assert messages.read_file(story.reply("Ulm")).header.round == 0
 
@@ -338,6 +360,7 @@ def test_places_without_keys_belong_to_who_comes_first(tmp_path) -> None:
         tmp_path, "round", "start", "fedavg", "--own-schema", "schema.json", "--sites", "2", "--model", "mlp:4"
     )
     assert "whoever replies first for a place has it from then on" in shown
+    assert "where its data are" in atoll(tmp_path, "round", "train", "job.atoll", fails=True)
     shown = atoll(tmp_path, "round", "train", "job.atoll", "--data", "my.csv", fails=True)
     assert "has no place for me. It has: site-1, site-2" in shown.replace("\n", " ")
     assert "--site" in shown
@@ -357,10 +380,22 @@ def test_what_a_method_asks_of_sites_is_said_before(tmp_path) -> None:
     assert said["fedavg"] == ""
     assert "before the first round" in said["fedora"]
     assert "sends each site something of its own" in said["fedamp"]
-    assert "has a row for each client" in said["fedamp"]
+    assert "its part of the server's state" in said["fedamp"]
     assert "a last step at the sites" in said["fedrep"]
     with pytest.raises(DeployError, match="FedDF needs data of the server's own"):
         list_demands(create("feddf"), task)
+
+
+@pytest.mark.parametrize("method", ["feddf:server_epochs=1", "fedmd"])
+def test_public_samples_are_given_to_the_coordinator(method, tmp_path) -> None:
+    write_hospital(tmp_path / "public.csv", 7)
+    story = Story(tmp_path, method, public=tmp_path / "public.csv")
+    report = story.play()
+    assert report.task.public[0].shape == (40, 4)
+    assert np.isfinite(report.scores()).all()
+    (tmp_path / "other.csv").write_text("age\n3\n")
+    with pytest.raises(DeployError, match="must have the columns of the schema"):
+        read_public(story.terms, tmp_path / "other.csv")
 
 
 def test_a_site_that_is_killed_anywhere_answers_alike(tmp_path, monkeypatch) -> None:
@@ -417,7 +452,9 @@ def test_a_site_may_have_several_clients(tmp_path) -> None:
     atoll(tmp_path / "Ulm", "round", "train", str(center / "job-Ulm.atoll"), *wards)
     replies = [str(tmp_path / name / "reply.atoll") for name in ("Lund", "Ulm")]
     atoll(center, "round", "finish", *replies)
-    shown = atoll(tmp_path / "Ulm", "round", "apply", str(center / "result.atoll"), *wards)
+    shown = atoll(tmp_path / "Lund", "round", "apply", str(center / "result-Ulm.atoll"), fails=True)
+    assert "it is for Ulm, and not for Lund" in shown.replace("\n", " ")
+    shown = atoll(tmp_path / "Ulm", "round", "apply", str(center / "result-Ulm.atoll"))
     assert sorted(path.stem for path in (tmp_path / "Ulm" / "models").iterdir()) == ["A", "B"]
     assert shown.count("personal") == 2
 

@@ -44,11 +44,12 @@ class Rehearsal:
             training=task.training, public=task.public,
         )  # fmt: skip
 
-    def engine(self, transport=None, journal=None):
-        return SitesEngine(self.federation, transport or InProcess(self.sites), journal or Journal(), engine=engine())
+    def engine(self, transport=None, journal=None, **more):
+        transport, journal = transport or InProcess(self.sites), journal or Journal()
+        return SitesEngine(self.federation, transport, journal, engine=engine(), **more)
 
     def run(self, method, *, transport=None, journal=None, **more):
-        sites = self.engine(transport, journal)
+        sites = self.engine(transport, journal, metric=more.get("metric", "auto"))
         return federate(self.elsewhere(), method, engine=sites, rounds=self.rounds, seed=0, **more)
 
     def simulate(self, method, **more):

@@ -26,7 +26,7 @@ from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.server.clustering import center, cut, distance_to, distances, merges, mixing_within, tree_of_splits
-from atoll.toolbox.server.mixing import require_memory
+from atoll.toolbox.server.mixing import require_memory, rows_for
 
 log = logging.getLogger("atoll.cfl")
 NO_ANGLE = 1e-6  # 1 - cos of updates that differ by rounding in single precision
@@ -125,6 +125,12 @@ class CFL(Algorithm):
             cluster = cluster.index_fill(0, clients[members[leave]], len(splits))
         parents = [*range(models.clients), *(split.of for split in splits[len(server.splits) :])]
         return replace(server, models=models.rows(torch.tensor(parents)), cluster=cluster, splits=splits)
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return no model but those of these clients' clusters."""
+        own = torch.unique(server.cluster[torch.from_numpy(ids)])
+        models = rows_for(server.models, own.cpu().numpy(), server.models.rows(own))
+        return replace(server, models=models, weight=torch.zeros_like(server.weight), splits=[])
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
         """Return the model of the client's cluster."""

@@ -38,6 +38,7 @@ from atoll.toolbox.server.mixing import (
     mean_for_unseen,
     mix_models,
     none_seen,
+    rows_for,
     squared_distances,
     with_replies,
 )
@@ -111,6 +112,11 @@ class FedAMP(Algorithm):
         pairs = (seen & seen[:, None]).fill_diagonal_(False)
         xi = self._amp(w, pairs) if self.variant == "amp" else self._heur(w, pairs)
         return State(w, mean_for_unseen(xi + torch.diag(1 - xi.sum(1)), seen), seen)
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return u_i in the place of everybody's model."""
+        u = self.unicast(server, ids)
+        return State(rows_for(server.w, ids, u), identity_mixing(server.w), mark_seen(none_seen(server.w), ids))
 
     @property
     def takes_nothing(self) -> bool:

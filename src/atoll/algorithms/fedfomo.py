@@ -27,7 +27,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.losses import losses_of
 from atoll.toolbox.client.own import own_or_sent
-from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, none_seen, with_replies
+from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, none_seen, rows_for, with_replies
 
 
 @record
@@ -132,6 +132,15 @@ class FedFomo(Algorithm):
         chosen = choose(affinity, seen, self.models, explore, replies.workbench.generator("models to send"))
         w = with_replies(server.w, replies.clients, replies.stack("delta"))
         return State(w, seen, rounds, chosen, mixing, affinity)
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return no other models than those that these clients would be sent, and no worth."""
+        rows = torch.from_numpy(ids).to(server.chosen.device)
+        chosen = torch.zeros_like(server.chosen).index_copy(0, rows, server.chosen[rows])
+        others = torch.unique(chosen[rows])
+        nothing = torch.zeros_like(server.affinity)
+        w = rows_for(server.w, others.cpu().numpy(), server.w.rows(others))
+        return State(w, mark_seen(none_seen(w), ids), server.rounds, chosen, nothing, nothing)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
         """Return the client's own model; one that never trained makes its first of those that it would be sent."""

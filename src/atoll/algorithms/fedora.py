@@ -37,7 +37,15 @@ from atoll.toolbox.client.own import own_or_sent
 from atoll.toolbox.client.samples import rows_of
 from atoll.toolbox.client.sgd import Pull
 from atoll.toolbox.client.statistics import refresh_statistics
-from atoll.toolbox.server.mixing import identity_mixing, initial_models, mark_seen, mix_models, none_seen, with_replies
+from atoll.toolbox.server.mixing import (
+    identity_mixing,
+    initial_models,
+    mark_seen,
+    mix_models,
+    none_seen,
+    rows_for,
+    with_replies,
+)
 from atoll.toolbox.server.similarity import alignment, among_known, bases, links, propagation
 
 log = logging.getLogger("atoll.algorithms")
@@ -144,6 +152,16 @@ class Fedora(Algorithm):
     def mixing(self, server: State) -> Tensor:
         """Return P over the clients that sent something, each row divided by its sum."""
         return among_known(server.P, server.seen)
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return G_k in the place of everybody's model; a client that never told what it is like needs them all."""
+        if not bool(server.known[torch.from_numpy(ids)].all()):
+            return server
+        only = mark_seen(none_seen(server.v), ids)
+        v, P = rows_for(server.v, ids, self.unicast(server, ids)), identity_mixing(server.v)
+        return replace(
+            server, v=v, P=P, seen=only, known=only, bases=None, probes=None, scores=torch.zeros_like(server.scores)
+        )
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def prepare(self, probes: Stack | None, cohort: Cohort) -> Update:

@@ -45,7 +45,7 @@ from atoll.toolbox.client.items import (
     train_rows,
 )  # fmt: skip
 from atoll.toolbox.recommending import Recommending
-from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mix_models, none_seen, with_replies
+from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mix_models, none_seen, rows_for, with_replies
 from atoll.toolbox.server.similarity import among_known, links, propagation
 
 ASKED = 99  # items that a held-back one is ranked among
@@ -167,6 +167,14 @@ class FedoraItems(Recommending):
         own, received = loss(p), loss(G)
         most = 1 / self.rate if self.lam_max is None else self.lam_max
         return torch.where(received < own, torch.exp((own - received) / 2).clamp(max=most), 0)
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return the table alone; users that never sent a vector have none, and need those of all others."""
+        rows = torch.from_numpy(ids)
+        if not bool(server.seen[rows].all()):
+            return server
+        p = rows_for(server.p, ids, server.p.rows(rows))
+        return replace(server, p=p, P=torch.zeros_like(server.P), sketch=torch.zeros_like(server.sketch))
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
         """Return the table with the user's own vector; one that never trained has G_k."""

@@ -12,7 +12,7 @@ Reference: Xu, Tong, Huang. "Personalized Federated Learning with Feature Alignm
 ICLR 2023, Algorithm 1. https://arxiv.org/abs/2306.11867
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -30,7 +30,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.features import class_sums, feature_size, membership
-from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mix_models, none_seen
+from atoll.toolbox.server.mixing import identity_mixing, mark_seen, mix_models, none_seen, rows_for
 from atoll.toolbox.server.simplex import minimise
 
 SMALLEST = 1e-3  # a head of less weight is left out
@@ -117,6 +117,11 @@ class FedPAC(Algorithm):
             mixing=server.mixing.index_copy(0, rows, matrix),
             seen=mark_seen(server.seen, replies.clients),
         )
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return no head but those that are mixed for these clients."""
+        heads, only = rows_for(server.heads, ids, self.unicast(server, ids)), mark_seen(none_seen(server.heads), ids)
+        return replace(server, heads=heads, mixing=torch.zeros_like(server.mixing), seen=only)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
         """Return the newest body under the client's own mixture; one that never replied has the mean head."""

@@ -40,7 +40,7 @@ from atoll.toolbox.server.clustering import (
     nearest,
     tree_of_some,
 )
-from atoll.toolbox.server.mixing import require_memory
+from atoll.toolbox.server.mixing import require_memory, rows_for
 
 
 @record
@@ -164,6 +164,14 @@ class FLHC(Algorithm):
             centers=stack([center(tree.signatures.rows(group)) for group in groups]),
             tree=tree if level < self.levels else replace(tree, signatures=None),
         )
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return no model but those of these clients' clusters; a client that is in none needs all to find its own."""
+        own = torch.unique(server.cluster[torch.from_numpy(ids)])
+        if bool((own < 0).any()):
+            return server
+        models = rows_for(server.models, own.cpu().numpy(), server.models.rows(own))
+        return replace(server, models=models, weight=torch.zeros_like(server.weight), centers=None, tree=None)
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
         """Return the model of the client's cluster; a client that is in none would join the nearest."""

@@ -44,6 +44,7 @@ class State:
     clients: Tensor  # who replied
     near: Tensor  # who of them is linked to whom
     sent: Params | None  # every row that came back: whose it is, its number, how it changed and how much it counts
+    reached: Stack | None = None  # where some clients are: what reaches each of them, in place of all that came back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +82,11 @@ class GPFedRec(Recommending):
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """Send R_k: each row as the neighbours left it; the table's where none of them touched it."""
+        place = {client: at for at, client in enumerate(server.clients.tolist())}
+        if server.reached is not None:
+            return server.reached.rows(torch.tensor([place[client] for client in ids.tolist()]))
         if server.sent is None or not self.reg:
             return spread(server.table, len(ids))
-        place = {client: at for at, client in enumerate(server.clients.tolist())}
         links = server.near[[place.get(client, 0) for client in ids.tolist()]]
         links = links & torch.tensor([[client in place] for client in ids.tolist()], device=links.device)
         return mix_rows(server.table, links, server.sent)
@@ -106,6 +109,11 @@ class GPFedRec(Recommending):
         scores = cosines if self.graph == "similar" else cosines.neg_().add_(1)
         near = scores > self.threshold * scores.mean()
         return near | (torch.eye(clients, dtype=torch.bool, device=near.device) & ~near.any(1, keepdim=True))
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return what reaches these clients, and nothing of which rows came from whom."""
+        clients = torch.from_numpy(ids).to(server.clients.device)
+        return State(server.table, clients, server.near[:0, :0], sent=None, reached=self.unicast(server, ids))
 
     # -- the clients -------------------------------------------------------------------------------------------------
     def local(self, w: Params, cohort: Cohort) -> Update:

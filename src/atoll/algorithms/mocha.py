@@ -38,6 +38,7 @@ from atoll.toolbox.server.mixing import (
     mix_models,
     none_seen,
     products,
+    rows_for,
     with_replies,
 )
 
@@ -120,6 +121,18 @@ class Mocha(Algorithm):
         omega = torch.linalg.inv(covariance + self.floor * one)
         to_mean = omega.diagonal()[:, None] * (one - mean_for_unseen(one, seen))
         return State(w, torch.where(seen[:, None], omega, to_mean), seen)
+
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return u_k in the place of everybody's model: as that of the next client, the only one that k relates to."""
+        sent, rows, clients = (
+            self.unicast(server, ids),
+            torch.from_numpy(ids).to(server.omega.device),
+            len(server.omega),
+        )
+        omega = torch.zeros_like(server.omega)
+        omega[rows, (rows + 1) % clients] = 1
+        omega[rows, rows] = sent.omega.value
+        return State(rows_for(server.w, (ids + 1) % clients, sent.u), omega, mark_seen(none_seen(server.w), ids))
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
         """Return the client's own model; if it never trained, its resting point, or the initial model if lam = 0."""

@@ -129,6 +129,12 @@ class PFedHN(Algorithm):
         velocity = server.velocity * self.momentum + g.moved(server.phi, self.weight_decay)
         return State(server.phi.moved(velocity, -self.server_lr), velocity)
 
+    def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
+        """Return the hypernetwork with no embedding but those of these clients."""
+        rows, all_of_them = torch.from_numpy(ids).to(server.phi[ALL].device), server.phi[ALL]
+        e = torch.zeros_like(all_of_them).index_copy(0, rows, all_of_them[rows])
+        return State(server.phi | Params({ALL: e}), server.velocity.zeros())
+
     def personalize(self, server: State, cohort: Cohort) -> Stack:
         """Return what is generated for the client, with what it keeps."""
         return self._assemble(self.unicast(server, cohort.clients), cohort)

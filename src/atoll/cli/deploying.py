@@ -50,8 +50,12 @@ class ServerOptions:
     seed: Annotated[int, option("Of everything drawn.", **ROUNDS)] = 0
     cohort: Annotated[str | None, option("Clients per round: a number, or a share as 0.1; else all.", **ROUNDS)] = None
     eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
+    metric: Annotated[str, option("What clients are judged by, as for `run`; auto: the usual one.", **ROUNDS)] = "auto"
     own_schema: Annotated[
         Path | None, option("What all sites' columns are, written by `atoll data schema`.", **SITES)
+    ] = None
+    public: Annotated[
+        Path | None, option("A file of samples that everybody may see, for methods that need some.", **SITES)
     ] = None
     name: Annotated[str | None, option("What the data are called; else as the schema's file.", **SITES)] = None
     model: Annotated[
@@ -107,7 +111,7 @@ class ServerOptions:
 
         return Settings(
             rounds=rounds, seed=self.seed, cohort=parse_cohort(self.cohort), eval_every=self.eval_every,
-            compress=self.compress, aggregate=self.aggregate, dp=self.dp, secure=self.secure,
+            metric=self.metric, compress=self.compress, aggregate=self.aggregate, dp=self.dp, secure=self.secure,
         )  # fmt: skip
 
 
@@ -128,7 +132,7 @@ def server(
     from atoll.deploy.flower.link import Link
     from atoll.deploy.flower.server import Patience, begin, read_begun, serve
     from atoll.deploy.protection import require_for_sites
-    from atoll.deploy.schemas import task_without_data
+    from atoll.deploy.schemas import read_public, task_without_data
     from atoll.deploy.terms import Place, Terms
     from atoll.records.runs import now
     from atoll.runtime.engines.local import LocalEngine
@@ -155,9 +159,13 @@ def server(
         settings = options.settings(rounds)
         require_for_sites(settings, algorithm)
         seats = {site: Place(clients=[number]) for number, site in enumerate(keys.members)}
+        terms = write_terms(seats)
+        public = None if options.public is None else read_public(terms, options.public)
+        there = task_without_data(terms, public)
         # with a client each; once sites have joined, everything is checked with those that they have
-        dataclasses.replace(settings, cohort=None).check_promises(task_without_data(write_terms(seats)), algorithm)
-        for demand in list_demands(algorithm, task_without_data(write_terms(seats)), options.seed, settings):
+        seated = dataclasses.replace(settings, cohort=None)
+        seated.check(there, algorithm)
+        for demand in list_demands(algorithm, there, options.seed, settings):
             say(demand)
     nodes = {site: member.node for site, member in keys.members.items()}
     try:
@@ -167,7 +175,7 @@ def server(
             if not resume:
                 begin(
                     link, keys, algorithm, settings, write_terms, folder, question={"terms": words},
-                    sites=options.sites, patience=patience,
+                    sites=options.sites, patience=patience, public=public,
                 )  # fmt: skip
             with show_progress(rounds) as bar:
                 engine = LocalEngine(device=options.device)
@@ -250,7 +258,8 @@ def keep_result(site: "Site", message: "Message", reply: bytes, state: Path) -> 
     """Save the personal models of a federation that is over, and show their scores."""
     from atoll.deploy.models import save_models
 
-    own = site.own_task(site.receive(message))
+    received = site.receive(message)
+    own = site.own_task(received)
     scores = site.read_scores(message, reply)
     rows = [
         [own.client_name(row), kind, *(f"{found[row]:.3f}" for found in splits.values())]
@@ -258,9 +267,7 @@ def keep_result(site: "Site", message: "Message", reply: bytes, state: Path) -> 
         for row in range(own.clients)
     ]
     saved = save_models(site, message, state / "models" / message.header.federation)
-    write(
-        "", plain_table(["client", "model", *(f"{split} {own.network.score.name}" for split in ("val", "test"))], rows)
-    )
+    write("", plain_table(["client", "model", *(f"{split} {received.measure}" for split in ("val", "test"))], rows))
     write_paths(**{f"model {name}" if own.clients > 1 else "model": path for name, path in saved.items()})
 
 

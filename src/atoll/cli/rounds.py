@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.data.task import Task
     from atoll.deploy.files import Waiting
     from atoll.deploy.keys import Key, PublicKey
+    from atoll.deploy.schemas import Reading
     from atoll.deploy.site import Site
     from atoll.deploy.terms import Terms
 
@@ -26,7 +27,7 @@ app.add_typer(round_, name="round")
 KEY = option("Your key; else the only one in the folder of keys.", "--key")
 FOLDER = option("The coordinator's folder: a run, and what is under way.", "--folder")
 STATE = option("The site's own folder, where what it keeps stays.", "--state")
-DATA = option("The site's own data: a CSV, Parquet or npz file.", "--data")
+DATA = option("The site's own data: a CSV, Parquet or npz file; else that of the round before.", "--data")
 
 
 def keys_folder() -> Path:
@@ -89,6 +90,10 @@ def start(
     dp: Annotated[str, DP_AT_SITES] = "none",
     secure: Annotated[str, SECURE_AT_SITES] = "none",
     name: Annotated[str | None, option("What the federation is called; else as the schema's file.")] = None,
+    public: Annotated[
+        Path | None, option("A file of samples that everybody may see, for methods that need some.", "--public")
+    ] = None,
+    metric: Annotated[str, option("What clients are judged by, as for `run`; auto: the usual one.")] = "auto",
     folder: Annotated[Path, FOLDER] = Path("federation"),
     key: Annotated[Path | None, KEY] = None,
 ) -> None:
@@ -100,7 +105,7 @@ def start(
     from atoll.deploy import files
     from atoll.deploy.coordinator import seat_sites
     from atoll.deploy.demands import list_demands
-    from atoll.deploy.schemas import choose_model_for, require_for_sites, task_without_data
+    from atoll.deploy.schemas import choose_model_for, read_public, require_for_sites, task_without_data
     from atoll.deploy.terms import Terms
     from atoll.kernel.task import Training
     from atoll.records.configuration import Settings
@@ -114,12 +119,13 @@ def start(
         rounds=rounds or (1 if algorithm.one_shot else 3), seed=seed, training=asdict(training),
         model=model or choose_model_for(form), form=form.as_json(),
     )  # fmt: skip
-    settings = Settings(compress=compress, aggregate=aggregate, dp=dp, secure=secure)
-    for demand in list_demands(algorithm, task_without_data(terms), seed, settings):
+    settings = Settings(metric=metric, compress=compress, aggregate=aggregate, dp=dp, secure=secure)
+    seen_by_all = None if public is None else read_public(terms, public)
+    for demand in list_demands(algorithm, task_without_data(terms, seen_by_all), seed, settings):
         say(demand)
     if not all(place.key for place in places.values()):
         say("Sites are known by number, not by key: whoever replies first for a place has it from then on.")
-    waiting = files.start(algorithm, terms, find_key(key), folder, output, settings)
+    waiting = files.start(algorithm, terms, find_key(key), folder, output, settings, seen_by_all)
     _tell(waiting, folder)
 
 
@@ -165,16 +171,15 @@ def _tell(waiting: "Waiting", folder: Path) -> None:
 
 
 def _open_site(
-    data: Path, key: Path | None, site: str | None, state: Path, client: str | None, coordinator: Path | None,
-    allow: list[Path] | None, on_epoch: Any = None, stop: Any = None, **reading: Any,
+    reading: "Reading", key: Path | None, site: str | None, state: Path, coordinator: Path | None,
+    allow: list[Path] | None, on_epoch: Any = None, stop: Any = None,
 ) -> "Site":  # fmt: skip
     from atoll.deploy.keys import read_public
-    from atoll.deploy.schemas import task_of_site
     from atoll.deploy.site import Site
 
     def build(terms: "Terms") -> "Task":
         assert here.seat is not None
-        return task_of_site(terms, here.seat, data, client=client, **reading)
+        return reading.build_task(terms, here.seat)
 
     here = Site(
         find_key(key), build, state, site=site, allowed=allow or [], on_epoch=on_epoch, stop=stop,
@@ -194,7 +199,7 @@ ORDER = option("A column of times: the past trains, the future tests.", "--order
 @round_.command()
 def train(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The coordinator's file.")],
-    data: Annotated[Path, DATA],
+    data: Annotated[Path | None, DATA] = None,
     output: Annotated[Path, option("The reply to be carried back.", "--out", "-o")] = Path("reply.atoll"),
     site: Annotated[str | None, SITE] = None,
     client: Annotated[str | None, CLIENT] = None,
@@ -207,19 +212,20 @@ def train(
 ) -> None:
     """Do the work of a round at a site, on its own data, and write the reply."""
     from atoll.deploy import messages
+    from atoll.deploy.schemas import Reading
     from atoll.deploy.store import writing
     from atoll.runtime.files import write_whole
     from atoll.runtime.interruptions import interruptions
 
     message = messages.read_file(job)
+    reading = Reading.find(state, data, client=client, group=group, order=order)
     with show_progress(1) as bar, interruptions(enabled=True) as stop:  # long training is kept, and goes on
-        here = _open_site(
-            data, key, site, state, client, coordinator, allow, bar.show_epoch, stop, group=group, order=order
-        )
+        here = _open_site(reading, key, site, state, coordinator, allow, bar.show_epoch, stop)
         received = here.receive(message)
         if received.is_last:
             raise message.refuse("it is the result, and no job", hint=f"`atoll round apply {job}`.")
         reply = here.answer_message(message)
+    reading.save(state)
     with writing(output.parent):
         write_whole(output, reply)
     say(f"{len(reply):,} bytes leave this site; `atoll round show {output}` lists them.")
@@ -257,7 +263,7 @@ def finish(
 @round_.command()
 def apply(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="The coordinator's file.")],
-    data: Annotated[Path, DATA],
+    data: Annotated[Path | None, DATA] = None,
     output: Annotated[Path, option("The scores, to be carried back.", "--out", "-o")] = Path("scores.atoll"),
     models: Annotated[Path, option("Folder of the personal models.", "--models")] = Path("models"),
     form: Annotated[str, option("Of the models: safetensors, onnx or pt2.", "--format")] = "safetensors",
@@ -274,11 +280,13 @@ def apply(
     """Make the personal model of a site from the result, score it on the site's own test data, and save it."""
     from atoll.deploy import messages
     from atoll.deploy.models import save_models
+    from atoll.deploy.schemas import Reading
     from atoll.deploy.store import writing
     from atoll.runtime.files import write_whole
 
     message = messages.read_file(result)
-    here = _open_site(data, key, site, state, client, coordinator, allow, group=group, order=order)
+    reading = Reading.find(state, data, client=client, group=group, order=order)
+    here = _open_site(reading, key, site, state, coordinator, allow)
     received = here.receive(message)
     if not received.is_last:
         raise message.refuse("it is a job, and not the result yet", hint=f"`atoll round train {result}`.")
@@ -289,7 +297,7 @@ def apply(
         for kind, splits in here.read_scores(message, reply).items()
         for row in range(own.clients)
     ]
-    write(plain_table(["client", "model", *(f"{split} {own.network.score.name}" for split in ("val", "test"))], rows))
+    write(plain_table(["client", "model", *(f"{split} {received.measure}" for split in ("val", "test"))], rows))
     with writing(output.parent):
         write_whole(output, reply)
         saved = save_models(here, message, models, format=form, int8=int8)

@@ -235,6 +235,18 @@ class InClusters(Wrapper):
     def last_broadcast(self, server: Server) -> None:
         """Send nothing to all."""
 
+    def state_for(self, server: Server, ids: NDArray[np.int64]) -> Server:
+        """Return the clustering's state for these clients; once the clusters are fixed, those of their clusters."""
+        if server.fixed is None:
+            return replace(server, clustering=self.finder.state_for(server.clustering, ids))
+        own = set(server.fixed.cluster[torch.from_numpy(ids)].tolist())
+
+        def leave_out(some: Sequence[Any]) -> list[Any]:
+            return [one if number in own else None for number, one in enumerate(some)]
+
+        inside, starts = leave_out(server.fixed.inside), leave_out(server.fixed.starts)
+        return replace(server, clustering=None, fixed=replace(server.fixed, inside=inside, starts=starts))
+
     def finish(self, server: Server, cohort: Cohort) -> Tree:
         """Do the method's last step, inside the clusters."""
         if server.fixed is None:

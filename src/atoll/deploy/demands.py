@@ -20,7 +20,7 @@ def list_demands(method: Algorithm, task: Task, seed: int = 0, settings: Setting
         raise DeployError(
             f"{name} needs data of the server's own, samples that everybody may see. A coordinator with a schema has "
             "none.",
-            hint="choose a method that needs no public data: `atoll list` says which.",
+            hint="give a file of such samples, `public`, or choose a method that needs none: `atoll list` says which.",
         )
     server = method.start(task.public_facts(seed))
     found = []
@@ -36,12 +36,14 @@ def list_demands(method: Algorithm, task: Task, seed: int = 0, settings: Setting
         found.append(f"{name} chooses on validation samples: a site without any is refused.")
     if method.defines("finish"):
         found.append(f"{name} has a last step at the sites, of which nothing is sent.")
-    if holds_rows_of_clients(server, task.clients):
+    if method.defines("state_for"):
+        found.append("At the end every site receives its part of the server's state: there is one message for each.")
+    elif holds_rows_of_clients(server, task.clients):
         found.append(f"At the end every site receives the server's state, which in {name} has a row for each client.")
     elif method.one_shot and not method.sums_suffice:
         found.append(
-            f"At the end every site receives the server's state, which may hold what {name} got from others, such as "
-            "the models of an ensemble."
+            f"At the end every site receives the server's state, which may hold what {name} got from others: an "
+            "ensemble is the models of all."
         )
     return [*found, *_list_protection(settings or Settings())]
 

@@ -231,11 +231,16 @@ class SitesEngine:
         parts = {site: some for site in terms.sites if (some := _parts(job, terms.clients_at(site), works=works))}
         alone = not self.transport.shares or any(part.unicast is not None for some in parts.values() for part in some)
         alone = alone or len({id(relay) for relay in relays.values()}) > 1
+        apart = isinstance(job.phase, AtTheEnd) and job.method.defines("state_for")
+        alone = alone or apart
         together = [[site] for site in parts] if alone else [list(parts)] if parts else []
         jobs: dict[str, bytes] = {}
         for sites in together:
+            sent = job.broadcast if works else None
+            if apart:
+                sent = job.method.state_for(job.server, terms.clients_at(sites[0]))
             order = Order(
-                phases, job.method, job.round, job.broadcast if works else None,
+                phases, job.method, job.round, sent,
                 tuple(p for site in sites for p in parts[site]), job.stages, job.masked, step, relays.get(sites[0]),
             )  # fmt: skip
             about, tree = order.write()

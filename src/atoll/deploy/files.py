@@ -18,7 +18,7 @@ from atoll.deploy.coordinator import check_protection, coordinate
 from atoll.deploy.engine import Federation
 from atoll.deploy.journal import Exchange
 from atoll.deploy.keys import Key
-from atoll.deploy.schemas import task_without_data
+from atoll.deploy.schemas import Public, load_public, save_public, task_without_data
 from atoll.deploy.terms import Terms
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError, RefusedError
@@ -132,9 +132,13 @@ class Begun(Record):
 
 
 def start(
-    method: Algorithm, terms: Terms, key: Key, folder: Path, out: Path, settings: Settings | None = None
-) -> Waiting:
-    """Begin a federation by file: write the first job, and everything that is needed to go on, into the folder."""
+    method: Algorithm, terms: Terms, key: Key, folder: Path, out: Path, settings: Settings | None = None,
+    public: Public | None = None,
+) -> Waiting:  # fmt: skip
+    """Begin a federation by file: write the first job, and everything that is needed to go on, into the folder.
+
+    `public` are samples that everybody may see, for methods that need some.
+    """
     if (folder / ABOUT).exists():
         raise DeployError(
             f"A federation must begin in a folder of its own. {folder} holds one already.",
@@ -144,11 +148,11 @@ def start(
     settings = replace(
         settings or Settings(), rounds=terms.rounds, seed=terms.seed, eval_every=terms.rounds, evaluation="all"
     )
-    task = task_without_data(terms)
-    settings.check(task, method)
+    settings.check(task_without_data(terms, public), method)
     check_protection(settings, method, terms)
     federation = Federation.begin(terms, key)
     folder.mkdir(parents=True, exist_ok=True)
+    save_public(public, folder)
     begun = Begun(
         id=federation.id, terms=terms, method=to_record(method), settings=asdict(settings),
         coordinator=key.public.value.hex(),
@@ -184,9 +188,10 @@ def finish(
 
 
 def _drive(federation: Federation, begun: Begun, folder: Path, transport: Files, *, resume: bool) -> Waiting | Report:
+    task = task_without_data(begun.terms, load_public(folder))
     try:
         return coordinate(
-            federation, task_without_data(begun.terms), from_record(begun.method), transport, folder, resume=resume,
+            federation, task, from_record(begun.method), transport, folder, resume=resume,
             settings=Settings(**begun.settings),
         )  # fmt: skip
     except Waiting as waiting:

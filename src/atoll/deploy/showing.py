@@ -17,7 +17,7 @@ PHASES = {
     "local": "a round's work",
     "prepare": "an exchange before the first round",
     "finish": "a last local step, of which nothing is sent",
-    "evaluate": "scores of models on the site's own samples: sums, and no sample's score by itself",
+    "evaluate": "scores of models on the site's own samples: sums and figures, and no sample's score by itself",
 }
 
 STEPS = {

@@ -31,14 +31,15 @@ from atoll.deploy.protection import count_noisy, digest_protection
 from atoll.deploy.store import Pending, State, Store
 from atoll.deploy.tasks import SitePopulation, place_at_site
 from atoll.deploy.terms import Terms
-from atoll.deploy.work import Answer, Clients, Order, Outcome, outcome_of
+from atoll.deploy.work import Answer, Clients, Order, Outcome, outcome_of, write_phase
 from atoll.kernel.algorithm import Update
-from atoll.kernel.errors import DeployError
+from atoll.kernel.errors import DeployError, RefusedError
 from atoll.kernel.job import Done, Finish, Lost, Phase
 from atoll.kernel.params import Tree, flatten, stacked_leaves
 from atoll.kernel.sources import own_digest
 from atoll.kernel.wrapper import title_of
-from atoll.metrics.evaluation import Evaluate
+from atoll.metrics.evaluation import Evaluate, reduce_to_figures
+from atoll.metrics.measures import OWN, measure_of
 from atoll.privacy.masks import MaskingClient
 from atoll.runtime.channel import Channel, Sent
 from atoll.runtime.engines import LocalEngine
@@ -66,6 +67,12 @@ class Received:
     def protection(self) -> str:
         """What the protection of its reply is known by."""
         return digest_protection(self.order.stages, masked=self.order.masked)
+
+    @property
+    def measure(self) -> str:
+        """What its clients are scored by, in words."""
+        metrics = [phase.metric for phase in self.order.phases if isinstance(phase, Evaluate)]
+        return measure_of(metrics[0] if metrics else OWN, self.task.network).name
 
     @property
     def is_last(self) -> bool:
@@ -120,13 +127,14 @@ class Site:
         with store.alone():
             state = store.load() or self._first_state(received)
             if state.pending is not None and state.pending.job == message.digest:
-                return store.reply(state.pending)
+                return self._give_again(store, state.pending, received)
             self._require_next(state, received)
             self._require_protection(state, received)
             state = self._count_release(store.settle(state, received.counted), received)
             memory = store.memory(state, received.terms.clients, received.task.network.layout)
             about, tree = self._answer(received, state, memory, store.folder)
             about |= {"answers": message.digest, "site": received.site, "terms": received.terms.digest}
+            about["phases"] = [write_phase(phase) for phase in received.order.phases]
             header = message.header
             reply = messages.write(
                 "reply", self.key, federation=header.federation, number=header.number, round=header.round,
@@ -140,6 +148,20 @@ class Site:
             store.forget_training()
             if received.order.step is not None and received.order.step.name == STEPS[-1]:
                 SiteMasks(store.folder).forget()
+        return reply
+
+    def _give_again(self, store: Store, pending: Pending, received: Received) -> bytes:
+        """Return the reply that was written for a job; with another time if the clock was off and is set by now."""
+        reply, message = store.reply(pending), received.message
+        written = messages.read(reply, "The reply", largest=self._largest)
+        try:
+            require_in_time(written, after=message.written)
+        except RefusedError:
+            reply = messages.write(
+                "reply", self.key, federation=message.header.federation, number=pending.number, round=pending.round,
+                about=written.header.about, tree=written.tree(received.task.network.layout),
+            )  # fmt: skip
+            store.replace_reply(pending, reply)
         return reply
 
     def _answer(self, received: Received, state: State, memory: RamMemory, folder: Path) -> tuple[dict[str, Any], Tree]:
@@ -178,7 +200,7 @@ class Site:
         with message.guarding():
             about = message.header.about
             terms = Terms.of_json(about["terms"])
-            counted = dict(about["counted"])
+            counted, addressees = dict(about["counted"]), [str(one) for one in about["to"]]
         site = state.site if state is not None else self._find_place(terms, message)
         if self._site is not None and site != self._site:
             raise message.refuse(
@@ -190,6 +212,11 @@ class Site:
             raise message.refuse(
                 f"the place of {site} belongs to another key",
                 hint=f"take the key that the coordinator knows, or another place of {', '.join(terms.sites)}.",
+            )
+        if site not in addressees:
+            raise message.refuse(
+                f"it is for {', '.join(addressees)[:200]}, and not for {site}",
+                hint="each site has a file of its own, with its name.",
             )
         if state is not None and state.terms != terms.digest:
             raise message.refuse(
@@ -349,7 +376,7 @@ class Site:
                 if isinstance(outcome, Lost):
                     failed |= {int(client): outcome.reason for client in outcome.clients}
                     continue
-                good, bad = _split_finite(outcome)
+                good, bad = _split_finite(_reduce_scores(outcome, phase, received.task))
                 failed |= dict.fromkeys(bad, "not finite")
                 if good is not None:
                     done.append(good)
@@ -388,11 +415,30 @@ class Site:
         return self._task(received.terms, received.site)[0]
 
 
+def _reduce_scores(done: Done[Any], phase: Phase, task: Task) -> Done[Any]:
+    """Return the scores of some clients; of a measure that is no mean over samples, each client's figure."""
+    figure = measure_of(phase.metric, task.network).figure if isinstance(phase, Evaluate) else None
+    if figure is None:
+        return done
+    result = {
+        split: reduce_to_figures(found, task.splits[split].sizes(done.clients), figure)
+        for split, found in done.result.items()
+    }
+    return replace(done, result=result)
+
+
 def _mean_scores(outcomes: Sequence[Outcome], split: str, received: Received, answer: Answer) -> list[float]:
-    """Return the mean score of each of a site's clients on one split; NaN without samples."""
-    sums = {int(k): float(one.result[split]["score"][row]) for one in outcomes for row, k in enumerate(one.clients)}
+    """Return the score of each of a site's clients on one split; NaN without samples."""
     sizes = dict(zip(received.own.tolist(), answer.samples[split], strict=True))
-    return [sums.get(k, math.nan) / size if size else math.nan for k, size in sizes.items()]
+    scores = dict.fromkeys(sizes, math.nan)
+    for one in outcomes:
+        found = one.result[split]
+        for row, k in enumerate(one.clients.tolist()):
+            if "figure" in found:
+                scores[k] = float(found["figure"][row, 0]) if found["exists"][row, 0] else math.nan
+            elif sizes[k]:
+                scores[k] = float(found["score"][row]) / sizes[k]
+    return [*scores.values()]
 
 
 def _keep(done: Done[Any], phase: Phase, round: int) -> None:

@@ -14,7 +14,6 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,9 +68,13 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def alone(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
         """Hold the folder: one process works for a site at a time."""
-        return alone_in(self.folder)
+        with contextlib.ExitStack() as held:
+            with writing(self.folder):
+                held.enter_context(alone_in(self.folder))
+            yield
 
     def load(self) -> State | None:
         """Return where the site is; None before its first job."""
@@ -136,6 +139,11 @@ class Store:
     def reply(self, pending: Pending) -> bytes:
         """Return the reply that was written for a job."""
         return read_regular(self.folder / pending.reply, LARGEST)
+
+    def replace_reply(self, pending: Pending, reply: bytes) -> None:
+        """Write another reply for a job in place of the one that was there."""
+        with writing(self.folder):
+            write_whole(self.folder / pending.reply, reply)
 
     def _tidy(self, state: State) -> None:
         """Remove what no state needs."""

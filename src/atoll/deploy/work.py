@@ -253,7 +253,6 @@ def outcome_of(phase: Phase, done: Done[Any], sent: Sent | None = None) -> Outco
         result = {}
     if isinstance(phase, Evaluate) and any(name in KEPT for stack in done.result.values() for name in stack):
         raise DeployError(
-            f"Only sums of scores leave a site. {phase.metric!r} needs the answers to single samples.",
-            hint="choose a metric that is a mean over samples.",
+            "Only sums and figures of scores leave a site. The job asks for the scores of single samples.",
         )
     return Outcome(done.clients, result, None, done.gradients)

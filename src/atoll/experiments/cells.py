@@ -86,6 +86,10 @@ class Cell:
         _require_same_data(done, task)
         return replace(cell, done=done)
 
+    def look_again(self) -> Cell:
+        """Return the cell with what is there of its run by now: a worker that died may have begun it."""
+        return Cell.find(self.name, self.algorithm, self.seed, self.task, self.settings, self.folder, self.until)
+
     @property
     def place(self) -> Path | None:
         """The folder of the run."""
@@ -212,6 +216,7 @@ def play_cell(engine: LocalEngine, stop: threading.Event, cell: Cell) -> Iterato
             f"{socket.gethostname()}.",
             hint="choose a folder on a shared file system, or `together=False`: then the driver alone writes.",
         )
+    cell = cell.look_again()
     events: queue.Queue[Round | Report | BaseException] = queue.Queue()
 
     def run() -> None:

@@ -201,6 +201,14 @@ class Algorithm(NamesChecked):
         """Return what every client receives after the last round for `finish`; None if it needs nothing more."""
         return None
 
+    def state_for(self, server: Tree, ids: NDArray[np.int64]) -> Tree:
+        """Return the state that is sent where these clients are, to finish and to make their models from.
+
+        By default it is the whole state. Where that holds something of each client, leave out what is others': zeros
+        may stand for it, and clients keep their numbers.
+        """
+        return server
+
     def finish(self, server: Tree, cohort: Cohort) -> Tree:
         """Do a last local step, without upload, after the last round; return what the clients keep."""
         return None

@@ -22,7 +22,7 @@ from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
 from atoll.kernel.task import Facts
 from atoll.metrics import fairness, significance
 from atoll.metrics.calibration import bins, ece
-from atoll.metrics.measures import OWN, Measure, Values, jackknife, measure_of, take_answers, take_figure
+from atoll.metrics.measures import OWN, Figure, Measure, Values, jackknife, measure_of, take_answers, take_figure
 from atoll.runtime.engines.plan import arithmetic
 from atoll.runtime.exchange import Notes
 from atoll.runtime.population import MANY_CLIENTS, Population
@@ -291,6 +291,18 @@ class Scoring:
         return {name: widths[name] for name in KEPT if name in widths}
 
 
+def reduce_to_figures(found: Stack, sizes: NDArray[np.int64], figure: Figure) -> Stack:
+    """Return sums of clients with their figures and the variances of these, in place of what is kept of each sample.
+
+    Where one does not exist, there is 0, and `exists` says so: what leaves a site must be finite.
+    """
+    kept, targets = (found[name].double().cpu().numpy() for name in ("kept", "targets"))
+    each = [(kept[row, :size], targets[row, :size]) for row, size in enumerate(sizes)]
+    told = torch.tensor([[take_figure(figure, *mine), jackknife(figure, *mine)] for mine in each], dtype=torch.float64)
+    sums = {name: leaf for name, leaf in found.items() if name not in (*KEPT, "seen")}
+    return Stack({**sums, "figure": told.nan_to_num(0), "exists": (~told.isnan()).double()}, found.layout)
+
+
 def list_known(cohort: Cohort) -> Stack:
     """Return which items each client knows from training or validation: 1 or 0 for every item."""
     facts = cohort.task
@@ -373,6 +385,9 @@ class ClientSums:
 
     def _take_figures(self) -> tuple[Values, Values, float | None]:
         """Return the figure of each client, its variance for one sample, and the figure of all samples together."""
+        if "figure" in self.totals:  # clients took it themselves, and nobody has all samples together
+            told = np.where(self.totals["exists"] > 0, self.totals["figure"], np.nan)
+            return told[:, 0], told[:, 1], float("nan")
         figure = self.measure.figure
         assert figure is not None
         nothing = np.empty((0, 1))

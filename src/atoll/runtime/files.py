@@ -72,13 +72,14 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         writer = folder / WRITER
-        who = writer.read_text(errors="replace").strip() if writer.is_file() else "another process"
+        who = (writer.read_text(errors="replace").strip() if writer.is_file() else "") or "another process"
         raise RunError(
             f"One process at a time may write to {folder}. {who} does.",
             hint="wait until it is done, or choose another folder.",
         ) from None
     try:
-        (folder / WRITER).write_text(f"process {os.getpid()} on {platform.node()}\n")
+        with contextlib.suppress(OSError):  # on a full disk; it is for the message above alone
+            (folder / WRITER).write_text(f"process {os.getpid()} on {platform.node()}\n")
         yield
     finally:
         with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll import Recipe, Task, compare, federate, tune
+from atoll import Recipe, Task, advise, compare, federate, tune
 from atoll.kernel.errors import EngineError
 from atoll.runtime.engines.cluster.rays import RayCrew, RayEngine, import_ray
 from atoll.runtime.engines.local import LocalEngine
@@ -127,13 +127,32 @@ def test_runs_of_a_comparison_are_spread(cluster: RayEngine, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_runs_of_a_race_are_spread(cluster: RayEngine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("choose", [tune, advise])
+def test_runs_of_a_race_are_spread_although_a_worker_is_killed(
+    cluster: RayEngine, tmp_path: Path, choose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: dict[str, Any] = {"trials": 3, "chosen_by": 2, "seeds": 2, "rounds": 5, "progress": False}
-    recipe = Recipe("digits", clients=4, samples=200)
-    there = tune(recipe, "ditto", engine=cluster, folder=tmp_path, **asked)
-    here = tune(recipe, "ditto", engine=LocalEngine(**PLAN), **asked)
+    recipe, crew = Recipe("digits", clients=4, samples=200), crew_of(cluster)
+    errands, do = list[int](), crew.do
+
+    def do_and_kill(worker: int, errand: Any, item: Any) -> Iterator[Any]:
+        errands.append(worker)
+        number = len(errands)
+        for event in do(worker, errand, item):
+            if number == 5 and event is not None and worker in crew.processes():
+                os.kill(crew.processes()[worker], signal.SIGKILL)
+            yield event
+
+    monkeypatch.setattr(crew, "do", do_and_kill)
+    there = choose(recipe, ["ditto"], engine=cluster, folder=tmp_path, **asked)
+    here = choose(recipe, ["ditto"], engine=LocalEngine(**PLAN), **asked)
+    assert len({*errands}) == 3  # two, and one that came in place of the other
+    assert min(errands.count(worker) for worker in crew.workers) > 2
     assert [(arm.label, arm.rungs) for arm in there.race.arms] == [(arm.label, arm.rungs) for arm in here.race.arms]
-    assert there.as_json()["best"] == here.as_json()["best"]
+    mine, theirs = here.comparison.outcomes, there.comparison.outcomes
+    assert {name: [*map(format_metrics, runs)] for name, runs in mine.items()} == {
+        name: [*map(format_metrics, runs)] for name, runs in theirs.items()
+    }
 
 
 NODES = """

@@ -337,10 +337,16 @@ class _State(InMemoryLinkState):
     # -- what Flower's handlers call -----------------------------------------------------------------------------------
 
     def get_message_ins(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
-        """Return what waits for a node; if nothing does, wait a little for something to come."""
+        """Return what waits for a node; if nothing does, wait a little for something to come.
+
+        A question that is still open when the node joins again gets nothing: whoever asked it has ended.
+        """
         until = time.monotonic() + self._hold
         with self._posted:
+            process = self.joined[node_id]
             while True:
+                if self.joined[node_id] != process:
+                    return []
                 found = super().get_message_ins(node_id, limit, run_id=run_id)
                 left = until - time.monotonic()
                 if found or left <= 0 or self._closing:
@@ -375,7 +381,9 @@ class _State(InMemoryLinkState):
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
         """Let a node in; one that is there already is refused in words of its own."""
         if super().activate_node(node_id, self._patience / 2):
-            self.joined[node_id] += 1
+            with self._posted:
+                self.joined[node_id] += 1
+                self._posted.notify_all()
             self._replied.set()
             return True
         raise FlowerError(

@@ -20,7 +20,7 @@ from atoll.deploy.flower.link import Arrived, Link
 from atoll.deploy.flower.wire import describe_work, write_question
 from atoll.deploy.journal import Exchange
 from atoll.deploy.keys import PublicKey
-from atoll.deploy.schemas import task_without_data
+from atoll.deploy.schemas import Public, load_public, save_public, task_without_data
 from atoll.deploy.terms import Place, Terms
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError, RefusedError
@@ -65,6 +65,7 @@ class Fleet:
 def begin(
     link: Link, keys: ServerKeys, method: Algorithm, settings: Settings, write_terms: WriteTerms, folder: Path, *,
     question: Mapping[str, Any], sites: int | None = None, patience: Patience | None = None,
+    public: Public | None = None,
 ) -> None:  # fmt: skip
     """Wait for sites and begin a federation with those that join: write down its terms in a run's folder.
 
@@ -80,6 +81,7 @@ def begin(
     terms = write_terms(seat_sites([keys.members[name].public for name in joined], joined))
     check_protection(settings, method, terms)
     folder.mkdir(parents=True, exist_ok=True)
+    save_public(public, folder)
     begun = Begun(
         id=Federation.begin(terms, keys.key).id, terms=terms, method=to_record(method), settings=asdict(settings),
         coordinator=keys.key.public.value.hex(),
@@ -105,7 +107,7 @@ def read_begun(folder: Path, keys: ServerKeys) -> Begun:
 
 def serve(
     link: Link, keys: ServerKeys, folder: Path, *, patience: Patience | None = None,
-    build_task: Callable[[Terms], Task] = task_without_data, **more: Any,
+    build_task: Callable[[Terms], Task] | None = None, **more: Any,
 ) -> Report:  # fmt: skip
     """Run the federation that was begun in a folder, from the beginning or from where its server ended.
 
@@ -114,9 +116,10 @@ def serve(
     begun = read_begun(folder, keys)
     federation, again = Federation(begun.id, begun.terms, keys.key), (folder / "config.json").exists()
     log.info("%s with %s", "going on" if again else "beginning", ", ".join(begun.terms.sites))
+    task = build_task(begun.terms) if build_task else task_without_data(begun.terms, load_public(folder))
     report = coordinate(
-        federation, build_task(begun.terms), from_record(begun.method), Fleet(link, patience or Patience()), folder,
-        resume=again, settings=Settings(**begun.settings), **more,
+        federation, task, from_record(begun.method), Fleet(link, patience or Patience()), folder, resume=again,
+        settings=Settings(**begun.settings), **more,
     )  # fmt: skip
     dismiss_sites(link, federation)
     return report

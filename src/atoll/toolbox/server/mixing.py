@@ -90,6 +90,15 @@ def with_replies(models: Stack, clients: NDArray[np.int64], delta: Stack) -> Sta
     )
 
 
+def rows_for(models: Stack, ids: NDArray[np.int64], own: Stack) -> Stack:
+    """Return rows for all clients: their `own` for these, and zeros for all others."""
+    rows = torch.from_numpy(ids)
+    return Stack(
+        {name: torch.zeros_like(leaf).index_copy(0, rows.to(leaf.device), own[name]) for name, leaf in models.items()},
+        models.layout,
+    )
+
+
 def products(models: Stack) -> Tensor:
     """Return <w_i, w_j> for every pair of clients."""
     flat = [leaf.reshape(len(leaf), -1) for leaf in models.trained.values()]
