@@ -3,9 +3,10 @@
     j_k = argmin_j F_k(w_j),        w_j <- w_j + sum_{k: j_k = j} p_k (w_k - w_j)
 
 w_k is w_{j_k} after `epochs` local epochs. With ``averaging = "gradients"`` clients send the gradient over all their
-samples, and p_k is a share of all clients that replied, not of the cluster: small clusters take small steps. A cluster that nobody joins stays as it is. Which clusters are found depends
-on where the models begin: at independent random points, or at models of clients that are far apart. Leaves that are
-`common` are the same in all models, and averaged over all clients; with all of them in common this is FedAvg.
+samples, and p_k is a share of all clients that replied, not of the cluster: small clusters take small steps. A cluster
+that nobody joins stays as it is. Which clusters are found depends on where the models begin: at independent random
+points, or at models of clients that are far apart. Leaves that are `common` are the same in all models, and averaged
+over all clients; with all of them in common this is FedAvg.
 
 Reference: Ghosh, Chung, Yin, Ramchandran. "An Efficient Framework for Clustered Federated Learning." NeurIPS 2020,
 Algorithm 1, both options. https://arxiv.org/abs/2006.04088
