@@ -234,7 +234,7 @@ def print_page(cells: dict[str, Any]) -> None:
     for data in [f"{name}{leak}" for name in DATA for leak in ("", LEAK)]:
         names = dict.fromkeys(key.split()[0] for key in cells if data in key.split()[1:2])
         print(f"\n`{data}`:\n")
-        titles = ["method", "seeds", *TITLES, "by activity", "gain", "s a round", "GiB"]
+        titles = ["method", "seeds", *TITLES, "by activity", "gain", "CPU s a round", "GiB"]
         print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
         for name in names:
             print_row(name, [cell for key, cell in cells.items() if key.split()[:2] == [name, data]])
@@ -253,7 +253,7 @@ def print_row(name: str, some: list[dict[str, Any]]) -> None:
     gain = np.mean([cell["gain"] for cell in some], axis=0)
     shown = " | ".join(f"{values.mean():.1f}{more}" for values, more in zip(row, apart, strict=True))
     marks = [f"{mean:+.1f}{' ▼' if mean < -2 * error else ''}" for mean, error in gain[1:]]
-    took = f"{np.median([cell['seconds']['round'] for cell in some]):.1f}" if "seconds" in some[0] else "–"
+    took = f"{np.median([one['seconds']['run'] / one['rounds'] for one in some]):.1f}" if "seconds" in some[0] else "–"
     memory = f"{max(cell['memory'] for cell in some) / 2**30:.1f}" if "memory" in some[0] else "–"
     print(
         f"| {name} | {len(some)} | {shown} | {', '.join(f'{one:.1f}' for one in thirds)} | "

@@ -123,7 +123,8 @@ def mean_products(cohort: Cohort, w: Params, size: int) -> Stack:
 
     start = Stack.of(share=zeros(), sum=zeros(size), square=zeros(size * (size + 1) // 2))
     sums: Stack = cohort.scan(_add, start, given=w, shuffle=False, train=False, exact=True)
-    return cohort.map(_divide, sums)
+    means: Stack = cohort.map(_divide, sums)
+    return means
 
 
 def _add(seen: Params, batch: Batch, w: Params) -> Params:

@@ -181,7 +181,7 @@ def give_to_somebody(has: NDArray[np.bool_], rng: np.random.Generator) -> None:
         common = int(has.sum(axis=0).argmax())
         owners = np.flatnonzero(has[:, common])
         taker = rng.choice(owners[owners != common])  # whose first class it is keeps it
-        has[taker, [common, missing]] = False, True
+        has[taker, common], has[taker, missing] = False, True
 
 
 @dataclass(frozen=True)
