@@ -250,11 +250,11 @@ def print_row(name: str, some: list[dict[str, Any]]) -> None:
     row = [np.array([cell[metric] for cell in some], dtype=float) for metric in METRICS]
     apart = [f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "" for values in row]
     thirds = np.mean([cell["thirds"] for cell in some], axis=0)
-    gain = np.mean([cell["gain"] for cell in some if "gain" in cell], axis=0)  # cells of older commits have none
+    gain = np.mean([cell["gain"] for cell in some], axis=0)
     shown = " | ".join(f"{values.mean():.1f}{more}" for values, more in zip(row, apart, strict=True))
     marks = [f"{mean:+.1f}{' ▼' if mean < -2 * error else ''}" for mean, error in gain[1:]]
     took = f"{np.median([one['seconds']['run'] / one['rounds'] for one in some]):.1f}" if "seconds" in some[0] else "–"
-    memory = f"{max(cell.get('memory', 0) for cell in some) / 2**30:.1f}" if "memory" in some[0] else "–"
+    memory = f"{max(cell['memory'] for cell in some) / 2**30:.1f}" if "memory" in some[0] else "–"
     print(
         f"| {name} | {len(some)} | {shown} | {', '.join(f'{one:.1f}' for one in thirds)} | "
         f"{gain[0][0]:+.1f} ± {gain[0][1]:.1f} ({', '.join(marks)}) | {took} | {memory} |"
