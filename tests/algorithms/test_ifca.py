@@ -152,3 +152,13 @@ def test_means_of_clusters_count_by_their_weight() -> None:
     found = mean_over_clusters(means, torch.tensor([0, 1, 1]), torch.tensor([1.0, 2.0, 3.0]))
     assert found["a"].flatten().tolist() == pytest.approx([21 / 6] * 3)
     assert found["n"].tolist() == [5, 5, 5]
+
+
+def test_gradients_are_divided_by_all_clients_that_replied() -> None:
+    """catches: a mean within the cluster, with which small clusters step as far as large ones."""
+    task = quadratics(torch.tensor([[1.0], [-1.0], [5.0]], dtype=torch.float64), samples=[1, 2, 1], lr=0.4)
+    found = play(task, From(averaging="gradients")).server
+    assert found.cluster.tolist() == [0, 0, 1]
+    gradients = [1 / 4 * (0 - 1) + 2 / 4 * (0 + 1), 1 / 4 * (4 - 5)]
+    wanted = [at - 0.4 * g for at, g in zip((0, 4), gradients, strict=True)]
+    assert found.models["w"].flatten().tolist() == pytest.approx(wanted, abs=1e-12)

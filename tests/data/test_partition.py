@@ -277,6 +277,15 @@ def test_labels_each_with_fewer_clients_than_classes_uses_all_of_them():
         assert np.all(counts_of(LabelsEach(3).split(LABELS, 5, rng(seed))).sum(0) == 200)
 
 
+@pytest.mark.parametrize(("classes", "clients"), [(2, 5), (1, 10), (5, 2), (3, 4)])
+def test_just_enough_classes_fall_to_one_client_each(classes, clients):
+    """catches: draws that are given up because hardly any gives every class to somebody."""
+    for seed in range(5):
+        counts = counts_of(LabelsEach(classes).split(LABELS, clients, rng(seed)))
+        assert np.all(counts.sum(0) == 200)
+        assert np.all((counts > 0).sum(1) == classes)
+
+
 @pytest.mark.parametrize(("classes", "clients"), [(11, 20), (2, 4)])
 def test_labels_each_that_cannot_be(classes, clients):
     with pytest.raises(PartitionError, match=f"enough for each class.*Got 10 classes and {clients} clients"):

@@ -9,7 +9,7 @@ import pytest
 from reports import change, report_of
 from scipy import stats
 
-from atoll import Recipe, federate
+from atoll import Recipe, Task, federate
 from atoll.compose import create, from_record, to_record
 from atoll.data.statistics import Statistics, statistics
 from atoll.experiments.comparison import Comparison, compare, runs_in
@@ -524,6 +524,14 @@ def test_the_protocol_says_what_the_figures_are():
         "Mean absolute error of the model each client would deploy, on its own test split, after the last round (1); "
         "all 1 clients, each counted the same. toy, fafi:0.1, seed 0. Clients share samples in this partition."
     )
+
+
+def test_the_protocol_of_recommenders_has_no_shares(tmp_path):
+    rows = [f"{user},{(user + 2 * step) % 9},{step}" for user in range(6) for step in range(6)]
+    (tmp_path / "sales.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
+    task = Task.ratings(tmp_path / "sales.csv", fewest=(3, 1))
+    found = comparison(federate(task, "fedmf", rounds=1))
+    assert "on its own test split (by time: a user's last item is for testing), after" in found.protocol
 
 
 def test_citations_come_once():

@@ -13,6 +13,7 @@ from torch import Tensor
 from atoll import Algorithm, Batch, Cohort, Params, Replies, Stack, Task, Training
 from atoll.algorithms.afl import AFL
 from atoll.algorithms.answers.fedlpa import most_likely
+from atoll.algorithms.ccvr import CCVR
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedcgs import FedCGS
 from atoll.algorithms.fedlpa import FedLPA
@@ -316,3 +317,52 @@ def test_a_client_does_not_count_in_weights_that_it_never_uses(algorithm: Algori
     used = torch.cat([each[0]["head.weight"][:, :2], each[1]["head.weight"][:, 2:]], 1)
     mean = (each[0]["head.weight"] + each[1]["head.weight"]) / 2
     assert float((weight - used).norm()) < 0.3 * float((mean - used).norm())
+
+
+# -- CCVR --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.closed_form("ccvr")
+@pytest.mark.parametrize("sizes", PARTITIONS, ids=len)
+def test_ccvr_has_the_gaussians_of_all_samples_however_they_are_dealt(sizes: tuple[int, ...]) -> None:
+    task, (x, y) = dealt(sizes), samples()
+    z, found = features(task, x), play(task, CCVR()).server.gaussians
+    for c in range(CLASSES):
+        mine = z[y == c]
+        torch.testing.assert_close(found["mean"][c], mine.mean(0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(found["covariance"][c], torch.cov(mine.T, correction=0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.closed_form("ccvr")
+def test_ccvr_on_gaussians_of_one_covariance_is_fishers_discriminant() -> None:
+    # The log odds of two such classes are linear, with the slope S^-1 (mu_1 - mu_0).
+    task, draw = dealt((ALL,), hidden=()), generator(0, "one covariance")
+    root = torch.from_numpy(draw.normal(size=(INPUTS, INPUTS))) + 2 * torch.eye(INPUTS)
+    mean = torch.from_numpy(draw.normal(size=(2, INPUTS)))
+    s = (root @ root.T).expand(2, INPUTS, INPUTS)
+    slope = torch.linalg.solve(s[0], mean[1] - mean[0])
+    known = Params.of(share=torch.ones(2).double() / 2, mean=mean, covariance=s)
+    engine = LocalEngine(device="cpu", dtype=torch.float64, compile=False)
+    bench = Workbench(Population(task, RamMemory(task.clients), 0), engine, round=0)
+    method = CCVR(draws=20_000, shrinkage=1e-9, server_epochs=20, server_batch=500, server_lr=0.1)
+    weight = method.calibrate(task.network.initial, known, bench)["head.weight"]
+    torch.testing.assert_close(weight[1] - weight[0], slope, rtol=0, atol=0.1 * float(slope.norm()))
+
+
+@pytest.mark.purpose("ccvr")
+def test_ccvr_hears_rare_classes_that_no_client_has_with_others() -> None:
+    draw = generator(0, "apart")
+
+    def some(c: int, n: int) -> tuple[Tensor, Tensor]:
+        return 3 * torch.eye(INPUTS).double()[c] + torch.from_numpy(draw.normal(size=(n, INPUTS))), torch.full((n,), c)
+
+    task = of({str(c): some(c, n) for c, n in enumerate((160, 40, 10))}, hidden=(16,))
+    x, y = map(torch.cat, zip(*[some(c, 100) for c in range(CLASSES)], strict=True))
+
+    def accuracy(model: Params) -> float:
+        answers = Batch(x, y, None, None, task.network, Variant(train=False)).outputs(model)
+        return float((answers.argmax(1) == y).double().mean())
+
+    calibrated = accuracy(play(task, CCVR(), rounds=4).server.deployed)
+    assert calibrated > 0.9
+    assert calibrated > accuracy(play(task, FedAvg(), rounds=4).server) + 0.1

@@ -56,6 +56,7 @@ class GPFedRec(Recommending):
     graph: Literal["similar", "official", "all"] = "similar"  # who is linked: those alike, those unlike, or all
     rows: Literal["own", "shared"] = "own"  # which rows a client deploys
 
+    needs_unicast: ClassVar[bool] = False  # a table for each client
     limits: ClassVar[Limits] = {"fedmf": {"reg": 0.0, "graph": "all", "rows": "shared"}}
     cites: ClassVar[str] = "zhang2024gpfedrec"
 

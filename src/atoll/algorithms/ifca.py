@@ -2,12 +2,14 @@
 
     j_k = argmin_j F_k(w_j),        w_j <- w_j + sum_{k: j_k = j} p_k (w_k - w_j)
 
-w_k is w_{j_k} after `epochs` local epochs. A cluster that nobody joins stays as it is. Which clusters are found depends
-on where the models begin: at independent random points, or at models of clients that are far apart. Leaves that are
-`common` are the same in all models, and averaged over all clients; with all of them in common this is FedAvg.
+w_k is w_{j_k} after `epochs` local epochs. With ``averaging = "gradients"`` clients send the gradient over all their
+samples, and p_k is a share of all clients that replied, not of the cluster: small clusters take small steps. A cluster
+that nobody joins stays as it is. Which clusters are found depends on where the models begin: at independent random
+points, or at models of clients that are far apart. Leaves that are `common` are the same in all models, and averaged
+over all clients; with all of them in common this is FedAvg.
 
 Reference: Ghosh, Chung, Yin, Ramchandran. "An Efficient Framework for Clustered Federated Learning." NeurIPS 2020,
-Algorithm 1 (model averaging). https://arxiv.org/abs/2006.04088
+Algorithm 1, both options. https://arxiv.org/abs/2006.04088
 """
 
 from dataclasses import dataclass, replace
@@ -25,6 +27,7 @@ from atoll.kernel.randomness import generator
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
+from atoll.toolbox.client.full import full_gradient
 from atoll.toolbox.client.losses import entropies, losses
 from atoll.toolbox.server.clustering import choose_far_apart, distances, mixing_within, reshuffle
 
@@ -46,6 +49,7 @@ class IFCA(Algorithm):
     epochs: Epochs = 1  # local epochs per round
     starts: Literal["random", "kmeans++"] = "random"  # independent points, or models of clients that are far apart
     restarts: Count = 1  # sets of starts, of which the one that spreads clients best over clusters is taken
+    averaging: Literal["models", "gradients"] = "models"  # of models, or of one gradient over all samples per round
     common: Part = "none"  # the leaves that all clusters share, such as the body
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster
 
@@ -108,16 +112,23 @@ class IFCA(Algorithm):
         """Train the model that fits best, and say which one it is."""
         cluster = losses(models, cohort).argmin(1)
         w = models.rows(cluster)
-        w_k = sgd(cohort, start=w, epochs=self.epochs)
-        send = {"delta": w_k - w, "cluster": Stack.of(cluster=cluster)}
+        send = {"delta": self.train(w, cohort) - w, "cluster": Stack.of(cluster=cluster)}
         return Update(send=send, weight=cohort.weights(self.weighting))
+
+    def train(self, w: Stack, cohort: Cohort) -> Stack:
+        """Return the model after local epochs, or after one step along the gradient over all samples."""
+        if self.averaging == "models":
+            return sgd(cohort, start=w, epochs=self.epochs)
+        g, after = full_gradient(cohort, w)
+        return after.moved(g, -cohort.lr)
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """Average within each cluster, what is common over all clients, and note who was where."""
         zeros = server.models.map(torch.zeros_like)
         step = replies.segment_mean("delta", by="cluster", default=zeros)
         clients, cluster, weight = replies.members
-        step = step | mean_over_clusters(step.part(self.common), cluster, weight)
+        common = mean_over_clusters(step.part(self.common), cluster, weight)
+        step = (step if self.averaging == "models" else share_steps(step, cluster, weight)) | common
         return State(
             server.models + step,
             server.cluster.index_put((clients,), cluster),
@@ -140,6 +151,13 @@ class IFCA(Algorithm):
     def found_clusters(self, server: State) -> Clusters:
         """Return which model each client has chosen last."""
         return Clusters(server.cluster.cpu().numpy())
+
+
+def share_steps(means: Stack, cluster: Tensor, weight: Tensor) -> Stack:
+    """Return the steps of clusters, each times the share of all weights that it has; buffers stay means."""
+    shares = weight.new_zeros(means.clients).index_add(0, cluster, weight) / weight.sum()
+    trained = means.trained.map(lambda leaf: shares.to(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1)) * leaf)
+    return means | trained
 
 
 def mean_over_clusters(means: Stack, cluster: Tensor, weight: Tensor) -> Stack:

@@ -69,6 +69,7 @@ class InClusters(Wrapper):
     inner: Algorithm
 
     sums_suffice: ClassVar[bool] = False
+    needs_unicast: ClassVar[bool] = True
     closed_form: ClassVar[bool] = False
     limits: ClassVar[Limits] = {}
     mixes_architectures: ClassVar[bool] = False

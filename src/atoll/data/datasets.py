@@ -88,7 +88,7 @@ class Dataset:
     @property
     def facts(self) -> dict[str, object]:
         """What a run's configuration says of the data."""
-        return {}
+        return {"split_by": "by time: a user's last item is for testing"} if self.recommends else {}
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         """Return some of the samples."""

@@ -60,7 +60,7 @@ class OwnData(Dataset):
     def facts(self) -> dict[str, Any]:
         """What a run's configuration says of the data: the classes, what rests on which samples, and the split."""
         if self.schema is None:
-            return {}
+            return super().facts
         found: dict[str, Any] = {"standardise": self.schema.standardise}
         found |= {"class_names": list(self.class_names)} if self.class_names else {}
         return found | ({"split_by": self.rule.words} if self.rule.words else {})

@@ -6,6 +6,7 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.data.dealing import (
     MAX_TRIES,
@@ -127,7 +128,8 @@ class LabelsEach(OfLabels):
     """NIID-Bench's "#C = s": `classes` classes per client, the samples of a class dealt evenly to those that have it.
 
     Client k has class k modulo the number of classes, the others are drawn without replacement. With fewer clients
-    than classes a class may fall to nobody; NIID-Bench then drops its samples, here it is drawn again.
+    than classes a class may fall to nobody; NIID-Bench then drops its samples, here it is drawn again. If that does not
+    help, such a class takes the place of one that several clients have.
     """
 
     classes: int
@@ -152,19 +154,34 @@ class LabelsEach(OfLabels):
 
     def _draw(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Indices]:
         groups = group_by_class(self, labels)
-        has = np.zeros((clients, len(groups)), dtype=bool)
-        for client, mine in enumerate(has):
-            first = client % len(groups)
-            others = np.delete(np.arange(len(groups)), first)
-            mine[[first, *rng.choice(others, self.classes - 1, replace=False)]] = True
-        if not has.any(axis=0).all():
-            return []
+        for _ in range(MAX_TRIES):
+            has = self._choose(len(groups), clients, rng)
+            if has.any(axis=0).all():
+                break
+        give_to_somebody(has, rng)
         owner = np.empty(len(labels), dtype=np.int64)
         for members, wants in zip(groups, has.T, strict=True):
             takers = np.flatnonzero(wants)
             for taker, part in zip(takers, np.array_split(rng.permutation(members), len(takers)), strict=True):
                 owner[part] = taker
         return group_by_owner(owner, clients)
+
+    def _choose(self, classes: int, clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        has = np.zeros((clients, classes), dtype=bool)
+        for client, mine in enumerate(has):
+            first = client % classes
+            others = np.delete(np.arange(classes), first)
+            mine[[first, *rng.choice(others, self.classes - 1, replace=False)]] = True
+        return has
+
+
+def give_to_somebody(has: NDArray[np.bool_], rng: np.random.Generator) -> None:
+    """Give each class [client, class] that nobody has to a client, in place of one that others have, too."""
+    for missing in np.flatnonzero(~has.any(axis=0)):
+        common = int(has.sum(axis=0).argmax())
+        owners = np.flatnonzero(has[:, common])
+        taker = rng.choice(owners[owners != common])  # whose first class it is keeps it
+        has[taker, common], has[taker, missing] = False, True
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ SELECTIONS: dict[Select, str] = {
     "best": "after the round that is best on validation",
     "oracle": "after the round that is best on test (an oracle: it cannot be chosen in practice)",
 }
+SPLIT_WITHOUT_SHARES = ("by column", "by time")  # how rules begin that need no shares of samples
 SIGNIFICANT = 0.05
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
 
@@ -466,7 +467,7 @@ class Results:
             who = f"a sample of {self.scored:,} of {everybody}" if self.sampled else f"{everybody},"
         what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
         rule, leaks = (task.more.get(name) for name in ("split_by", "leaks"))
-        share = None if rule and rule.startswith("by column") else split
+        share = None if rule and rule.startswith(SPLIT_WITHOUT_SHARES) else split
         cut = ", ".join([*([f"train/val/test {share} %"] if share else []), *([rule] if rule else [])])
         cut = f" ({cut})" if cut else ""
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})

@@ -170,7 +170,7 @@ class Exchange:
             self.channel.unicast(done.unicast, done.clients, job.round)
             traffic.replied += len(done.clients)
             arrival = self._pass_on(done, job.round, job.round)
-            yield arrival._replace(broadcast=job.broadcast, unicast=done.unicast)
+            yield arrival._replace(broadcast=job.broadcast, unicast=done.unicast if job.method.needs_unicast else None)
         if len(diverged) and not traffic.replied:
             raise _divergence_error(diverged, job.round, self._task)
 

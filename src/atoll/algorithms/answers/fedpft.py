@@ -24,30 +24,18 @@ from torch import Tensor
 
 from atoll.algorithms.trainings.frozen import Frozen
 from atoll.kernel.algorithm import Count, Epochs, NonNegative, Positive, Range, Replies, Steps, Update
-from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
-from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.randomness import default_generator, generator
-from atoll.kernel.record import Each, record
+from atoll.kernel.randomness import generator
 from atoll.kernel.task import Training
-from atoll.models.linear import Linear
-from atoll.toolbox.client import descend, zero_velocity
 from atoll.toolbox.client.datastore import datastore
 from atoll.toolbox.client.features import feature_size
 from atoll.toolbox.oneshot import uploads
 from atoll.toolbox.pairs import FROZEN, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.frozen import Phi, expand
+from atoll.toolbox.server.heads import train_head
 from atoll.toolbox.server.mixtures import draw_from, fit
-
-
-@record
-class Head:
-    """A head on its way."""
-
-    w: Each
-    velocity: Each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +76,9 @@ class Mixtures(ServerAnswer):
         return training.make_head(start, weight, bias, bench)
 
     def train_head(self, features: Tensor, classes: Tensor, bench: Workbench) -> tuple[Tensor, Tensor]:
-        """Train a linear head; return weight and bias. Features are standardised before, whatever their scale."""
-        center, scale = features.mean(0), features.std(0, correction=0)
-        scale = torch.where(scale > 0, scale, 1)
-        task = bench.task
-        assert task.classes is not None
-        with default_generator(0):  # its initial values do not matter: it begins at 0
-            network = Network(Linear((len(center),), task.classes)).to(features.device, bench.network.dtype)
-        x = ((features - center) / scale).to(bench.network.dtype)
-        cohort = bench.cohort(x, classes, network=network, batch_size=self.server_batch)
-        rule, start = Training(lr=self.server_lr, momentum=self.momentum), network.initial.zeros()
-        head = Head(start, zero_velocity(rule, start))
-        end = cohort.scan(partial(_step, rule=rule), head, epochs=self.server_epochs, stream="head").w.client(0)
-        weight, bias = end["head.weight"].double() / scale, end["head.bias"].double()
-        return weight, bias - weight @ center
+        """Train a linear head; return weight and bias."""
+        rule = Training(lr=self.server_lr, batch_size=self.server_batch, momentum=self.momentum)
+        return train_head(features, classes, bench, rule, epochs=self.server_epochs)
 
 
 def summarise(store: Params, phi: Phi, draws: Params, *, classes: int, iterations: int, nu: float) -> Params:
@@ -111,8 +88,3 @@ def summarise(store: Params, phi: Phi, draws: Params, *, classes: int, iteration
     found = fit(rows, same, draws["draws"], iterations=iterations, nu=nu)
     largest = torch.finfo(torch.float16).max
     return Params.of(count=same.sum(0).float()) | found.map(lambda leaf: leaf.clamp(-largest, largest).half())
-
-
-def _step(head: Head, batch: Batch, given: None, *, rule: Training) -> Head:  # noqa: ARG001
-    g, w, _ = batch.gradient(head.w)
-    return Head(*descend(rule, w, g, head.velocity, rule.lr))

@@ -13,6 +13,7 @@ import numpy as np
 from atoll.experiments.audit.canaries import OneRun, audit_promise, require_promise
 from atoll.experiments.audit.contribution import Contribution, require_deltas, value_clients
 from atoll.experiments.audit.inversion import Picture, count_small_classes, invert
+from atoll.experiments.audit.items import Known, infer_items
 from atoll.experiments.audit.labels import Labelled, infer_labels
 from atoll.experiments.audit.membership import Attacked, Inside, infer_membership
 from atoll.experiments.audit.page import render_page
@@ -40,6 +41,7 @@ class Audit:
     properties: Property | None = None
     contribution: Contribution | None = None
     notes: list[str] = field(default_factory=list)  # what could not be tried, and why
+    items: Known | None = None  # of recommenders, whose classes are items
     ceiling: float | None = None  # the largest TPR at 1 % FPR that the promise allows
 
     @property
@@ -49,6 +51,7 @@ class Audit:
         found += [] if self.promise is None else [self.promise.describe()]
         found += _describe_pictures(self.pictures)
         found += [] if self.labels is None else [_describe_labels(self.labels)]
+        found += [] if self.items is None else [self.items.describe()]
         found += [] if self.properties is None else [self.properties.describe()]
         found += [] if self.contribution is None else [self.contribution.describe()]
         return [*found, *self.notes]
@@ -70,6 +73,7 @@ class Audit:
                 for one in self.pictures
             ],
             "labels": None if self.labels is None else asdict(self.labels),
+            "items": None if self.items is None else asdict(self.items),
             "properties": None if self.properties is None else asdict(self.properties),
             "contribution": None if self.contribution is None else asdict(self.contribution),
             "sentences": self.sentences,
@@ -127,15 +131,16 @@ def audit(
     if canaries:
         tell("run with canaries")
         promise = audit_samples(subject, canaries) if about_samples else audit_promise(subject, canaries)
-    pictures, labels, properties, refused = list[Picture](), None, None, list[AtollError]()
+    pictures, labels, items, properties, refused = list[Picture](), None, None, None, list[AtollError]()
     try:
         if "inversion" in attacks:
             tell("inversion")
             pictures = _rebuild(subject, notes)
         if "labels" in attacks:
             tell("labels")
-            labels = infer_labels(subject)
-            notes += [_explain_hidden(subject)] * (labels is None)
+            labels = None if subject.task.recommends else infer_labels(subject)
+            items = infer_items(subject) if subject.task.recommends else None
+            notes += [_explain_hidden(subject)] * (labels is None and items is None)
         if "properties" in attacks:
             tell("properties")
             properties = infer_properties(subject)
@@ -151,7 +156,7 @@ def audit(
         valued = value_clients(subject)
     return Audit(
         describe_method(subject), membership, promise, pictures, labels, properties, valued, notes,
-        _find_ceiling(subject),
+        items, _find_ceiling(subject),
     )  # fmt: skip
 
 

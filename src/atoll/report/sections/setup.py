@@ -10,6 +10,7 @@ import numpy as np
 
 from atoll.kernel.wrapper import values_of
 from atoll.records.numbers import UNKNOWN
+from atoll.records.results import SPLIT_WITHOUT_SHARES
 from atoll.records.runs import machine, versions
 from atoll.report.parts import Details, Part, Row, Table, Text
 from atoll.report.table import megabytes
@@ -91,7 +92,8 @@ def _describe_split(view: View) -> str:
     counts += [f"{split} {one.samples(split).sum():,}" for split in ("val", "test") if not _has_many(view)]
     rule = facts.get("split_by") or "at random, classes in equal shares where samples have one"
     recipe = facts.get("recipe") or {}
-    shares = f"train/val/test {recipe['split']} % of each client" if recipe.get("split") else ""
+    cut_by_shares = recipe.get("split") and not rule.startswith(SPLIT_WITHOUT_SHARES)
+    shares = f"train/val/test {recipe['split']} % of each client" if cut_by_shares else ""
     return "; ".join(filter(None, [shares, f"{', '.join(counts)} samples" if counts else "", f"cut {rule}"]))
 
 

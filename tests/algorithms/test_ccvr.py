@@ -1,0 +1,77 @@
+"""CCVR: what clients say of their features, which model is calibrated, and classes that nobody has for a while."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from samples import own
+
+from atoll import Batch, Cohort, Task
+from atoll.algorithms.ccvr import CCVR
+from atoll.algorithms.fedavg import FedAvg
+from atoll.kernel.errors import ModelError
+from atoll.kernel.network import Variant
+from atoll.kernel.params import Params
+from atoll.models import BodyAndHead
+from atoll.testing.conformance import play
+from atoll.toolbox.server.triangles import symmetric
+
+CLASSES = 3
+
+
+@pytest.fixture
+def task(make_task: Callable[..., Task]) -> Task:
+    return make_task(dtype=torch.float64)
+
+
+def features(task: Task, w: Params, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = own(task, k)
+    return Batch(x, y, None, None, task.network, Variant(train=False)).features(w), y
+
+
+def test_a_client_sends_means_of_products_by_class(task: Task, make_cohort: Callable[..., Cohort]) -> None:
+    w = task.network.initial
+    sent = CCVR().local(w, make_cohort(task)).send["moments"]
+    for k in range(task.clients):
+        z, y = features(task, w, k)
+        for c in range(CLASSES):
+            mine = z[y == c]
+            assert float(sent["share"][k, c]) == pytest.approx(len(mine) / len(z))
+            torch.testing.assert_close(sent["sum"][k, c], mine.sum(0) / len(z))
+            torch.testing.assert_close(symmetric(sent["square"][k, c]), mine.T @ mine / len(z))
+
+
+def test_the_average_is_that_of_fedavg(task: Task) -> None:
+    """catches: clients that go on from the calibrated head, which is for deployment only."""
+    found, average = play(task, CCVR(), rounds=3).server, play(task, FedAvg(), rounds=3).server
+    assert all(torch.equal(found.w[name], leaf) for name, leaf in average.items())
+
+
+def test_what_is_deployed_is_the_average_that_was_described(task: Task) -> None:
+    """catches: a new body under a head that was fitted to the old one."""
+    found, before = play(task, CCVR(), rounds=3).server, play(task, FedAvg(), rounds=2).server
+    body, head = before.without_part("head"), before.part("head")
+    assert all(torch.equal(found.deployed[name], leaf) for name, leaf in body.items())
+    assert not any(torch.equal(found.deployed[name], leaf) for name, leaf in head.items())
+
+
+def test_a_class_that_nobody_sends_keeps_its_gaussian(make_task: Callable[..., Task]) -> None:
+    task = make_task(sizes=(4, 4, 4), dtype=torch.float64)
+    task = replace(task, y=torch.arange(CLASSES).repeat_interleave(4))  # client k has class k and no other
+    first = play(task, CCVR(), rounds=1).server.gaussians
+    alone = play(task, CCVR(), rounds=2, faults=lambda round, clients: (clients > 0) & (round > 0)).server.gaussians
+    assert [torch.equal(alone["mean"][c], first["mean"][c]) for c in range(CLASSES)] == [False, True, True]
+
+
+def test_a_class_of_one_sample_can_be_drawn(make_task: Callable[..., Task]) -> None:
+    model = play(make_task(sizes=(1, 1), dtype=torch.float64), CCVR(), rounds=2).server.deployed
+    assert all(leaf.isfinite().all() for leaf in model.values())
+
+
+def test_a_head_of_two_layers_is_refused(make_task: Callable[..., Task]) -> None:
+    def network() -> BodyAndHead:
+        return BodyAndHead(torch.nn.Linear(4, 5), torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)))
+
+    with pytest.raises(ModelError, match="CCVR must be given a network whose head is one linear layer with a bias"):
+        play(make_task(network), CCVR())
