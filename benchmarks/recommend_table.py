@@ -248,7 +248,7 @@ def print_page(cells: dict[str, Any]) -> None:
 def print_row(name: str, some: list[dict[str, Any]]) -> None:
     """Print means over seeds, how far they lie apart, and what is gained over popularity."""
     row = [np.array([cell[metric] for cell in some], dtype=float) for metric in METRICS]
-    apart = [f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "" for values in row]
+    apart = [f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else " ± –" for values in row]
     thirds = np.mean([cell["thirds"] for cell in some], axis=0)
     gain = np.mean([cell["gain"] for cell in some], axis=0)
     shown = " | ".join(f"{values.mean():.1f}{more}" for values, more in zip(row, apart, strict=True))

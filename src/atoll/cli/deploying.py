@@ -162,11 +162,10 @@ def server(
         terms = write_terms(seats)
         public = None if options.public is None else read_public(terms, options.public)
         there = task_without_data(terms, public)
-        # with a client each; once sites have joined, everything is checked with those that they have
-        seated = dataclasses.replace(settings, cohort=None)
-        seated.check(there, algorithm)
         for demand in list_demands(algorithm, there, options.seed, settings):
             say(demand)
+        # with a client each; once sites have joined, everything is checked with those that they have
+        dataclasses.replace(settings, cohort=None).check(there, algorithm)
     nodes = {site: member.node for site, member in keys.members.items()}
     try:
         with Link(_read_address(options.listen), nodes, None if options.insecure else keys.certificate) as link:
