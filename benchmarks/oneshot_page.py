@@ -576,10 +576,17 @@ def _undecided() -> str:
 
 
 UNDECIDED = """Claims of the notes, and what we would like to claim ourselves, on CIFAR-10 with ResNet-18. A command
-runs what is missing, and can be stopped and repeated; add `--list` to see its cells. On a GPU add `--device cuda
---precision bf16 --engine 'loop compiled graph channels_last' --together`, and `--minutes 9` to stop in time. With
-`--tiny --out FOLDER --runs FOLDER` it is a rehearsal of minutes on a CPU, whose figures mean nothing. No study has been
-run on a GPU yet."""
+runs what is missing, and can be stopped and repeated. Its cells; the command on a GPU, in parts of nine minutes; and a
+rehearsal of minutes on a CPU, whose figures mean nothing:
+
+```
+python benchmarks/oneshot.py --study rivals --list
+python benchmarks/oneshot.py --study rivals --device cuda --precision bf16 --together --minutes 9 \\
+    --engine 'loop compiled graph channels_last'
+python benchmarks/oneshot.py --study rivals --tiny --out FOLDER --runs FOLDER
+```
+
+No study has been run on a GPU yet."""
 
 FULL_COMMENT = """
 **What the tables show.** All arms, the ladder and the study of fusion have one partition for each alpha (seed 0); FAFI,
@@ -681,7 +688,7 @@ layer of 64; no augmentation, so FAFI's two views are copies. One thread, commit
 **FedOV is 16.1 ± 6.7 above margins at 0.05**, on every one of the five partitions; at 0.3 the two, and the ensemble by
 class, cannot be distinguished. FedOV's clients take as many epochs, but about eight times the work, and send less.
 Margins are above FAFI, clean, at 0.3 by 4.2 ± 3.8, and at 0.05 by an interval that includes 0. Digits are small images
-that a shuffled half makes unlike any digit: whether outliers do as much on natural images is what `--study rivals`
+that a shuffled half makes unlike any digit: whether outliers do as much on natural images is what the study `rivals`
 decides.
 """
 
