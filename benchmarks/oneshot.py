@@ -4,7 +4,7 @@
     python benchmarks/oneshot.py --device cuda --precision bf16 --engine 'loop compiled graph channels_last'
         --together --minutes 9 --only 'corrected-a0.05'                       # in one line
     python benchmarks/oneshot.py --study rivals        # or noise, walk, arms, skew, ablation: what decides a question
-    python benchmarks/oneshot.py --study walk --tiny --out /tmp/out --runs /tmp/runs  # a rehearsal of minutes
+    python benchmarks/oneshot.py --study walk --tiny --out out --runs runs/tiny    # a rehearsal of minutes
     python benchmarks/oneshot.py --list
     python benchmarks/oneshot.py --page                                       # the page from what is there
 

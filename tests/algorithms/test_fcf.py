@@ -3,23 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from ratings import make_ratings, recommend
 
-from atoll import Task, federate
 from atoll.algorithms.fcf import FCF, describe_user, moments_of, solve_user
 from atoll.kernel.errors import ModelError
 from atoll.kernel.params import Params
-from atoll.runtime.engines import LocalEngine
-
-
-def make(model=None) -> Task:
-    rows = [(user, (3 * user + step * (1 + user % 3)) % 11, step) for user in range(8) for step in range(5 + user % 3)]
-    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
-    return Task.ratings(columns, fewest=(4, 1), model=model)
-
-
-def run(task, method, rounds, **more):
-    engine = LocalEngine(strategy="whole eager", dtype=torch.float64)
-    return federate(task, method, rounds=rounds, progress=False, engine=engine, **more)
 
 
 def loss_of(p, q, b, x, alpha, lam):
@@ -43,21 +31,21 @@ def test_the_vector_minimises_and_the_message_is_the_gradient():
 
 
 def test_one_round_is_one_step_along_the_sum():
-    task, seen = make(), []
-    report = run(task, FCF(server="sgd", rate=0.01, lam=2.0), 1, on_reply=lambda _, arrival: seen.append(arrival))
+    task, seen = make_ratings(), []
+    report = recommend(task, FCF(server="sgd", rate=0.01, lam=2.0), 1, on_reply=lambda _, arrival: seen.append(arrival))
     start = task.network.initial["body.vector"].double()
     total = sum(arrival.fields["gradient"]["body.vector"].sum(0) for arrival in seen)
     torch.testing.assert_close(report.server.table["body.vector"], start + 0.01 * (total - 2.0 * start))
 
 
 def test_without_biases_there_are_none():
-    report = run(make(), FCF(bias=False), 2)
+    report = recommend(make_ratings(), FCF(bias=False), 2)
     assert (report.server.table["body.bias"] == 0).all()
 
 
 def test_it_learns_and_keeps_nothing():
-    task = make()
-    report = run(task, FCF(), 30, metric="mrr")
+    task = make_ratings()
+    report = recommend(task, FCF(), 30, metric="mrr")
     losses = [line["loss"]["loss/main"] for line in report.history]
     assert losses[-1] < losses[0]
     assert np.isfinite(report.scores()).all()
@@ -67,4 +55,4 @@ def test_it_learns_and_keeps_nothing():
 
 def test_other_networks_are_refused():
     with pytest.raises(ModelError, match="FCF shares a table of items and nothing else. NeuralItems shares"):
-        run(make("neural-items"), FCF(), 1)
+        recommend(make_ratings(model="neural-items"), FCF(), 1)

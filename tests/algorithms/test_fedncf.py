@@ -2,22 +2,10 @@
 
 import pytest
 import torch
+from ratings import make_ratings, recommend
 
-from atoll import Task, federate
 from atoll.algorithms.fedncf import FedNCF
 from atoll.kernel.errors import ModelError
-from atoll.runtime.engines import LocalEngine
-
-
-def make(model="neural-items") -> Task:
-    rows = [(user, (3 * user + step * (1 + user % 3)) % 11, step) for user in range(8) for step in range(5 + user % 3)]
-    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
-    return Task.ratings(columns, fewest=(4, 1), model=model)
-
-
-def run(task, method, rounds):
-    engine = LocalEngine(strategy="whole eager", dtype=torch.float64)
-    return federate(task, method, rounds=rounds, progress=False, engine=engine)
 
 
 def test_the_network_is_the_mean_over_all_by_samples():
@@ -29,7 +17,7 @@ def test_the_network_is_the_mean_over_all_by_samples():
             updates.append((w, update))
             return update
 
-    report = run(make(), Watched(), 1)
+    report = recommend(make_ratings(model="neural-items"), Watched(), 1)
     name = "head.network.0.weight"
     weight = torch.cat([update.weight for _, update in updates])
     delta = torch.cat([update.send["delta"][name] for _, update in updates])
@@ -43,7 +31,7 @@ def test_the_network_is_the_mean_over_all_by_samples():
 
 
 def test_the_vector_never_leaves():
-    report = run(make(), FedNCF(), 2)
+    report = recommend(make_ratings(model="neural-items"), FedNCF(), 2)
     assert "head.user.vector" not in report.server
     fields = {message.field for message in report.ledger.messages() if message.direction == "up"}
     assert fields == {"rows", "delta", "weight"}
@@ -51,4 +39,4 @@ def test_the_vector_never_leaves():
 
 def test_it_needs_a_network_beside_the_table():
     with pytest.raises(ModelError, match="FedNCF shares a network beside the table of items. ItemFactors has none"):
-        run(make("item-factors"), FedNCF(), 1)
+        recommend(make_ratings(model="item-factors"), FedNCF(), 1)

@@ -2,27 +2,12 @@
 
 import numpy as np
 import torch
+from ratings import make_ratings, recommend
 
-from atoll import Task, federate
 from atoll.algorithms.fedmf import FedMF
 from atoll.algorithms.fedora_items import FedoraItems, draw_signs, draw_to
 from atoll.kernel.params import Params, Stack
-from atoll.runtime.engines import LocalEngine
 from atoll.toolbox.client.items import Touched, find_last
-
-
-def make(users=8, first=0) -> Task:
-    rows = [
-        (user, (3 * user + step * (1 + user % 3)) % 11, step)
-        for user in range(first, first + users) for step in range(5 + user % 3)
-    ]  # fmt: skip
-    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
-    return Task.ratings(columns, fewest=(4, 1))
-
-
-def run(task, method, rounds, **more):
-    engine = LocalEngine(strategy="whole eager", dtype=torch.float64)
-    return federate(task, method, rounds=rounds, progress=False, engine=engine, **more)
 
 
 def test_a_sketch_keeps_cosines():
@@ -52,7 +37,7 @@ def test_held_back_items_do_not_train():
             seen.append((touched, update.send["rows"]))
             return update
 
-    run(make(), Watched(), 1)
+    recommend(make_ratings(), Watched(), 1)
     for touched, rows in seen:
         for client, held in enumerate(touched.held[:, 0].tolist()):
             if held < touched.items:
@@ -76,22 +61,22 @@ def test_the_gate_opens_only_where_it_helps():
             gates["same"] = self.strength(good, good, w, cohort, touched)
             return super().local(w, cohort)
 
-    run(make(), Watched(lam_max=100.0), 1)
+    recommend(make_ratings(), Watched(lam_max=100.0), 1)
     assert (gates["good"] > 1).all()
     assert (gates["bad"] == 0).all()
     assert (gates["same"] == 0).all()
 
 
 def test_without_held_back_items_it_is_fedmf():
-    task = make()
-    plain, shut = run(task, FedMF(), 3), run(task, FedoraItems(hold=0.0, lam_max=0.0), 3)
+    task = make_ratings()
+    plain, shut = recommend(task, FedMF(), 3), recommend(task, FedoraItems(hold=0.0, lam_max=0.0), 3)
     for leaf, value in plain.server.items():
         assert torch.equal(shut.server.table[leaf], value)
 
 
 def test_rows_of_propagation_are_distributions_and_noise_changes_links():
-    task = make()
-    plain, noisy = (run(task, FedoraItems(topk=3, noise=noise), 2) for noise in (0.0, 0.5))
+    task = make_ratings()
+    plain, noisy = (recommend(task, FedoraItems(topk=3, noise=noise), 2) for noise in (0.0, 0.5))
     for report in (plain, noisy):
         torch.testing.assert_close(report.server.P.sum(1), torch.ones(task.clients, dtype=report.server.P.dtype))
     assert not torch.equal(plain.server.sketch, noisy.server.sketch)
@@ -99,8 +84,8 @@ def test_rows_of_propagation_are_distributions_and_noise_changes_links():
 
 def test_new_users_with_items_and_without():
     """With items a vector reaches them, which is then fitted while the table stays; without, biases decide."""
-    task = make(users=12).hold_out(0.25, 0)
-    found = federate(task, FedoraItems(topk=3), rounds=5, progress=False).newcomers
+    task = make_ratings(users=12).hold_out(0.25, 0)
+    found = recommend(task, FedoraItems(topk=3), 5).newcomers
     assert found is not None
     assert found.unlabelled["way"] == "welcome"
     losses = [found.labelled[epochs].loss for epochs in ("0", "1", "5", "10")]

@@ -1,23 +1,11 @@
 """FedRAP: own vectors never leave, its penalties by hand, and what a client deploys is the sum."""
 
 import torch
+from ratings import make_ratings, recommend
 
-from atoll import Task, federate
 from atoll.algorithms.fedmf import FedMF
 from atoll.algorithms.fedrap import FedRAP, keep_apart
 from atoll.kernel.params import Params
-from atoll.runtime.engines import LocalEngine
-
-
-def make() -> Task:
-    rows = [(user, (3 * user + step * (1 + user % 3)) % 11, step) for user in range(8) for step in range(5 + user % 3)]
-    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
-    return Task.ratings(columns, fewest=(4, 1))
-
-
-def run(task, method, rounds, **more):
-    engine = LocalEngine(strategy="whole eager", dtype=torch.float64)
-    return federate(task, method, rounds=rounds, progress=False, engine=engine, **more)
 
 
 def test_the_penalty_by_hand():
@@ -42,7 +30,7 @@ def test_own_vectors_stay_and_are_deployed():
             deployed.update(zip(cohort.clients.tolist(), model["body.vector"], strict=True))
             return model
 
-    report = run(make(), Watched(), 3, on_reply=lambda _, arrival: sent.append(arrival))
+    report = recommend(make_ratings(), Watched(), 3, on_reply=lambda _, arrival: sent.append(arrival))
     assert all(own.abs().max() > 0 for own in kept.values())
     assert {leaf for arrival in sent for leaf in arrival.fields["rows"]} == {"body.vector", "body.bias", "row", "count"}
     for client, own in kept.items():
@@ -50,9 +38,12 @@ def test_own_vectors_stay_and_are_deployed():
 
 
 def test_without_own_vectors_it_is_fedmf():
-    task, values = make(), {"rate": 0.7, "l2": 0.02}
-    plain, own = run(task, FedMF(**values), 3), run(task, FedRAP(own_rate=0.0, lam=0.0, mu=0.0, **values), 3)
+    task, values = make_ratings(), {"rate": 0.7, "l2": 0.02}
+    plain, own = (
+        recommend(task, FedMF(**values), 3),
+        recommend(task, FedRAP(own_rate=0.0, lam=0.0, mu=0.0, **values), 3),
+    )
     for leaf, value in plain.server.items():
         assert torch.equal(own.server[leaf], value)
-    different = run(task, FedRAP(lam=0.0, mu=0.0, **values), 3)
+    different = recommend(task, FedRAP(lam=0.0, mu=0.0, **values), 3)
     assert not torch.equal(different.server["body.vector"], plain.server["body.vector"])

@@ -3,25 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from ratings import make_ratings, recommend
 
-from atoll import Task, federate
 from atoll.algorithms.fedmf import FedMF
 from atoll.algorithms.gpfedrec import GPFedRec, compare_tables, draw_to_neighbours, mix_rows
 from atoll.kernel.params import Params
-from atoll.runtime.engines import LocalEngine
 
 CLIENTS, ITEMS, RANK = 5, 7, 3
-
-
-def make() -> Task:
-    rows = [(user, (3 * user + step * (1 + user % 3)) % 11, step) for user in range(8) for step in range(5 + user % 3)]
-    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
-    return Task.ratings(columns, fewest=(4, 1))
-
-
-def run(task, method, rounds, **more):
-    engine = LocalEngine(strategy="whole eager", dtype=torch.float64)
-    return federate(task, method, rounds=rounds, progress=False, engine=engine, **more)
 
 
 def rows_and_tables(dtype=torch.float64):
@@ -79,17 +67,17 @@ def test_graphs_link_those_alike_or_unlike():
 
 
 def test_linked_to_all_without_pull_it_is_fedmf():
-    task = make()
-    plain, linked = run(task, FedMF(), 3), run(task, GPFedRec(reg=0.0, graph="all", rows="shared"), 3)
+    task = make_ratings()
+    plain, linked = recommend(task, FedMF(), 3), recommend(task, GPFedRec(reg=0.0, graph="all", rows="shared"), 3)
     for leaf, value in plain.server.items():
         torch.testing.assert_close(linked.server.table[leaf], value)
-    drawn = run(task, GPFedRec(rows="shared"), 3)
+    drawn = recommend(task, GPFedRec(rows="shared"), 3)
     assert not torch.allclose(drawn.server.table["body.vector"], plain.server["body.vector"])
 
 
 def test_who_did_not_reply_is_drawn_to_the_table():
-    task = make()
-    report = run(task, GPFedRec(), 2, cohort=3)
+    task = make_ratings()
+    report = recommend(task, GPFedRec(), 2, cohort=3)
     replied = report.server.clients.numpy()
     absent = np.setdiff1d(np.arange(task.clients), replied)
     R = report.algorithm.unicast(report.server, absent)
@@ -107,7 +95,7 @@ def test_the_pull_by_hand():
 
 
 def test_a_stronger_pull_keeps_rows_nearer_to_the_neighbours():
-    task, apart = make(), {}
+    task, apart = make_ratings(), {}
     for reg in (1e-9, 3.0):
 
         class Watched(GPFedRec):
@@ -121,5 +109,5 @@ def test_a_stronger_pull_keeps_rows_nearer_to_the_neighbours():
                 apart.setdefault(self.reg, []).append(far.sum())
                 return update
 
-        run(task, Watched(reg=reg, rate=0.3, epochs=5), 3)
+        recommend(task, Watched(reg=reg, rate=0.3, epochs=5), 3)
     assert sum(apart[3.0]) < sum(apart[1e-9])

@@ -2,21 +2,9 @@
 
 import numpy as np
 import torch
+from ratings import make_ratings, recommend
 
-from atoll import Task, federate
 from atoll.algorithms.local_items import LocalItems
-from atoll.runtime.engines import LocalEngine
-
-
-def make() -> Task:
-    rows = [(user, (3 * user + step * (1 + user % 3)) % 11, step) for user in range(8) for step in range(5 + user % 3)]
-    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
-    return Task.ratings(columns, fewest=(4, 1))
-
-
-def run(task, method, rounds, **more):
-    engine = LocalEngine(strategy="whole eager", dtype=torch.float64)
-    return federate(task, method, rounds=rounds, progress=False, engine=engine, **more)
 
 
 def test_one_step_by_hand():
@@ -29,8 +17,8 @@ def test_one_step_by_hand():
             kept.update(zip(cohort.clients.tolist(), update.keep["body.bias"], strict=True))
             return update
 
-    task = make()
-    run(task, Watched(rate=0.8), 1)
+    task = make_ratings()
+    recommend(task, Watched(rate=0.8), 1)
     part = task.splits["train"]
     for client, numbers in kept.items():
         known = task.y[part.order[part.offsets[client] : part.offsets[client + 1]]]
@@ -40,7 +28,7 @@ def test_one_step_by_hand():
 
 
 def test_nothing_is_sent_and_vectors_are_0():
-    report = run(make(), LocalItems(), 3)
+    report = recommend(make_ratings(), LocalItems(), 3)
     assert not [message for message in report.ledger.messages() if message.direction == "up"]
     assert report.server is None
     assert np.isfinite(report.scores()).all()

@@ -25,7 +25,6 @@ Wu, Ding, Shen, Wu. "DENSE: Data-Free One-Shot Federated Learning." NeurIPS 2022
 
 import functools
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -42,7 +41,7 @@ from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import fact
 from atoll.toolbox.client import sgd
-from atoll.toolbox.server.distillation import best_of, students
+from atoll.toolbox.server.distillation import best_of, last_of, students
 from atoll.toolbox.server.synthesis import alike, imagine, teaching_cost
 
 NOISE, WIDTH = 256, 64  # numbers that a sample is made of, and channels of its generator, as DENSE has them
@@ -127,7 +126,7 @@ class FedDF(Algorithm):
             bench, average, x, wanted, epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr
         )
         if labelled is None:
-            return deque(found, maxlen=1).pop() if self.server_epochs else average
+            return last_of(found, average)
         return best_of(found, lambda student: bench.score(student, *labelled), self.patience) or average
 
     def make_up(self, teachers: Sequence[tuple[Workbench, Stack, Params]]) -> Tensor:

@@ -28,6 +28,7 @@ from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
+from atoll.toolbox.client.losses import scores_of
 
 P = TypeVar("P", Params, Stack)
 
@@ -66,7 +67,7 @@ class SubFedAvg(Algorithm):
         mask = self._recall(cohort)
         w_k = sgd(cohort, start=masked(cohort.stacked(w), mask), epochs=self.epochs, gradient=kept_gradient, given=mask)
         if self.prune:
-            good = accuracies(cohort, w_k) >= self.least  # never, for a client without validation samples
+            good = scores_of(w_k, cohort, "val") >= self.least  # never, for a client without validation samples
             decision = Decision(good & (pruned_share(mask) < self.target))
             mask = cohort.map(partial(prune_smallest, share=self.prune), mask, w_k.only(mask), decision)
         cohort.observe(pruned=pruned_share(mask))
@@ -115,15 +116,3 @@ def pruned_share(mask: Stack) -> Tensor:
     """Return the share of the weights that each client has pruned."""
     kept = torch.stack([leaf.flatten(1).sum(1) for leaf in mask.values()]).sum(0)
     return 1 - kept / sum(leaf[0].numel() for leaf in mask.values())
-
-
-def accuracies(cohort: Cohort, models: Stack) -> Tensor:
-    """Return the mean score of each client's model on its validation samples; -1 without any."""
-    start = Params.of(score=0.0, samples=0.0)
-    seen = cohort.scan(_score, start, given=models, split="val", shuffle=False, train=False)
-    return torch.where(seen["samples"] > 0, seen["score"] / seen["samples"].clamp(min=1), -1)
-
-
-def _score(seen: Params, batch: Batch, w: Params) -> Params:
-    score = batch.total(batch.network.score(batch.outputs(w), batch.y))
-    return Params.of(score=seen["score"] + score, samples=seen["samples"] + batch.count)

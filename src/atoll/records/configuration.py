@@ -167,7 +167,7 @@ class Settings(NamesChecked):
     def _rule(self) -> Robust | None:
         return parse_rule(self.aggregate)
 
-    def check_promises(self, task: Task, algorithm: Algorithm) -> None:
+    def _check_promises(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a compression, a promise of privacy or secure sums that cannot be with this task and algorithm."""
         if self._compression is not None:
             self._compression.check([one.initial for one in task.networks or (task.network,)])
@@ -184,7 +184,7 @@ class Settings(NamesChecked):
 
     def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a rule, an attack or a promise that cannot work with this task and algorithm."""
-        self.check_promises(task, algorithm)
+        self._check_promises(task, algorithm)
         if self._attack is not None:
             self._attack.check(task)
         rule = self._rule

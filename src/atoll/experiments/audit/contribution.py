@@ -33,6 +33,7 @@ from atoll.kernel.errors import PrivacyError, RunError, TaskError
 from atoll.kernel.params import Params
 from atoll.kernel.predictor import predictor_of
 from atoll.kernel.randomness import generator
+from atoll.records.audits import Contributed
 from atoll.records.report import Report
 
 Values = NDArray[np.float64]
@@ -42,16 +43,10 @@ BETWEEN, WITHIN = 0.01, 0.001  # what a round must move, and what may be left in
 SETTLED, LAST = 0.05, 10
 
 
-@dataclass(frozen=True)
-class Contribution:
-    """What clients contributed to the shared model's validation score, by number, and in how many rounds they were."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Contribution(Contributed):
+    """What clients contributed, and what it took to find out."""
 
-    names: list[str]
-    shapley: list[float]
-    alone: list[float]  # leave-one-out
-    rounds: list[int]  # in which a client replied
-    score: list[float | None]  # of the model that it deploys, on its own test samples
-    moved: float  # the score of the last model less that of the first
     skipped: int  # rounds that moved the score too little
     evaluations: int
 
@@ -225,8 +220,9 @@ def value_clients(subject: Subject, *, between: float = BETWEEN) -> Contribution
         if len(found) == task.clients:
             scores = [float(one) for one in found]
     return Contribution(
-        [task.client_name(client) for client in range(task.clients)], watcher.shapley.tolist(),
-        watcher.alone.tolist(), watcher.rounds.tolist(), scores, watcher.moved, watcher.skipped, watcher.evaluations,
+        names=[task.client_name(client) for client in range(task.clients)], shapley=watcher.shapley.tolist(),
+        alone=watcher.alone.tolist(), rounds=watcher.rounds.tolist(), score=scores, moved=watcher.moved,
+        skipped=watcher.skipped, evaluations=watcher.evaluations,
     )  # fmt: skip
 
 

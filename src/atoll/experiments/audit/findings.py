@@ -75,7 +75,7 @@ class Audit:
             "labels": None if self.labels is None else asdict(self.labels),
             "items": None if self.items is None else asdict(self.items),
             "properties": None if self.properties is None else asdict(self.properties),
-            "contribution": None if self.contribution is None else asdict(self.contribution),
+            "contribution": None if self.contribution is None else self.contribution.as_json(),
             "sentences": self.sentences,
         }
 

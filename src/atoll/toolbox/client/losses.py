@@ -27,6 +27,14 @@ def losses_of(models: Sequence[Params | Stack], cohort: Cohort, split: str = "tr
     return loss / samples.clamp(min=1)[:, None]
 
 
+def scores_of(model: Params | Stack, cohort: Cohort, split: str) -> Tensor:
+    """Return the mean score of a model on each client's samples of a split; NaN for a client without any."""
+    seen = cohort.scan(_score, Params.of(score=0.0, samples=0.0), given=model, split=split, shuffle=False, train=False)
+    score: Tensor = seen["score"]
+    samples: Tensor = seen["samples"]
+    return score / samples
+
+
 def entropies(models: Stack, cohort: Cohort) -> Tensor:
     """Return the mean entropy of every model's answers to each client's samples, [clients, models]: no labels."""
     if cohort.task.classes is None:
@@ -44,6 +52,12 @@ def _doubt(seen: Params, batch: Batch, models: list[Params]) -> Params:
     return Params.of(
         entropy=seen["entropy"] + torch.stack([batch.total(one.reshape(len(one), -1).mean(1)) for one in each])
     )
+
+
+def _score(seen: Params, batch: Batch, w: Params) -> Params:
+    """Add up one client's score."""
+    score = batch.total(batch.network.score(batch.outputs(w), batch.y))
+    return Params.of(score=seen["score"] + score, samples=seen["samples"] + batch.count)
 
 
 def _measure(seen: Params, batch: Batch, models: list[Params]) -> Params:
