@@ -1,4 +1,6 @@
 import logging
+import math
+import re
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +11,7 @@ import torch
 from samples import Work
 from torch import nn
 
-from atoll import LocalEngine, federate
+from atoll import LocalEngine, create, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.errors import DivergedError, EngineError
@@ -240,6 +242,19 @@ def test_a_plan_that_does_not_fit_into_memory_is_not_chosen(make_task, monkeypat
     assert plan.strategy == "loop"
     with pytest.raises(torch.OutOfMemoryError):
         list(LocalEngine(strategy="whole").run(*job_of(make_task(), train)))
+
+
+def test_a_plan_under_which_a_step_fails_is_not_chosen_and_the_others_are_still_tried(make_task, monkeypatch, caplog):
+    """Gradients of single samples are taken by `vmap`, which does not know the layout that convolutions like."""
+    monkeypatch.setattr(planning, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(planning, "MEASURING_SHARE", math.inf)
+    engine = LocalEngine(compile=False)
+    task = make_task(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 3)), shape=(3, 6, 6))
+    with caplog.at_level(logging.INFO, "atoll.engine"):
+        assert federate(task, create("fedavg+dpsgd"), rounds=2, engine=engine).scores().size
+    assert "loop traced channels_last fp32 is not possible" in caplog.text
+    assert re.search(r"tried .*loop traced fp32 \d", caplog.text)
+    assert "nothing was measured" not in caplog.text
 
 
 # -- steps that cannot be vectorised -------------------------------------------------------------------------------

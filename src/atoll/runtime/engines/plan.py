@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from atoll.kernel.errors import AtollError, first_line
 from atoll.kernel.network import Precision
-
-if TYPE_CHECKING:
-    pass
 
 Mode = Literal["eager", "traced", "compiled"]
 VARIANTS = ("graph", "columns", "channels_last", "one_core")  # of a plan

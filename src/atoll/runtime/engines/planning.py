@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from atoll.data.task import Task
-from atoll.kernel.errors import AtollError, EngineError
+from atoll.kernel.errors import AtollError, EngineError, first_line
 from atoll.kernel.fingerprints import Unstable
 from atoll.kernel.network import Precision
 from atoll.kernel.params import Tree
@@ -304,13 +304,15 @@ class Planner:
             try:
                 measured.append(self._look_up(plan, part, figures))
                 spent += max(measured[-1].took, time.perf_counter() - began)
-            except NotVectorisable as reason:
-                spent += time.perf_counter() - began
-                log.info("%s: %s is not possible (%s)", part.name, plan, reason)
+            except AtollError:
+                raise
             except torch.OutOfMemoryError:
                 spent += time.perf_counter() - began
                 log.info("%s: %s needs more memory than there is", part.name, plan)
                 torch.cuda.empty_cache()
+            except Exception as reason:  # noqa: BLE001 - the first plan went well, so it is not the step that fails
+                spent += time.perf_counter() - began
+                log.info("%s: %s is not possible (%s)", part.name, plan, first_line(reason))
         return measured
 
     def _matters(self, measured: Measured, part: Part) -> bool:

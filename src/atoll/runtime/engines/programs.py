@@ -12,17 +12,13 @@ import logging
 import threading
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from atoll.kernel.errors import first_line
 from atoll.kernel.fingerprints import Unstable, fingerprint
-
-if TYPE_CHECKING:
-    pass
-
 from atoll.runtime.engines.compiling import Compiler
 from atoll.runtime.engines.plan import Mode, Plan
 from atoll.runtime.engines.running import EagerProgram, Running, SeededProgram, TracedProgram, copy_leaves

@@ -6,7 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from atoll.kernel.randomness import default_generator
-
-if TYPE_CHECKING:
-    pass
-
 from atoll.runtime.engines.plan import vectorising
 from atoll.runtime.engines.work import Leaves, Timed, Work
 

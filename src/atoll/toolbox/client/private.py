@@ -57,12 +57,14 @@ class Private:
         share = (self.clip / norms.clamp(min=1e-30)).clamp(max=1.0) if self.clip else torch.ones_like(norms)
         if batch.mask is not None:
             share = share * batch.mask.to(share)
-        found = {}
-        for name, rows in each.items():
-            total = torch.tensordot(share.to(rows), rows, dims=1)
-            if self.noise:
-                total = total + self.noise * self.clip * batch.normal(f"private {name}", *total.shape)
-            found[name] = total / size
+        # A sum of products, not a product of matrices: a compiler then need not write the gradients to memory. One draw
+        # for all leaves, because every draw is a program of its own to it.
+        totals = [(share.to(rows).reshape(-1, *[1] * (rows.dim() - 1)) * rows).sum(0) for rows in each.values()]
+        if self.noise:
+            sizes = [total.numel() for total in totals]
+            drawn = torch.split(self.noise * self.clip * batch.normal("private", sum(sizes)), sizes)
+            totals = [total + noise.reshape(total.shape) for total, noise in zip(totals, drawn, strict=True)]
+        found = {name: total / size for name, total in zip(each, totals, strict=True)}
         return Params(found, each.layout), w, loss
 
 
