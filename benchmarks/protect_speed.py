@@ -21,11 +21,14 @@ import torch
 
 from atoll import LocalEngine, create
 from atoll.data.task import Task
-from atoll.kernel.algorithm import Arrival
+from atoll.kernel.algorithm import Arrival, Update
 from atoll.kernel.job import Done, Job, Local
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
+from atoll.privacy.secure import KINDS, parse_secure
 from atoll.robust import parse_rule
+from atoll.runtime.channel import Channel
+from atoll.runtime.channel.compression import parse_compression
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.testing.bench.steps import Workload, make_task
@@ -124,7 +127,45 @@ def draw_replies(task: Task) -> Arrival:
     return Arrival(np.arange(task.clients), fields, torch.ones(task.clients))
 
 
-LINES: tuple[Callable[[int, bool | None], Iterator[Line]], ...] = (measure_dpsgd, measure_rules)
+MESSAGES = ("qsgd:8", "qsgd:4", "sign", "topk:0.01", "sums", "masks")
+
+
+def measure_messages(turns: int, compiles: bool | None) -> Iterator[Line]:
+    """Packing, encoding and masking the messages of 100 clients, against one local epoch of these clients.
+
+    They have 600 samples each, as Fashion-MNIST gives them. All clients are in this process, also when they mask.
+    """
+    for model in ("mlp", "cnn"):
+        workload = Workload(model, (1, 28, 28), 100, 10, target=0, steps=60)
+        task = make_task(workload)
+        epoch = make_round("fedavg", task, LocalEngine(device="cpu", compile=compiles, remember=False))
+        replies = draw_replies(task)
+        *each, local = take_turns(turns, *(make_transfer(words, replies) for words in MESSAGES), epoch)
+        for words, seconds in zip(MESSAGES, each, strict=True):
+            yield Line(f"{words}, {workload.name}", seconds, local, most=0.1)
+
+
+def make_transfer(words: str, replies: Arrival) -> Callable[[], None]:
+    """Make what happens to the messages of a round between clients, who send one by one, and the server's rule."""
+    algorithm, clients = create("fedavg"), len(replies.clients)
+    secure = parse_secure(words) if words in KINDS else None
+    stages = (parse_compression(words),) if secure is None else secure.stages(clients)
+    adder = None if secure is None else secure.adder()
+
+    def transfer() -> None:
+        channel = Channel([stage for stage in stages if stage is not None])
+        read = []
+        for row, client in enumerate(replies.clients):
+            send = {name: value.rows(slice(row, row + 1)) for name, value in replies.fields.items()}
+            update = Update(send=send, weight=replies.weight[row : row + 1])
+            read.append(channel.up(algorithm, np.array([client]), update, 0))
+        if adder is not None:
+            adder.add_up(read, round=0, asked=replies.clients)
+
+    return transfer
+
+
+LINES: tuple[Callable[[int, bool | None], Iterator[Line]], ...] = (measure_dpsgd, measure_rules, measure_messages)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,13 @@ from atoll.runtime.channel.ledger import Direction
 PRIME = 2**256 + 297  # shares live in this field
 LEAST_CLIENTS = 3
 KEY_BYTES, SHARE_BYTES = 32, 33
+BLOCK = 2**18  # bytes of a mask that are drawn at a time
 Words = NDArray[np.uint32]
 
+_ZEROS = memoryview(bytes(BLOCK))
 
+
+@cache
 def _library() -> Any:
     try:
         from cryptography.hazmat.primitives import hashes, serialization
@@ -95,9 +99,21 @@ def derive_key(secret: bytes, purpose: str) -> bytes:
 
 def mask_words(key: bytes, count: int) -> Words:
     """Return as many 32-bit words of the ChaCha20 stream of a key."""
+    words = np.zeros(count, dtype="<u4")
+    add_mask(words, key)
+    return words
+
+
+def add_mask(words: Words, key: bytes, *, subtract: bool = False) -> None:
+    """Add the stream of a key to words, in place, or subtract it; block by block, so it stays in the cache."""
     _, _, _, cipher, algorithms, _, _ = _library()
     stream = cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(stream.update(bytes(4 * count)), dtype="<u4")
+    combine = np.subtract if subtract else np.add
+    block = memoryview(bytearray(min(BLOCK, words.nbytes)))
+    for start in range(0, len(words), BLOCK // 4):
+        part = words[start : start + BLOCK // 4]
+        stream.update_into(_ZEROS[: part.nbytes], block)
+        combine(part, np.frombuffer(block[: part.nbytes], dtype="<u4"), out=part)
 
 
 @dataclass
@@ -113,6 +129,7 @@ class MaskingClient:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
     _keys: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
     _shares: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # of others: their seed, their key
+    _channels: dict[int, bytes] = field(default_factory=dict, repr=False)
     _answered: tuple[frozenset[int], frozenset[int]] | None = None
 
     @cached_property
@@ -151,7 +168,7 @@ class MaskingClient:
         self._require_threshold(len(keys), "take part")
         if keys.get(self.number) != self.publish_keys():
             raise PrivacyError(f"The keys of a round must have those of client {self.number}, as it sent them.")
-        self._keys = dict(keys)
+        self._keys, self._channels = dict(keys), {}
         parts = (int.from_bytes(self._seed, "big"), int.from_bytes(self._masking.private_bytes_raw(), "big"))
         seeds, masks = (
             split_secret(part, keys, self.threshold, draw=self._drawing(f"share of part {place}"))
@@ -161,10 +178,13 @@ class MaskingClient:
         return {other: self._seal(other, seeds[other], masks[other]) for other in keys if other != self.number}
 
     def _channel(self, other: int) -> bytes:
-        _, _, x25519, *_ = _library()
-        public = x25519.X25519PublicKey.from_public_bytes(self._keys[other][0])
-        pair = sorted((self.number, other))
-        return derive_key(self._encrypting.exchange(public), f"shares {self.round} {pair}")
+        """Return the key of all that two clients send each other, which both need twice."""
+        if other not in self._channels:
+            _, _, x25519, *_ = _library()
+            public = x25519.X25519PublicKey.from_public_bytes(self._keys[other][0])
+            pair = sorted((self.number, other))
+            self._channels[other] = derive_key(self._encrypting.exchange(public), f"shares {self.round} {pair}")
+        return self._channels[other]
 
     def _seal(self, other: int, seed: int, mask: int) -> bytes:
         *_, chacha, _ = _library()
@@ -186,19 +206,16 @@ class MaskingClient:
             seed, mask = (int.from_bytes(part, "big") for part in (text[:SHARE_BYTES], text[SHARE_BYTES:]))
             self._shares[other] = (seed, mask)
 
-    def _pair_mask(self, other: int, count: int) -> Words:
-        _, _, x25519, *_ = _library()
-        public = x25519.X25519PublicKey.from_public_bytes(self._keys[other][1])
-        return pair_mask(self._masking.exchange(public), self.number, other, self.round, count)
-
     def mask(self, words: Words) -> Words:
         """Return the words with the own mask and those of all pairs."""
+        _, _, x25519, *_ = _library()
         self._require_threshold(len(self._shares), "have given their shares")
-        masked = words + mask_words(derive_key(self._seed, f"own {self.round}"), len(words))
-        for other in self._shares:
-            if other != self.number:
-                pair = self._pair_mask(other, len(words))
-                masked = masked + pair if self.number < other else masked - pair
+        masked = words.copy()
+        add_mask(masked, derive_key(self._seed, f"own {self.round}"))
+        for other in self._shares.keys() - {self.number}:
+            public = x25519.X25519PublicKey.from_public_bytes(self._keys[other][1])
+            key = pair_key(self._masking.exchange(public), self.number, other, self.round)
+            add_mask(masked, key, subtract=self.number > other)
         return masked
 
     def help_unmask(self, there: Iterable[int], gone: Iterable[int]) -> tuple[dict[int, int], dict[int, int]]:
@@ -219,10 +236,10 @@ class MaskingClient:
             raise PrivacyError(f"At least {least} clients must {what}. {clients} do.")
 
 
-def pair_mask(secret: bytes, one: int, other: int, round: int, count: int) -> Words:
-    """Return the mask that a pair of clients shares in a round."""
+def pair_key(secret: bytes, one: int, other: int, round: int) -> bytes:
+    """Return the key of the mask that a pair of clients shares in a round."""
     low, high = sorted((one, other))
-    return mask_words(derive_key(secret, f"pair {round} {low} {high}"), count)
+    return derive_key(secret, f"pair {round} {low} {high}")
 
 
 def default_threshold(clients: int) -> int:
@@ -253,7 +270,7 @@ def sum_masked(
     count = len(next(iter(inputs.values())))
     total = np.zeros(count, dtype=np.uint32)
     for who, words in inputs.items():
-        total = total + clients[who].mask(words)
+        total += clients[who].mask(words)
     there, missing = list(inputs), [who for who in everybody if who not in inputs]
     answers = {who: clients[who].help_unmask(there, missing) for who in helpers[:threshold]}
     return total - masks_left(answers, keys, there, missing, round, count)
@@ -285,14 +302,13 @@ def masks_left(
     there, left = list(there), np.zeros(count, dtype=np.uint32)
     for who in there:
         seed = join_shares({holder: seeds[who] for holder, (seeds, _) in answers.items()})
-        left = left + mask_words(derive_key(seed.to_bytes(KEY_BYTES, "big"), f"own {round}"), count)
+        add_mask(left, derive_key(seed.to_bytes(KEY_BYTES, "big"), f"own {round}"))
     for who in missing:
         secret = join_shares({holder: masks[who] for holder, (_, masks) in answers.items()})
         key = x25519.X25519PrivateKey.from_private_bytes(secret.to_bytes(KEY_BYTES, "big"))
         for other in there:
             public = x25519.X25519PublicKey.from_public_bytes(keys[other][1])
-            pair = pair_mask(key.exchange(public), who, other, round, count)
-            left = left + pair if other < who else left - pair
+            add_mask(left, pair_key(key.exchange(public), who, other, round), subtract=other > who)
     return left
 
 
