@@ -3,6 +3,7 @@
     python benchmarks/recommend_table.py --choose                   # values of methods, by validation items, seed 0
     python benchmarks/recommend_table.py --minutes 20               # cells that are there are kept
     python benchmarks/recommend_table.py --published --seeds 0      # 100 rounds with the leak, as papers have it
+    python benchmarks/recommend_table.py --speed                    # seconds of a round and of a ranking
     python benchmarks/recommend_table.py --page                     # print the tables from the file
 
 Figures are of the last round on the test item of every user: nothing is selected on it. Values and the number of rounds
@@ -145,6 +146,34 @@ def measure_method(name: str, data: str, seed: int, rounds: int) -> dict[str, ob
     }  # fmt: skip
 
 
+def measure_speed(name: str, data: str, turns: int = 3) -> dict[str, object]:
+    """Return what a round of all users takes, and a ranking of all items for all users, after a first one of each."""
+    task, engine = build(name, data, 0), LocalEngine()
+    report = federate(task, name, rounds=1 + turns, seed=0, engine=engine, evaluation="none", progress=False)
+    rankings = []
+    for _ in range(1 + turns):
+        began = time.perf_counter()
+        evaluate(
+            engine, report.population, report.algorithm, report.server, round=1 + turns, splits=("test",),
+            metric="hr@10", calls=100,
+        )  # fmt: skip
+        rankings.append(time.perf_counter() - began)
+    return {
+        "round": float(np.median([line["seconds"]["round"] for line in report.history][1:])),
+        "ranking": float(np.median(rankings[1:])),
+        "memory": max(line["memory"] for line in report.history),
+    }
+
+
+def print_speed(methods: list[str], data: str) -> None:
+    """Print a line for each method."""
+    print(f"{data}, {torch.get_num_threads()} threads")
+    for name in methods:
+        one = run_apart(partial(measure_speed, name, data))
+        seconds, memory = (f"{one[what]:.2f} s a {what}" for what in ("round", "ranking")), one["memory"] / 2**30
+        print(f"{name}: {', '.join(seconds)}, {memory:.1f} GiB", flush=True)
+
+
 def measure_reference(name: str, data: str) -> dict[str, object]:
     """Score every user by a reference."""
     task = Task.build(datasets.load(data), partition.parse("natural"))
@@ -161,12 +190,16 @@ def main() -> None:
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--published", action="store_true")
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--speed", action="store_true")
     parser.add_argument("--page", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     cells = json.loads(FILE.read_text()) if FILE.exists() else {}
     if asked.page:
         print_page(cells)
+        return
+    if asked.speed:
+        print_speed([name for name in asked.methods if name in CANDIDATES], asked.data[0])
         return
     began = time.monotonic()
     for key, measure in list_work(asked, cells):

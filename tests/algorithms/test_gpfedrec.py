@@ -6,7 +6,7 @@ import torch
 from ratings import make_ratings, recommend
 
 from atoll.algorithms.fedmf import FedMF
-from atoll.algorithms.gpfedrec import GPFedRec, compare_tables, draw_to_neighbours, mix_rows
+from atoll.algorithms.gpfedrec import GPFedRec, compare_tables, draw_to_neighbours, mix_rows, weigh_rows
 from atoll.kernel.params import Params
 
 CLIENTS, ITEMS, RANK = 5, 7, 3
@@ -42,8 +42,7 @@ def test_rows_are_means_over_those_who_touched_them(dtype):
     table, sent, whole, count = rows_and_tables(dtype)
     links = torch.from_numpy(np.random.Generator(np.random.Philox(3)).random((CLIENTS, CLIENTS)) < 0.6)
     links[1] = False
-    sent = sent | Params({name: sent[name] + table[name][sent["row"]] for name in table})
-    found = mix_rows(table, links, sent)
+    found = mix_rows(table, links, weigh_rows(table, sent))
     for client in range(CLIENTS):
         for row in range(ITEMS):
             share = links[client].to(dtype) * count[:, row]

@@ -43,7 +43,7 @@ class State:
     table: Params
     clients: Tensor  # who replied
     near: Tensor  # who of them is linked to whom
-    sent: Params | None  # every row that came back: whose it is, its number, how it changed and how much it counts
+    sent: Params | None  # every row that came back: whose it is, its number, and its values by how much they count
     reached: Stack | None = None  # where some clients are: what reaches each of them, in place of all that came back
 
 
@@ -100,7 +100,7 @@ class GPFedRec(Recommending):
         heard = (1 / near.sum(1).to(w[BIAS])) @ near.to(w[BIAS])  # how much a client counts in the mean of all means
         shares = dict(zip(clients.tolist(), (heard / heard.max()).tolist(), strict=True))
         table = w + replies.map(partial(weigh, shares)).mean_rows("rows", w, least=self.crowd)
-        return State(table, clients, near, sent | Params({name: sent[name] + w[name][sent["row"]] for name in w}))
+        return State(table, clients, near, weigh_rows(w, sent))
 
     def link(self, table: Params, clients: int, sent: Params) -> Tensor:
         """Return who is linked to whom, from the cosines of all tables; who is like nobody has itself."""
@@ -178,10 +178,16 @@ def compare_tables(table: Params, clients: int, sent: Params) -> Tensor:
     return inner.div_(lengths[:, None]).div_(lengths)
 
 
+def weigh_rows(table: Params, sent: Params) -> Params:
+    """Return every row that came back as it is now, by how much it counts, and that as its last number."""
+    count, row = sent["count"][:, None], sent["row"]
+    now = [sent[VECTOR] + table[VECTOR][row], (sent[BIAS] + table[BIAS][row])[:, None], torch.ones_like(count)]
+    return Params({"owner": sent["owner"], "row": row, "values": torch.cat(now, 1) * count})
+
+
 def mix_rows(table: Params, links: Tensor, sent: Params) -> Stack:
     """Return for each client the mean of every row over its links; the table's where none of them sent it."""
-    count = sent["count"][:, None]
-    values = torch.cat([sent[VECTOR] * count, sent[BIAS][:, None] * count, count], 1)
+    values = sent["values"]
     # The table counts as next to nothing, so it decides where nobody else does.
     few = torch.cat([table[VECTOR], table[BIAS][:, None], torch.ones_like(table[BIAS])[:, None]], 1) * TINY
     sums, listens = few[:, :, None].repeat(1, 1, len(links)), links.T.to(values)

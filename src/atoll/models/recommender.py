@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from atoll.kernel.errors import ModelError
 from atoll.models.split import BodyAndHead
@@ -88,9 +89,9 @@ class NeuralTaste(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the scores of the items with these rows."""
-        q = rows[..., :-1]
-        both = torch.cat([self.user.vector.expand(q.shape), q], dim=-1)
-        scores: Tensor = self.network(both)
+        q, first = rows[..., :-1], self.network[0]
+        of_user, of_items = first.weight.split(q.shape[-1], dim=1)  # what p adds is the same for all items
+        scores: Tensor = self.network[1:](linear(q, of_items, of_user @ self.user.vector + first.bias))
         return scores[..., 0] + rows[..., -1]
 
 

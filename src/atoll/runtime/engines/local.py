@@ -237,9 +237,10 @@ class LocalEngine(Planner):
         )
         began = time.perf_counter()
         try:
-            with torch.no_grad(), arithmetic(plan.precision), limit_cores(plan):
-                assignment, cohort = part.prepare(clients, scanner)
-                result = work_of(assignment)(cohort)
+            with torch.no_grad(), arithmetic(plan.precision):
+                assignment, cohort = part.prepare(clients, scanner)  # the server's work, for which all cores are there
+                with limit_cores(plan):
+                    result = work_of(assignment)(cohort)
         except (AtollError, NotVectorisable):
             raise
         except (MemoryError, torch.OutOfMemoryError) as error:

@@ -57,9 +57,10 @@ class Trial:
         ]
 
         def run(position: int) -> None:
-            with torch.no_grad(), arithmetic(self.plan.precision), limit_cores(self.plan):
+            with torch.no_grad(), arithmetic(self.plan.precision):
                 assignment, cohort = self.part.prepare(groups[position], scanners[position])
-                work_of(assignment)(cohort)
+                with limit_cores(self.plan):
+                    work_of(assignment)(cohort)
 
         if self.plan.strategy == "threads":
             with one_thread_each():
