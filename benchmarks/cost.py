@@ -52,8 +52,12 @@ PASSES = {
     "fedpac": 2,  # class means, before and after
     "perfedavg:order=full": 6,  # a gradient through a gradient costs two more
     "maml": 6,
+    "fml": 2,  # each model answers for the other one
+    "ccvr": 1,  # class means and covariances
+    "sub-fedavg": 1 / 4,  # the score on validation data
+    "interp-bandit": 1 / 4,
 }
-ASKED = {"feddf:server_epochs=1"}  # all clients' models answer to public images
+ASKED = {"feddf:server_epochs=1", "fedmd"}  # all clients' models answer to public images
 
 
 @dataclass(frozen=True)

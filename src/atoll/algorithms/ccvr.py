@@ -39,6 +39,7 @@ from atoll.kernel.record import record
 from atoll.kernel.task import Facts, Training
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.features import feature_size, membership
+from atoll.toolbox.client.passes import many_at_once
 from atoll.toolbox.server.frozen import head_leaves
 from atoll.toolbox.server.heads import train_head
 from atoll.toolbox.server.triangles import shrink, symmetric, triangle
@@ -122,7 +123,9 @@ def mean_products(cohort: Cohort, w: Params, size: int) -> Stack:
         return torch.zeros(len(cohort), classes, *shape, dtype=torch.float64, device=cohort.device)
 
     start = Stack.of(share=zeros(), sum=zeros(size), square=zeros(size * (size + 1) // 2))
-    sums: Stack = cohort.scan(_add, start, given=w, shuffle=False, train=False, exact=True)
+    sums: Stack = cohort.scan(
+        _add, start, given=w, batch_size=many_at_once(cohort), shuffle=False, train=False, exact=True
+    )
     means: Stack = cohort.map(_divide, sums)
     return means
 

@@ -69,7 +69,8 @@ class SubFedAvg(Algorithm):
         if self.prune:
             good = scores_of(w_k, cohort, "val") >= self.least  # never, for a client without validation samples
             decision = Decision(good & (pruned_share(mask) < self.target))
-            mask = cohort.map(partial(prune_smallest, share=self.prune), mask, w_k.only(mask), decision)
+            if decision.ready.any():  # sorting takes longer than an epoch of a small client
+                mask = cohort.map(partial(prune_smallest, share=self.prune), mask, w_k.only(mask), decision)
         cohort.observe(pruned=pruned_share(mask))
         return Update(
             send={"delta": masked(w_k - w, mask), "mask": mask}, weight=cohort.weights(self.weighting), keep=mask
@@ -106,8 +107,9 @@ def prune_smallest(mask: Params, w: Params, decision: Decision, *, share: float)
     pruned = {}
     for name, kept in mask.items():
         size = torch.where(kept > 0, w[name].abs(), torch.inf).flatten()
-        rank = size.argsort(stable=True).argsort(stable=True).reshape(kept.shape)
-        stays = rank >= (share * kept.sum()).floor()
+        order = size.argsort(stable=True)
+        stays = (torch.arange(len(size), device=size.device) >= (share * kept.sum()).floor()).to(kept)
+        stays = torch.zeros_like(size).scatter(0, order, stays).reshape(kept.shape)
         pruned[name] = torch.where(decision.ready, kept * stays, kept)
     return Params(pruned, mask.layout)
 

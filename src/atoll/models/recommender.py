@@ -9,7 +9,7 @@ Where items are ranked and nothing is rated, a network scores all of them at onc
 """
 
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,8 +89,8 @@ class NeuralTaste(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the scores of the items with these rows."""
-        q, first = rows[..., :-1], self.network[0]
-        of_user, of_items = first.weight.split(q.shape[-1], dim=1)  # what p adds is the same for all items
+        q, first = rows[..., :-1], cast("nn.Linear", self.network[0])
+        of_user, of_items = torch.split(first.weight, q.shape[-1], dim=1)  # what p adds is the same for all items
         scores: Tensor = self.network[1:](linear(q, of_items, of_user @ self.user.vector + first.bias))
         return scores[..., 0] + rows[..., -1]
 

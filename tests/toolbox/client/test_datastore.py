@@ -7,7 +7,7 @@ import torch
 
 from atoll import Batch, Cohort, Params, Task
 from atoll.kernel.network import Variant
-from atoll.toolbox.client import datastore as module
+from atoll.toolbox.client import passes
 from atoll.toolbox.client.datastore import datastore, say_neighbours
 
 SIZES = (9, 1, 6)
@@ -29,7 +29,7 @@ def own(task: Task, client: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_clients_store_their_own_samples_and_nothing_else(
     task: Task, make_cohort: Callable[..., Cohort], monkeypatch: pytest.MonkeyPatch, capacity: int | None
 ) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 4)  # so that there are several batches, the last one padded
+    monkeypatch.setattr(passes, "AT_ONCE", 4)  # so that there are several batches, the last one padded
     store = datastore(make_cohort(task), task.network.initial, 6, capacity)
     assert store["taken"].shape == (3, min(capacity or 9, 9))
     for k, size in enumerate(SIZES):

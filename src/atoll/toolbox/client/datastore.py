@@ -12,8 +12,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client.features import squared_distances
-
-AT_ONCE = 256  # samples
+from atoll.toolbox.client.passes import many_at_once
 
 
 def datastore(cohort: Cohort, w: Params | Stack, size: int, capacity: int | None) -> Stack:
@@ -26,7 +25,9 @@ def datastore(cohort: Cohort, w: Params | Stack, size: int, capacity: int | None
     places = min(largest, capacity or largest)
     empty = {"features": torch.zeros(places + 1, size), "labels": torch.zeros(places + 1, dtype=torch.int64)}
     start = Params.of(seen=0.0, **empty)
-    found = cohort.scan(_store, start, given=w, batch_size=AT_ONCE, stream="store", train=False, exact=True)
+    found = cohort.scan(
+        _store, start, given=w, batch_size=many_at_once(cohort), stream="store", train=False, exact=True
+    )
     taken = torch.arange(places, device=cohort.samples.device) < cohort.samples[:, None]
     return Stack.of(
         features=found["features"][:, :places] * taken[..., None],

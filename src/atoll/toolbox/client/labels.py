@@ -9,8 +9,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError, name_in_messages
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
-
-AT_ONCE = 256  # samples
+from atoll.toolbox.client.passes import many_at_once
 
 
 def require_classes(method: object, task: Facts) -> None:
@@ -24,7 +23,7 @@ def label_counts(cohort: Cohort) -> Stack:
     classes = cohort.task.classes
     assert classes is not None, "the task has no classes"
     start = Params.of(counts=torch.zeros(classes))
-    counts: Stack = cohort.scan(_count, start, batch_size=AT_ONCE, shuffle=False, train=False)
+    counts: Stack = cohort.scan(_count, start, batch_size=many_at_once(cohort), shuffle=False, train=False)
     return counts
 
 

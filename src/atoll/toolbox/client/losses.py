@@ -11,6 +11,7 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import LabelsNeeded
 from atoll.kernel.params import Params, Stack
+from atoll.toolbox.client.passes import many_at_once
 
 
 def losses(models: Stack, cohort: Cohort) -> Tensor:
@@ -21,7 +22,10 @@ def losses(models: Stack, cohort: Cohort) -> Tensor:
 def losses_of(models: Sequence[Params | Stack], cohort: Cohort, split: str = "train") -> Tensor:
     """Return the mean losses on any split, of models that clients may have each; 0 for a client without samples."""
     start = Params.of(loss=torch.zeros(len(models)), samples=0.0)
-    seen = cohort.scan(_measure, start, given=list(models), split=split, shuffle=False, train=False)
+    seen = cohort.scan(
+        _measure, start, given=list(models), split=split, batch_size=many_at_once(cohort, split), shuffle=False,
+        train=False,
+    )  # fmt: skip
     loss: Tensor = seen["loss"]
     samples: Tensor = seen["samples"]
     return loss / samples.clamp(min=1)[:, None]
@@ -29,7 +33,10 @@ def losses_of(models: Sequence[Params | Stack], cohort: Cohort, split: str = "tr
 
 def scores_of(model: Params | Stack, cohort: Cohort, split: str) -> Tensor:
     """Return the mean score of a model on each client's samples of a split; NaN for a client without any."""
-    seen = cohort.scan(_score, Params.of(score=0.0, samples=0.0), given=model, split=split, shuffle=False, train=False)
+    seen = cohort.scan(
+        _score, Params.of(score=0.0, samples=0.0), given=model, split=split, batch_size=many_at_once(cohort, split),
+        shuffle=False, train=False,
+    )  # fmt: skip
     score: Tensor = seen["score"]
     samples: Tensor = seen["samples"]
     return score / samples
@@ -41,7 +48,9 @@ def entropies(models: Stack, cohort: Cohort) -> Tensor:
         raise LabelsNeeded("Models are compared by the entropy of their answers. These do not answer with classes.")
     start = Params.of(entropy=torch.zeros(models.clients))
     each = [models.client(row) for row in range(models.clients)]
-    seen = cohort.scan(_doubt, start, given=each, shuffle=False, train=False, labels=False)
+    seen = cohort.scan(
+        _doubt, start, given=each, batch_size=many_at_once(cohort), shuffle=False, train=False, labels=False
+    )
     entropy: Tensor = seen["entropy"]
     return entropy / cohort.samples[:, None]
 

@@ -11,9 +11,9 @@ from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
 from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
+from atoll.toolbox.client.passes import many_at_once
 
 Judge = Literal["score", "loss"]
-AT_ONCE = 256  # samples
 
 
 def lead(cohort: Cohort, one: Deployed, other: Deployed, judge: Judge) -> Tensor:
@@ -24,15 +24,13 @@ def lead(cohort: Cohort, one: Deployed, other: Deployed, judge: Judge) -> Tensor
     The error is that of a difference which is 0 in truth, so n samples never count for more than sqrt(n) of
     them. For right and wrong answers this is McNemar's statistic. 0 without samples and without any difference.
     """
-    task = cohort.task
-    largest = task.largest["val"]
     models = [predictor_of(deployed) for deployed in (one, other)]
     seen = cohort.scan(
         partial(_compare, judge, [model.answer for model in models]),
         Params.of(sum=0.0, square=0.0),
         given=[(model.model, model.beside) for model in models],
         split="val",
-        batch_size=min(largest, AT_ONCE) or 1,
+        batch_size=many_at_once(cohort, "val"),
         shuffle=False,
         train=False,
         exact=any(isinstance(deployed, Predictor) for deployed in (one, other)),

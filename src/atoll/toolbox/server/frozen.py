@@ -21,6 +21,7 @@ from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import record
 from atoll.toolbox.client.features import membership, one_sample
+from atoll.toolbox.client.passes import many_at_once
 from atoll.toolbox.client.private import cut_rows
 from atoll.toolbox.server.triangles import triangle
 
@@ -83,8 +84,9 @@ def moments(
 
     start = Stack.of(count=zeros(task.classes), sum=zeros(task.classes, size), square=zeros(size * (size + 1) // 2))
     sums: Stack = cohort.scan(
-        partial(_add, features, cut_rows(cohort)), start, given=phi, shuffle=False, train=False, exact=True
-    )
+        partial(_add, features, cut_rows(cohort)), start, given=phi, batch_size=many_at_once(cohort), shuffle=False,
+        train=False, exact=True,
+    )  # fmt: skip
     return sums
 
 

@@ -1,0 +1,12 @@
+"""Passes over samples that take no gradient: these need not keep to the batches of training."""
+
+from __future__ import annotations
+
+from atoll.kernel.cohort import Cohort
+
+AT_ONCE = 256  # samples
+
+
+def many_at_once(cohort: Cohort, split: str = "train") -> int:
+    """Return how many samples of a split to look at together: all that a client has, if they are not too many."""
+    return max(1, min(cohort.task.largest[split], AT_ONCE))
