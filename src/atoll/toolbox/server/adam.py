@@ -32,12 +32,16 @@ def adam(
 ) -> tuple[Params, Past]:
     """Return the values and what Adam remembers after one step along g; weight decay is added to the gradient."""
     g = g.moved(w.only(g), weight_decay) if weight_decay else g
-    mean = past.mean * decay + g * (1 - decay)
-    square = past.square * DECAY_OF_SQUARES + g.map(torch.square) * (1 - DECAY_OF_SQUARES)
     steps = past.steps + 1
     first, second = (-torch.expm1(steps * math.log(part)) for part in (decay, DECAY_OF_SQUARES))  # 1 - part^steps
-    along = {name: leaf / first / ((square[name] / second).sqrt() + TINY) for name, leaf in mean.items()}
-    return w.moved(Params(along, g.layout), -lr), Past(mean, square, steps)
+    scale = first / second.sqrt()
+    mean, square, along = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    for name, leaf in g.items():  # in few passes: with small batches these take as long as the gradient
+        mean[name] = torch.lerp(past.mean[name], leaf, 1 - decay)
+        square[name] = torch.addcmul(past.square[name] * DECAY_OF_SQUARES, leaf, leaf, value=1 - DECAY_OF_SQUARES)
+        along[name] = mean[name] / (square[name].sqrt() * scale + first * TINY)  # both divided by what is missing yet
+    found = Past(Params(mean, past.mean.layout), Params(square, past.square.layout), steps)
+    return w.moved(Params(along, g.layout), -lr), found
 
 
 def annealed_share(steps: Tensor, total: int) -> Tensor:
