@@ -249,6 +249,8 @@ class SiteMasks:
         keys, ring = read_keys(relay), read_ring(relay)
         if max(len(keys), len(ring)) > 100_000:
             raise message.refuse("it names too many clients")
+        if len(ring or keys) < secrets.threshold:
+            raise message.refuse(f"at least {secrets.threshold} clients must be in a round. {len(ring or keys)} are")
         public = {str(who): (a + b).hex() for who, (a, b) in keys.items()}
         secrets = self._write(replace(secrets, public=public, ring=ring))
         return write_sealed({one.number: one.send_shares(near) for one, near in self._meet(secrets)})
@@ -274,6 +276,9 @@ class SiteMasks:
         """Return the clients, each with the keys of its neighbours."""
         keys = {int(who): (bytes.fromhex(both[:64]), bytes.fromhex(both[64:])) for who, both in secrets.public.items()}
         around = neighbours_of(secrets.ring or keys, self._neighbours, self._seed, secrets.session)
+        for who in secrets.clients:
+            if who not in around or not around[who] <= keys.keys():
+                raise PrivacyError(f"The keys of client {who} and of all its neighbours must be there.")
         return [(one, {who: keys[who] for who in sorted(around[one.number])}) for one in self._clients(secrets)]
 
     def _open(self, secrets: Secrets) -> list[MaskingClient]:
