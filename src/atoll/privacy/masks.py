@@ -27,7 +27,7 @@ the order beforehand, as everybody does who knows the seed, can choose whom to w
 References: Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. "Practical Secure Aggregation for
 Privacy-Preserving Machine Learning." CCS 2017. https://eprint.iacr.org/2017/281
 Bell, Bonawitz, Gascón, Lepoint, Raykova. "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead." CCS 2020.
-https://eprint.iacr.org/2020/704 (there a random graph, of which a ring in random order is one)
+https://eprint.iacr.org/2020/704
 """
 
 from __future__ import annotations

@@ -84,14 +84,13 @@ class Encode(Stage):
 
 
 def _to_words(numbers: Tensor) -> Tensor:
-    """Return whole numbers mod 2^32, as they travel."""
-    return torch.remainder(numbers.to(torch.int64), MODULUS).to(torch.uint32)
+    """Return whole numbers mod 2^32, as they travel: the low bits of an integer of 64."""
+    return numbers.to(torch.int64).to(torch.int32).view(torch.uint32)
 
 
 def _from_words(words: Tensor) -> Tensor:
     """Return words as numbers from -2^31 to 2^31 - 1."""
-    wide = words.to(torch.int64)
-    return torch.where(wide >= MODULUS // 2, wide - MODULUS, wide).double()
+    return words.view(torch.int32).double()
 
 
 @dataclass(frozen=True)
