@@ -127,7 +127,7 @@ def draw_replies(task: Task) -> Arrival:
     return Arrival(np.arange(task.clients), fields, torch.ones(task.clients))
 
 
-MESSAGES = ("qsgd:8", "qsgd:4", "sign", "topk:0.01", "sums", "masks")
+MESSAGES = ("qsgd:8", "qsgd:4", "sign", "topk:0.01", "sums", "masks", "masks:neighbours=20")
 
 
 def measure_messages(turns: int, compiles: bool | None) -> Iterator[Line]:
@@ -148,7 +148,7 @@ def measure_messages(turns: int, compiles: bool | None) -> Iterator[Line]:
 def make_transfer(words: str, replies: Arrival) -> Callable[[], None]:
     """Make what happens to the messages of a round between clients, who send one by one, and the server's rule."""
     algorithm, clients = create("fedavg"), len(replies.clients)
-    secure = parse_secure(words) if words in KINDS else None
+    secure = parse_secure(words) if words.partition(":")[0] in KINDS else None
     stages = (parse_compression(words),) if secure is None else secure.stages(clients)
     adder = None if secure is None else secure.adder()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.kernel.randomness import generator
 from atoll.privacy.encrypted import ClientsKey, add_ciphertexts, error_bound
-from atoll.privacy.masks import MaskingClient, default_threshold, masks_left, message_bytes
+from atoll.privacy.masks import MaskingClient, default_threshold, masks_left, message_bytes, neighbours_of
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -36,9 +36,9 @@ def measure_masks(rows: np.ndarray) -> None:
     masked, masking = timed(lambda: [one.mask(words[who]) for who, one in clients.items()])
 
     def unmask() -> np.ndarray:
-        helpers = [*clients][: default_threshold(count)]
-        answers = {who: clients[who].help_unmask([*clients], []) for who in helpers}
-        return sum(masked[1:], masked[0]) - masks_left(answers, keys, [*clients], [], 0, numbers)
+        answers = {who: one.help_unmask([*clients], []) for who, one in clients.items()}
+        around, threshold = neighbours_of(clients, 0, 0, 0), default_threshold(count)
+        return sum(masked[1:], masked[0]) - masks_left(answers, keys, [*clients], [], 0, numbers, around, threshold)
 
     total, unmasking = timed(unmask)
     assert np.array_equal(total, words.sum(0, dtype=np.uint32))

@@ -119,10 +119,12 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
     session.present, met = present, session.met
     session.server, prepared = session.exchanges.prepare(session.server, present[~met[present]], round, session.traffic)
     met[prepared] = True
+    adder = session.exchanges.protection.adder
     job = Job(
         Local(), session.method, session.server, present, round, session.method.groups(session.server),
         calls=session.settings.rounds, usual=session.settings.cohort_size(len(met)), sums=session.adds_up,
-        stages=session.channel.stages, masked=session.exchanges.protection.adder is not None,
+        stages=session.channel.stages, masked=adder is not None,
+        neighbours=0 if adder is None else adder.neighbours,
     )  # fmt: skip
     arrived = session.late.pass_on(session.exchanges.gather(job, session.traffic, session.cohort), round, len(met))
     session.arrivals = session.watch(arrived, round)

@@ -274,7 +274,8 @@ def test_a_site_does_not_give_up_its_protection(tmp_path, change, said):
 
 
 @SLOW
-def test_a_coordinator_that_was_killed_goes_on_in_the_middle_of_the_protocol(tmp_path):
+@pytest.mark.parametrize("words", ["masks", "masks:neighbours=4"])
+def test_a_coordinator_that_was_killed_goes_on_in_the_middle_of_the_protocol(tmp_path, words):
     from atoll.deploy.coordinator import coordinate
 
     class Killed(InProcess):
@@ -287,7 +288,7 @@ def test_a_coordinator_that_was_killed_goes_on_in_the_middle_of_the_protocol(tmp
                 yield site, reply
 
     sites = Rehearsal(tmp_path)
-    asked = {"engine": sites.engine().local, "secure": "masks", "evaluation": "all"}
+    asked = {"engine": sites.engine().local, "secure": words, "evaluation": "all"}
     folder, killed = tmp_path / "run", Killed(sites.sites)
     for number, at in enumerate(("masks keys", "masks shares", "local", "masks unmask")):
         killed.at = at
@@ -296,7 +297,7 @@ def test_a_coordinator_that_was_killed_goes_on_in_the_middle_of_the_protocol(tmp
     report = coordinate(
         sites.federation, sites.elsewhere(), create("ditto"), InProcess(sites.sites), folder, resume=True, **asked
     )
-    simulated = sites.simulate(create("ditto"), secure="masks", evaluation="all")
+    simulated = sites.simulate(create("ditto"), secure=words, evaluation="all")
     assert same(report.server, simulated.server)
 
 

@@ -19,7 +19,7 @@ from atoll.privacy.masks import (
     split_secret,
     sum_masked,
 )
-from atoll.privacy.secure import Secure
+from atoll.privacy.secure import Secure, _from_words, _to_words
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
 SIZES = (5, 9, 12, 7, 3)
@@ -70,6 +70,16 @@ def test_the_fixed_point_is_the_finest_that_cannot_overflow():
     secure = Secure("masks", clip=1.0)
     assert secure.scale(50) == 2**25
     assert 50 * (2**25 + 0.5) < 2**31 <= 50 * (2**26 + 0.5)
+
+
+def test_words_are_numbers_mod_2_to_the_32():
+    numbers = torch.tensor(
+        [0, 1, -1, 2**31 - 1, -(2**31), 2**31, 2**32 + 5, -(2**32) - 7, 2**40 + 3], dtype=torch.float64
+    )
+    words = _to_words(numbers)
+    assert words.dtype == torch.uint32
+    assert words.tolist() == [int(one) % 2**32 for one in numbers.tolist()]
+    assert torch.equal(_from_words(words), (numbers + 2**31) % 2**32 - 2**31)
 
 
 def test_one_less_than_the_threshold_is_too_few():

@@ -27,6 +27,7 @@ from atoll.deploy.terms import Place, Terms
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
+from atoll.privacy import parse_secure
 from atoll.records.configuration import Settings
 from atoll.records.report import Report
 from atoll.records.runs import Run
@@ -70,8 +71,9 @@ def coordinate(
 def check_protection(settings: Settings, method: Algorithm, terms: Terms) -> None:
     """Raise for a protection that would protect nobody where clients are at these sites."""
     require_for_sites(settings, method)
-    if settings.secure != "none":
-        require_hidden(terms)
+    secure = parse_secure(settings.secure)
+    if secure is not None:
+        require_hidden(terms, secure.neighbours)
 
 
 def keep_secret(path: Path, *, resume: bool) -> bytes:

@@ -9,7 +9,8 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
 from atoll.kernel.params import Structure, Tree, flatten
 from atoll.kernel.wrapper import title_of
-from atoll.privacy import ClientPrivacy
+from atoll.privacy import ClientPrivacy, parse_secure
+from atoll.privacy.masks import default_threshold
 from atoll.records.configuration import Settings
 
 
@@ -54,6 +55,14 @@ def _list_protection(settings: Settings) -> list[str]:
     if settings.secure != "none":
         found.append(
             "A sum under masks takes four exchanges a round: keys, shares, the round's work, and shares that unmask it."
+        )
+    secure = parse_secure(settings.secure)
+    if secure is not None and secure.neighbours:
+        near = secure.neighbours + 1
+        stay = default_threshold(near)
+        found.append(
+            f"Each client has masks with {near - 1} others: {stay} of these who help the server uncover it, and a "
+            f"round in which more than {near - stay} of such a neighbourhood of {near} drop out has no sum."
         )
     if isinstance(settings.privacy, ClientPrivacy):
         found.append("The server is trusted with the noise: it reads every message before it adds any.")

@@ -28,6 +28,7 @@ from atoll.deploy.masking import (
     read_keys,
     read_sealed,
     read_shares,
+    relay_keys,
     unmask,
     write_keys,
     write_sealed,
@@ -44,7 +45,14 @@ from atoll.kernel.task import Facts
 from atoll.metrics.afterwards import models_after
 from atoll.metrics.evaluation import Evaluate
 from atoll.metrics.measures import OWN
-from atoll.privacy.masks import default_threshold, require_enough
+from atoll.privacy.masks import (
+    Around,
+    default_threshold,
+    neighbours_of,
+    require_enough,
+    require_neighbours,
+    threshold_among,
+)
 from atoll.runtime.channel import Sent, Stage
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.engines.parts import class_sizes
@@ -151,7 +159,7 @@ class SitesEngine:
         self.local = engine or LocalEngine()
         self._metric = metric  # by which sites score at the end
         self._secret = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
-        self._protection: tuple[tuple[Stage, ...], bool] = (), False  # of replies
+        self._protection: tuple[tuple[Stage, ...], bool, int] = (), False, 0  # of replies
         self._largest, self._answers = largest, dict[tuple[int, str], Answer]()  # to the last exchange
 
     # -- what the server computes here -----------------------------------------------------------------------------
@@ -207,9 +215,9 @@ class SitesEngine:
     def _remember_protection(self, job: Job) -> Job:
         """Return the job with the protection of all replies, also where it asks for none: each job says it."""
         if job.phase.replies:
-            self._protection = job.stages, job.masked or self._protection[1]
-        stages, masked = self._protection
-        return replace(job, stages=stages, masked=masked)
+            self._protection = job.stages, job.masked or self._protection[1], job.neighbours or self._protection[2]
+        stages, masked, neighbours = self._protection
+        return replace(job, stages=stages, masked=masked, neighbours=neighbours)
 
     def _ask(
         self, job: Job, population: Population, step: Step | None = None, relays: Mapping[str, Tree] | None = None,
@@ -241,7 +249,8 @@ class SitesEngine:
                 sent = job.method.state_for(job.server, terms.clients_at(sites[0]))
             order = Order(
                 phases, job.method, job.round, sent,
-                tuple(p for site in sites for p in parts[site]), job.stages, job.masked, step, relays.get(sites[0]),
+                tuple(p for site in sites for p in parts[site]), job.stages, job.masked, job.neighbours,
+                step, relays.get(sites[0]),
             )  # fmt: skip
             about, tree = order.write()
             about |= {
@@ -392,7 +401,10 @@ class SitesEngine:
         step = Step(STEPS[0], self.journal.known.next if begun is None else begun.number, default_threshold(asked))
         try:
             keys, job = self._exchange_keys(job, step, population, lost)
-            sealed, job = self._exchange_shares(job, replace(step, name=STEPS[1]), keys, population, lost)
+            around = neighbours_of(keys, job.neighbours, self.federation.terms.seed, step.session)
+            threshold = threshold_among(job.neighbours, step.threshold)
+            sealed, job = self._exchange_shares(job, replace(step, name=STEPS[1]), keys, around, population, lost)
+            require_neighbours(sealed, sealed, around, threshold)
             relays = {
                 site: write_sealed(
                     {who: {to: some[to] for to in place.clients if to in some} for who, some in sealed.items()}
@@ -403,15 +415,16 @@ class SitesEngine:
             found, failed = self._find_outcomes(job, exchange, population)
             _join_lost(lost, failed, job.clients)
             require_enough(len(found), asked)
+            require_neighbours(found, sealed, around, threshold)
             there = np.array(sorted(found), dtype=np.int64)
             sent = [_rows_of(*found[client]) for client in there.tolist()]
             total, sizes = add_up_masked(sent)
             gone = sorted(sealed.keys() - found.keys())
             shares = self._exchange_unmasking(
-                replace(job, clients=there), replace(step, name=STEPS[3]), there.tolist(), gone, population
+                replace(job, clients=there), replace(step, name=STEPS[3]), there.tolist(), gone, around, population
             )
             require_enough(len(shares), asked)
-            summed = unmask(total, sent[0], sizes, keys, shares, gone, there, step)
+            summed = unmask(total, sent[0], sizes, keys, shares, gone, there, step, around, threshold)
         except SumLost as error:
             log.warning("round %d: %s", job.round, error)
             before = {client for some in lost.values() for client in some}
@@ -438,30 +451,33 @@ class SitesEngine:
         return dict(sorted(keys.items())), self._go_on(job, exchange, keys, lost)
 
     def _exchange_shares(
-        self, job: Job, step: Step, keys: Keys, population: Population, lost: dict[str, list[int]]
+        self, job: Job, step: Step, keys: Keys, around: Around, population: Population, lost: dict[str, list[int]]
     ) -> tuple[Sealed, Job]:
         """Pass public keys on and ask for sealed shares; return these, and the job for those who gave some."""
 
         def read(site: str, message: Message) -> Sealed:
             found = read_sealed(message.tree(None))
             self._require_clients(message, site, job, found)
-            if any(some.keys() != keys.keys() - {who} for who, some in found.items()):
-                raise message.refuse("each of its clients must have a share for every other one")
+            if any(some.keys() != around[who] - {who} for who, some in found.items()):
+                raise message.refuse("each of its clients must have a share for every other one that it has masks with")
             return found
 
-        relay = write_keys(keys)
-        exchange = self._ask(job, population, step, dict.fromkeys(self.federation.terms.sites, relay), read)
+        sites = self.federation.terms.sites
+        relays = dict.fromkeys(sites, write_keys(keys))
+        if 0 < job.neighbours < len(keys) - 1:
+            relays = {site: relay_keys(keys, around, place.clients) for site, place in sites.items()}
+        exchange = self._ask(job, population, step, relays, read)
         sealed = {who: some for found in self._read_steps(exchange, read) for who, some in found.items()}
         job = self._go_on(job, exchange, sealed, lost)
         return {who: {to: row for to, row in some.items() if to in sealed} for who, some in sealed.items()}, job
 
     def _exchange_unmasking(
-        self, job: Job, step: Step, there: list[int], gone: list[int], population: Population
+        self, job: Job, step: Step, there: list[int], gone: list[int], around: Around, population: Population
     ) -> Shares:
         """Say who is in the sum; return the shares that remove its masks."""
 
         def read(site: str, message: Message) -> Shares:
-            found = read_shares(message.tree(None), there, gone)
+            found = read_shares(message.tree(None), there, gone, around)
             self._require_clients(message, site, job, found, all_of_them=False)
             return found
 

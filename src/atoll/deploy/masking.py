@@ -5,6 +5,9 @@
     local           the round's work; what leaves a site are words under masks
     masks unmask    who is in the sum is told once; clients give the shares that remove its masks, and nobody's own
 
+With `neighbours` a site derives the ring of a round itself, from the seed of its terms and the session: its clients
+take keys and shares of their own neighbours, and of nobody else.
+
 The coordinator sees public keys, sealed shares, masked words, and shares of seeds (of who is in the sum) or of keys (of
 who is gone); never both of one client. Secrets lie at the site while a round lasts, and are forgotten then.
 """
@@ -29,11 +32,15 @@ from atoll.privacy.masks import (
     KEY_BYTES,
     LEAST_CLIENTS,
     SHARE_BYTES,
+    Around,
     MaskingClient,
     Words,
     default_threshold,
     masks_left,
+    neighbours_of,
+    threshold_among,
 )
+from atoll.privacy.secure import Secure
 from atoll.records.files import read_record, write_record
 from atoll.records.schema import Record
 from atoll.runtime.channel import Sent
@@ -63,7 +70,12 @@ def read_step(written: Mapping[str, Any]) -> Step:
     return step
 
 
-def require_hidden(terms: Terms) -> None:
+def read_neighbours(about: Mapping[str, Any]) -> int:
+    """Read with how many others clients have masks; older coordinators do not say it, and mean all."""
+    return Secure("masks", neighbours=int(about.get("neighbours", 0))).neighbours  # raises for what cannot be
+
+
+def require_hidden(terms: Terms, neighbours: int = 0) -> None:
     """Raise unless a site's clients can hide among those of others, and no site has the shares to uncover them."""
     if len(terms.sites) < LEAST_CLIENTS:
         raise DeployError(
@@ -76,6 +88,13 @@ def require_hidden(terms: Terms) -> None:
             "No site must have more than two thirds of all clients: it would hold enough shares to unmask the others. "
             f"{name} has {largest} of {terms.clients}.",
             hint="let its clients be one, or federate without masks.",
+        )
+    least = threshold_among(neighbours, default_threshold(terms.clients))
+    if largest >= least:
+        raise DeployError(
+            f"No site must have {least} clients or more: with {neighbours} neighbours it could hold enough shares to "
+            f"unmask a client of another one. {name} has {largest}.",
+            hint="take more `neighbours`, or leave them out: masks with all others.",
         )
 
 
@@ -106,6 +125,17 @@ def read_keys(tree: Tree) -> Keys:
     return {who: (row[:KEY_BYTES], row[KEY_BYTES:]) for who, row in zip(clients, rows, strict=True)}
 
 
+def relay_keys(keys: Keys, around: Around, clients: Sequence[int]) -> Tree:
+    """Return the keys of the neighbours of some clients, and who is in the ring, so their site can tell the same."""
+    near = sorted({who for one in clients if one in around for who in around[one]})
+    return {**write_keys({who: keys[who] for who in near}), "ring": _numbers(around)}
+
+
+def read_ring(tree: Tree) -> list[int]:
+    """Read who is in the ring of a round; nobody if all have masks with all."""
+    return [int(one) for one in tree["ring"]] if "ring" in tree else []
+
+
 def write_sealed(sealed: Mapping[int, Mapping[int, bytes]]) -> Tree:
     """Return sealed shares as a message holds them."""
     rows = [(who, other, row) for who, some in sealed.items() for other, row in some.items()]
@@ -125,25 +155,25 @@ def read_sealed(tree: Tree) -> Sealed:
 
 
 def _write_shares(shares: Shares) -> Tree:
-    there = sorted(next(iter(shares.values()))[0])
-    gone = sorted(next(iter(shares.values()))[1])
-
-    def rows(place: int, of: Sequence[int]) -> Tensor:
-        found = [shares[who][place][other].to_bytes(SHARE_BYTES, "big") for who in shares for other in of]
+    def rows(place: int) -> Tensor:
+        found = [
+            share.to_bytes(SHARE_BYTES, "big") for both in shares.values() for _, share in sorted(both[place].items())
+        ]
         return _to_bytes(found, SHARE_BYTES)
 
-    return {"clients": _numbers(shares), "seeds": rows(0, there), "keys": rows(1, gone)}
+    return {"clients": _numbers(shares), "seeds": rows(0), "keys": rows(1)}
 
 
-def read_shares(tree: Tree, there: Sequence[int], gone: Sequence[int]) -> Shares:
-    """Read the shares that clients give, for these who are in the sum and those who are gone."""
+def read_shares(tree: Tree, there: Sequence[int], gone: Sequence[int], around: Around) -> Shares:
+    """Read the shares that clients give: of their neighbours who are in the sum, and of those who are gone."""
     clients = [int(one) for one in tree["clients"]]
 
     def rows(name: str, of: Sequence[int]) -> list[dict[int, int]]:
-        found = iter(_from_bytes(tree[name], len(clients) * len(of), SHARE_BYTES))
-        return [{other: int.from_bytes(next(found), "big") for other in of} for _ in clients]
+        held = [sorted(around[who].intersection(of)) for who in clients]
+        found = iter(_from_bytes(tree[name], sum(map(len, held)), SHARE_BYTES))
+        return [{other: int.from_bytes(next(found), "big") for other in some} for some in held]
 
-    both = zip(rows("seeds", sorted(there)), rows("keys", sorted(gone)), strict=True)
+    both = zip(rows("seeds", there), rows("keys", gone), strict=True)
     return dict(zip(clients, both, strict=True))
 
 
@@ -153,19 +183,20 @@ class Secrets(Record):
     """What a site remembers while a round under masks lasts."""
 
     session: int
-    threshold: int
+    threshold: int  # of all clients that were asked
     clients: list[int]
     secret: dict[str, str]  # by client
     steps: dict[str, str] = field(default_factory=dict)  # the job of each step that was answered
-    public: dict[str, str] = field(default_factory=dict)  # the keys of all clients of the round
+    public: dict[str, str] = field(default_factory=dict)  # the keys of all clients of the round, or of neighbours
+    ring: list[int] = field(default_factory=list)  # all clients of the round, if it has a ring of neighbours
     sealed: dict[str, dict[str, str]] = field(default_factory=dict)  # by holder here, and sender
 
 
 class SiteMasks:
     """A site in the protocol. Each step is done once, in order, and only for the job that asked first."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "masks.json"
+    def __init__(self, folder: Path, seed: int = 0, neighbours: int = 0) -> None:
+        self._path, self._seed, self._neighbours = folder / "masks.json", seed, neighbours
 
     def answer(self, message: Message, step: Step, clients: Sequence[int], relay: Tree) -> Tree:
         """Do a step without work: return keys, sealed shares, or shares that unmask the sum."""
@@ -215,31 +246,47 @@ class SiteMasks:
         return self._write(replace(known, steps={**known.steps, step.name: message.digest}))
 
     def _share(self, message: Message, secrets: Secrets, relay: Tree) -> Tree:
-        keys = read_keys(relay)
-        if len(keys) > 100_000:
+        keys, ring = read_keys(relay), read_ring(relay)
+        if max(len(keys), len(ring)) > 100_000:
             raise message.refuse("it names too many clients")
-        secrets = self._write(replace(secrets, public={str(who): (a + b).hex() for who, (a, b) in keys.items()}))
-        return write_sealed({one.number: one.send_shares(keys) for one in self._clients(secrets)})
+        if len(ring or keys) < secrets.threshold:
+            raise message.refuse(f"at least {secrets.threshold} clients must be in a round. {len(ring or keys)} are")
+        public = {str(who): (a + b).hex() for who, (a, b) in keys.items()}
+        secrets = self._write(replace(secrets, public=public, ring=ring))
+        return write_sealed({one.number: one.send_shares(near) for one, near in self._meet(secrets)})
 
     def _unmask(self, message: Message, secrets: Secrets, relay: Tree) -> Tree:
         there, gone = ([int(one) for one in relay[name]] for name in ("there", "gone"))
         others = {int(sender) for some in secrets.sealed.values() for sender in some} | {*secrets.clients}
-        if {*there, *gone} != others:
+        asked = {*there, *gone}
+        if not (asked == others or (secrets.ring and others <= asked <= {*secrets.ring})):
             raise message.refuse("each client whose shares are here must be either in the sum or gone")
         return _write_shares({one.number: one.help_unmask(there, gone) for one in self._open(secrets)})
 
     def _clients(self, secrets: Secrets) -> list[MaskingClient]:
+        threshold = threshold_among(self._neighbours, secrets.threshold)
         return [
-            MaskingClient(who, secrets.session, secrets.threshold, bytes.fromhex(secrets.secret[str(who)]))
+            MaskingClient(
+                who, secrets.session, threshold, bytes.fromhex(secrets.secret[str(who)]), least=secrets.threshold
+            )
             for who in secrets.clients
         ]
 
+    def _meet(self, secrets: Secrets) -> list[tuple[MaskingClient, Keys]]:
+        """Return the clients, each with the keys of its neighbours."""
+        keys = {int(who): (bytes.fromhex(both[:64]), bytes.fromhex(both[64:])) for who, both in secrets.public.items()}
+        around = neighbours_of(secrets.ring or keys, self._neighbours, self._seed, secrets.session)
+        for who in secrets.clients:
+            if who not in around or not around[who] <= keys.keys():
+                raise PrivacyError(f"The keys of client {who} and of all its neighbours must be there.")
+        return [(one, {who: keys[who] for who in sorted(around[one.number])}) for one in self._clients(secrets)]
+
     def _open(self, secrets: Secrets) -> list[MaskingClient]:
         """Return the clients with the shares that they hold."""
-        keys = {int(who): (bytes.fromhex(both[:64]), bytes.fromhex(both[64:])) for who, both in secrets.public.items()}
-        made = self._clients(secrets)
-        for one in made:
-            one.send_shares(keys)  # its own shares are the same again
+        made = []
+        for one, near in self._meet(secrets):
+            made.append(one)
+            one.send_shares(near)  # its own shares are the same again
             one.take_shares({int(who): bytes.fromhex(row) for who, row in secrets.sealed[str(one.number)].items()})
         return made
 
@@ -283,10 +330,9 @@ def add_up_masked(sent: Sequence[Sent]) -> tuple[Words, list[int]]:
 
 def unmask(
     total: Words, like: Sent, sizes: Sequence[int], keys: Keys, shares: Shares, gone: Iterable[int], there: Clients,
-    step: Step,
+    step: Step, around: Around, threshold: int,
 ) -> Sent:  # fmt: skip
-    """Return the sum of what clients sent, without masks, in one row."""
-    helping = dict(list(shares.items())[: step.threshold])
-    left = masks_left(helping, keys, there.tolist(), gone, step.session, len(total))
+    """Return the sum of what clients sent, without masks, in one row; raise SumLost if a neighbourhood gave too few."""
+    left = masks_left(shares, keys, there.tolist(), gone, step.session, len(total), around, threshold)
     row = torch.from_numpy(total - left)[None]
     return like._replace(fields=_split(row, like, sizes), weight=None, summed=True)

@@ -90,9 +90,10 @@ def require_for_sites(settings: Settings, method: Algorithm) -> None:
         )
 
 
-def digest_protection(stages: Sequence[Stage], *, masked: bool) -> str:
+def digest_protection(stages: Sequence[Stage], *, masked: bool, neighbours: int = 0) -> str:
     """Return what the protection of messages is known by."""
-    return hashlib.sha256(json.dumps([write_stages(stages), masked], sort_keys=True).encode()).hexdigest()
+    found = [write_stages(stages), masked, *([neighbours] if neighbours else [])]
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 def write_forms(forms: Mapping[str, Form]) -> dict[str, Any]:

@@ -115,7 +115,9 @@ def _describe_protection(about: dict[str, Any]) -> list[str]:
         for one in about.get("stages", [])
     ]
     if about.get("masked"):
-        passed.append("put under masks, so the coordinator reads the sum of all clients only")
+        near = about.get("neighbours", 0)
+        shared = f" that a client shares with {near} others" if near else ""
+        passed.append(f"put under masks{shared}, so the coordinator reads the sum of all clients only")
     return [f"Before they leave the site, messages are {'; '.join(passed)}."] if passed else []
 
 

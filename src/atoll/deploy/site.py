@@ -66,7 +66,12 @@ class Received:
     @property
     def protection(self) -> str:
         """What the protection of its reply is known by."""
-        return digest_protection(self.order.stages, masked=self.order.masked)
+        order = self.order
+        return digest_protection(order.stages, masked=order.masked, neighbours=order.neighbours)
+
+    def masks(self, folder: Path) -> SiteMasks:
+        """Return the site's part in a sum under masks, of which it remembers in the folder."""
+        return SiteMasks(folder, self.terms.seed, self.order.neighbours)
 
     @property
     def measure(self) -> str:
@@ -147,7 +152,7 @@ class Site:
             store.save(state, memory, pending, reply)
             store.forget_training()
             if received.order.step is not None and received.order.step.name == STEPS[-1]:
-                SiteMasks(store.folder).forget()
+                received.masks(store.folder).forget()
         return reply
 
     def _give_again(self, store: Store, pending: Pending, received: Received) -> bytes:
@@ -171,7 +176,7 @@ class Site:
         if order.step is None or order.phases:
             return replace(self._work(received, memory, folder), samples=sizes).write()
         clients = sorted(int(client) for part in order.parts for client in part.clients)
-        tree = SiteMasks(folder).answer(received.message, order.step, clients, order.relay)
+        tree = received.masks(folder).answer(received.message, order.step, clients, order.relay)
         return Answer((), (), sizes).write()[0], tree
 
     def _count_samples(self, received: Received, state: State) -> dict[str, list[int]]:
@@ -328,7 +333,7 @@ class Site:
         masking: Mapping[int, MaskingClient] | None = None
         if order.step is not None:
             asked = sorted(int(client) for part in order.parts for client in part.clients)
-            masking = SiteMasks(folder).prepare(received.message, order.step, asked, order.relay)
+            masking = received.masks(folder).prepare(received.message, order.step, asked, order.relay)
         outcomes, lost = [], []
         for phase in order.phases:
             done, failed = self._run(phase, received, population)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.compose import from_record, to_record
-from atoll.deploy.masking import Step, read_step
+from atoll.deploy.masking import Step, read_neighbours, read_step
 from atoll.deploy.messages import LARGEST_BODY, Message
 from atoll.deploy.protection import read_forms, read_stages, require_passed, write_forms, write_stages
 from atoll.kernel.algorithm import Algorithm
@@ -96,6 +96,7 @@ class Order:
     parts: tuple[Part, ...]
     stages: tuple[Stage, ...] = ()  # that replies of this federation pass before they leave
     masked: bool = False  # whether they leave under masks only
+    neighbours: int = 0  # with how many others a client has masks; 0: with all
     step: Step | None = None  # of a sum under masks
     relay: Tree = None  # what other clients sent for this step
 
@@ -107,6 +108,7 @@ class Order:
             "clients": [one.clients.tolist() for one in self.parts],
             "stages": write_stages(self.stages),
             "masked": self.masked,
+            "neighbours": self.neighbours,
             "masks": None if self.step is None else asdict(self.step),
         }
         tree = {
@@ -129,7 +131,7 @@ class Order:
             step = None if about["masks"] is None else read_step(about["masks"])
             return cls(
                 phases, method, message.header.round, tree["broadcast"], mine, read_stages(about["stages"]),
-                bool(about["masked"]), step, tree["relay"],
+                bool(about["masked"]), read_neighbours(about), step, tree["relay"],
             )  # fmt: skip
 
     def jobs(self, phase: Phase) -> list[AssignedJob]:

@@ -158,6 +158,7 @@ class Job:
     # there, and the engine hands on what arrives; for clients that are here the exchange does it.
     stages: tuple[Any, ...] = ()
     masked: bool = False  # whether messages must be added up under masks before the server reads them
+    neighbours: int = 0  # with how many others a client has masks; 0: with all
 
     @cached_property
     def broadcast(self) -> Tree:

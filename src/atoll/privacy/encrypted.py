@@ -154,6 +154,8 @@ class EncryptedSums:
     seed: int
     weight: str  # the field in which sums of weights are read
 
+    neighbours: ClassVar[int] = 0
+
     def overhead(self, clients: int) -> dict[Direction, int]:
         """Return the bytes beside messages that each client sends and receives: none, before the sum is there."""
         return {}

@@ -9,15 +9,32 @@ Masks of pairs cancel in the sum; those of drop-outs, and the seeds, are removed
 gives both shares of the same other one, so no single e_u can be uncovered. It protects against a server that is curious
 and follows the protocol, and against fewer than t clients that help it.
 
-Reference: Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. "Practical Secure Aggregation for
+With `neighbours` k the clients of a round stand in a ring, in an order that is public and drawn anew each round. A
+client has keys, shares and masks with the k/2 before it and the k/2 after it, and t is of these k + 1, itself included:
+work and messages grow with k instead of n. It promises less than masks with all others:
+
+- A client's input is uncovered by a server that t of its own k neighbours help: they hold shares of both its secrets.
+- Inputs of some clients add up apart, to a sum that the server can read, where helpers of the server and drop-outs cut
+  the ring around them: k/2 next to each other on either side. Fewer than k of both together cannot. A neighbourhood
+  that loses more than k + 1 - t has no sum, so drop-outs alone cannot either, and it takes at least 2t - k - 2 helpers.
+- Any k + 1 - t drop-outs are survived; more of them if no neighbourhood loses so many. As before, t(n) of all n that
+  were asked must be in a sum: the server and each client see to it.
+
+With k = 20 of n = 100 clients, t is 15: 15 neighbours uncover a client, fewer than 8 helpers anywhere learn nothing but
+the sum of all others, and any 6 may drop out. With all others it takes 67 helpers, and any 33 may drop out. Who knows
+the order beforehand, as everybody does who knows the seed, can choose whom to win as a helper.
+
+References: Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. "Practical Secure Aggregation for
 Privacy-Preserving Machine Learning." CCS 2017. https://eprint.iacr.org/2017/281
+Bell, Bonawitz, Gascón, Lepoint, Raykova. "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead." CCS 2020.
+https://eprint.iacr.org/2020/704
 """
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -26,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.kernel.errors import PrivacyError, SumLost
+from atoll.kernel.randomness import generator
 from atoll.runtime.channel.ledger import Direction
 
 PRIME = 2**256 + 297  # shares live in this field
@@ -33,6 +51,7 @@ LEAST_CLIENTS = 3
 KEY_BYTES, SHARE_BYTES = 32, 33
 BLOCK = 2**18  # bytes of a mask that are drawn at a time
 Words = NDArray[np.uint32]
+Around = Mapping[int, frozenset[int]]  # by client: with whom it has masks, itself included
 
 _ZEROS = memoryview(bytes(BLOCK))
 
@@ -120,13 +139,15 @@ def add_mask(words: Words, key: bytes, *, subtract: bool = False) -> None:
 class MaskingClient:
     """One client in the four steps of a round; it refuses what would uncover somebody.
 
-    All that it draws follows from its `secret`, which is of this round alone: so it can be put away between steps.
+    The others that it knows, and of whom it holds shares, are those whose keys it is given: its neighbours. All that it
+    draws follows from its `secret`, which is of this round alone: so it can be put away between steps.
     """
 
     number: int
     round: int  # of the masks: no other use of masks between these clients has this number
-    threshold: int
+    threshold: int  # of its neighbours and itself
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
+    least: int = 0  # of all clients that were asked, how many must be in the sum
     _keys: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
     _shares: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # of others: their seed, their key
     _channels: dict[int, bytes] = field(default_factory=dict, repr=False)
@@ -162,7 +183,7 @@ class MaskingClient:
         return tuple(one.public_key().public_bytes_raw() for one in (self._encrypting, self._masking))
 
     def send_shares(self, keys: Mapping[int, tuple[bytes, bytes]]) -> dict[int, bytes]:
-        """Return the shares for all others, each encrypted to its holder."""
+        """Return the shares for all others whose keys these are, each encrypted to its holder."""
         if len({key for both in keys.values() for key in both}) != 2 * len(keys):
             raise PrivacyError("Every client must have keys of its own. Two have the same one.")
         self._require_threshold(len(keys), "take part")
@@ -226,6 +247,8 @@ class MaskingClient:
         if self._answered not in (None, both):
             raise PrivacyError("Who is there was asked once; another answer would uncover what somebody sent.")
         self._require_threshold(len(both[0] & self._shares.keys()), "be in the sum")  # of few, masks would hide little
+        if len(both[0]) < self.least:
+            raise PrivacyError(f"At least {self.least} of all clients must be in the sum. {len(both[0])} are.")
         self._answered = both
         seeds = {who: self._shares[who][0] for who in both[0] if who in self._shares}
         return seeds, {who: self._shares[who][1] for who in both[1] if who in self._shares}
@@ -247,33 +270,58 @@ def default_threshold(clients: int) -> int:
     return 2 * clients // 3 + 1
 
 
+def threshold_among(neighbours: int, least: int) -> int:
+    """Return how many of a client's neighbourhood must stay to the end, if `least` of all clients must."""
+    return min(least, default_threshold(neighbours + 1)) if neighbours else least
+
+
+def neighbours_of(clients: Iterable[int], neighbours: int, seed: int, round: int) -> dict[int, frozenset[int]]:
+    """Return with whom each client of a round has masks, itself included: who is near in a ring, in a drawn order.
+
+    All with all if `neighbours` is 0, or there are not more others.
+    """
+    everybody = sorted({*clients})
+    if not 0 < neighbours < len(everybody) - 1:
+        return dict.fromkeys(everybody, frozenset(everybody))
+    ring: list[int] = generator(seed, "ring of masks", round).permutation(everybody).tolist()
+    reach, count = neighbours // 2, len(ring)
+    return {
+        who: frozenset(ring[(place + step) % count] for step in range(-reach, reach + 1))
+        for place, who in enumerate(ring)
+    }
+
+
 def sum_masked(
     inputs: Mapping[int, Words], round: int, *, keyed: Iterable[int] = (), gone: Iterable[int] = (),
-    silent: Iterable[int] = (),
+    silent: Iterable[int] = (), neighbours: int = 0, seed: int = 0,
 ) -> Words:  # fmt: skip
     """Run the protocol between clients, all in this process; return the sum of the inputs mod 2^32.
 
     Clients that were only `keyed` drop out after they sent their keys, `gone` ones after they sent their shares,
-    `silent` ones after they sent their input. The sum is of all who sent their input.
+    `silent` ones after they sent their input. The sum is of all who sent their input. Each has masks with as many
+    `neighbours`, in a ring that follows from the `seed` and the round; 0: with all others.
     """
     asked = sorted({*inputs, *gone, *keyed})
     require_enough(len(asked), len(asked))
-    threshold = default_threshold(len(asked))
-    helpers = [who for who in inputs if who not in {*silent}]
-    require_enough(len(helpers), len(asked))
+    least = default_threshold(len(asked))
+    threshold, around = threshold_among(neighbours, least), neighbours_of(asked, neighbours, seed, round)
+    helpers = inputs.keys() - {*silent}
     everybody = sorted({*inputs, *gone})
-    clients = {who: MaskingClient(who, round, threshold) for who in asked}
+    require_enough(len(helpers), len(asked))
+    require_neighbours(helpers, everybody, around, threshold)
+    clients = {who: MaskingClient(who, round, threshold, least=least) for who in asked}
     keys = {who: one.publish_keys() for who, one in clients.items()}
-    sealed = {who: clients[who].send_shares(keys) for who in everybody}
+    near = {who: [other for other in everybody if other in around[who] and other != who] for who in everybody}
+    sealed = {who: clients[who].send_shares({other: keys[other] for other in sorted(around[who])}) for who in everybody}
     for who in everybody:
-        clients[who].take_shares({other: sealed[other][who] for other in everybody if other != who})
+        clients[who].take_shares({other: sealed[other][who] for other in near[who]})
     count = len(next(iter(inputs.values())))
     total = np.zeros(count, dtype=np.uint32)
     for who, words in inputs.items():
         total += clients[who].mask(words)
-    there, missing = list(inputs), [who for who in everybody if who not in inputs]
-    answers = {who: clients[who].help_unmask(there, missing) for who in helpers[:threshold]}
-    return total - masks_left(answers, keys, there, missing, round, count)
+    missing = [who for who in everybody if who not in inputs]
+    answers = {who: clients[who].help_unmask(inputs, missing) for who in inputs if who in helpers}
+    return total - masks_left(answers, keys, inputs, missing, round, count, around, threshold)
 
 
 def require_enough(left: int, asked: int) -> None:
@@ -289,6 +337,19 @@ def require_enough(left: int, asked: int) -> None:
         )
 
 
+def require_neighbours(left: Collection[int], sharing: Iterable[int], around: Around, threshold: int) -> None:
+    """Raise unless enough clients are left around each one that gave shares to its neighbours."""
+    stay = frozenset(left)
+    for who in sharing:
+        near = len(around[who] & stay)
+        if near < threshold:
+            raise SumLost(
+                f"At least {threshold} of the {len(around[who])} clients of every neighbourhood must stay to the end "
+                f"of a round for its sum to be read. In that of client {who}, {near} did.",
+                hint="take more `neighbours`, or lose fewer clients.",
+            )
+
+
 def masks_left(
     answers: Mapping[int, tuple[Mapping[int, int], Mapping[int, int]]],
     keys: Mapping[int, tuple[bytes, bytes]],
@@ -296,29 +357,42 @@ def masks_left(
     missing: Iterable[int],
     round: int,
     count: int,
+    around: Around,
+    threshold: int,
 ) -> Words:
-    """Return what masks are left in the sum: the own ones of those who are there, those of pairs with drop-outs."""
+    """Return what masks are left in the sum: the own ones of those who are there, those of pairs with drop-outs.
+
+    A secret is put together from the answers of its client's neighbourhood; raise SumLost if one has too few.
+    """
     _, _, x25519, *_ = _library()
-    there, left = list(there), np.zeros(count, dtype=np.uint32)
+    there, missing = frozenset(there), [*missing]
+    require_neighbours(answers.keys(), [*there, *missing], around, threshold)
+
+    def join(who: int, part: int) -> bytes:
+        holders = sorted(around[who] & answers.keys())[:threshold]
+        return join_shares({holder: answers[holder][part][who] for holder in holders}).to_bytes(KEY_BYTES, "big")
+
+    left = np.zeros(count, dtype=np.uint32)
     for who in there:
-        seed = join_shares({holder: seeds[who] for holder, (seeds, _) in answers.items()})
-        add_mask(left, derive_key(seed.to_bytes(KEY_BYTES, "big"), f"own {round}"))
+        add_mask(left, derive_key(join(who, 0), f"own {round}"))
     for who in missing:
-        secret = join_shares({holder: masks[who] for holder, (_, masks) in answers.items()})
-        key = x25519.X25519PrivateKey.from_private_bytes(secret.to_bytes(KEY_BYTES, "big"))
-        for other in there:
+        key = x25519.X25519PrivateKey.from_private_bytes(join(who, 1))
+        for other in there & around[who]:
             public = x25519.X25519PublicKey.from_public_bytes(keys[other][1])
             add_mask(left, pair_key(key.exchange(public), who, other, round), subtract=other > who)
     return left
 
 
-def message_bytes(clients: int) -> dict[Direction, int]:
+def message_bytes(clients: int, neighbours: int = 0) -> dict[Direction, int]:
     """Return what a client sends and receives beside its input: keys, sealed shares, shares to unmask.
 
-    Each row of a message says whose it is, in 8 bytes for each client that it names.
+    Each row of a message says whose it is, in 8 bytes for each client that it names. In a ring, all clients in it are
+    named with the keys of neighbours, so everybody can tell who these are.
     """
     sealed = 8 + 8 + 12 + 2 * SHARE_BYTES + 16
+    ring = 0 < neighbours < clients - 1
+    others = neighbours if ring else clients - 1
     return {
-        "up": (8 + 2 * KEY_BYTES) + (clients - 1) * sealed + (8 + clients * SHARE_BYTES),
-        "down": clients * (8 + 2 * KEY_BYTES) + (clients - 1) * sealed + clients * 8,
+        "up": (8 + 2 * KEY_BYTES) + others * sealed + (8 + (others + 1) * SHARE_BYTES),
+        "down": (others + 1) * (8 + 2 * KEY_BYTES) + others * sealed + clients * 8 + (clients * 8 if ring else 0),
     }

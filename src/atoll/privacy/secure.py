@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -84,14 +84,13 @@ class Encode(Stage):
 
 
 def _to_words(numbers: Tensor) -> Tensor:
-    """Return whole numbers mod 2^32, as they travel."""
-    return torch.remainder(numbers.to(torch.int64), MODULUS).to(torch.uint32)
+    """Return whole numbers mod 2^32, as they travel: the low bits of an integer of 64."""
+    return numbers.to(torch.int64).to(torch.int32).view(torch.uint32)
 
 
 def _from_words(words: Tensor) -> Tensor:
     """Return words as numbers from -2^31 to 2^31 - 1."""
-    wide = words.to(torch.int64)
-    return torch.where(wide >= MODULUS // 2, wide - MODULUS, wide).double()
+    return words.view(torch.int32).double()
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,12 @@ class SecureSum(Rule):
 class Masks:
     """Adds up encoded messages under masks: the protocol between clients and server, here all in one process."""
 
+    neighbours: int = 0  # with how many others a client has masks; 0: with all
+    seed: int = 0  # from which the order of neighbours follows
+
     def overhead(self, clients: int) -> dict[Direction, int]:
         """Return the bytes of keys and shares that each client sends and receives."""
-        return message_bytes(clients)
+        return message_bytes(clients, self.neighbours)
 
     def opening(self, clients: int) -> dict[Direction, int]:
         """Return what it takes to read a sum beside that: nothing, shares are among it."""
@@ -140,7 +142,8 @@ class Masks:
             words = _to_words(rows).cpu().numpy()
             inputs |= {int(client): words[place] for place, client in enumerate(arrival.clients)}
         gone = [client for client in asked.tolist() if client not in inputs]
-        total = _from_words(torch.from_numpy(sum_masked(inputs, round, gone=gone)))
+        summed = sum_masked(inputs, round, gone=gone, neighbours=self.neighbours, seed=self.seed)
+        total = _from_words(torch.from_numpy(summed))
         parts = iter(torch.split(total, [first.fields[name][leaf][0].numel() for name, leaf in leaves]))
         sums = {
             name: Stack({leaf: next(parts).reshape(1, *rows.shape[1:]) for leaf, rows in value.items()}, value.layout)
@@ -159,6 +162,7 @@ class Secure:
     kind: str  # one of KINDS
     clip: float = 10.0  # R: the largest norm of a message
     most: float = 10_000.0  # w_max: larger weights are cut to it
+    neighbours: int = 0  # of masks: with how many others a client has them; 0: with all
 
     def __post_init__(self) -> None:
         for name in ("clip", "most"):
@@ -167,6 +171,17 @@ class Secure:
                 raise HyperparameterError(
                     f"The value {name} of secure sums must be a float in (0, inf). Got {value!r}."
                 )
+        if self.neighbours and not self.masks:
+            raise HyperparameterError(
+                f"Only masks are shared with neighbours. Got neighbours={self.neighbours} of {self.kind}.",
+                hint="leave out `neighbours`, or use secure='masks:neighbours=20'.",
+            )
+        if self.neighbours and (self.neighbours < LEAST_CLIENTS or self.neighbours % 2):
+            raise HyperparameterError(
+                "The value neighbours of masks must be even, as many before a client as after it, and at least "
+                f"{LEAST_CLIENTS + 1}, or 0 for all others. Got {self.neighbours!r}.",
+                hint="for example masks:neighbours=20.",
+            )
 
     @property
     def masks(self) -> bool:
@@ -245,6 +260,13 @@ class Secure:
                 f"drop={drop:g} about {left:.1f} do.",
                 hint="lower `drop`, or ask more clients.",
             )
+        near = self.neighbours + 1
+        if self.neighbours and near < asked and (1 - drop) * near < default_threshold(near):
+            raise PrivacyError(
+                f"At least {default_threshold(near)} of the {near} clients of every neighbourhood must stay to the end "
+                f"of a round for its sum to be read. With drop={drop:g} about {(1 - drop) * near:.1f} do.",
+                hint="lower `drop`, or take more `neighbours`.",
+            )
 
     def scale(self, cohort: int) -> float:
         """Return S: the largest power of two with which sums of so many clients cannot overflow."""
@@ -273,7 +295,7 @@ class Secure:
         """Return who adds up before the server reads; None where it is trusted to read sums only."""
         if self.encrypts:
             return EncryptedSums(self._key, seed, WEIGHT)
-        return Masks() if self.masks else None
+        return Masks(self.neighbours, seed) if self.masks else None
 
     def encoding(self, cohort: int) -> Encode:
         """Return how messages of a cohort are encoded."""
@@ -281,21 +303,23 @@ class Secure:
 
 
 def parse_secure(words: str) -> Secure | None:
-    """Parse secure sums from words: `sums`, `masks`, `masks:clip=5`, `ckks`; None for `none`."""
+    """Parse secure sums from words: `sums`, `masks`, `masks:neighbours=20,clip=5`, `ckks`; None for `none`."""
     if words == "none":
         return None
     kind, _, rest = words.partition(":")
     if kind not in KINDS:
         raise unknown("kind of secure sums", kind, [*KINDS, "none"])
-    known, values = {one.name for one in fields(Secure)} - {"kind"}, {}
+    known = {one.name for one in fields(Secure)} - {"kind"}
+    values: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
         name, given, value = pair.partition("=")
         if name not in known:
             raise unknown("value of secure sums", name, known)
         try:
-            values[name] = float(value)
+            values[name] = int(value) if name == "neighbours" else float(value)
         except ValueError:
-            raise HyperparameterError(f"The value {name} of secure sums must be a number. Got {value!r}.") from None
+            number = "a whole number" if name == "neighbours" else "a number"
+            raise HyperparameterError(f"The value {name} of secure sums must be {number}. Got {value!r}.") from None
         if not given:
             raise HyperparameterError(f"Values of secure sums must be written name=value. Got {pair!r}.")
     return Secure(kind, **values)

@@ -30,6 +30,11 @@ class Forger(Protocol):
 class Adder(Protocol):
     """Who adds up the messages of a round before the server reads them; `atoll.privacy` has some."""
 
+    @property
+    def neighbours(self) -> int:
+        """With how many others a client has masks; 0: with all, or there are no masks."""
+        ...
+
     def add_up(self, arrivals: Sequence[Arrival], *, round: int, asked: Clients) -> Arrival:
         """Return the sum of all messages, in one row; raise SumLost if too few of who was asked are left for it."""
         ...
