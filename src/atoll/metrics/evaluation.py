@@ -27,7 +27,7 @@ from atoll.runtime.engines.plan import arithmetic
 from atoll.runtime.exchange import Notes
 from atoll.runtime.population import MANY_CLIENTS, Population
 
-LARGEST_BATCH = 256
+LARGEST_BATCH = 32  # what a client lacks is filled up: with large batches that is most of it, where clients are unequal
 CENTRAL_BATCH = 2_000
 BINS = 15  # of confidence
 KEPT = ("each", "answers", "targets", "kept")  # of each sample, where it is asked for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.kernel.cohort import Cohort
 
-AT_ONCE = 256  # samples
+AT_ONCE = 64  # samples; what a client lacks of them is filled up
 
 
 def many_at_once(cohort: Cohort, split: str = "train") -> int:
