@@ -43,6 +43,12 @@ def width_for(samples: int) -> int:
     return max(NARROWEST, 1 << max(samples - 1, 0).bit_length())
 
 
+def even_batch(samples: int, most: int) -> int:
+    """Return the size of batches, at most so large, that so many samples fill evenly: the last is not half empty."""
+    batches = -(-samples // most)
+    return max(1, -(-samples // max(1, batches)))
+
+
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """Some clients in one round, with what they have: their samples, what they kept, and what they received.

@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.batch import Batch
-from atoll.kernel.cohort import Cohort
+from atoll.kernel.cohort import Cohort, even_batch
 from atoll.kernel.engine import Engine, Workbench
 from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
 from atoll.kernel.params import Params, Stack, Tree, widest
@@ -256,7 +256,7 @@ class Scoring:
         one, task = predictor_of(deployed), cohort.task
         # The largest client of all decides, not of a chunk, so every chunking sums in the same order.
         largest = max(1, task.largest[self.split])
-        batch_size = min(largest, LARGEST_BATCH)
+        batch_size = even_batch(largest, LARGEST_BATCH)
         start = Params.of(score=0.0, square=0.0, loss=0.0)
         if task.one_class_each:
             start = start | Params.of(bins=torch.zeros(3, BINS))
@@ -309,7 +309,7 @@ def list_known(cohort: Cohort) -> Stack:
     assert facts.classes is not None
     known = cohort.stacked(Params.of(item=torch.zeros(facts.classes, dtype=facts.network.dtype)))
     for split in ("train", "val"):
-        size = min(max(1, facts.largest[split]), LARGEST_BATCH)
+        size = even_batch(facts.largest[split], LARGEST_BATCH)
         known = cohort.scan(_note_items, known, split=split, batch_size=size, shuffle=False, train=False)
     return known
 

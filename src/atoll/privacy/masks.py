@@ -33,8 +33,10 @@ https://eprint.iacr.org/2020/704
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -317,8 +319,9 @@ def sum_masked(
         clients[who].take_shares({other: sealed[other][who] for other in near[who]})
     count = len(next(iter(inputs.values())))
     total = np.zeros(count, dtype=np.uint32)
-    for who, words in inputs.items():
-        total += clients[who].mask(words)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # integers add up to the same in any order
+        for masked in pool.map(lambda who: clients[who].mask(inputs[who]), inputs):
+            total += masked
     missing = [who for who in everybody if who not in inputs]
     answers = {who: clients[who].help_unmask(inputs, missing) for who in inputs if who in helpers}
     return total - masks_left(answers, keys, inputs, missing, round, count, around, threshold)

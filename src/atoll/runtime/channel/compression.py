@@ -101,8 +101,11 @@ class TopK(Compression):
 
     def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
         """Return the largest numbers; of equal ones those that come first."""
-        count = math.ceil(self.share * form.size)
-        index = rows.abs().argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
+        count, sizes = math.ceil(self.share * form.size), rows.abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        least = sizes.topk(count, dim=1).values[:, -1:]
+        above, equal = sizes > least, sizes == least
+        chosen = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
+        index = chosen.nonzero()[:, 1].reshape(len(rows), count)
         return {"values": rows.gather(1, index), "index": index.to(torch.int32)}, {}
 
     def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:

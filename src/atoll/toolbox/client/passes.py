@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from atoll.kernel.cohort import Cohort
+from atoll.kernel.cohort import Cohort, even_batch
 
 AT_ONCE = 64  # samples; what a client lacks of them is filled up
 
 
 def many_at_once(cohort: Cohort, split: str = "train") -> int:
     """Return how many samples of a split to look at together: all that a client has, if they are not too many."""
-    return max(1, min(cohort.task.largest[split], AT_ONCE))
+    return even_batch(cohort.task.largest[split], AT_ONCE)
