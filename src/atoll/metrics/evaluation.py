@@ -404,7 +404,7 @@ def _score_step(
     model, beside, known = given
     outputs, measure = answer(model, beside, batch), measure_of(metric, batch.network)
     if known:  # they are no candidates; one that is asked for is, though clients know it after validation
-        asked = torch.nn.functional.one_hot(batch.y, outputs.shape[1]) > 0
+        asked = batch.y[:, None] == torch.arange(outputs.shape[1], device=batch.y.device)  # `one_hot` cannot be traced
         outputs = torch.where((known["item"] > 0) & ~asked, -torch.inf, outputs)
     # Where the measure is no mean, the score that the task has by itself stands for single samples.
     score = (measure.per_sample or batch.network.score)(outputs, batch.y)

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 import pytest
 import samples
 import torch
+from ratings import make_ratings
 from samples import Sloped
 
+from atoll import Recipe
+from atoll.algorithms import list_methods
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.federation import federate
@@ -249,3 +252,13 @@ def test_a_traced_program_has_no_view_that_leads_back_to_where_it_began():
     assert torch.equal(graph(x, y), expected)
     assert torch.equal(y, written)
     assert [str(node.target) for node in graph.graph.nodes if node.target in VIEWS] == ["aten.transpose.int"] * 2
+
+
+@pytest.mark.parametrize("name", [name for name, method in list_methods().items() if method.items_by] + ["knn-per"])
+def test_answers_of_a_methods_own_can_be_traced(name, monkeypatch, caplog):
+    """Evaluation that stays eager is slow, and its warning says nothing to a user."""
+    monkeypatch.setitem(WORTHWHILE_CALLS, "traced", 0)
+    own = list_methods()[name].items_by
+    task = make_ratings(model=own) if own else Recipe("digits", clients=3, samples=120, model="mlp:8").build()
+    federate(task, name, rounds=1, engine=LocalEngine(compile=False), progress=False)
+    assert "stays eager" not in caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.kernel.batch import Batch
@@ -59,5 +58,5 @@ def say_neighbours(store: Params | Any, features: Tensor, *, count: int, scale: 
     closeness, places = closeness.topk(min(count, closeness.shape[1]), dim=1)
     empty = ~store["taken"].any()
     weights = torch.where(empty, 0, closeness).softmax(1)
-    votes = F.one_hot(store["labels"][places], classes).to(weights.dtype)
+    votes = (store["labels"][places][..., None] == torch.arange(classes, device=places.device)).to(weights.dtype)
     return torch.where(empty, 1 / classes, (weights[..., None] * votes).sum(1))
