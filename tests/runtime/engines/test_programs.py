@@ -260,5 +260,5 @@ def test_answers_of_a_methods_own_can_be_traced(name, monkeypatch, caplog):
     monkeypatch.setitem(WORTHWHILE_CALLS, "traced", 0)
     own = list_methods()[name].items_by
     task = make_ratings(model=own) if own else Recipe("digits", clients=3, samples=120, model="mlp:8").build()
-    federate(task, name, rounds=1, engine=LocalEngine(compile=False), progress=False)
+    federate(task, name, rounds=1, engine=LocalEngine(strategy="loop traced"), progress=False)
     assert "stays eager" not in caplog.text
