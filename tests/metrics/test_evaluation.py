@@ -15,6 +15,8 @@ from atoll.kernel.params import Stack
 from atoll.metrics import calibration, evaluation
 from atoll.metrics.evaluation import ClientScores, evaluate, evaluate_central
 from atoll.models import MLP
+from atoll.runtime.engines import scan
+from atoll.runtime.engines.programs import WORTHWHILE_CALLS
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 
@@ -46,6 +48,16 @@ def forward(report, client, split="test"):
 
 
 # -- every sample ------------------------------------------------------------------------------------------------------
+
+
+def test_lanes_that_have_nothing_left_to_do_write_nowhere(report, monkeypatch, caplog):
+    """A client with few batches ends before the others, and its lane repeats its last step."""
+    monkeypatch.setattr(evaluation, "LARGEST_BATCH", 3)
+    monkeypatch.setitem(WORTHWHILE_CALLS, "traced", 0)
+    monkeypatch.setattr(scan, "choose_width", lambda clients, evenness: clients)
+    found, alone = scored(report, "whole traced")["test"], scored(report, "loop eager")["test"]
+    assert "one client at a time" not in caplog.text
+    np.testing.assert_array_equal(found.each, alone.each)
 
 
 @pytest.mark.parametrize("largest", [3, 256])

@@ -418,7 +418,9 @@ def _score_step(
         confidence, right = outputs.softmax(1).amax(1), (outputs.argmax(1) == batch.y).to(outputs.dtype)
         after["bins"] = carry["bins"] + bins(confidence, right, BINS, weight=batch.mask)
     if "seen" in carry:  # places past a client's last sample hold what nothing reads
-        place = carry["seen"].long() + torch.arange(len(score), device=score.device)
+        kept = [name for name in KEPT if name in carry]
+        last = len(carry[kept[0]]) - 1  # a lane that has nothing left to do repeats its last step
+        place = (carry["seen"].long() + torch.arange(len(score), device=score.device)).clamp(max=last)
         after["seen"] = carry["seen"] + len(score)
         targets = batch.y.reshape(len(score), -1)
         found = {
@@ -427,7 +429,7 @@ def _score_step(
             "targets": lambda: targets,
             "kept": lambda: measure.keep(outputs, targets) if measure.keep else targets,
         }
-        for name in (name for name in KEPT if name in carry):
+        for name in kept:
             rows, values = carry[name], found[name]().to(carry[name].dtype)
             after[name] = rows.scatter(0, place[:, None].expand(-1, rows.shape[1]), values)
     return Params(after, carry.layout)
