@@ -193,7 +193,10 @@ of `fedamp` and `mocha` work with the models of all clients. `fedgen`'s server t
 round, each counted as one; on a CPU it took about 0.7 of the time of a client's. `pfedhn`'s server has a hundred
 weights for every one of the model. Gradients of `fedala` are partly those of two tensors, those of `fedgen-local`
 mostly those of a small generator, and cost less than one of the whole network; `fedrod` takes two gradients in one
-pass. `fedcr` trains one more layer, from 512 to 512 features, and its head on 18 noisy copies of every sample, 92,160
+pass. `mtfl-adam` takes Adam's steps, eight passes over all weights in each, where SGD takes one. `ccvr` describes every
+class by the covariance of 512 features, 1.3 million numbers of a client, and its server draws 5,000 features and trains
+a head on them in every round; none of it is counted. The models of `fml` answer for each other, which is counted.
+`fedcr` trains one more layer, from 512 to 512 features, and its head on 18 noisy copies of every sample, 92,160
 normal numbers in a step, which the count of gradients does not show.
 
 **Short runs on the H200.** Six rounds of this task take a fraction of a second on a GPU, so the engine builds no
