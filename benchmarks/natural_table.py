@@ -211,8 +211,8 @@ COMMENT = """\
 - **One model for all harms some:** FedAvg has 4 harmed persons by bout and 7 by time, as many as it helps there, and by
   time its worst tenth is 20 points below training alone.
 - **What is personal after FedAvg does best in both splits:** fine-tuning (`fedavg-ft`) and neighbours (`knn-per`) gain
-  16.3 and 14.7 by bout, 7.1 and 9.1 by time, with 1 or 2 harmed persons of 30; they are not told apart. `fedrep` is with
-  them by time (+7.6, fewest harmed) and not by bout (+8.3).
+  16.3 and 14.7 by bout, 7.1 and 9.1 by time, with 1 or 2 harmed persons of 30; they are not told apart. `fedrep` is
+  with them by time (+7.6, fewest harmed) and not by bout (+8.3).
 - **Personal heads alone are not the best here:** FedPer is 10 points below fine-tuning by bout.
 - **Small clients gain no less than large ones:** persons have 284 to 413 windows, so sizes differ little.
 
