@@ -33,7 +33,8 @@ def adam(
     """Return the values and what Adam remembers after one step along g; weight decay is added to the gradient."""
     g = g.moved(w.only(g), weight_decay) if weight_decay else g
     steps = past.steps + 1
-    first, second = (-torch.expm1(steps * math.log(part)) for part in (decay, DECAY_OF_SQUARES))  # 1 - part^steps
+    done = steps.to(next((leaf.dtype for leaf in g.values()), steps.dtype))  # as exact as what is divided by it
+    first, second = (-torch.expm1(done * math.log(part)) for part in (decay, DECAY_OF_SQUARES))  # 1 - part^steps
     scale = first / second.sqrt()
     mean, square, along = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
     for name, leaf in g.items():  # in few passes: with small batches these take as long as the gradient
