@@ -147,7 +147,15 @@ def test_a_site_takes_no_other_ring_than_its_own(tmp_path):
     def choose(relay):  # the ring is of those whose keys are given: everybody's neighbours are the same ones
         relay["ring"] = relay["clients"]
 
+    def repeat(relay):  # a ring that looks larger than it is
+        relay["ring"] = torch.cat([relay["ring"], relay["ring"][:1]])
+
+    def invent(relay):  # a client that nobody is
+        relay["ring"] = torch.cat([relay["ring"], relay["ring"].new_tensor([99])])
+
     for change, said in (
+        (repeat, "clients of the federation, each once"),
+        (invent, "clients of the federation, each once"),
         (shrink, "all its neighbours must be there"),
         (choose, "at least 8 clients must be in a round"),
     ):

@@ -36,7 +36,7 @@ TASK, OWN, STEPS, ROUNDS, PROTECTION, ENGINE, TRACKING = (
 COMPRESS = option("How messages become lean: topk:P, randk:P, qsgd:BITS, sign, lowrank:R.", **PROTECTION)
 AGGREGATE = option("How replies become one: mean, or a rule: nnm+trimmed; see `atoll list rules`.", **PROTECTION)
 DP_AT_SITES = option("What is promised about a client: client:epsilon=4,clip=1; or local:epsilon=50.", **PROTECTION)
-FEW_MASKS = "masks:neighbours=20 (faster; 15 of a client's 20 neighbours who help the server uncover it)"
+FEW_MASKS = "masks:neighbours=20 (faster; 15 of a client's 20 neighbours can uncover it, fewer if others are gone)"
 SECURE_AT_SITES = option(f"What the server reads: all (none), or only sums: masks, {FEW_MASKS}.", **PROTECTION)
 TOGETHER = option("Run side by side what need not wait: lanes of a GPU, workers of a cluster; there the default.")
 

@@ -61,8 +61,9 @@ def _list_protection(settings: Settings) -> list[str]:
         near = secure.neighbours + 1
         stay = default_threshold(near)
         found.append(
-            f"Each client has masks with {near - 1} others: {stay} of these who help the server uncover it, and a "
-            f"round in which more than {near - stay} of such a neighbourhood of {near} drop out has no sum."
+            f"Each client has masks with {near - 1} others: {stay} of these who help the server uncover it, or "
+            f"{stay - 1} if the others drop out, and a round in which more than {near - stay} of such a neighbourhood "
+            f"of {near} drop out has no sum."
         )
     if isinstance(settings.privacy, ClientPrivacy):
         found.append("The server is trusted with the noise: it reads every message before it adds any.")

@@ -195,8 +195,9 @@ class Secrets(Record):
 class SiteMasks:
     """A site in the protocol. Each step is done once, in order, and only for the job that asked first."""
 
-    def __init__(self, folder: Path, seed: int = 0, neighbours: int = 0) -> None:
+    def __init__(self, folder: Path, *, seed: int, neighbours: int, clients: int) -> None:
         self._path, self._seed, self._neighbours = folder / "masks.json", seed, neighbours
+        self._everybody = clients  # how many there are in the federation
 
     def answer(self, message: Message, step: Step, clients: Sequence[int], relay: Tree) -> Tree:
         """Do a step without work: return keys, sealed shares, or shares that unmask the sum."""
@@ -249,6 +250,8 @@ class SiteMasks:
         keys, ring = read_keys(relay), read_ring(relay)
         if max(len(keys), len(ring)) > 100_000:
             raise message.refuse("it names too many clients")
+        if len({*ring}) < len(ring) or not all(0 <= who < self._everybody for who in (*ring, *keys)):
+            raise message.refuse("it must name clients of the federation, each once")
         if len(ring or keys) < secrets.threshold:
             raise message.refuse(f"at least {secrets.threshold} clients must be in a round. {len(ring or keys)} are")
         public = {str(who): (a + b).hex() for who, (a, b) in keys.items()}

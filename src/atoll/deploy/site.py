@@ -71,7 +71,7 @@ class Received:
 
     def masks(self, folder: Path) -> SiteMasks:
         """Return the site's part in a sum under masks, of which it remembers in the folder."""
-        return SiteMasks(folder, self.terms.seed, self.order.neighbours)
+        return SiteMasks(folder, seed=self.terms.seed, neighbours=self.order.neighbours, clients=self.terms.clients)
 
     @property
     def measure(self) -> str:

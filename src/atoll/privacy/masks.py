@@ -33,7 +33,6 @@ https://eprint.iacr.org/2020/704
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +46,7 @@ from numpy.typing import NDArray
 from atoll.kernel.errors import PrivacyError, SumLost
 from atoll.kernel.randomness import generator
 from atoll.runtime.channel.ledger import Direction
+from atoll.runtime.cores import count_cores
 
 PRIME = 2**256 + 297  # shares live in this field
 LEAST_CLIENTS = 3
@@ -201,7 +201,7 @@ class MaskingClient:
         return {other: self._seal(other, seeds[other], masks[other]) for other in keys if other != self.number}
 
     def _channel(self, other: int) -> bytes:
-        """Return the key of all that two clients send each other, which both need twice."""
+        """Return the key of all that two clients send each other, with which shares are sealed and opened."""
         if other not in self._channels:
             _, _, x25519, *_ = _library()
             public = x25519.X25519PublicKey.from_public_bytes(self._keys[other][0])
@@ -319,7 +319,7 @@ def sum_masked(
         clients[who].take_shares({other: sealed[other][who] for other in near[who]})
     count = len(next(iter(inputs.values())))
     total = np.zeros(count, dtype=np.uint32)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # integers add up to the same in any order
+    with ThreadPoolExecutor(count_cores()) as pool:  # integers add up to the same in any order
         for masked in pool.map(lambda who: clients[who].mask(inputs[who]), inputs):
             total += masked
     missing = [who for who in everybody if who not in inputs]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import re
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from atoll.data.task import Task
 from atoll.kernel.errors import AtollError, EngineError
 from atoll.kernel.job import Done, Job, Lost
 from atoll.kernel.network import Precision
+from atoll.runtime.cores import count_cores
 from atoll.runtime.engines.measuring import limit_cores, one_thread_each
 from atoll.runtime.engines.parts import Part, parts_of, sort_by_size, work_of
 from atoll.runtime.engines.plan import NotVectorisable, Plan, arithmetic
@@ -96,7 +96,7 @@ class LocalEngine(Planner):
         self.spelled = self._parse_plan(words, precision, compile) if words else None
         self.compile, self.precision, self.dtype, self.timeout = compile, precision, dtype, timeout
         self.remember = remember
-        self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        self.threads = count_cores()
         self.programs = Programs()
         self.plans = {}
         self.together: Together | None = None  # while several runs share this engine

@@ -271,7 +271,9 @@ class Planner:
         chosen = ranked[:1]
         if self.device.type == "cuda":  # the compiler makes more of columns, so they are tried even if they are slower
             chosen += [one for one in ranked[1:] if one.plan == replace(ranked[0].plan, columns=True)]
-        elif self.strategy == "auto" and (ranked[0].plan.vectorised or not _convolves(part.task)):
+        elif self.strategy == "auto" and (
+            ranked[0].plan.vectorised or (not _convolves(part.task) and any(one.plan.vectorised for one in ranked))
+        ):
             # Compiled steps are bound by memory, so a chunk that fits the cache may win, or one per core; also where
             # steps that write everything to memory are faster alone.
             size = min(part.usual, 10)

@@ -8,5 +8,5 @@ AT_ONCE = 64  # samples; what a client lacks of them is filled up
 
 
 def many_at_once(cohort: Cohort, split: str = "train") -> int:
-    """Return how many samples of a split to look at together: all that a client has, if they are not too many."""
+    """Return how many samples of a split to look at together: all that a client has, or an even part of too many."""
     return even_batch(cohort.task.largest[split], AT_ONCE)

@@ -41,7 +41,7 @@ def adam(
         mean[name] = torch.lerp(past.mean[name], leaf, 1 - decay)
         square[name] = torch.addcmul(past.square[name] * DECAY_OF_SQUARES, leaf, leaf, value=1 - DECAY_OF_SQUARES)
         along[name] = mean[name] / (square[name].sqrt() * scale + first * TINY)  # both divided by what is missing yet
-    found = Past(Params(mean, past.mean.layout), Params(square, past.square.layout), steps)
+    found = Past(past.mean | Params(mean), past.square | Params(square), steps)
     return w.moved(Params(along, g.layout), -lr), found
 
 
