@@ -17,7 +17,6 @@ from atoll.deploy.masking import require_hidden
 from atoll.deploy.showing import describe
 from atoll.deploy.terms import Place, Terms
 from atoll.kernel.errors import DeployError, RefusedError
-from atoll.kernel.params import flatten
 from atoll.privacy.masks import neighbours_of
 from atoll.records.configuration import Settings
 from atoll.testing.conformance.tasks import build_task
@@ -90,30 +89,6 @@ def test_sites_may_drop_out_in_every_phase(tmp_path, phase, lost):
         asked = {name for name, _, _ in carrier.arrived}
         assert PHASES[3] not in asked or phase == PHASES[3]  # no share is asked for that would remove masks
         assert same(report.server, create("fedavg").start(sites.task.public_facts(0)))
-
-
-def test_the_ledger_counts_the_bytes_that_travel(tmp_path):
-    """With one client at each site, keys and shares in messages have as many bytes as the ledger says."""
-    sites = rehearse(tmp_path, rounds=1, groups=tuple((k,) for k in range(11)))
-
-    class Counting(Overhearing):
-        down = 0
-
-        def exchange(self, jobs, exchange):
-            relay = envelopes.read(jobs["site-0"]).tree(None)["relay"]
-            self.down += sum(leaf.nbytes for leaf in flatten(relay)[0])
-            yield from super().exchange(jobs, exchange)
-
-    ears = Counting(sites.sites)
-    report = sites.run(create("fedavg"), transport=ears, secure=WORDS, evaluation="none")
-    up = sum(
-        leaf.nbytes
-        for phase, site, reply in ears.arrived
-        if site == "site-0" and phase != "local"
-        for leaf in flatten(envelopes.read(reply).tree(None))[0]
-    )
-    counted = {entry.direction: entry.bytes for entry in report.ledger.entries if entry.field == "keys"}
-    assert counted == {"up": up, "down": ears.down}
 
 
 def test_a_site_takes_no_other_ring_than_its_own(tmp_path):

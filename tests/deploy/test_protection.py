@@ -315,7 +315,8 @@ def test_few_sites_cannot_hide_in_a_sum(tmp_path):
         require_hidden(Terms(name="x", clients=9, sites=places, rounds=1, training={}))
 
 
-def test_the_ledger_counts_the_bytes_that_travel(tmp_path):
+@pytest.mark.parametrize("words", ["masks", "masks:neighbours=4"])
+def test_the_ledger_counts_the_bytes_that_travel(tmp_path, words):
     """With one client at each site, keys and shares in messages have as many bytes as the ledger says."""
     sites = Rehearsal(tmp_path, rounds=1, groups=tuple((k,) for k in range(6)))
 
@@ -328,7 +329,7 @@ def test_the_ledger_counts_the_bytes_that_travel(tmp_path):
             yield from super().exchange(jobs, exchange)
 
     ears = Counting(sites.sites)
-    report = sites.run(create("fedavg"), transport=ears, secure="masks", evaluation="none")
+    report = sites.run(create("fedavg"), transport=ears, secure=words, evaluation="none")
     up = sum(
         leaf.nbytes
         for phase, site, reply in ears.arrived

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from atoll.kernel.cohort import even_batch
 from atoll.kernel.errors import CohortError
 from atoll.kernel.params import Params, Stack, spread
 from atoll.runtime.engines.plan import Plan
@@ -163,3 +164,8 @@ def test_weights_by_samples_by_batches_and_alike(make_task, make_cohort):
     assert cohort.weights("batches").tolist() == [-(-int(one) // size) for one in samples]
     assert cohort.weights("batches").tolist() != samples.tolist()
     assert set(cohort.weights("uniform").tolist()) == {1.0}
+
+
+@pytest.mark.parametrize(("samples", "size"), [(0, 1), (1, 1), (32, 32), (33, 17), (80, 27), (1000, 32)])
+def test_batches_are_even_and_not_too_large(samples, size):
+    assert even_batch(samples, 32) == size

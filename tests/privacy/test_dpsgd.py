@@ -97,6 +97,8 @@ def test_the_noise_has_the_size_it_says(make_task):
     moved = federate(task, "fedavg+dpsgd:sample_clip=1e-4,noise=1000", **more).server - task.network.initial
     numbers = torch.cat([leaf.flatten() for leaf in moved.values()])
     assert numbers.std().item() == pytest.approx(1e-4 * 1000 / 4 / 30**0.5, rel=0.25)  # the mean of 30 clients
+    weight, bias = moved["weight"].flatten(), moved["bias"]
+    assert (weight[: len(bias)] - bias).abs().max() > 1e-3  # what one leaf shows of its noise says nothing of another's
 
 
 def test_the_report_says_what_samples_cost(make_task):

@@ -108,19 +108,22 @@ def test_fewer_shares_than_needed_tell_nothing():
     assert join_shares({who: shares[who] for who in (4, 0)}) != 12345
 
 
+def require_noise(client):
+    """What a client sends in place of zeros: even in its highest bits, and unlike a count."""
+    masked = client.mask(np.zeros(200_000, dtype=np.uint32))
+    top, expected = np.bincount(masked >> 24, minlength=256), len(masked) / 256
+    assert ((top - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5
+    counting = np.arange(len(masked)) % 1000
+    assert abs(np.corrcoef(masked.astype(float), counting)[0, 1]) < 5 / len(masked) ** 0.5
+
+
 def test_a_masked_input_looks_like_noise():
     clients = {who: MaskingClient(who, 0, 3) for who in range(4)}
     keys = {who: one.publish_keys() for who, one in clients.items()}
     sealed = {who: one.send_shares(keys) for who, one in clients.items()}
     for who, one in clients.items():
         one.take_shares({other: sealed[other][who] for other in clients if other != who})
-    words = np.zeros(200_000, dtype=np.uint32)
-    masked = clients[1].mask(words)
-    top = np.bincount(masked >> 24, minlength=256)
-    expected = len(words) / 256
-    assert ((top - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5
-    counting = np.arange(200_000) % 1000
-    assert abs(np.corrcoef(masked.astype(float), counting)[0, 1]) < 5 / 200_000**0.5
+    require_noise(clients[1])
 
 
 def test_nobody_gives_both_shares_of_another():

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from privacy.test_masks import require_noise
 
 from atoll import LocalEngine, federate
 from atoll.algorithms import Ditto, FedAvg
@@ -224,13 +225,7 @@ def test_it_takes_t_neighbours_to_rebuild_a_clients_secrets():
 
 def test_an_input_under_masks_of_neighbours_looks_like_noise():
     clients, _ = agree(9, 4)
-    words = np.zeros(200_000, dtype=np.uint32)
-    masked = clients[1].mask(words)
-    top = np.bincount(masked >> 24, minlength=256)
-    expected = len(words) / 256
-    assert ((top - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5
-    counting = np.arange(200_000) % 1000
-    assert abs(np.corrcoef(masked.astype(float), counting)[0, 1]) < 5 / 200_000**0.5
+    require_noise(clients[1])
 
 
 def test_a_client_helps_only_if_enough_of_all_are_in_the_sum():

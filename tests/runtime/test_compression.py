@@ -48,6 +48,7 @@ def test_what_was_sent_and_what_is_remembered_add_up():
 
 def test_of_equal_numbers_the_first_ones_are_sent():
     assert send(TopK(0.5), torch.tensor([[1.0, -1.0, 1.0, 1.0]]))["w"].tolist() == [[1, -1, 0, 0]]
+    assert send(TopK(0.5), torch.tensor([[1.0, torch.nan, torch.inf, 2.0]]))["w"][0, [0, 3]].tolist() == [0, 0]
 
 
 def test_signs_keep_the_mean_size():

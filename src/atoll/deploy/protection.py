@@ -92,7 +92,7 @@ def require_for_sites(settings: Settings, method: Algorithm) -> None:
 
 def digest_protection(stages: Sequence[Stage], *, masked: bool, neighbours: int = 0) -> str:
     """Return what the protection of messages is known by."""
-    found = [write_stages(stages), masked, *([neighbours] if neighbours else [])]
+    found = [write_stages(stages), masked, *([neighbours] if neighbours else [])]  # without: as sites know it already
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 

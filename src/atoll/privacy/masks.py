@@ -13,7 +13,8 @@ With `neighbours` k the clients of a round stand in a ring, in an order that is 
 client has keys, shares and masks with the k/2 before it and the k/2 after it, and t is of these k + 1, itself included:
 work and messages grow with k instead of n. It promises less than masks with all others:
 
-- A client's input is uncovered by a server that t of its own k neighbours help: they hold shares of both its secrets.
+- A client's input is uncovered by a server that t of its own k neighbours help, who hold shares of both its secrets,
+  or t - 1 if all its other neighbours are gone: then the server knows the masks of all its pairs.
 - Inputs of some clients add up apart, to a sum that the server can read, where helpers of the server and drop-outs cut
   the ring around them: k/2 next to each other on either side. Fewer than k of both together cannot. A neighbourhood
   that loses more than k + 1 - t has no sum, so drop-outs alone cannot either, and it takes at least 2t - k - 2 helpers.
