@@ -8,9 +8,9 @@ import torch
 from samples import own
 
 from atoll import Batch, Cohort, Task
-from atoll.algorithms.ccvr import CCVR
+from atoll.algorithms.ccvr import CCVR, renew
 from atoll.algorithms.fedavg import FedAvg
-from atoll.kernel.errors import ModelError
+from atoll.kernel.errors import CohortError, ModelError, PayloadError
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Params
 from atoll.models import BodyAndHead
@@ -75,3 +75,41 @@ def test_a_head_of_two_layers_is_refused(make_task: Callable[..., Task]) -> None
 
     with pytest.raises(ModelError, match="CCVR must be given a network whose head is one linear layer with a bias"):
         play(make_task(network), CCVR())
+
+
+def test_a_head_calibrated_once_is_that_of_the_last_round(task: Task) -> None:
+    """catches: moments that travel before anybody needs them, and clients that go on from a calibrated head."""
+    once, always = play(task, CCVR(rounds_before=2), rounds=3), play(task, CCVR(), rounds=3)
+    assert all(torch.equal(once.server.deployed[name], leaf) for name, leaf in always.server.deployed.items())
+    weights = play(task, FedAvg(), rounds=3).bytes["up", "statistic"]  # they travel in every round
+    assert 0 < 3 * (once.bytes["up", "statistic"] - weights) == always.bytes["up", "statistic"] - weights
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "krum:0"])
+def test_late_replies_of_the_rounds_before_bring_no_moments(task: Task, aggregate: str) -> None:
+    report = play(task, CCVR(rounds_before=1), rounds=4, late=0.5, delay=1, seed=1, aggregate=aggregate)
+    found = report.server.gaussians["covariance"]
+    assert float(found.abs().sum()) > 0
+    assert float(torch.linalg.eigvalsh(found).min()) > -1e-12
+    assert not any(torch.equal(report.server.deployed[name], leaf) for name, leaf in report.server.w.items())
+
+
+def test_a_late_reply_without_moments_does_not_change_those_of_others() -> None:
+    """catches: a mean of features that is too small, because some replies count and bring none."""
+    share, mean = torch.tensor([0.5, 0.5]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    moments = Params.of(share=share, sum=share[:, None] * mean, square=torch.ones(2, 3))
+    none = Params.of(share=torch.zeros(2), mean=torch.zeros(2, 2), covariance=torch.zeros(2, 2, 2))
+    torch.testing.assert_close(renew(none, moments * 0.25)["mean"], mean)
+    torch.testing.assert_close(renew(none, moments * 0.25)["covariance"], renew(none, moments)["covariance"])
+
+
+def test_products_that_are_no_sums_over_samples_are_refused(make_task: Callable[..., Task]) -> None:
+    """Medians of products, entry by entry, are no covariances."""
+    task = make_task(sizes=(2, 3, 4, 5, 6), dtype=torch.float64)
+    with pytest.raises(PayloadError, match=r"negative variances: those of classes \d"):
+        play(task, CCVR(shrinkage=1e-9), rounds=2, aggregate="median")
+
+
+def test_there_must_be_a_round_that_calibrates(task: Task) -> None:
+    with pytest.raises(CohortError, match="`rounds` must be at least 4"):
+        play(task, CCVR(rounds_before=3), rounds=3)

@@ -6,8 +6,9 @@
 
 Heads suffer most from classes that clients do not have in common; on drawn features all classes are in one place, as
 many of each. Sums suffice, so the Gaussians are the same however samples are dealt to clients. The features are those
-of the received w: what is deployed after T rounds is the average of T - 1 rounds, calibrated. With ``draws = 0``
-nothing is calibrated, and this is `fedavg`.
+of the received w: what is deployed after T rounds is the average of T - 1 rounds, calibrated. The first
+`rounds_before` rounds are plain averaging; with T - 1 of them the head is calibrated once, as in the paper. With
+``draws = 0`` nothing is calibrated, and this is `fedavg`.
 
 Reference: Luo, Chen, Hu, Zhang, Liang, Feng. "No Fear of Heterogeneity: Classifier Calibration for Federated Learning
 with Non-IID Data." NeurIPS 2021, Algorithm 1. https://arxiv.org/abs/2106.05001
@@ -29,11 +30,13 @@ from atoll.kernel.algorithm import (
     Predictor,
     Range,
     Replies,
+    Rounds,
     Update,
 )
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
+from atoll.kernel.errors import PayloadError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts, Training
@@ -62,6 +65,7 @@ class CCVR(Algorithm):
     """One shared model for all clients, whose head is trained anew on drawn features."""
 
     epochs: Epochs = 1  # E: local epochs per round
+    rounds_before: Rounds = 0  # rounds of plain averaging before the first that calibrates
     draws: Natural = 500  # features of each class; 0: the head of the average stays as it is
     shrinkage: Annotated[float, Range(0, 1, open_low=True)] = 0.01  # share of S_c that is its mean variance times I
     server_epochs: Epochs = 10  # passes over the drawn features
@@ -71,6 +75,11 @@ class CCVR(Algorithm):
     sends: ClassVar[dict[str, str]] = {"delta": "model", "moments": "statistic"}
     limits: ClassVar[Limits] = {"fedavg": {"draws": 0}}
     cites: ClassVar[str] = "luo2021no"
+
+    @property
+    def least_rounds(self) -> int:
+        """One that calibrates, after those that do not."""
+        return self.rounds_before + 1 if self.draws else 1
 
     def start(self, task: Facts) -> State:
         """Begin with nothing known of any class; raise unless the head is a linear layer."""
@@ -85,18 +94,19 @@ class CCVR(Algorithm):
         return server.w
 
     def local(self, w: Params, cohort: Cohort) -> Update:
-        """Train the average; describe the features of what was received, class by class."""
+        """Train the average; describe the features of what was received, class by class, if it is time."""
         w_k = sgd(cohort, start=w, epochs=self.epochs)
         send = {"delta": w_k - w}
-        if self.draws:
+        if self.draws and cohort.round >= self.rounds_before:
             send["moments"] = mean_products(cohort, w, feature_size(self, cohort.task))
         return Update(send=send, weight=cohort.weights("samples"))
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """Average; calibrate the head of what the clients had received."""
         w = server.w + replies.mean("delta")
-        if not self.draws:
+        if not replies.has("moments"):
             return State(w, w, server.gaussians)
+        # Late replies without moments make all sums smaller alike, and no mean or covariance.
         gaussians = renew(server.gaussians, replies.mean("moments"))
         head = self.calibrate(server.w, gaussians, replies.workbench)
         return State(w, server.w | head, gaussians)
@@ -122,7 +132,7 @@ def mean_products(cohort: Cohort, w: Params, size: int) -> Stack:
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(len(cohort), classes, *shape, dtype=torch.float64, device=cohort.device)
 
-    start = Stack.of(share=zeros(), sum=zeros(size), square=zeros(size * (size + 1) // 2))
+    start = Stack.of(share=zeros(), sum=zeros(size), square=zeros(size, size))
     sums: Stack = cohort.scan(
         _add, start, given=w, batch_size=many_at_once(cohort), shuffle=False, train=False, exact=True
     )
@@ -132,16 +142,17 @@ def mean_products(cohort: Cohort, w: Params, size: int) -> Stack:
 
 def _add(seen: Params, batch: Batch, w: Params) -> Params:
     z, same = batch.features(w).double(), membership(batch, len(seen["share"])).double()
-    squares = torch.einsum("nc,ni,nj->cij", same, z, z)
+    squares = (same[:, :, None] * z[:, None]).flatten(1).T @ z  # of all classes in one product
     return Params.of(
         share=seen["share"] + same.sum(0),
         sum=seen["sum"] + same.T @ z,
-        square=seen["square"] + triangle(squares),
+        square=seen["square"] + squares.reshape(same.shape[1], *z.shape[1:], -1),
     )
 
 
 def _divide(sums: Params) -> Params:
-    return sums * (1 / sums["share"].sum().clamp(min=1))
+    samples = sums["share"].sum().clamp(min=1)
+    return Params.of(share=sums["share"], sum=sums["sum"], square=triangle(sums["square"])) * (1 / samples)
 
 
 def renew(gaussians: Params, moments: Params) -> Params:
@@ -165,6 +176,13 @@ def draw_features(gaussians: Params, draws: int, shrinkage: float, bench: Workbe
     mean, covariance = gaussians["mean"][known], shrink(gaussians["covariance"][known], shrinkage)
     floor = ROUNDING * mean.square().mean(1)[:, None, None] * torch.eye(mean.shape[1]).to(mean)
     normal = bench.generator("features").standard_normal((len(known), draws, mean.shape[1]))
-    root = torch.linalg.cholesky(covariance + floor)  # and no eigenvectors, which jump from one rounding to another
+    root, failed = torch.linalg.cholesky_ex(covariance + floor)  # no eigenvectors: these jump with the rounding
+    if failed.any():
+        raise PayloadError(
+            "What CCVR's server has of products of features must be sums over samples. Here some covariances have "
+            f"negative variances: those of classes {', '.join(map(str, known[failed > 0].tolist()))}.",
+            hint="combine replies by the mean, or by a rule that weighs whole replies, such as `krum`; or raise "
+            "`shrinkage`.",
+        )
     drawn = mean[:, None] + torch.from_numpy(normal).to(mean) @ root.transpose(1, 2)
     return drawn.flatten(0, 1), known.repeat_interleave(draws)

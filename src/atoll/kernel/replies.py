@@ -128,6 +128,17 @@ class Replies:
             raise _no_field(name, self._means)
         return self._means[name]  # type: ignore[return-value]
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a mean of a field that clients send in some rounds only.
+
+        Late replies may lack it: they count as zeros in its mean. A rule needs it from everybody.
+        """
+        if self._kept is not None and self._rule is None:
+            return any(name in arrival.fields for arrival in self._kept)
+        if self._means is None:
+            self._means = self._stream()
+        return name in self._means
+
     def sum(self, name: str) -> Params:
         """Return the weighted sum of a field over clients; a late reply counts whole.
 

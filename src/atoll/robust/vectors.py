@@ -19,10 +19,10 @@ COLUMNS = 4096  # whose inner products are taken at once
 
 
 def stack_arrivals(arrivals: Sequence[Arrival]) -> dict[str, Stack]:
-    """Return the fields of all replies, a row per client."""
-    first = arrivals[0].fields
+    """Return the fields that all replies have, a row per client; late ones may lack what clients send by now."""
+    first = {name: field for name, field in arrivals[0].fields.items() if all(name in one.fields for one in arrivals)}
     if len(arrivals) == 1:
-        return dict(first)
+        return first
     return {
         name: Stack(
             {leaf: torch.cat([one.fields[name][leaf] for one in arrivals]) for leaf in first[name]}, first[name].layout

@@ -35,14 +35,14 @@ def adam(
     steps = past.steps + 1
     done = steps.to(next((leaf.dtype for leaf in g.values()), steps.dtype))  # as exact as what is divided by it
     first, second = (-torch.expm1(done * math.log(part)) for part in (decay, DECAY_OF_SQUARES))  # 1 - part^steps
-    scale = first / second.sqrt()
+    root = second.sqrt()
     mean, square, along = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
     for name, leaf in g.items():  # in few passes: with small batches these take as long as the gradient
         mean[name] = torch.lerp(past.mean[name], leaf, 1 - decay)
         square[name] = torch.addcmul(past.square[name] * DECAY_OF_SQUARES, leaf, leaf, value=1 - DECAY_OF_SQUARES)
-        along[name] = mean[name] / (square[name].sqrt() * scale + first * TINY)  # both divided by what is missing yet
+        along[name] = mean[name] / (square[name].sqrt() + root * TINY)
     found = Past(past.mean | Params(mean), past.square | Params(square), steps)
-    return w.moved(Params(along, g.layout), -lr), found
+    return w.moved(Params(along, g.layout), -lr * root / first), found  # corrected in the step: fewer passes
 
 
 def annealed_share(steps: Tensor, total: int) -> Tensor:
