@@ -7,7 +7,7 @@ import pytest
 import torch
 from samples import own
 
-from atoll import Batch, Cohort, Task
+from atoll import Batch, Cohort, Task, federate
 from atoll.algorithms.ccvr import CCVR, renew
 from atoll.algorithms.fedavg import FedAvg
 from atoll.kernel.errors import CohortError, ModelError, PayloadError
@@ -96,7 +96,8 @@ def test_late_replies_of_the_rounds_before_bring_no_moments(task: Task, aggregat
 
 def test_a_late_reply_without_moments_does_not_change_those_of_others() -> None:
     """catches: a mean of features that is too small, because some replies count and bring none."""
-    share, mean = torch.tensor([0.5, 0.5]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    share = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    mean = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
     moments = Params.of(share=share, sum=share[:, None] * mean, square=torch.ones(2, 3))
     none = Params.of(share=torch.zeros(2), mean=torch.zeros(2, 2), covariance=torch.zeros(2, 2, 2))
     torch.testing.assert_close(renew(none, moments * 0.25)["mean"], mean)
@@ -113,3 +114,11 @@ def test_products_that_are_no_sums_over_samples_are_refused(make_task: Callable[
 def test_there_must_be_a_round_that_calibrates(task: Task) -> None:
     with pytest.raises(CohortError, match="`rounds` must be at least 4"):
         play(task, CCVR(rounds_before=3), rounds=3)
+
+
+def test_rounding_of_float32_products_is_no_negative_variance(make_task: Callable[..., Task]) -> None:
+    """catches: features far from 0 that hardly vary, whose products lose the variance when they are rounded."""
+    task = make_task(sizes=(6, 5), shape=(64,))
+    shifted = replace(task, x=100 + 1e-4 * task.x)
+    server = federate(shifted, CCVR(shrinkage=1e-9), rounds=2, evaluation="none").server
+    assert all(leaf.isfinite().all() for leaf in server.deployed.values())

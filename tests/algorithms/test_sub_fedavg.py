@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from atoll import Task
-from atoll.algorithms.sub_fedavg import Decision, SubFedAvg, kept_gradient, masked, prune_smallest
+from atoll.algorithms.sub_fedavg import SubFedAvg, kept_gradient
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Variant
@@ -13,6 +13,7 @@ from atoll.kernel.params import Params, Stack
 from atoll.kernel.replies import Arrival, Replies
 from atoll.testing.conformance import personal_models, play
 from atoll.testing.conformance.tasks import build_task
+from atoll.toolbox.client.pruning import Decision, masked, prune_least
 
 
 def weights_of(model: Params) -> dict[str, torch.Tensor]:
@@ -27,9 +28,11 @@ def pruned(model: Params) -> float:
 def test_the_smallest_of_what_is_kept_are_pruned() -> None:
     w = Params.of(layer=torch.tensor([[5.0, -1.0, 0.5], [2.0, -3.0, 0.1]]))
     mask = Params.of(layer=torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]))  # 0.1 is pruned already
-    after = prune_smallest(mask, w, Decision(torch.tensor(True)), share=0.5)  # two of five
+    sizes = w.map(torch.abs)
+    after = prune_least(mask, sizes, Decision(torch.tensor(True)), share=0.5)  # two of five
     assert after["layer"].tolist() == [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
-    assert prune_smallest(mask, w, Decision(torch.tensor(False)), share=0.5)["layer"].tolist() == mask["layer"].tolist()
+    same = prune_least(mask, sizes, Decision(torch.tensor(False)), share=0.5)
+    assert same["layer"].tolist() == mask["layer"].tolist()
 
 
 def test_a_weight_is_averaged_over_those_who_keep_it() -> None:

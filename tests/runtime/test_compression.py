@@ -19,11 +19,10 @@ from atoll.runtime.channel.compression import (
     Quantised,
     Signs,
     TopK,
-    from_bits,
     parse_compression,
-    to_bits,
 )
 from atoll.runtime.memory import RamMemory
+from atoll.toolbox.bits import from_bits, to_bits
 
 WORDS = ["topk:0.3", "randk:0.5", "qsgd:8", "qsgd:4", "qsgd:2", "sign", "lowrank:1"]
 

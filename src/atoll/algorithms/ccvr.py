@@ -48,7 +48,7 @@ from atoll.toolbox.server.heads import train_head
 from atoll.toolbox.server.triangles import shrink, symmetric, triangle
 
 MOMENTUM = 0.9  # of the server's steps
-ROUNDING = 1e-9  # of squares of means: a class of one sample has no variance but that
+LEAST = 1e-9  # variance in squares of means: a class of one sample has no other
 
 
 @record
@@ -130,7 +130,7 @@ def mean_products(cohort: Cohort, w: Params, size: int) -> Stack:
     assert classes is not None
 
     def zeros(*shape: int) -> Tensor:
-        return torch.zeros(len(cohort), classes, *shape, dtype=torch.float64, device=cohort.device)
+        return torch.zeros(len(cohort), classes, *shape, dtype=cohort.initial_dtype, device=cohort.device)
 
     start = Stack.of(share=zeros(), sum=zeros(size), square=zeros(size, size))
     sums: Stack = cohort.scan(
@@ -141,7 +141,8 @@ def mean_products(cohort: Cohort, w: Params, size: int) -> Stack:
 
 
 def _add(seen: Params, batch: Batch, w: Params) -> Params:
-    z, same = batch.features(w).double(), membership(batch, len(seen["share"])).double()
+    z = batch.features(w).to(seen["sum"])
+    same = membership(batch, len(seen["share"])).to(z)
     squares = (same[:, :, None] * z[:, None]).flatten(1).T @ z  # of all classes in one product
     return Params.of(
         share=seen["share"] + same.sum(0),
@@ -157,11 +158,11 @@ def _divide(sums: Params) -> Params:
 
 def renew(gaussians: Params, moments: Params) -> Params:
     """Return the Gaussians of classes that somebody sent; a class that nobody sent stays as it was."""
-    share = moments["share"]
+    share = moments["share"].double()
     there = share > 0
     mean = moments["sum"] / torch.where(there, share, 1)[:, None]
-    square = symmetric(moments["square"]) / torch.where(there, share, 1)[:, None, None]
-    covariance = square - mean[:, :, None] * mean[:, None, :]
+    square = symmetric(moments["square"] / torch.where(there, share, 1)[:, None])
+    covariance = torch.baddbmm(square, mean[:, :, None], mean[:, None, :], alpha=-1)
     new = Params.of(share=share, mean=mean, covariance=covariance)
     keep = {
         name: torch.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), new[name], leaf)
@@ -174,9 +175,11 @@ def draw_features(gaussians: Params, draws: int, shrinkage: float, bench: Workbe
     """Draw as many features of each known class; return them, and their classes."""
     known = torch.nonzero(gaussians["share"] > 0)[:, 0]
     mean, covariance = gaussians["mean"][known], shrink(gaussians["covariance"][known], shrinkage)
-    floor = ROUNDING * mean.square().mean(1)[:, None, None] * torch.eye(mean.shape[1]).to(mean)
-    normal = bench.generator("features").standard_normal((len(known), draws, mean.shape[1]))
-    root, failed = torch.linalg.cholesky_ex(covariance + floor)  # no eigenvectors: these jump with the rounding
+    size = mean.shape[1]
+    least = max(LEAST, size * torch.finfo(bench.network.dtype).eps)  # products come in that type, and are rounded
+    covariance.diagonal(dim1=1, dim2=2).add_(least * mean.square().mean(1, keepdim=True))
+    normal = bench.generator("features").standard_normal((len(known), draws, size))
+    root, failed = torch.linalg.cholesky_ex(covariance)  # no eigenvectors: these jump with the rounding
     if failed.any():
         raise PayloadError(
             "What CCVR's server has of products of features must be sums over samples. Here some covariances have "
@@ -184,5 +187,5 @@ def draw_features(gaussians: Params, draws: int, shrinkage: float, bench: Workbe
             hint="combine replies by the mean, or by a rule that weighs whole replies, such as `krum`; or raise "
             "`shrinkage`.",
         )
-    drawn = mean[:, None] + torch.from_numpy(normal).to(mean) @ root.transpose(1, 2)
+    drawn = torch.baddbmm(mean[:, None], torch.from_numpy(normal).to(mean), root.transpose(1, 2))
     return drawn.flatten(0, 1), known.repeat_interleave(draws)

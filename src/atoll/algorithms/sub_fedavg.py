@@ -14,30 +14,20 @@ Heterogeneity." ICDCS Workshops 2021, Algorithm 1 (unstructured). https://arxiv.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Range, Replies, Search, Share, Update, Weighting
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.losses import scores_of
-
-P = TypeVar("P", Params, Stack)
-
-
-@record
-class Decision:
-    """Whether each client prunes."""
-
-    ready: Each
+from atoll.toolbox.client.pruning import Decision, layer_weights, masked, prune_least, pruned_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +60,8 @@ class SubFedAvg(Algorithm):
             good = scores_of(w_k, cohort, "val") >= self.least  # never, for a client without validation samples
             decision = Decision(good & (pruned_share(mask) < self.target))
             if decision.ready.any():  # sorting takes longer than an epoch of a small client
-                mask = cohort.map(partial(prune_smallest, share=self.prune), mask, w_k.only(mask), decision)
+                sizes = w_k.only(mask).map(torch.abs)
+                mask = cohort.map(partial(prune_least, share=self.prune), mask, sizes, decision)
         cohort.observe(pruned=pruned_share(mask))
         return Update(
             send={"delta": masked(w_k - w, mask), "mask": mask}, weight=cohort.weights(self.weighting), keep=mask
@@ -87,34 +78,10 @@ class SubFedAvg(Algorithm):
         return masked(cohort.stacked(w), self._recall(cohort))
 
     def _recall(self, cohort: Cohort) -> Stack:
-        weights = {name: leaf for name, leaf in cohort.initial.trained.items() if leaf.ndim > 1}
-        return cohort.recall(default=Params(weights, cohort.initial.layout).map(torch.ones_like))
-
-
-def masked(w: P, mask: P) -> P:
-    """Return w with 0 where its mask has 0."""
-    return w | w.only(mask)._like({name: w[name] * kept for name, kept in mask.items()})
+        return cohort.recall(default=layer_weights(cohort.initial).map(torch.ones_like))
 
 
 def kept_gradient(w: Params, batch: Batch, mask: Params) -> Found:
     """Return the gradient of the loss for what the mask keeps."""
     g, w, loss = batch.gradient(w)
     return masked(g, mask), w, loss
-
-
-def prune_smallest(mask: Params, w: Params, decision: Decision, *, share: float) -> Params:
-    """Prune a share of what one client keeps of every layer, the smallest first, if it is to."""
-    pruned = {}
-    for name, kept in mask.items():
-        size = torch.where(kept > 0, w[name].abs(), torch.inf).flatten()
-        order = size.argsort(stable=True)
-        stays = (torch.arange(len(size), device=size.device) >= (share * kept.sum()).floor()).to(kept)
-        stays = torch.zeros_like(size).scatter(0, order, stays).reshape(kept.shape)
-        pruned[name] = torch.where(decision.ready, kept * stays, kept)
-    return Params(pruned, mask.layout)
-
-
-def pruned_share(mask: Stack) -> Tensor:
-    """Return the share of the weights that each client has pruned."""
-    kept = torch.stack([leaf.flatten(1).sum(1) for leaf in mask.values()]).sum(0)
-    return 1 - kept / sum(leaf[0].numel() for leaf in mask.values())

@@ -504,6 +504,8 @@ class _Sum:
         if leaf.dtype == torch.float64:  # row by row: the same bits however the cohort is cut into chunks
             for row, share in zip(leaf, weight, strict=True):
                 self._accumulate(_append_axes(share, share.ndim + row.ndim if self.segmented else row.ndim) * row)
+        elif len(leaf) == 1 and weight.ndim == 1 and self.value is not None:
+            self.value.addcmul_(leaf[0], weight[0])  # in one pass: the sum is nobody else's yet
         elif self.segmented or weight.ndim == 1:
             self._accumulate(torch.tensordot(weight.t(), leaf, dims=1))
         else:
@@ -517,7 +519,7 @@ class _Sum:
         return torch.where(inside, leaf, lowest).amax(1)
 
     def _accumulate(self, term: Tensor) -> None:
-        self.value = term if self.value is None else self.value + term
+        self.value = term if self.value is None else self.value.add_(term)
 
     def withhold(self, leaf: Tensor, weight: Tensor) -> None:
         """Add what a sum counts of late replies and a mean leaves out."""

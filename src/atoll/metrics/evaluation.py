@@ -265,10 +265,12 @@ class Scoring:
             rows = -(-largest // batch_size) * batch_size
             empty = {name: torch.zeros(rows, wide, dtype=task.network.dtype) for name, wide in widths.items()}
             start = start | Params.of(seen=0.0, **empty)
+        # Samples of all clients in one product with a model that they share: other bits, with other clients in a chunk.
+        model = cohort.stacked(one.model) if task.network.dtype == torch.float64 else one.model
         found: Stack = cohort.scan(
             functools.partial(_score_step, one.answer, self.metric),
             start,
-            given=(one.model, one.beside, list_known(cohort) if task.recommends else Params({})),
+            given=(model, one.beside, list_known(cohort) if task.recommends else Params({})),
             split=self.split,
             batch_size=batch_size,
             shuffle=False,

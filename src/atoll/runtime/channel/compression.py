@@ -24,6 +24,7 @@ from atoll.kernel.errors import HyperparameterError, unknown
 from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.randomness import Keys, generator
 from atoll.runtime.channel.stages import Form, Place, Sent, Stage, form_of
+from atoll.toolbox.bits import from_bits, to_bits
 
 Notes = Mapping[str, Tensor]  # what clients remember of a field
 Packed = tuple[dict[str, Tensor], dict[str, Tensor]]  # what travels, and what clients remember beside what was cut off
@@ -244,24 +245,6 @@ class LowRank(Compression):
             for name in form.shapes
         ]
         return torch.cat(parts, dim=1)
-
-
-def to_bits(numbers: Tensor, bits: int) -> Tensor:
-    """Pack rows of numbers below 2^bits into bytes, as many to a byte as fit; bits divides 8."""
-    each = 8 // bits
-    short = -numbers.shape[1] % each
-    wide = torch.nn.functional.pad(numbers, (0, short)).reshape(len(numbers), -1, each)
-    shifts = torch.arange(each, device=numbers.device) * bits
-    joined: Tensor = (wide << shifts).sum(2).to(torch.uint8)
-    return joined
-
-
-def from_bits(packed: Tensor, bits: int, size: int) -> Tensor:
-    """Return the numbers that `to_bits` packed."""
-    shifts = torch.arange(8 // bits, device=packed.device) * bits
-    wide = (packed.long()[:, :, None] >> shifts) & (2**bits - 1)
-    numbers: Tensor = wide.reshape(len(packed), -1)[:, :size]
-    return numbers
 
 
 COMPRESSIONS: dict[str, type[Compression]] = {one.name: one for one in (TopK, RandomK, Quantised, Signs, LowRank)}

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from atoll.kernel.randomness import default_generator
+from atoll.runtime.engines.overwriting import overwrite_operands
 from atoll.runtime.engines.plan import vectorising
 from atoll.runtime.engines.work import Leaves, Timed, Work
 
@@ -51,6 +52,14 @@ class Running:
         if self._timed is not None and timed is not None:
             pairs = zip(self._timed, timed, strict=True)
             self._timed = Timed(*(old.index_copy(0, lanes, new) for old, new in pairs))
+
+
+class RunningAlone(Running):
+    """A scan of one client, by a program that knows of no others."""
+
+    def end(self) -> Leaves:
+        """Return the carry of a cohort of one."""
+        return [leaf[None] for leaf in self.carry]
 
 
 class EagerProgram:
@@ -92,17 +101,19 @@ class SeededProgram:
 class TracedProgram:
     """Calls the traced operations, or what `compile` makes of them.
 
-    With `in_place` it overwrites its carry, which saves a pass over memory, unless a value moves within it.
+    With `in_place` all of its carry is written where it was, unless a value moves within it: so a CUDA graph finds it
+    again, and compiled code saves a pass over memory. Otherwise it overwrites what it may, and returns where all is.
     """
 
     def __init__(self, work: Work, example: tuple[Any, ...], *, compile: Compile | None, in_place: bool) -> None:  # noqa: A002
         self.in_place = in_place
+        self._alone = not work.vectorised and not in_place
         counts = len(example[0]), len(example[1])
         carry, given, *rest = example
         optional = [value is not None for value in rest]
 
         def run_flat(*tensors: Tensor) -> Leaves:
-            carry = list(tensors[: counts[0]])
+            carry = [leaf[None] if self._alone else leaf for leaf in tensors[: counts[0]]]
             given = list(tensors[counts[0] : sum(counts)])
             x, y, *some = tensors[sum(counts) :]
             supply = iter(some)
@@ -110,7 +121,7 @@ class TracedProgram:
             after = replace(work, x=x, y=y).all_clients(carry, given, *arguments)  # type: ignore[arg-type]
             self.in_place = in_place and not _moves(carry, after)
             if not self.in_place:
-                return after
+                return [leaf[0] for leaf in after] if self._alone else after
             for old, new in zip(carry, after, strict=True):
                 old.copy_(new)
             return []
@@ -118,7 +129,7 @@ class TracedProgram:
         def make_inputs() -> Leaves:
             """Copy the example, because what overwrites its carry also does so while it is traced and compiled."""
             some = (value for value in rest if value is not None)
-            return [*copy_leaves(carry), *copy_leaves(given), work.x, work.y, *some]
+            return [*self._own(carry), *copy_leaves(given), work.x, work.y, *some]
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -127,6 +138,8 @@ class TracedProgram:
             with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
                 graph = make_fx(run_flat)(*make_inputs())
             _drop_idle_views(graph)
+            if compile is None and not in_place:
+                overwrite_operands(graph, len(carry))
             self._run: Callable[..., Any] = graph if compile is None else compile(graph, make_inputs())
         self.gradients = work.gradients[0]
 
@@ -138,8 +151,13 @@ class TracedProgram:
     def begin(self, work: Work, carry: Leaves, given: Leaves, timed: Timed | None) -> Running:
         """Start a scan on the data of `work`: the program itself holds none."""
         work.gradients[0] = self.gradients
-        mine = copy_leaves(carry) if self.in_place else [leaf.contiguous() for leaf in carry]
-        return Running(functools.partial(self.call, work), mine, [leaf.contiguous() for leaf in given], timed)
+        running = RunningAlone if self._alone else Running
+        given = [leaf.contiguous() for leaf in given]
+        return running(functools.partial(self.call, work), self._own(carry), given, timed)
+
+    def _own(self, carry: Leaves) -> Leaves:
+        """Copy a carry, as it will be overwritten; of a client alone, without the axis of clients."""
+        return copy_leaves([leaf[0] for leaf in carry] if self._alone else carry)
 
 
 def _moves(before: Leaves, after: Leaves) -> bool:
@@ -161,7 +179,8 @@ def copy_leaves(leaves: Leaves) -> Leaves:
 VIEWS = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
     for name, overload in (
-        ("detach", "default"), ("expand", "default"), ("permute", "default"), ("squeeze", "dim"), ("squeeze", "dims"),
+        ("detach", "default"), ("expand", "default"), ("permute", "default"), ("select", "int"), ("squeeze", "dim"),
+        ("squeeze", "dims"),
         ("t", "default"), ("transpose", "int"), ("unsqueeze", "default"), ("view", "default"),
         ("_unsafe_view", "default"),
     )

@@ -234,7 +234,8 @@ class Scanner:
         carry, done = inputs.carry, list[Leaves]()
         for start, stop in zip([0, *turns], [*turns, total], strict=True) if total else ():
             size = int(active[start])
-            done.append([leaf[size:] for leaf in carry])
+            if size < len(carry[0]):
+                done.append([leaf[size:] for leaf in carry])
             here, given = [leaf[:size] for leaf in carry], work.rows(inputs.given, size)
             timed = inputs.timed and Timed(*(part[:size] for part in inputs.timed))
             example = (
