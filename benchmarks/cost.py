@@ -11,7 +11,8 @@ short on a GPU that the engine makes no programs for them; the last line asks fo
 Every method is measured by turns with FedAvg, in rounds after the second (in the first two it is chosen how to run,
 programs are made, and some methods do more than later), and the ratio is that of the medians. The arithmetic ratio
 counts gradients of batches: those of clients by the engine's own tally, those of servers as the method says. What is
-known of passes without gradient is added, each as a third of a gradient.
+known of passes without gradient is added, each as a third of a gradient. What a method computes besides, such as Adam's
+steps, is written down once more in plain torch (`PLAIN`), timed in the same process, and added.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import argparse
 import json
 import re
 import statistics
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,10 @@ PASSES = {
     "interp-bandit": 1 / 4,
 }
 ASKED = {"feddf:server_epochs=1", "fedmd"}  # all clients' models answer to public images
+
+
+FEATURES, CLASSES = 512, 10  # of PFLlib's CNN
+REPEATS = 7  # of work in plain torch, of which the median counts
 
 
 @dataclass(frozen=True)
@@ -122,22 +129,120 @@ def seconds(report: Any) -> tuple[list[float], float]:
     return [line["seconds"]["round"] for line in lines], statistics.mean(line["gradients"] for line in lines)
 
 
-def measure(method: str, engine: Any, here: Any, turns: int) -> dict[str, Any]:
+def weights_of(here: Any, device: str) -> list[Any]:
+    """Values of the size of the model: one client's, or on a GPU those of all, which take their steps together."""
+    import torch
+
+    clients = (here.clients,) if device.startswith("cuda") else ()
+    return [torch.rand(*clients, *leaf.shape, device=device) for leaf in here.network.initial.trained.values()]
+
+
+def adam_steps(here: Any, device: str, calls: int) -> Callable[[], float]:
+    """What Adam takes more than SGD, by torch's own fused steps."""
+    import torch
+
+    def steps(kind: Any) -> float:
+        model = weights_of(here, device)
+        for leaf in model:
+            leaf.grad = torch.rand_like(leaf)
+        return calls * clock(kind(model, lr=1e-3, fused=True).step, device)
+
+    return lambda: steps(torch.optim.Adam) - steps(torch.optim.SGD)
+
+
+def mask_steps(here: Any, device: str, calls: int) -> Callable[[], float]:
+    """A masked model, and the gradient of its scores: what FedMask computes on all weights in every step."""
+    import torch
+
+    w, scores, g = (weights_of(here, device) for _ in range(3))
+    spare = [torch.empty_like(leaf) for leaf in w]
+
+    def step() -> None:
+        for leaf, score, gradient, place in zip(w, scores, g, spare, strict=True):
+            torch.mul(leaf, score.gt(0), out=place)
+            torch.exp(score, out=place).add_(place.reciprocal()).add_(2)
+            torch.div(gradient.mul_(leaf), place, out=place)
+
+    return lambda: calls * clock(step, device)
+
+
+def calibration(here: Any, device: str, calls: int) -> Callable[[], float]:  # noqa: ARG001
+    """CCVR: products of features by class at every client; at the server Gaussians, draws of them, and a head."""
+    import torch
+
+    from atoll.algorithms.ccvr import CCVR
+    from atoll.kernel.randomness import generator
+
+    rule, draw = CCVR(), generator(0, "plain")
+    each = -(-int(here.splits["train"].offsets[1]) // CLASSES)
+    z = torch.rand(CLASSES, each, FEATURES, device=device)
+    spread = torch.rand(CLASSES, FEATURES, FEATURES, dtype=torch.float64, device=device)
+    covariance = spread @ spread.mT + torch.eye(FEATURES, dtype=torch.float64, device=device)
+
+    def client() -> None:
+        torch.bmm(z.mT, z)
+
+    def server() -> None:
+        root = torch.linalg.cholesky(covariance)
+        normal = torch.from_numpy(draw.standard_normal((CLASSES, rule.draws, FEATURES))).to(device)
+        x = (normal @ root.mT).flatten(0, 1).float()
+        x = (x - x.mean(0)) / x.std(0)
+        y = torch.arange(CLASSES, device=device).repeat_interleave(rule.draws)
+        head = torch.nn.Linear(FEATURES, CLASSES, device=device)
+        sgd = torch.optim.SGD(head.parameters(), lr=rule.server_lr, momentum=0.9)
+        for _ in range(rule.server_epochs):
+            for rows in torch.randperm(len(x), device=device).split(rule.server_batch):
+                sgd.zero_grad()
+                torch.nn.functional.cross_entropy(head(x[rows]), y[rows]).backward()
+                sgd.step()
+
+    return lambda: here.clients * clock(client, device) + clock(server, device)
+
+
+def clock(work: Callable[[], object], device: str) -> float:
+    """The median seconds of some calls."""
+    import torch
+
+    found = []
+    for _ in range(2 + REPEATS):
+        began = time.perf_counter()
+        work()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[2:])
+
+
+# What a method computes that is neither a gradient nor a pass, in plain torch: seconds per round.
+PLAIN: dict[str, Callable[..., Callable[[], float]]] = {
+    "mtfl-adam": adam_steps,
+    "fedmask": mask_steps,
+    "ccvr": calibration,
+}
+
+
+def measure(method: str, engine: Any, here: Any, turns: int, size: Size, device: str) -> dict[str, Any]:
     """Time and gradients per round of a method and of FedAvg beside it."""
     from atoll import federate
     from atoll.compose import create
 
     times: dict[str, list[float]] = {method: [], "fedavg": []}
     gradients: dict[str, float] = {}
+    calls = size.gradients // (size.clients if device.startswith("cuda") else 1)
+    plain, besides = PLAIN[method](here, device, calls) if method in PLAIN else None, list[float]()
     for _ in range(turns):
+        if plain is not None:
+            besides.append(plain())
         for name in times:
             report = federate(here, create(name), rounds=ROUNDS, engine=engine, evaluation="none")
             found, gradients[name] = seconds(report)
             times[name] += found
+    fedavg = statistics.median(times["fedavg"])
     return {
         "seconds": statistics.median(times[method]),
-        "ratio": statistics.median(times[method]) / statistics.median(times["fedavg"]),
+        "ratio": statistics.median(times[method]) / fedavg,
         "gradients": gradients[method] / gradients["fedavg"],
+        **({"besides": statistics.median(besides) / fedavg} if besides else {}),
     }
 
 
@@ -148,13 +253,15 @@ def page(found: dict[str, Any]) -> str:
         rows, size = [], Size(**here.get("size", {}))
         for method, one in sorted(here["methods"].items()):
             server, passes = size.server(method), size.passes(method)
-            arithmetic = one["gradients"] + server + passes / 3
+            besides = one.get("besides", 0)
+            arithmetic = one["gradients"] + server + passes / 3 + besides
             over = one["ratio"] / arithmetic if arithmetic else float("nan")
             rows.append([
-                f"`{method}`", f"{one['gradients']:.2f}", f"{server:.2f}" if server else "", f"{arithmetic:.2f}",
+                f"`{method}`", f"{one['gradients']:.2f}", f"{server:.2f}" if server else "",
+                f"{besides:.2f}" if besides else "", f"{arithmetic:.2f}",
                 f"{one['ratio']:.2f}", f"{over:.2f}{' (!)' if over > 1.25 else ''}",
             ])  # fmt: skip
-        heads = ["method", "gradients", "server's", "arithmetic", "measured", "measured / arithmetic"]
+        heads = ["method", "gradients", "server's", "besides", "arithmetic", "measured", "measured / arithmetic"]
         sections.append(
             f"## {machine}\n\n{_commits(here)}, torch {here['torch']}; FedAvg "
             f"{here['fedavg']:.3f} s per round\n\n{table(heads, rows)}\n"
@@ -177,8 +284,10 @@ INTRODUCTION = """\
 
 Written by `python benchmarks/cost.py` from [cost.json](cost.json). Time per round relative to FedAvg in the same engine
 and the same process, measured in turns, beside the gradients of batches that the clients compute per round, and those
-that the server computes, relative to FedAvg's. *Arithmetic* is their sum plus passes without gradient, each counted as
-a third of a gradient. 20 clients with 80 training images of 28x28 each, PFLlib's CNN, batch 10, no compiler. (!) marks
+that the server computes, relative to FedAvg's. *Besides* is what a method computes that is neither, written in plain
+torch and timed in the same process: Adam's steps (torch's fused ones, less SGD's), FedMask's masks and slopes, CCVR's
+products by class, draws and head. *Arithmetic* is the sum of these and of passes without gradient, each counted as a
+third of a gradient. 20 clients with 80 training images of 28x28 each, PFLlib's CNN, batch 10, no compiler. (!) marks
 methods above 1.25 times their arithmetic.
 """
 COMMENT = """
@@ -257,7 +366,7 @@ def main() -> None:
             if (asked.only is None and method in here["methods"]) or not re.search(asked.only or "", method):
                 continue
             try:
-                measured = measure(method, engine, placed, asked.turns)
+                measured = measure(method, engine, placed, asked.turns, size, asked.device)
                 here["methods"][method] = {**measured, "commit": commit}
             except AtollError as error:
                 print(f"{method}: {error}", flush=True)

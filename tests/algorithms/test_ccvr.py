@@ -99,7 +99,7 @@ def test_a_late_reply_without_moments_does_not_change_those_of_others() -> None:
     share = torch.tensor([0.5, 0.5], dtype=torch.float64)
     mean = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
     moments = Params.of(share=share, sum=share[:, None] * mean, square=torch.ones(2, 3))
-    none = Params.of(share=torch.zeros(2), mean=torch.zeros(2, 2), covariance=torch.zeros(2, 2, 2))
+    none = Params.of(share=share * 0, mean=mean * 0, covariance=mean.new_zeros(2, 2, 2))
     torch.testing.assert_close(renew(none, moments * 0.25)["mean"], mean)
     torch.testing.assert_close(renew(none, moments * 0.25)["covariance"], renew(none, moments)["covariance"])
 

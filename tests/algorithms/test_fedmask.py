@@ -78,7 +78,7 @@ def test_gradients_pass_the_threshold_with_the_slope_of_the_sigmoid() -> None:
     scores = weights.map(lambda leaf: torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype))
     held = weights.map(lambda leaf: (torch.rand(leaf.shape, generator=draw) > 0.3).to(leaf))
     batch = Batch(task.x[:4], task.y[:4], None, None, task.network, Variant())
-    g, after, loss = score_gradient(w.buffers | scores, batch, Given(w, held))  # type: ignore[arg-type]
+    g, after, loss = score_gradient(w.buffers | scores, batch, Given(w, masked(weights, held)))  # type: ignore[arg-type]
     mask = Params({name: held[name] * (scores[name] > 0) for name in weights}, w.layout)
     theirs, _, expected = batch.gradient(masked(w, mask))
     torch.testing.assert_close(loss, expected)

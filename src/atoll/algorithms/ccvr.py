@@ -164,11 +164,8 @@ def renew(gaussians: Params, moments: Params) -> Params:
     square = symmetric(moments["square"] / torch.where(there, share, 1)[:, None])
     covariance = torch.baddbmm(square, mean[:, :, None], mean[:, None, :], alpha=-1)
     new = Params.of(share=share, mean=mean, covariance=covariance)
-    keep = {
-        name: torch.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), new[name], leaf)
-        for name, leaf in gaussians.items()
-    }
-    return Params(keep)
+    rows = torch.nonzero(there)[:, 0]
+    return Params({name: leaf.index_copy(0, rows, new[name][rows]) for name, leaf in gaussians.items()})
 
 
 def draw_features(gaussians: Params, draws: int, shrinkage: float, bench: Workbench) -> tuple[Tensor, Tensor]:
@@ -187,5 +184,6 @@ def draw_features(gaussians: Params, draws: int, shrinkage: float, bench: Workbe
             hint="combine replies by the mean, or by a rule that weighs whole replies, such as `krum`; or raise "
             "`shrinkage`.",
         )
+    mean, root = mean.to(bench.network.dtype), root.to(bench.network.dtype)
     drawn = torch.baddbmm(mean[:, None], torch.from_numpy(normal).to(mean), root.transpose(1, 2))
     return drawn.flatten(0, 1), known.repeat_interleave(draws)

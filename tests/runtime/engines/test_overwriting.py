@@ -26,6 +26,8 @@ OPERATIONS: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = (
     lambda a, b, c: a.reshape(2, 8).reshape(4, 4),
     lambda a, b, c: a[1].expand(4, 4) + b,
     lambda a, b, c: torch.sqrt(a.abs() + 1),
+    lambda a, b, c: torch.where(a > 0, b, c.tanh()),
+    lambda a, b, c: (-a.abs()).exp() + b.sigmoid(),
     lambda a, b, c: a @ b,
     lambda a, b, c: a,
     lambda a, b, c: a.sum(0, keepdim=True) / (b.square() + 1),

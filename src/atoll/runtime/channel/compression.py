@@ -169,7 +169,7 @@ class Quantised(Compression):
 
     def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
         """Return the numbers that the levels stand for."""
-        level = from_bits(packed["levels"], self.bits, form.size) - self.levels
+        level = from_bits(packed["levels"], self.bits, form.size).long() - self.levels
         return packed["norm"].double() * level / self.levels
 
 
@@ -181,11 +181,11 @@ class Signs(Compression):
 
     def pack(self, rows: Tensor, form: Form, place: Place, field: str, notes: Notes) -> Packed:
         """Return the mean size and the signs."""
-        return {"size": rows.abs().double().mean(1, keepdim=True).float(), "signs": to_bits((rows >= 0).long(), 1)}, {}
+        return {"size": rows.abs().double().mean(1, keepdim=True).float(), "signs": to_bits(rows >= 0, 1)}, {}
 
     def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
         """Return plus or minus the mean size."""
-        return packed["size"].double() * (2 * from_bits(packed["signs"], 1, form.size) - 1)
+        return packed["size"].double() * (2 * from_bits(packed["signs"], 1, form.size).long() - 1)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ WRITING: dict[Any, tuple[Any, str]] = {
     ATEN.addcdiv.default: (ATEN.addcdiv.out, "out"),
     ATEN.addcmul.default: (ATEN.addcmul.out, "out"),
     ATEN.div.Tensor: (ATEN.div.out, "out"),
+    ATEN.exp.default: (ATEN.exp.out, "out"),
     ATEN.lerp.Scalar: (ATEN.lerp.Scalar_out, "out"),
     ATEN.lerp.Tensor: (ATEN.lerp.Tensor_out, "out"),
     ATEN.mul.Tensor: (ATEN.mul.out, "out"),
@@ -31,9 +32,12 @@ WRITING: dict[Any, tuple[Any, str]] = {
     ATEN.reciprocal.default: (ATEN.reciprocal.out, "out"),
     ATEN.relu.default: (ATEN.relu.out, "out"),
     ATEN.rsqrt.default: (ATEN.rsqrt.out, "out"),
+    ATEN.sigmoid.default: (ATEN.sigmoid.out, "out"),
     ATEN.sqrt.default: (ATEN.sqrt.out, "out"),
     ATEN.sub.Tensor: (ATEN.sub.out, "out"),
+    ATEN.tanh.default: (ATEN.tanh.out, "out"),
     ATEN.threshold_backward.default: (ATEN.threshold_backward.grad_input, "grad_input"),
+    ATEN.where.self: (ATEN.where.self_out, "out"),
 }
 WRITTEN = frozenset(write for write, _ in WRITING.values())
 UNDECLARED_VIEWS = frozenset([ATEN._unsafe_view.default])

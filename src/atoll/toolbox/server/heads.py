@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -36,15 +36,21 @@ def train_head(
     scale = torch.where(scale > 0, scale, 1)
     task = bench.task
     assert task.classes is not None
-    with default_generator(0):  # its initial values do not matter: it begins at 0
-        network = Network(Linear((len(center),), task.classes)).to(features.device, bench.network.dtype)
+    network = _network(len(center), task.classes, features.device, bench.network.dtype)
     x = ((features - center) / scale).to(bench.network.dtype)
     cohort = bench.cohort(x, classes, network=network, batch_size=rule.batch_size)
     start = network.initial.zeros()
     head = Head(start, zero_velocity(rule, start))
     end = cohort.scan(partial(_step, rule=rule), head, epochs=epochs, stream="head").w.client(0)
     weight, bias = end["head.weight"].double() / scale, end["head.bias"].double()
-    return weight, bias - weight @ center
+    return weight, bias - weight @ center.double()
+
+
+@lru_cache(maxsize=8)
+def _network(size: int, classes: int, device: torch.device, dtype: torch.dtype) -> Network:
+    """Make a linear head; the same one in every round, so its step is traced once."""
+    with default_generator(0):  # initial values do not matter: heads begin at 0
+        return Network(Linear((size,), classes)).to(device, dtype)
 
 
 def _step(head: Head, batch: Batch, given: None, *, rule: Training) -> Head:  # noqa: ARG001

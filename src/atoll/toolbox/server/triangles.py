@@ -28,5 +28,7 @@ def symmetric(upper: Tensor) -> Tensor:
 
 def shrink(covariance: Tensor, share: float) -> Tensor:
     """Replace a share of a covariance [..., size, size] by its mean variance times I, so it can be inverted."""
-    variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=TINY)[..., None, None]
-    return (1 - share) * covariance + share * variance * torch.eye(covariance.shape[-1]).to(covariance)
+    variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=TINY)
+    mixed = (1 - share) * covariance
+    mixed.diagonal(dim1=-2, dim2=-1).add_(share * variance[..., None])
+    return mixed
