@@ -11,6 +11,7 @@ from atoll import Task, Training
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.fedmask import START, FedMask, Given, Kept, State, agree, pack, score_gradient, unpack
 from atoll.kernel.batch import Batch
+from atoll.kernel.errors import PrivacyError
 from atoll.kernel.network import Variant
 from atoll.kernel.objective import squared_error
 from atoll.kernel.params import Params, Stack
@@ -148,3 +149,9 @@ def test_masks_are_a_small_part_of_a_model(make_task: Callable[..., Task]) -> No
     weights = models["up", "statistic"]  # how much clients count, which both send
     assert 1 / 32 < (masks["up", "statistic"] - weights) / models["up", "model"] < 1 / 31
     assert ("up", "model") not in masks
+
+
+def test_noise_that_would_hide_all_is_refused() -> None:
+    """catches: a run in which the server learns nothing, and says so to nobody."""
+    with pytest.raises(PrivacyError, match="held, kept are nothing else, so the server would learn nothing"):
+        play(build_task(), FedMask(), rounds=2, dp="local:epsilon=50")

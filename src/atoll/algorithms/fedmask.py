@@ -158,7 +158,9 @@ def score_gradient(scores: Params, batch: Batch, given: Given) -> Found:
     slopes = {}
     for name, own in given.own.items():
         e = scores[name].exp()
-        slopes[name] = g[name] * own / (e + e.reciprocal() + 2)  # of `sigmoid` itself, the last bits depend on the place
+        slopes[name] = (
+            g[name] * own / (e + e.reciprocal() + 2)
+        )  # of `sigmoid` itself, the last bits depend on the place
     return Params(slopes, given.own.layout), scores | after.buffers, loss
 
 

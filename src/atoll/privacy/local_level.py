@@ -44,6 +44,12 @@ class LocalNoise(Stage):
     def apply(self, sent: Sent, place: Place) -> Sent:
         """Cut and add noise, client by client; see `Stage.apply`."""
         private = {name: value for name, value in sent.fields.items() if name not in self.public}
+        if private and not any(len(value.floating) for value in private.values()):
+            raise PrivacyError(
+                f"Local privacy adds noise to numbers and tells no whole ones. {', '.join(sorted(private))} "
+                "are nothing else, so the server would learn nothing.",
+                hint="take a method that sends numbers, such as `sub-fedavg` instead of `fedmask`.",
+            )
         cut = Clip(self.norm).apply(Sent(private, None), place).fields
         noisy = {name: self._disturb(name, value, place) for name, value in cut.items()}
         return sent._replace(fields={**sent.fields, **noisy})
