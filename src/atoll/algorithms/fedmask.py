@@ -35,7 +35,7 @@ from atoll.kernel.algorithm import (
 )
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack
+from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.bits import from_bits, to_bits
@@ -91,7 +91,7 @@ class FedMask(Algorithm):
 
     def broadcast(self, server: State) -> Params:
         """Send the votes; everybody has the network."""
-        return pack(_alone(server.votes)).client(0)
+        return pack(spread(server.votes, 1)).client(0)
 
     def local(self, votes: Params, cohort: Cohort) -> Update:
         """Agree with the votes, train scores, prune once; send what is kept, and what could be."""
@@ -157,10 +157,8 @@ def score_gradient(scores: Params, batch: Batch, given: Given) -> Found:
     g, after, loss = batch.gradient(given.w | scores.buffers | Params(kept, given.own.layout))
     slopes = {}
     for name, own in given.own.items():
-        e = scores[name].exp()
-        slopes[name] = (
-            g[name] * own / (e + e.reciprocal() + 2)
-        )  # of `sigmoid` itself, the last bits depend on the place
+        e = scores[name].exp()  # `sigmoid` itself has other bits at the end of a row
+        slopes[name] = g[name] * own / (e + e.reciprocal() + 2)
     return Params(slopes, given.own.layout), scores | after.buffers, loss
 
 
@@ -188,7 +186,3 @@ def _where_positive(scores: Tensor, values: Tensor) -> Tensor:
     """Return values where scores are above 0, and 0 elsewhere; `where` takes a CPU eight times as long."""
     found: Tensor = torch.ops.aten.threshold_backward(values, scores, 0.0)
     return found
-
-
-def _alone(mask: Params) -> Stack:
-    return Stack({name: leaf[None] for name, leaf in mask.items()}, mask.layout)

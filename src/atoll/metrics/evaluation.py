@@ -265,7 +265,7 @@ class Scoring:
             rows = -(-largest // batch_size) * batch_size
             empty = {name: torch.zeros(rows, wide, dtype=task.network.dtype) for name, wide in widths.items()}
             start = start | Params.of(seen=0.0, **empty)
-        # Samples of all clients in one product with a model that they share: other bits, with other clients in a chunk.
+        # With a model that clients share, all their samples are one product, whose last bits depend on the chunk.
         model = cohort.stacked(one.model) if task.network.dtype == torch.float64 else one.model
         found: Stack = cohort.scan(
             functools.partial(_score_step, one.answer, self.metric),
