@@ -15,7 +15,7 @@ from atoll.kernel.params import Params
 from atoll.kernel.randomness import Keys
 from atoll.testing.conformance import personal_models, play
 from atoll.testing.conformance.tasks import build_task
-from atoll.toolbox.client.answers import imitating_gradient
+from atoll.toolbox.client.answers import Lessons, imitating_gradient
 
 
 class Bias(nn.Module):
@@ -58,7 +58,7 @@ def test_the_gradient_of_the_digest_by_hand() -> None:
     batch = Batch(x, task.y[:4], None, None, task.network, Variant(train=False))
     batch = replace(batch, keys=Keys.of(torch.tensor(0), 0, "test"))
     q = torch.full((1, 3), 1 / 3, dtype=torch.float64)  # one public sample: every draw is this one
-    g, _, _ = imitating_gradient(w, batch, Params.of(x=x[:1], wanted=q))
+    g, _, _ = imitating_gradient(w, batch, Lessons(Params.of(x=x[:1]), Params.of(wanted=q)))
     p = batch.outputs(w).softmax(1)[0]
     torch.testing.assert_close(g["head.bias"], p - q[0], rtol=0, atol=1e-12)
 

@@ -1,6 +1,6 @@
 """Clients with different architectures: what travels, what is kept, what is refused, and that a run can be resumed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -8,19 +8,23 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from typer.testing import CliRunner
 
 from atoll import Recipe, Task, Training, federate
 from atoll.algorithms.ditto import Ditto
-from atoll.algorithms.fedamp import FedAMP
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.feddf import FedDF
+from atoll.algorithms.fedora import Fedora
+from atoll.algorithms.kt_pfl import KTpFL
 from atoll.algorithms.local import Local
 from atoll.cli import app
 from atoll.compose import create
+from atoll.kernel.algorithm import Algorithm, Replies, Update
+from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
-from atoll.kernel.params import Params
+from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
 from atoll.records.configuration import describe
@@ -30,7 +34,7 @@ from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import personal_models, play
 
 SIZES = (9, 4, 6, 11, 5)  # samples; clients 0, 2 and 4 have the first architecture
-METHODS = [Local(), FedAvg(), FedDF(server_epochs=1)]
+METHODS = [Local(), FedAvg(), FedDF(server_epochs=1), KTpFL(samples=5)]
 
 
 def normalised() -> nn.Module:
@@ -72,9 +76,9 @@ def test_clients_deploy_models_of_their_own_architecture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "strategy"), [(Local(), "loop"), (FedAvg(), "threads"), (FedDF(server_epochs=1), "chunk:2")]
+    ("algorithm", "strategy"), list(zip(METHODS, ["loop", "threads", "chunk:2", "chunk:2"], strict=True))
 )
-def test_bits_do_not_depend_on_how_clients_are_run(algorithm: Local | FedAvg | FedDF, strategy: str) -> None:
+def test_bits_do_not_depend_on_how_clients_are_run(algorithm: Algorithm, strategy: str) -> None:
     task = mixed()
     whole, other = (personal_models(play(task, algorithm, 2, strategy=one, cohort=4)) for one in ("whole", strategy))
     for mine, theirs in zip(whole, other, strict=True):
@@ -178,18 +182,42 @@ def test_a_method_that_needs_one_architecture_is_refused() -> None:
         play(mixed(), Ditto())
     assert str(error.value) == (
         "Ditto needs clients that all have one architecture. own has 2.\n"
-        "hint: choose a single `model`, or a method that takes several: local, fedavg, feddf, fedmd."
+        "hint: choose a single `model`, or a method that takes several: fedavg, feddf, fedmd, kt-pfl, local."
     )
     with pytest.raises(TaskError, match="FedAvg@ifca needs clients that all have one architecture"):
         play(mixed(), create("fedavg@ifca"), rounds=11)
 
 
-def test_a_method_that_sends_each_client_something_else_is_refused() -> None:
-    class Mixed(FedAMP):
+def test_a_method_with_an_exchange_before_training_is_refused() -> None:
+    class Mixed(Fedora):
         mixes_architectures: ClassVar[bool] = True
 
-    with pytest.raises(TaskError, match=r"must send the same to all clients of one\. .* does not \(`unicast`\)"):
+    with pytest.raises(TaskError, match=r"must not define `prepare`\. .* does"):
         play(mixed(), Mixed())
+
+
+def test_what_each_client_is_sent_by_itself_reaches_it() -> None:
+    """catches: a cohort of one architecture that gets the rows of another, or of the first clients."""
+
+    class Greeted(FedAvg):
+        mixes_architectures: ClassVar[bool] = True
+
+        def unicast(self, server: Params, ids: NDArray[np.int64]) -> Stack:
+            return Stack.of(number=torch.from_numpy(ids))
+
+        def local(self, w: Params, cohort: Cohort) -> Update:
+            assert torch.equal(cohort.received["number"], cohort.ids)
+            return super().local(w, cohort)
+
+        def fuse(self, servers: Sequence[Params], replies: Replies) -> list[Params]:
+            greeted = replies.map(lambda one: one._replace(fields={**one.fields, "met": one.unicast}))
+            assert sorted(greeted.stack("met")["number"].tolist()) == sorted(replies.clients.tolist())
+            return [*servers]
+
+        sums_suffice: ClassVar[bool] = False
+
+    for strategy in ("whole", "loop", "chunk:2"):
+        play(mixed(), Greeted(), 2, strategy=strategy)
 
 
 def test_public_samples_are_asked_for() -> None:

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, Positive, Replies, Update, Weighting
@@ -25,12 +24,11 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
-from atoll.kernel.randomness import generator
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
-from atoll.toolbox.client.answers import answers_to, imitating_gradient
-from atoll.toolbox.server.distillation import last_of, students
+from atoll.toolbox.client.answers import Lessons, answers_to, digest
+from atoll.toolbox.server.distillation import draw_public, last_of, students
 
 
 @record
@@ -69,9 +67,7 @@ class FedMD(Algorithm):
 
     def equip(self, server: State, workbench: Workbench) -> State:
         """Draw the samples that clients answer, once."""
-        x, _ = workbench.public
-        order = generator(workbench.task.seed, "public samples").permutation(len(x))[: self.samples]
-        return replace(server, x=Params.of(x=x[torch.from_numpy(order).to(x.device)]))
+        return replace(server, x=draw_public(workbench, self.samples))
 
     def broadcast(self, server: State) -> State:
         """Send the samples, and what was answered to them; never a model."""
@@ -130,8 +126,4 @@ class FedMD(Algorithm):
         """Train models on what was answered, if anything was."""
         if received.wanted is None or received.x is None or not self.digest_epochs:
             return v
-        lessons = received.x | received.wanted
-        epochs = self.digest_epochs
-        return sgd(
-            cohort, start=v, epochs=epochs, stream="digest", gradient=imitating_gradient, given=lessons, draws=True
-        )
+        return digest(cohort, v, Lessons(received.x, received.wanted), epochs=self.digest_epochs)

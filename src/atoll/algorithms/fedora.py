@@ -45,6 +45,7 @@ from atoll.toolbox.server.mixing import (
     none_seen,
     rows_for,
     with_replies,
+    write_rows,
 )
 from atoll.toolbox.server.similarity import alignment, among_known, bases, links, propagation
 
@@ -131,10 +132,10 @@ class Fedora(Algorithm):
             scores = torch.where(server.known[:, None] & tried, scores.T, scores)
             server = replace(server, scores=scores, comparing=False)
         else:
-            bases = _write_rows(server.bases, replies.stack("bases"), new, len(server.known))
+            bases = write_rows(server.bases, replies.stack("bases"), replies.clients, len(server.known))
             server = replace(server, bases=bases)
             if self.similarity == "loss":
-                probes = _write_rows(server.probes, replies.stack("probe"), new, len(server.known))
+                probes = write_rows(server.probes, replies.stack("probe"), replies.clients, len(server.known))
                 return replace(server, probes=probes, comparing=True)
             server = replace(server, scores=alignment(bases["basis"], bases["basis"]).double())
         known = mark_seen(server.known, replies.clients)
@@ -268,12 +269,6 @@ class Fedora(Algorithm):
             )
         if task.largest["val"] == 0 and self.gate == "strict":
             log.warning("no client has validation samples: the gate of Fedora stays shut, and all clients train alone")
-
-
-def _write_rows(table: Stack | None, rows: Stack, clients: Tensor, size: int) -> Stack:
-    """Write the rows of some into the table of all `size` clients; zeros stand for those who sent nothing."""
-    before = rows.map(lambda leaf: leaf.new_zeros(size, *leaf.shape[1:])) if table is None else table
-    return Stack({name: leaf.index_copy(0, clients, rows[name]) for name, leaf in before.items()}, before.layout)
 
 
 def _losses(models: list[Params], cohort: Cohort) -> Tensor:

@@ -8,14 +8,15 @@ models learn from those of other architectures. There is no model for everybody.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.algorithms import name_of
-from atoll.kernel.algorithm import Algorithm, Deployed, Replies, Update
+from atoll.algorithms import list_methods, name_of
+from atoll.kernel.algorithm import Algorithm, Arrival, Deployed, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import TaskError
@@ -33,19 +34,28 @@ class Server:
     architecture: Tensor
 
 
+@record
+class Sent:
+    """What clients of one architecture receive: the same for all of them, and what is for each alone."""
+
+    all: Tree
+    each: Tree
+
+
 @dataclass(frozen=True, kw_only=True)
 class InArchitectures(Wrapper):
     """The method `inner` for several architectures; it keeps its name and its hyperparameters."""
 
     inner: Algorithm
 
+    needs_unicast: ClassVar[bool] = True  # what is sent to an architecture is sent to its clients one by one
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        for hook in ("unicast", "prepare", "last_broadcast"):
+        for hook in ("prepare", "last_broadcast"):
             if self.inner.defines(hook):
                 raise TaskError(
-                    "With several architectures a method must send the same to all clients of one. "
-                    f"{name_of(self.inner)} does not (`{hook}`)."
+                    f"With several architectures a method must not define `{hook}`. {name_of(self.inner)} does."
                 )
 
     def start(self, task: Facts) -> Server:
@@ -62,16 +72,24 @@ class InArchitectures(Wrapper):
         """Send nothing to all: each client receives what its architecture does."""
 
     def unicast(self, server: Server, ids: NDArray[np.int64]) -> Tree:
-        """Return what the server of these clients' architecture sends to all of them."""
-        return self.inner.broadcast(server.states[int(server.architecture[ids[0]])])
+        """Return what the server of these clients' architecture sends to all of them, and what it sends to each."""
+        state = server.states[int(server.architecture[ids[0]])]
+        sent = self.inner.broadcast(state)
+        return Sent(sent, self.inner.unicast(state, ids)) if self.inner.defines("unicast") else sent
 
     def local(self, nothing: None, cohort: Cohort) -> Update:
         """Do the method's work, with what was received."""
-        return self.inner.local(cohort.received, cohort)
+        received = _apart(cohort.received)
+        return self.inner.local(received.all, replace(cohort, received=received.each))
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Return the next state of each architecture."""
-        own = replies.map(lambda one: one._replace(broadcast=one.unicast, unicast=None))
+
+        def as_sent(one: Arrival) -> Arrival:
+            sent = _apart(one.unicast)
+            return one._replace(broadcast=sent.all, unicast=sent.each)
+
+        own = replies.map(as_sent)
         return replace(server, states=self.inner.fuse(server.states, own))
 
     def state_for(self, server: Server, ids: NDArray[np.int64]) -> Server:
@@ -100,6 +118,10 @@ class InArchitectures(Wrapper):
         """Return None: nothing is known across architectures."""
 
 
+def _apart(sent: Tree) -> Sent:
+    return sent if isinstance(sent, Sent) else Sent(sent, None)
+
+
 def _state(server: Server, cohort: Cohort) -> Tree:
     return server.states[cohort.task.own_architecture]
 
@@ -115,5 +137,9 @@ def check_mixes(algorithm: Algorithm, task: Facts) -> None:
         raise TaskError(
             f"{title_of(algorithm)} needs clients that all have one architecture. {task.name} has "
             f"{len(task.networks)}.",
-            hint="choose a single `model`, or a method that takes several: local, fedavg, feddf, fedmd.",
+            hint=f"choose a single `model`, or a method that takes several: {', '.join(_that_mix())}.",
         )
+
+
+def _that_mix() -> list[str]:
+    return [name for name, method in list_methods().items() if method.mixes_architectures is True]

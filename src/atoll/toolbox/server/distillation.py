@@ -20,6 +20,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params
+from atoll.kernel.randomness import generator
 from atoll.kernel.record import Each, record
 from atoll.toolbox.server.adam import Past, adam, annealed_share, no_past
 
@@ -38,6 +39,13 @@ class Schedule:
 
     lr: Tensor
     steps: int
+
+
+def draw_public(bench: Workbench, most: int) -> Params:
+    """Draw at most so many public samples, as the leaf `x`; the same in all rounds."""
+    x, _ = bench.public
+    order = generator(bench.task.seed, "public samples").permutation(len(x))[:most]
+    return Params.of(x=x[torch.from_numpy(order).to(x.device)])
 
 
 def lessons(

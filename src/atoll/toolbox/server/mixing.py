@@ -54,13 +54,18 @@ def _memory(device: torch.device) -> int | None:
 def identity_mixing(models: Stack) -> Tensor:
     """Return the matrix in which every client has its own model and nothing else; raise if it needs too much memory."""
     leaf = next(iter(models.values()))
+    require_pairs(len(leaf), leaf.dtype, leaf.device)
+    return torch.eye(len(leaf), dtype=leaf.dtype, device=leaf.device)
+
+
+def require_pairs(clients: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless a number for every pair of clients would fit in memory."""
     require_bytes(
-        len(leaf) ** 2 * leaf.itemsize,
-        leaf.device,
-        f"The server must hold a number for every pair of {len(leaf)} clients",
+        clients**2 * dtype.itemsize,
+        device,
+        f"The server must hold a number for every pair of {clients} clients",
         hint="take fewer clients, or a method whose server needs sums only.",
     )
-    return torch.eye(len(leaf), dtype=leaf.dtype, device=leaf.device)
 
 
 def none_seen(models: Stack) -> Tensor:
@@ -87,6 +92,15 @@ def with_replies(models: Stack, clients: NDArray[np.int64], delta: Stack) -> Sta
     rows = torch.from_numpy(clients)
     return Stack(
         {name: leaf.index_add(0, rows.to(leaf.device), delta[name]) for name, leaf in models.items()}, models.layout
+    )
+
+
+def write_rows(table: Stack | None, rows: Stack, clients: NDArray[np.int64], size: int) -> Stack:
+    """Write the rows of some into the table of all `size` clients; zeros stand for those who sent nothing."""
+    before = rows.map(lambda leaf: leaf.new_zeros(size, *leaf.shape[1:])) if table is None else table
+    places = torch.from_numpy(clients)
+    return Stack(
+        {name: leaf.index_copy(0, places.to(leaf.device), rows[name]) for name, leaf in before.items()}, before.layout
     )
 
 
