@@ -182,7 +182,7 @@ def test_a_method_that_needs_one_architecture_is_refused() -> None:
         play(mixed(), Ditto())
     assert str(error.value) == (
         "Ditto needs clients that all have one architecture. own has 2.\n"
-        "hint: choose a single `model`, or a method that takes several: fedavg, feddf, fedmd, kt-pfl, local."
+        "hint: choose a single `model`, or a method that takes several: fedavg, feddf, fedmd, fml, kt-pfl, local."
     )
     with pytest.raises(TaskError, match="FedAvg@ifca needs clients that all have one architecture"):
         play(mixed(), create("fedavg@ifca"), rounds=11)

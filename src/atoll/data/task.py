@@ -40,14 +40,14 @@ from atoll.data.ratings import FEWEST, list_interactions, read_columns
 from atoll.data.schema import Schema
 from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
-from atoll.kernel.batch import Augment
-from atoll.kernel.errors import ModelError, TaskError, describe_given, first_line, require_keywords
+from atoll.kernel.batch import Augment, check_network
+from atoll.kernel.errors import TaskError, describe_given, require_keywords
 from atoll.kernel.fingerprints import content
 from atoll.kernel.html import html_table
 from atoll.kernel.network import Network
 from atoll.kernel.objective import PerSample, accuracy, cross_entropy
 from atoll.kernel.params import Layout
-from atoll.kernel.randomness import generator, moves_default_generator
+from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts, Training
 
 __all__ = ["Model", "Task", "Training"]
@@ -526,34 +526,10 @@ class Task:
             )
 
     def _check_outputs(self, network: Network) -> None:
-        """Raise unless the network takes the samples and gives one output per class; find out whether it draws."""
-        from atoll.kernel.batch import Batch
-        from atoll.kernel.network import Variant
-
+        """Raise unless the network takes the samples and their targets."""
         x, y, split, _ = self.splits["train"].hold(self.x, self.y, np.zeros(1, dtype=np.int64))
         few = split.order[:2]
-
-        @torch.no_grad()
-        def outputs_of(*, train: bool) -> Tensor:
-            batch = Batch(x[few], y[few], None, None, network, Variant(train=train))
-            return batch.outputs(network.initial)
-
-        model = type(network._original).__name__
-        shape = tuple(self.x.shape[1:])
-        try:
-            outputs = outputs_of(train=False)
-            network.draws_globally |= moves_default_generator(lambda: outputs_of(train=True))
-        except Exception as error:  # a model may fail in any way
-            raise ModelError(
-                f"{model} must take samples of shape {shape}. It failed: {first_line(error)}",
-                hint="check the model's first layer against the data.",
-            ) from error
-        if self.classes is not None and (outputs.ndim < 2 or outputs.shape[1] != self.classes):
-            raise ModelError(
-                f"{model} must give one output per class, {self.classes}. Got outputs of shape {tuple(outputs.shape)} "
-                f"for {len(few)} samples.",
-                hint="set the width of its last layer to the number of classes.",
-            )
+        check_network(network, x[few], y[few], self.classes)
 
 
 def require_task(given: object) -> None:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from atoll.kernel.errors import CohortError
+from atoll.kernel.errors import CohortError, ModelError, first_line
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, Stack, Structure, flatten, unflatten
-from atoll.kernel.randomness import Keys, number
+from atoll.kernel.randomness import Keys, moves_default_generator, number
 
 A = TypeVar("A")
 _taken = threading.local()
@@ -235,3 +235,35 @@ class Batch:
     def forward(self, w: Params) -> tuple[Tensor, Params]:
         """Return what the model answers, and w with the buffers of the pass."""
         return self.network.module(self.variant)(self.variant, w, self.x, self.mask, self.keys)
+
+
+def check_network(network: Network, x: Tensor, y: Tensor, classes: int | None) -> None:
+    """Raise unless a network takes these samples, with an output per class and a loss; find out whether it draws."""
+
+    @torch.no_grad()
+    def answer(*, train: bool) -> Tensor:
+        return Batch(x, y, None, None, network, Variant(train=train)).outputs(network.initial)
+
+    shape = tuple(x.shape[1:])
+    try:
+        outputs = answer(train=False)
+        network.draws_globally |= moves_default_generator(lambda: answer(train=True))
+    except Exception as error:  # a model may fail in any way
+        raise ModelError(
+            f"{network.name} must take samples of shape {shape}. It failed: {first_line(error)}",
+            hint="check the model's first layer against the data.",
+        ) from error
+    if classes is not None and (outputs.ndim < 2 or outputs.shape[1] != classes):
+        raise ModelError(
+            f"{network.name} must give one output per class, {classes}. Got outputs of shape {tuple(outputs.shape)} "
+            f"for {len(x)} samples.",
+            hint="set the width of its last layer to the number of classes.",
+        )
+    try:
+        network.loss(outputs, y)
+    except Exception as error:
+        raise ModelError(
+            f"{network.name} must answer for targets of shape {tuple(y.shape[1:])}. Got outputs of shape "
+            f"{tuple(outputs.shape)} for {len(x)} samples: {first_line(error)}",
+            hint="choose a model for such targets: `atoll list models` says what each is for.",
+        ) from error

@@ -122,7 +122,6 @@ class Workbench:
         says otherwise or their shape is another.
         """
         task = self._population.task
-        self.network.prepare(Variant(train=False))  # a step may ask the clients' network as well
         size = len(x) if first is None else first
         everything = Split(torch.arange(size, device=x.device), np.array([0, size]))
         nothing = Split(everything.order[:0], np.array([0, 0]))

@@ -20,7 +20,7 @@ from atoll.kernel.fingerprints import Unstable, fingerprint
 from atoll.runtime.engines.lanes import Lanes, place
 from atoll.runtime.engines.plan import Plan, arithmetic
 from atoll.runtime.engines.programs import Programs
-from atoll.runtime.engines.work import Leaves, Timed, Work
+from atoll.runtime.engines.work import Leaves, Timed, Work, prepare_networks
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def join(folds: Sequence[Fold], width: int) -> Fold:
 def run_joined(folds: Sequence[Fold], programs: Programs, width: int) -> list[Leaves]:
     """Run folds as one; return the carry of each."""
     joined = join(folds, width)
-    joined.work.network.prepare(joined.work.variant)
+    prepare_networks(joined.work)
     with torch.no_grad(), arithmetic(joined.work.variant.precision):
         done, _ = joined.run(programs)
     for fold in folds:

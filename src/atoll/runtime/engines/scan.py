@@ -32,7 +32,7 @@ from atoll.runtime.engines.lanes import choose_width
 from atoll.runtime.engines.plan import Plan, arithmetic, vectorising
 from atoll.runtime.engines.programs import Programs
 from atoll.runtime.engines.trainings import Trainings, digests
-from atoll.runtime.engines.work import Leaves, Timed, Work, forbid_captured_stacks
+from atoll.runtime.engines.work import Leaves, Timed, Work, forbid_captured_stacks, prepare_networks
 
 if TYPE_CHECKING:
     from atoll.kernel.cohort import Cohort, Step
@@ -148,7 +148,6 @@ class Scanner:
             channels_last=self.plan.channels_last,
             precision="fp32" if exact else self.plan.precision,
         )
-        network.prepare(variant)
         carry_leaves, carry_structure = flatten(carry)
         given_leaves, given_structure = flatten(given)
         work = Work(
@@ -157,6 +156,7 @@ class Scanner:
             functools.partial(number, seed, "draws", round, streams[0], int(cohort.clients[0])),
             augment=augment, streams=None if isinstance(stream, str) else len(stream),
         )  # fmt: skip
+        prepare_networks(work)
 
         def make_tables(first: int, last: int) -> BatchTable:
             """Make the batches of some epochs."""

@@ -128,6 +128,17 @@ class Timed(NamedTuple):
     before: Tensor
 
 
+def prepare_networks(work: Work) -> None:
+    """Make this thread's copies of the networks that a step asks: the clients' own, and those bound to it.
+
+    Inside `vmap` they cannot be made.
+    """
+    step = work.step
+    bound = [*step.args, *step.keywords.values()] if isinstance(step, functools.partial) else []
+    for network in (work.network, *(one for one in bound if isinstance(one, Network))):
+        network.prepare(work.variant)
+
+
 def forbid_captured_stacks(step: Callable[..., Any]) -> None:
     """Raise if a step captures a Stack: every client would get the values of all clients."""
     if isinstance(step, functools.partial):
