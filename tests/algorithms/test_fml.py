@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from atoll import Recipe, Task
 from atoll.algorithms.fedavg import FedAvg
@@ -11,7 +12,7 @@ from atoll.algorithms.fml import FML, taught_gradient
 from atoll.algorithms.local import Local
 from atoll.compose import create
 from atoll.kernel.batch import Batch
-from atoll.kernel.errors import AtollError, TaskError
+from atoll.kernel.errors import AtollError, ModelError, TaskError
 from atoll.kernel.network import Variant
 from atoll.testing.conformance import personal_models, play
 from atoll.testing.conformance.tasks import SIZES, build_task
@@ -158,3 +159,17 @@ def test_the_small_model_works_inside_clusters() -> None:
 def test_a_small_model_that_cannot_be_is_refused(meme: str, words: str) -> None:
     with pytest.raises(AtollError, match=words):
         play(build_task(), FML(meme=meme))
+
+
+def test_a_small_model_without_an_answer_for_every_pixel_is_refused() -> None:
+    images, labels = torch.rand(4, 1, 3, 3, dtype=torch.float64), torch.zeros(4, 3, 3, dtype=torch.int64)
+    task = Task.of_clients({"0": (images, labels)}, nn.Conv2d(1, 2, 1, dtype=torch.float64), classes=2)
+    with pytest.raises(ModelError, match=r"MLP must answer for targets of shape \(3, 3\)\. Got .* \(1, 2\)"):
+        play(task, FML(meme="mlp:8"))
+
+
+def test_widths_of_the_small_model_may_be_written_as_elsewhere() -> None:
+    method = create("fml:meme=mlp:16,8,alpha=0.3")
+    assert method == FML(meme="mlp:16,8", alpha=0.3)
+    report = play(build_task(), method)
+    assert [len(report.server[f"body.{number}.bias"]) for number in (1, 3)] == [16, 8]

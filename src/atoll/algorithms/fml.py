@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Replies, Search, Share, Update, Weighting, WithEverybody
-from atoll.kernel.batch import Batch, check_network
+from atoll.kernel.batch import Batch, check_outputs
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import TaskError
+from atoll.kernel.errors import ModelError, TaskError, first_line
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import default_generator, number
@@ -55,7 +55,7 @@ class FML(Algorithm):
         if self.meme is None:
             return task.network.initial
         meme = self.network(task)
-        check_network(meme, task.sample[None], task.target[None], task.classes)
+        check_targets(meme, check_outputs(meme, task.sample[None], task.classes), task.target[None])
         return Params(meme.initial)  # without its layout: messages and checkpoints know the clients' networks alone
 
     def network(self, task: Facts) -> Network:
@@ -77,7 +77,7 @@ class FML(Algorithm):
         """Average w over the clients of all architectures, if it is of none of these; otherwise over those of each."""
         if self.meme is None:
             return super().fuse(servers, replies)
-        return [self.aggregate(servers[0], replies)] * len(servers)
+        return [servers[0] + replies.mean("delta")] * len(servers)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """Return the client's own model; a client that never took part uses w, or its own network as it begins."""
@@ -128,6 +128,18 @@ def taught_gradient(w: Params, batch: Batch, share: float, answer: Callable[[], 
 
     g, (loss, buffers) = batch.differentiate(objective, w.trained)
     return g, w | buffers, loss
+
+
+def check_targets(network: Network, outputs: Tensor, y: Tensor) -> None:
+    """Raise unless the loss can compare such outputs with such targets."""
+    try:
+        network.loss(outputs, y)
+    except Exception as error:
+        raise ModelError(
+            f"{network.name} must answer for targets of shape {tuple(y.shape[1:])}. Got outputs of shape "
+            f"{tuple(outputs.shape)} for {len(y)} samples: {first_line(error)}",
+            hint="choose a network for such targets: `atoll list models` says what each is for.",
+        ) from error
 
 
 @lru_cache(maxsize=8)

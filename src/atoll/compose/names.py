@@ -105,7 +105,8 @@ def create(text: str, /, **more: str) -> Algorithm:
     Beside the hyperparameters of the method, `lr` is a step size of its own: `ditto:lr=0.05`.
     """
     name, _, rest = text.partition(":")
-    pairs = [*filter(None, rest.split(",")), *(f"{key}={value}" for key, value in more.items())]
+    # A number that follows belongs to the value before it, such as the widths of a network: `fml:meme=mlp:16,8`.
+    pairs = [*filter(None, re.split(r",(?!\d)", rest)), *(f"{key}={value}" for key, value in more.items())]
     plan = _with_step_size(read(name), [pair.partition("=")[0] for pair in pairs])
     known, values = plan.hyperparameters, {}
     for pair in pairs:

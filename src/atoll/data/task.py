@@ -40,7 +40,7 @@ from atoll.data.ratings import FEWEST, list_interactions, read_columns
 from atoll.data.schema import Schema
 from atoll.data.splits import SHARES, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
-from atoll.kernel.batch import Augment, check_network
+from atoll.kernel.batch import Augment, check_outputs
 from atoll.kernel.errors import TaskError, describe_given, require_keywords
 from atoll.kernel.fingerprints import content
 from atoll.kernel.html import html_table
@@ -526,10 +526,9 @@ class Task:
             )
 
     def _check_outputs(self, network: Network) -> None:
-        """Raise unless the network takes the samples and their targets."""
-        x, y, split, _ = self.splits["train"].hold(self.x, self.y, np.zeros(1, dtype=np.int64))
-        few = split.order[:2]
-        check_network(network, x[few], y[few], self.classes)
+        """Raise unless the network takes the samples and gives one output per class; find out whether it draws."""
+        x, _, split, _ = self.splits["train"].hold(self.x, self.y, np.zeros(1, dtype=np.int64))
+        check_outputs(network, x[split.order[:2]], self.classes)
 
 
 def require_task(given: object) -> None:

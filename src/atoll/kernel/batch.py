@@ -237,12 +237,15 @@ class Batch:
         return self.network.module(self.variant)(self.variant, w, self.x, self.mask, self.keys)
 
 
-def check_network(network: Network, x: Tensor, y: Tensor, classes: int | None) -> None:
-    """Raise unless a network takes these samples, with an output per class and a loss; find out whether it draws."""
+def check_outputs(network: Network, x: Tensor, classes: int | None) -> Tensor:
+    """Return what a network answers; raise unless it takes such samples, with an output for each class.
+
+    On the way it is found out whether the network draws.
+    """
 
     @torch.no_grad()
     def answer(*, train: bool) -> Tensor:
-        return Batch(x, y, None, None, network, Variant(train=train)).outputs(network.initial)
+        return Batch(x, x, None, None, network, Variant(train=train)).outputs(network.initial)
 
     shape = tuple(x.shape[1:])
     try:
@@ -259,11 +262,4 @@ def check_network(network: Network, x: Tensor, y: Tensor, classes: int | None) -
             f"for {len(x)} samples.",
             hint="set the width of its last layer to the number of classes.",
         )
-    try:
-        network.loss(outputs, y)
-    except Exception as error:
-        raise ModelError(
-            f"{network.name} must answer for targets of shape {tuple(y.shape[1:])}. Got outputs of shape "
-            f"{tuple(outputs.shape)} for {len(x)} samples: {first_line(error)}",
-            hint="choose a model for such targets: `atoll list models` says what each is for.",
-        ) from error
+    return outputs
