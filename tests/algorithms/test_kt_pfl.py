@@ -44,7 +44,7 @@ def objective(c: np.ndarray, s: torch.Tensor, k: int, rho: float) -> float:
 
 @pytest.mark.closed_form("kt-pfl")
 def test_a_step_of_the_coefficients_is_along_the_slope_of_their_objective() -> None:
-    method = KTpFL(rho=0.3, coefficient_lr=0.01, coefficient_steps=1)
+    method = KTpFL(coefficient_pull=0.3, coefficient_lr=0.01, coefficient_steps=1)
     logits = torch.tensor([[[1.0, -1.0]], [[0.5, 0.2]], [[-2.0, 0.3]]], dtype=torch.float64)
     c = torch.full((3, 3), 1 / 3, dtype=torch.float64)
     found = method.improve(c, logits, torch.ones(3, dtype=torch.bool))
@@ -62,7 +62,7 @@ def test_a_step_of_the_coefficients_is_along_the_slope_of_their_objective() -> N
 @pytest.mark.parametrize("rho", [0.05, 0.7])
 def test_many_steps_of_the_coefficients_end_where_a_solver_ends(rho: float) -> None:
     logits = torch.tensor(np.random.default_rng(0).normal(size=(4, 5, 3)))
-    method = KTpFL(rho=rho, coefficient_lr=0.05, coefficient_steps=3000)
+    method = KTpFL(coefficient_pull=rho, coefficient_lr=0.05, coefficient_steps=3000)
     found = method.improve(torch.full((4, 4), 0.25, dtype=torch.float64), logits, torch.ones(4, dtype=torch.bool))
     s = logits.softmax(2)
     for k in range(4):
@@ -79,13 +79,15 @@ def test_equal_coefficients_are_fedmd_of_probabilities() -> None:
     still, theirs = (play(task, method, 3) for method in (KTpFL(coefficient_steps=0), FedMD(send="probs")))
     for mine, other in zip(personal_models(still), personal_models(theirs), strict=True):
         assert all(torch.allclose(leaf, other[name], rtol=0, atol=1e-12) for name, leaf in mine.items())
-    pulled = play(task, KTpFL(rho=1e6, coefficient_lr=1e-7), 3)
+    pulled = play(task, KTpFL(coefficient_pull=1e6, coefficient_lr=1e-7), 3)
     assert torch.allclose(pulled.server.c, still.server.c, rtol=0, atol=1e-5)
 
 
 @pytest.mark.purpose("kt-pfl")
 def test_clients_learn_from_those_who_answer_as_they_do() -> None:
-    report = play(biased(0, 0, 1, 1, lr=0.5), KTpFL(rho=0.01, coefficient_lr=0.05, coefficient_steps=500), 3)
+    report = play(
+        biased(0, 0, 1, 1, lr=0.5), KTpFL(coefficient_pull=0.01, coefficient_lr=0.05, coefficient_steps=500), 3
+    )
     mixing = report.algorithm.mixing(report.server)
     assert mixing[0].tolist() == pytest.approx([0.5, 0.5, 0, 0], abs=0.01)
     assert mixing[3].tolist() == pytest.approx([0, 0, 0.5, 0.5], abs=0.01)
@@ -106,7 +108,7 @@ def test_the_first_round_by_hand() -> None:
 
 def test_who_has_not_answered_counts_once_it_does() -> None:
     """Rows are distributions over those who have answered; a newcomer comes with its share of 1/N."""
-    task, method = biased(0, 0, 1, 1), KTpFL(rho=0.01, coefficient_lr=0.05, coefficient_steps=50)
+    task, method = biased(0, 0, 1, 1), KTpFL(coefficient_pull=0.01, coefficient_lr=0.05, coefficient_steps=50)
     report = play(task, method, 1, cohort=2)
     server, seen = report.server, report.server.seen
     assert seen.sum() == 2

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import federate
-from atoll.algorithms import IFCA, FedAMP, FedAvg, Scaffold
+from atoll import Recipe, federate
+from atoll.algorithms import FML, IFCA, FedAMP, FedAvg, Scaffold
 from atoll.kernel.algorithm import Arrival, Replies
 from atoll.kernel.errors import CohortError, HyperparameterError, PayloadError, TaskError, UnknownName
 from atoll.kernel.params import Stack
@@ -186,6 +186,13 @@ def test_rules_that_cannot_work_are_refused_before_the_first_round(make_task, wo
 def test_a_method_that_reads_single_replies_is_refused(make_task):
     with pytest.raises(CohortError, match="reads single replies"):
         federate(make_task(), FedAMP(), rounds=1, evaluation="none", aggregate="median")
+
+
+def test_a_method_that_sends_models_of_another_network_has_none_that_the_server_could_train() -> None:
+    task = Recipe(clients=3, samples=90, public=0.2).build()
+    with pytest.raises(CohortError, match=r"For `aggregate=fltrust` .* but FML sends models of another one"):
+        federate(task, FML(meme="linear"), rounds=1, evaluation="none", aggregate="fltrust")
+    federate(task, FML(), rounds=1, evaluation="none", aggregate="fltrust")
 
 
 def test_auto_counts_with_what_a_round_may_hold():

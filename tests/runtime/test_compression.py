@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from atoll import LocalEngine, federate
-from atoll.algorithms import Ditto, FedAvg, FedProto, Scaffold
+from atoll import LocalEngine, Recipe, federate
+from atoll.algorithms import FML, Ditto, FedAvg, FedProto, Local, Scaffold
 from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.params import Stack
+from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel import Place, Sent
 from atoll.runtime.channel.compression import (
     COMPRESSIONS,
@@ -22,6 +23,8 @@ from atoll.runtime.channel.compression import (
     parse_compression,
 )
 from atoll.runtime.memory import RamMemory
+from atoll.testing.conformance import play
+from atoll.testing.conformance.tasks import build_task
 from atoll.toolbox.bits import from_bits, to_bits
 
 WORDS = ["topk:0.3", "randk:0.5", "qsgd:8", "qsgd:4", "qsgd:2", "sign", "lowrank:1"]
@@ -189,3 +192,18 @@ def test_compressions_that_cannot_be_are_refused(make_task, words, error):
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_every_compression_is_explained(name):
     assert len((COMPRESSIONS[name].__doc__ or "").split("\n")[0]) > 20
+
+
+@pytest.mark.parametrize(("method", "warns"), [(FedProto(), True), (FedAvg(), False), (Local(), False)])
+def test_a_method_that_sends_no_model_is_warned_of(caplog, method, warns):
+    with caplog.at_level("WARNING"):
+        play(build_task(), method, 1, compress="topk:0.1")
+    assert (f"{title_of(method)} sends no model, so `compress` packs nothing" in caplog.text) == warns
+
+
+def test_a_rank_is_judged_by_the_network_that_travels():
+    task = Recipe(clients=2, samples=60, model="mlp:32").build()  # matrices of 32 x 64; what travels, of 10 x 64
+    federate(task, FML(meme="linear"), rounds=1, evaluation="none", compress="lowrank:8")
+    with pytest.raises(HyperparameterError, match="at most 8"):
+        federate(task, FML(meme="linear"), rounds=1, evaluation="none", compress="lowrank:9")
+    federate(task, FML(), rounds=1, evaluation="none", compress="lowrank:9")

@@ -50,8 +50,7 @@ class FML(Algorithm):
 
     def start(self, task: Facts) -> Params:
         """Return the initial model, of a task with classes."""
-        if task.classes is None:
-            raise TaskError(f"The models of FML teach each other probabilities of classes. {task.name} has no classes.")
+        require_classes(task)
         if self.meme is None:
             return task.network.initial
         meme = self.network(task)
@@ -62,9 +61,8 @@ class FML(Algorithm):
         """Return the network of w."""
         if self.meme is None:
             return task.network
-        assert task.classes is not None, "the task has no classes"
-        sample = task.sample
-        return build_meme(self.meme, task.network, tuple(sample.shape), task.classes, task.seed, sample.device)
+        sample, classes = task.sample, require_classes(task)
+        return build_meme(self.meme, task.network, tuple(sample.shape), classes, task.seed, sample.device)
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models together, step by step on the same batches."""
@@ -128,6 +126,13 @@ def taught_gradient(w: Params, batch: Batch, share: float, answer: Callable[[], 
 
     g, (loss, buffers) = batch.differentiate(objective, w.trained)
     return g, w | buffers, loss
+
+
+def require_classes(task: Facts) -> int:
+    """Return how many classes there are; raise if targets are something else."""
+    if task.classes is None:
+        raise TaskError(f"The models of FML teach each other probabilities of classes. {task.name} has no classes.")
+    return task.classes
 
 
 def check_targets(network: Network, outputs: Tensor, y: Tensor) -> None:

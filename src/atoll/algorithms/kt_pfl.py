@@ -53,7 +53,7 @@ class KTpFL(Algorithm):
     samples: Count = 500  # public samples that are answered, the same in all rounds; at most all there are
     epochs: Epochs = 1  # revisit: local epochs per round on the client's own samples
     digest_epochs: Annotated[Epochs, Search(among=(1, 2, 5))] = 1  # digest: as many steps as these epochs have
-    rho: Annotated[NonNegative, Search(0.01, 10, log=True)] = 0.7  # ρ: pull of the coefficients towards equal ones
+    coefficient_pull: Annotated[NonNegative, Search(0.01, 10, log=True)] = 0.7  # ρ: towards equal coefficients
     coefficient_lr: NonNegative = 0.01  # η_c: step size of the coefficients
     coefficient_steps: Natural = 10  # steps of the coefficients per round
 
@@ -121,7 +121,9 @@ class KTpFL(Algorithm):
         for _ in range(self.coefficient_steps):
             q = mine @ s
             apart = q.clamp(min=torch.finfo(q.dtype).tiny).log() - log_s
-            slope = apart @ s.T / samples + 2 * self.rho * (mine - 1 / size)  # but for what is the same for all j
+            slope = apart @ s.T / samples + 2 * self.coefficient_pull * (
+                mine - 1 / size
+            )  # but for what is the same for all j
             mine = nearest(mine - self.coefficient_lr * slope)
         return c.index_put(pairs, mine * (size / len(c)))
 

@@ -29,6 +29,7 @@ from atoll.kernel.hyperparameters import (
     among,
     hyperparameters,
 )
+from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack, Tree, rows_of
 from atoll.kernel.predictor import Deployed, Predictor
 from atoll.kernel.replies import Arrival, Replies
@@ -144,6 +145,10 @@ class Algorithm(NamesChecked):
     def pulls(self, lr: float) -> dict[str, float]:
         """Say how far steps go towards what pulls them, by name: beyond 2, they end further from it than before."""
         return {}
+
+    def network(self, task: Facts) -> Network:
+        """Return the network that the models it sends are of: the clients' own by default."""
+        return task.network
 
     # -- the server ----------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> Tree:

@@ -170,7 +170,9 @@ class Settings(NamesChecked):
     def _check_promises(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a compression, a promise of privacy or secure sums that cannot be with this task and algorithm."""
         if self._compression is not None:
-            self._compression.check([one.initial for one in task.networks or (task.network,)])
+            facts = task.public_facts().by_architecture
+            self._compression.check([algorithm.network(one).initial for one in facts])
+            self._compression.warn_of_nothing(algorithm)
         if "+dpsgd" in title_of(algorithm) and algorithm.trains_by_sgd and values_of(algorithm)["sample_clip"]:
             require_no_batchnorm(task.public_facts())
         if self.privacy is not None:
@@ -202,6 +204,13 @@ class Settings(NamesChecked):
             resolved.warn_of_attackers(asked, task.clients, hostile)
         if rule.needs_public_data:
             task.public_for(f"`aggregate={self.aggregate}`")
+            facts = task.public_facts()
+            if algorithm.network(facts) is not facts.network:
+                raise CohortError(
+                    f"For `aggregate={self.aggregate}` the server trains a model of the clients' network, but "
+                    f"{title_of(algorithm)} sends models of another one.",
+                    hint="take another rule, such as nnm+trimmed.",
+                )
 
     def _check_privacy(
         self, privacy: ClientPrivacy | LocalPrivacy | PrivacyInShares, task: Task, algorithm: Algorithm

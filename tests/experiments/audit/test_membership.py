@@ -12,7 +12,7 @@ from atoll.data import datasets, partition
 from atoll.experiments.audit import audit
 from atoll.experiments.audit.findings import count_steps
 from atoll.experiments.audit.membership import Seen, score_calibrated, score_lira, score_loss, score_rmia
-from atoll.experiments.audit.subject import Subject
+from atoll.experiments.audit.subject import Subject, answer
 from atoll.kernel.errors import HyperparameterError, RunError, TaskError, UnknownName
 from atoll.kernel.randomness import generator
 
@@ -94,6 +94,14 @@ def test_an_upload_is_the_model_that_the_client_sent(task: Task) -> None:
     subject = Subject.open(report, trust=False)
     ((model, _),) = subject.with_uploads.uploaded.values()
     assert (model.model - report.server).norm() < 1e-6  # one client's upload is the mean
+
+
+def test_an_upload_of_another_network_answers_by_that_network(task: Task) -> None:
+    report = federate(task, "fml:meme=linear", rounds=1, evaluation="none", progress=False, cohort=1)
+    subject = Subject.open(report, trust=False)
+    ((model, network),) = subject.with_uploads.uploaded.values()
+    assert (model.model - report.server).norm() < 1e-6
+    assert answer((model, network), task.x[:3], task.y[:3]).shape == (3, task.classes)
 
 
 def test_messages_without_a_whole_model_are_not_attacked(task: Task) -> None:

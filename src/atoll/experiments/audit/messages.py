@@ -87,10 +87,11 @@ def play_message(subject: Subject, client: int, rows: Rows) -> Message:
                 rule = protection.rule_in(client, clients)  # noise of its own for each: nothing cancels between them
                 assert rule is not None
                 fields, _ = rule.close(fields, torch.ones(()))
-            start = job.broadcast if isinstance(job.broadcast, Params) else here.network.initial
+            network = method.network(population.facts)
+            start = job.broadcast if isinstance(job.broadcast, Params) else network.initial
             epochs = int(getattr(core_of(method), "epochs", 1))
             steps = epochs * -(-len(rows) // task.training.batch_size)
-            return Message(client, rows, start, fields, here.network, task.training, steps, noisy)
+            return Message(client, rows, start, fields, network, task.training, steps, noisy)
     raise RunError(f"Client {task.client_name(client)} could not do its first round; see the log.")
 
 

@@ -162,7 +162,7 @@ class Subject:
 
     def _play(self, task: Task, settings: Settings, *, uploads: bool) -> tuple[Report, dict[int, Any]]:
         """Run the audited method; return how it ended and, if they are asked for, the last uploads as models."""
-        watcher = Uploads(self.clients.tolist(), self.live.population.task.network)
+        watcher = Uploads(self.clients.tolist(), self.method.network(self.live.population.facts))
         made = federate(
             task, self.report.algorithm, settings=settings, engine=self.live.engine, progress=False,
             on_reply=watcher.see if uploads else None,

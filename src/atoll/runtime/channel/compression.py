@@ -11,6 +11,7 @@ ICML 2019 (sign with error feedback); Vogels et al., NeurIPS 2019 (PowerSGD).
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import HyperparameterError, unknown
 from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.randomness import Keys, generator
+from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel.stages import Form, Place, Sent, Stage, form_of
 from atoll.toolbox.bits import from_bits, to_bits
+
+log = logging.getLogger(__name__)
 
 Notes = Mapping[str, Tensor]  # what clients remember of a field
 Packed = tuple[dict[str, Tensor], dict[str, Tensor]]  # what travels, and what clients remember beside what was cut off
@@ -41,6 +46,13 @@ class Compression(Stage, ABC):
 
     def check(self, models: Sequence[Params]) -> None:
         """Raise where these models, one of each architecture, cannot be packed so."""
+
+    def warn_of_nothing(self, algorithm: Algorithm) -> None:
+        """Warn where a method sends no model, so nothing is packed."""
+        if algorithm.sends and "model" not in algorithm.sends.values():
+            log.warning(
+                "%s sends no model, so `compress` packs nothing: its messages travel as they are", title_of(algorithm)
+            )
 
     def apply(self, sent: Sent, place: Place) -> Sent:
         """Pack the fields that hold a model; see `Stage.apply`."""
