@@ -117,6 +117,7 @@ def test_who_has_not_answered_counts_once_it_does() -> None:
     assert not mixing[:, ~seen].any()
     assert server.c[seen][:, ~seen].flatten().tolist() == pytest.approx([0.25] * 4)
     assert mixing[~seen][:, seen].flatten().tolist() == pytest.approx([0.5] * 4)
+    assert torch.equal(replace(method, coefficient_steps=0).improve(server.c, server.logits.value, seen), server.c)
     everybody = replace(server, seen=torch.ones_like(seen))
     assert method.mixing(everybody).sum(1).tolist() == pytest.approx([1.0] * 4)
     assert method.mixing(everybody)[seen][:, ~seen].flatten().tolist() == pytest.approx([0.25] * 4)
