@@ -2,6 +2,7 @@
 
     python benchmarks/device_check.py --device cuda
     python benchmarks/device_check.py --only '^fed(df|gen)$'
+    python benchmarks/device_check.py --methods fml:meme=linear fedavg+sam:part=norm
 
 Digits, 10 clients, 3 rounds (one-shot methods: 1), float64; the model has dropout and BatchNorm. Shown is the largest
 difference of any parameter from the CPU's whole cohort, or why a method does not run so. The last line repeats a run
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from atoll import Algorithm, LocalEngine, Report, Task, federate
 from atoll.algorithms import list_methods
 from atoll.algorithms.fedavg import FedAvg
+from atoll.compose import create
 from atoll.data.datasets import load
 from atoll.data.partition import Dirichlet, Iid
 from atoll.kernel.errors import AtollError, first_line
@@ -55,22 +57,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", help="a regular expression that names of methods must match")
+    parser.add_argument("--methods", nargs="*", help="these, with their values")
     asked = parser.parse_args()
     device = asked.device
     planning.WORTH_MEASURING = 0.0  # so that traced programs and CUDA graphs are among what is measured
     task = Task.build(load("digits"), Dirichlet(0.5), clients=10, model=Net, public=0.1)
-    for name, method in list_methods().items():
-        if not re.search(asked.only, name):
-            continue
+    for name in asked.methods or [one for one in list_methods() if re.search(asked.only, one)]:
+        method = create(name)
         try:
-            reference = models_after(task, method(), device="cpu", strategy="whole")
+            reference = models_after(task, method, device="cpu", strategy="whole")
         except AtollError as error:
             print(name, first_line(error), flush=True)
             continue
         row = {
-            "whole": models_after(task, method(), device=device, strategy="whole"),
-            "chunk:4": models_after(task, method(), device=device, strategy="chunk:4"),
-            "loop": models_after(task, method(), device=device, strategy="loop"),
+            "whole": models_after(task, method, device=device, strategy="whole"),
+            "chunk:4": models_after(task, method, device=device, strategy="chunk:4"),
+            "loop": models_after(task, method, device=device, strategy="loop"),
         }
         print(name, *(f"{key} {difference(reference, value):.1e}" for key, value in row.items()), flush=True)
     equal = Task.build(load("digits"), Iid(), clients=10, model=Net)  # one size of cohort: one program to compile

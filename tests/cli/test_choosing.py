@@ -30,7 +30,7 @@ def test_tune_says_what_it_found_and_how_to_use_it():
     found = call("tune", "fedper", *DIGITS, *QUICK, "--out", "here")
     assert found.exit_code == 0, found.output
     assert "Every method had the same budget: 3 configurations each" in " ".join(found.stdout.split())
-    assert "Use them: atoll compare local:lr=" in found.stdout
+    assert "Use them, with the same data: atoll compare local:lr=" in found.stdout
     assert "fedper:lr=" in json.loads(Path("here/tuning.json").read_text())["best"]["fedper"]
     assert Path("here/report.html").exists()
 

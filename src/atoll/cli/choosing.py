@@ -133,7 +133,7 @@ def present_tuning(tuning: "Tuning", folder: Path) -> None:
     for note in tuning.notes:
         say(note, style="yellow")
     labels = " ".join(arm.label for arm in tuning.best.values())
-    write(Text(f"Use them: atoll compare {labels}"))
+    write(Text(f"Use them, with the same data: atoll compare {labels}"))
     write_paths(**{name: path for name, path in paths.items() if name in ("tuning", "report", "json")})
 
 
