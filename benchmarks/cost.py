@@ -60,7 +60,7 @@ PASSES = {
     "sub-fedavg": 1 / 4,  # the score on validation data
     "interp-bandit": 1 / 4,
 }
-ASKED = {"feddf:server_epochs=1", "fedmd"}  # all clients' models answer to public images
+ASKED = {"feddf:server_epochs=1", "fedmd", "kt-pfl"}  # all clients' models answer to public images
 
 
 FEATURES, CLASSES = 512, 10  # of PFLlib's CNN
