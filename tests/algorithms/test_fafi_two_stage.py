@@ -42,12 +42,15 @@ def test_one_epoch_that_recurs_is_refused() -> None:
 
 
 @pytest.mark.limit("fafi-two-stage")
-def test_after_the_switch_it_is_fafi(task: Task, make_cohort: Callable[..., Cohort]) -> None:
+@pytest.mark.parametrize(("after", "contrast"), [(None, 1.0), (0.0, 0.0), (0.25, 0.25)])
+def test_after_the_switch_it_is_fafi(
+    task: Task, make_cohort: Callable[..., Cohort], after: float | None, contrast: float
+) -> None:
     # One full batch per epoch and no momentum: five epochs are one of the first stage and four of FAFI from there.
-    report = play(task, FAFITwoStage(epochs=5))
+    report = play(task, FAFITwoStage(epochs=5, contrast_after=after))
     cohort, algorithm = make_cohort(task), FAFITwoStage(epochs=1, stage_share=1.0)
     first: Stack = algorithm.training.train(report.algorithm.broadcast(report.server), cohort)
-    then = train(cohort, first, FAFI().training.step(cohort), epochs=4)
+    then = train(cohort, first, FAFI(contrast=contrast).training.step(cohort), epochs=4)
     for name, leaf in report.server.answer.models.items():
         torch.testing.assert_close(leaf, then[name], rtol=0, atol=1e-10)
 

@@ -164,7 +164,10 @@ def test_a_small_model_that_cannot_be_is_refused(meme: str, words: str) -> None:
 def test_a_small_model_without_an_answer_for_every_pixel_is_refused() -> None:
     images, labels = torch.rand(4, 1, 3, 3, dtype=torch.float64), torch.zeros(4, 3, 3, dtype=torch.int64)
     task = Task.of_clients({"0": (images, labels)}, nn.Conv2d(1, 2, 1, dtype=torch.float64), classes=2)
-    with pytest.raises(ModelError, match=r"MLP must answer for targets of shape \(3, 3\)\. Got .* \(1, 2\)"):
+    with pytest.raises(
+        ModelError,
+        match=r"meme=mlp:8 does not fit this task\. MLP must answer for targets of shape \(3, 3\)\. Got .* \(1, 2\)",
+    ):
         play(task, FML(meme="mlp:8"))
 
 

@@ -47,8 +47,8 @@ def test_a_step_of_the_coefficients_is_along_the_slope_of_their_objective() -> N
     method = KTpFL(coefficient_pull=0.3, coefficient_lr=0.01, coefficient_steps=1)
     logits = torch.tensor([[[1.0, -1.0]], [[0.5, 0.2]], [[-2.0, 0.3]]], dtype=torch.float64)
     c = torch.full((3, 3), 1 / 3, dtype=torch.float64)
-    found = method.improve(c, logits, torch.ones(3, dtype=torch.bool))
     s = logits.softmax(2)
+    found = method.improve(c, s, torch.ones(3, dtype=torch.bool))
     for k in range(3):
         ahead = np.eye(3) * 1e-6
         slope = [
@@ -63,8 +63,8 @@ def test_a_step_of_the_coefficients_is_along_the_slope_of_their_objective() -> N
 def test_many_steps_of_the_coefficients_end_where_a_solver_ends(rho: float) -> None:
     logits = torch.tensor(np.random.default_rng(0).normal(size=(4, 5, 3)))
     method = KTpFL(coefficient_pull=rho, coefficient_lr=0.05, coefficient_steps=3000)
-    found = method.improve(torch.full((4, 4), 0.25, dtype=torch.float64), logits, torch.ones(4, dtype=torch.bool))
     s = logits.softmax(2)
+    found = method.improve(torch.full((4, 4), 0.25, dtype=torch.float64), s, torch.ones(4, dtype=torch.bool))
     for k in range(4):
         whole = {"type": "eq", "fun": lambda c: c.sum() - 1}
         best = minimize(
@@ -93,17 +93,31 @@ def test_clients_learn_from_those_who_answer_as_they_do() -> None:
     assert mixing[3].tolist() == pytest.approx([0, 0, 0.5, 0.5], abs=0.01)
 
 
+def test_places_of_a_text_count_as_samples() -> None:
+    """catches: a sum over places, which makes steps as many times larger."""
+    method, everybody = KTpFL(coefficient_lr=0.1, coefficient_steps=1), torch.ones(2, dtype=torch.bool)
+    c, s = torch.full((2, 2), 0.5, dtype=torch.float64), torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]], dtype=torch.float64)
+    places = s[..., None].expand(-1, -1, -1, 7)
+    torch.testing.assert_close(method.improve(c, places, everybody), method.improve(c, s, everybody))
+
+
+def test_a_pull_that_overshoots_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        play(build_task(), KTpFL(samples=7, coefficient_pull=1000), 1)
+    assert "2 * coefficient_lr * coefficient_pull" in caplog.text
+
+
 def test_the_first_round_by_hand() -> None:
     """catches: a mixture of logits, and a client that gets another one's row."""
     task = biased(0, 1)
     report = play(task, KTpFL(coefficient_steps=0))
-    assert report.server.logits.value[:, 0].tolist() == [[2.0, -2.0], [-2.0, 2.0]]
+    p = float(torch.tensor([2.0, -2.0], dtype=torch.float64).softmax(0)[0])
+    assert report.server.s.value[:, 0].flatten().tolist() == pytest.approx([p, 1 - p, 1 - p, p])
     method = replace(report.algorithm, coefficient_steps=1)
     c = torch.tensor([[0.75, 0.25], [0.0, 1.0]], dtype=torch.float64)
-    p = float(torch.tensor([2.0, -2.0], dtype=torch.float64).softmax(0)[0])
     sent = method.unicast(replace(report.server, c=c), np.array([1, 0]))
-    assert sent.value[0, 0].tolist() == pytest.approx([1 - p, p])
-    assert sent.value[1, 3].tolist() == pytest.approx([0.75 * p + 0.25 * (1 - p), 0.75 * (1 - p) + 0.25 * p])
+    assert sent.q.value[0, 0].tolist() == pytest.approx([1 - p, p])
+    assert sent.q.value[1, 3].tolist() == pytest.approx([0.75 * p + 0.25 * (1 - p), 0.75 * (1 - p) + 0.25 * p])
 
 
 def test_who_has_not_answered_counts_once_it_does() -> None:
@@ -117,7 +131,7 @@ def test_who_has_not_answered_counts_once_it_does() -> None:
     assert not mixing[:, ~seen].any()
     assert server.c[seen][:, ~seen].flatten().tolist() == pytest.approx([0.25] * 4)
     assert mixing[~seen][:, seen].flatten().tolist() == pytest.approx([0.5] * 4)
-    assert torch.equal(replace(method, coefficient_steps=0).improve(server.c, server.logits.value, seen), server.c)
+    assert torch.equal(replace(method, coefficient_steps=0).improve(server.c, server.s.value, seen), server.c)
     everybody = replace(server, seen=torch.ones_like(seen))
     assert method.mixing(everybody).sum(1).tolist() == pytest.approx([1.0] * 4)
     assert method.mixing(everybody)[seen][:, ~seen].flatten().tolist() == pytest.approx([0.25] * 4)
@@ -140,7 +154,7 @@ def test_clients_of_all_architectures_teach_each_other() -> None:
     one, other = report.server.states
     assert one.seen.all()
     assert torch.equal(one.c, other.c)
-    assert torch.equal(one.logits.value, other.logits.value)
+    assert torch.equal(one.s.value, other.s.value)
     assert not torch.allclose(one.c, torch.full_like(one.c, 0.25))
     alone = play(task, KTpFL(samples=20, digest_epochs=0), 3)
     pairs = zip(personal_models(report), personal_models(alone), strict=True)
@@ -152,13 +166,15 @@ def test_no_model_travels_and_a_site_gets_nothing_of_others() -> None:
     up = [entry for entry in report.ledger.messages() if entry.direction == "up"]
     assert {entry.kind for entry in up} <= {"answers", "statistic"}
     left = report.algorithm.state_for(report.server, np.array([1]))
-    assert left.logits is None
+    assert left.s is None
     assert left.c.unique().numel() == 1
 
 
 def test_extreme_answers_are_no_fault() -> None:
     logits = torch.tensor([[[1e4, -1e4]], [[-1e4, 1e4]]])
-    c = KTpFL().improve(torch.full((2, 2), 0.5, dtype=torch.float64), logits, torch.ones(2, dtype=torch.bool))
+    c = KTpFL().improve(
+        torch.full((2, 2), 0.5, dtype=torch.float64), logits.softmax(2), torch.ones(2, dtype=torch.bool)
+    )
     assert c.isfinite().all()
     assert c.sum(1).tolist() == pytest.approx([1.0, 1.0])
 

@@ -16,6 +16,21 @@ def test_the_proximal_points_are_averaged(two_clients: Task) -> None:
     assert report.server["w"] == pytest.approx((1 * 0.625 + 3 * 1.875) / 4)
 
 
+@pytest.mark.closed_form("pfedme-survey")
+def test_the_shadow_follows_the_shared_model(two_clients: Task) -> None:
+    # From w, a step goes half the way to c and lam / 2 of the way to the shadow v. Round 1: w = v = 0, so theta is
+    # c / 2, and w = 1.25. Round 2: v = theta + 0.5 (w - theta) = 0.875 and 1.375.
+    report = play(two_clients, PFedMeSurvey(lam=0.5, follow=0.5), rounds=2)
+    expected = [1.25 + 0.5 * (c - 1.25) + 0.25 * (v - 1.25) for c, v in ((1, 0.875), (3, 1.375))]
+    assert [model["w"].item() for model in personal_models(report)] == pytest.approx(expected)
+
+
+def test_a_shadow_that_never_follows_is_what_was_sent_last(two_clients: Task) -> None:
+    report = play(two_clients, PFedMeSurvey(lam=0.5, follow=0.0), rounds=2)
+    expected = [1.25 + 0.5 * (c - 1.25) + 0.25 * (c / 2 - 1.25) for c in (1, 3)]
+    assert [model["w"].item() for model in personal_models(report)] == pytest.approx(expected)
+
+
 def test_the_server_is_that_of_fedprox(two_clients: Task) -> None:
     mine, theirs = (
         play(two_clients, one, rounds=3).server["w"]

@@ -11,7 +11,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import spearmanr
 from typer.testing import CliRunner, Result
 
-from atoll import algorithms
+from atoll import Recipe, algorithms, federate
 from atoll.cli import app
 from atoll.data.statistics import Statistics, statistics
 from atoll.experiments.comparison import Comparison
@@ -572,6 +572,26 @@ def test_explain_a_comparison(folder):
     assert f"{100 * score['evaluation']['personal']['test']['clients'][2]:.1f} %" in words(one, 2, "result")
     samples = json.loads((folder / "c/ditto-seed1/clients.json").read_text())["samples"]
     assert f"It trains on {samples[2]} samples" in text
+
+
+def test_explain_opens_models_to_say_which_parts_are_whose(folder):
+    one = Study.read(folder / "c", "ditto", 1)
+    names, apart = one.parts
+    text = said(atoll("explain", str(folder / "c"), "--method", "ditto", "--client", "2", "--seed", "1", "--parts"))
+    sentence = " ".join(explain(one, 2, parts=True)["parts"])
+    assert sentence in text
+    farthest = names[int(np.argmax(apart[2]))]
+    assert sentence.startswith(f"Its model differs from the average of all clients' models most in {farthest} by ")
+    shared = " ".join(explain(Study.read(folder / "c", "fedavg", 0), 2, parts=True)["parts"])
+    assert shared == "All clients deploy the same model."
+
+
+def test_parts_that_all_clients_share_are_named():
+    report = federate(Recipe(clients=3, samples=90).build(), "fedper", rounds=1, progress=False)
+    study = Study(Comparison.of_runs([report]), report.label)
+    text = " ".join(explain(study, 0, parts=True)["parts"])
+    assert "most in head." in text
+    assert text.endswith("All clients share body.1.weight, body.1.bias, body.3.weight and body.3.bias.")
 
 
 def test_explain_reads_who_took_part(folder):

@@ -34,6 +34,24 @@ def test_the_average_is_made_of_all_clients() -> None:
     assert report.score_average().score[0] == pytest.approx(float(right.double().mean()))
 
 
+@pytest.mark.parametrize("strategy", ["whole", "chunk:2"])
+def test_the_parts_that_clients_share_do_not_differ(strategy: str) -> None:
+    report = play(build_task(), create("fedper"), 2, strategy=strategy)
+    names, apart = report.personal_parts()
+    heads = torch.stack([one["head.weight"] for one in personal_models(report)])
+    mean = heads.mean(0)
+    expected = [float((one - mean).norm() / mean.norm()) for one in heads]
+    assert apart[:, names.index("head.weight")].tolist() == pytest.approx(expected)
+    assert [bool((leaf > 1e-9).any()) for leaf in apart.T] == [name.startswith("head") for name in names]
+
+
+def test_personal_statistics_of_batchnorm_are_parts_too() -> None:
+    names, apart = play(build_task("odd"), create("fedbn"), 2).personal_parts()
+    own = {name for name, leaf in zip(names, apart.T, strict=True) if (leaf > 1e-9).any()}
+    assert any(name.endswith("running_mean") for name in own)
+    assert "head.weight" not in own
+
+
 @pytest.mark.parametrize("rho", [0.05, 0.5])
 def test_sharpness_of_quadratics_is_known(rho: float) -> None:
     # F(v) = (v - c)^2 / 2 has F(v + rho sign(v - c)) - F(v) = rho |v - c| + rho^2 / 2.
@@ -68,4 +86,6 @@ def test_what_cannot_be_measured_is_said() -> None:
     mixed = federate(Recipe(clients=4, model="mlp:8/mlp:12").build(), "local", rounds=1, progress=False)
     with pytest.raises(ModelError, match="one architecture"):
         mixed.score_average()
+    with pytest.raises(ModelError, match="one architecture"):
+        mixed.personal_parts()
     assert not math.isnan(mixed.sharpness().sum())

@@ -9,7 +9,8 @@ from torch import nn
 
 from atoll import LocalEngine, Recipe, federate
 from atoll.algorithms import FML, Ditto, FedAvg, FedProto, Local, Scaffold
-from atoll.kernel.errors import HyperparameterError, UnknownName
+from atoll.compose import create
+from atoll.kernel.errors import CohortError, HyperparameterError, UnknownName
 from atoll.kernel.params import Stack
 from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel import Place, Sent
@@ -199,6 +200,14 @@ def test_a_method_that_sends_no_model_is_warned_of(caplog, method, warns):
     with caplog.at_level("WARNING"):
         play(build_task(), method, 1, compress="topk:0.1")
     assert (f"{title_of(method)} sends no model, so `compress` packs nothing" in caplog.text) == warns
+
+
+def test_what_was_cut_off_is_remembered_of_one_network_only():
+    task, method = build_task(), create("fml@ifca:meme=linear,clusters=2,cluster_rounds=1")
+    with pytest.raises(CohortError, match="FML@ifca sends models of another network once clusters are found"):
+        play(task, method, 3, compress="topk:0.5")
+    play(task, method, 3, compress="qsgd:8")
+    play(task, create("fml@ifca:clusters=2,cluster_rounds=1"), 3, compress="topk:0.5")
 
 
 def test_a_rank_is_judged_by_the_network_that_travels():

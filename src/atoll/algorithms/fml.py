@@ -14,7 +14,7 @@ https://arxiv.org/abs/2006.16765
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,7 +54,10 @@ class FML(Algorithm):
         if self.meme is None:
             return task.network.initial
         meme = self.network(task)
-        check_targets(meme, check_outputs(meme, task.sample[None], task.classes), task.target[None])
+        try:
+            check_targets(meme, check_outputs(meme, task.sample[None], task.classes), task.target[None])
+        except ModelError as error:
+            raise ModelError(f"meme={self.meme} does not fit this task. {error}") from error
         return Params(meme.initial)  # without its layout: messages and checkpoints know the clients' networks alone
 
     def network(self, task: Facts) -> Network:
@@ -62,7 +65,8 @@ class FML(Algorithm):
         if self.meme is None:
             return task.network
         sample, classes = task.sample, require_classes(task)
-        return build_meme(self.meme, task.network, tuple(sample.shape), classes, task.seed, sample.device)
+        own, made = task.network, (self.meme, tuple(sample.shape), classes, task.seed)
+        return build_meme(*made, loss=own.loss, score=own.score, device=sample.device, dtype=own.dtype)
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Train both models together, step by step on the same batches."""
@@ -142,19 +146,20 @@ def check_targets(network: Network, outputs: Tensor, y: Tensor) -> None:
     except Exception as error:
         raise ModelError(
             f"{network.name} must answer for targets of shape {tuple(y.shape[1:])}. Got outputs of shape "
-            f"{tuple(outputs.shape)} for {len(y)} samples: {first_line(error)}",
+            f"{tuple(outputs.shape)} for one sample: {first_line(error)}",
             hint="choose a network for such targets: `atoll list models` says what each is for.",
         ) from error
 
 
 @lru_cache(maxsize=8)
 def build_meme(
-    name: str, own: Network, shape: tuple[int, ...], classes: int, seed: int, device: torch.device
-) -> Network:
-    """Make the network of this name for the samples that a client's own network takes; its values follow from the seed.
+    name: str, shape: tuple[int, ...], classes: int, seed: int, *, loss: Any, score: Any,
+    device: torch.device, dtype: torch.dtype,
+) -> Network:  # fmt: skip
+    """Make the network of this name for such samples; its values follow from the seed.
 
     The same one in every round, so its step is traced once.
     """
     with default_generator(number(seed, "meme")):
         module = build(name, shape, classes)
-    return Network(module, loss=own.loss, score=own.score, signature=(name, shape, classes)).to(device, own.dtype)
+    return Network(module, loss=loss, score=score, signature=(name, shape, classes)).to(device, dtype)

@@ -6,8 +6,8 @@
              v_k <- v_k - eta grad F_k(v_k)                                                     revisit
 
 So clients teach each other pair by pair: c_kj is how much k learns from j. It grows for those who answer as k does, and
-rho pulls all towards 1/N, which is FedMD of probabilities. N counts who has answered so far. With ``digest_epochs = 0``
-every client trains alone, as `local`.
+rho pulls it towards 1/N, with which this is FedMD of probabilities. N counts who has answered so far. With
+``digest_epochs = 0`` every client trains alone, as `local`.
 
 Reference: Zhang, Guo, Ma, Wang, Xu, Wu. "Parameterized Knowledge Transfer for Personalized Federated Learning."
 NeurIPS 2021. https://arxiv.org/abs/2111.02862
@@ -32,8 +32,22 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.answers import Lessons, answers_to, digest
 from atoll.toolbox.server.distillation import draw_public
-from atoll.toolbox.server.mixing import mark_seen, mean_for_unseen, mix_models, require_pairs, write_rows
+from atoll.toolbox.server.mixing import mark_seen, mix_models, require_pairs, write_rows
 from atoll.toolbox.server.simplex import nearest
+
+
+@record
+class Asked:
+    """What all clients receive: the public samples."""
+
+    x: Params
+
+
+@record
+class Taught:
+    """What each client receives: what it is to learn about them, q_k."""
+
+    q: Stack
 
 
 @record
@@ -43,7 +57,7 @@ class State:
     c: Tensor  # 1/N in the column of a client that has not answered yet
     seen: Tensor  # who has answered
     x: Params | None = None
-    logits: Stack | None = None
+    s: Stack | None = None  # probabilities of classes, zeros for who has not answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +79,10 @@ class KTpFL(Algorithm):
     limits: ClassVar[Limits] = {"local": {"digest_epochs": 0}}
     cites: ClassVar[str] = "zhang2021parameterized"
 
+    def pulls(self, lr: float) -> dict[str, float]:
+        """Return how far a step pulls the coefficients to equal ones."""
+        return {"2 * coefficient_lr * coefficient_pull": 2 * self.coefficient_lr * self.coefficient_pull}
+
     def start(self, task: Facts) -> State:
         """Begin with equal coefficients, on a task with classes."""
         if task.classes is None:
@@ -78,25 +96,25 @@ class KTpFL(Algorithm):
         """Draw the samples that clients answer, once."""
         return replace(server, x=draw_public(workbench, self.samples))
 
-    def broadcast(self, server: State) -> Params | None:
+    def broadcast(self, server: State) -> Asked:
         """Send the samples."""
-        return server.x
+        assert server.x is not None, "the server has drawn no samples"
+        return Asked(server.x)
 
-    def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack | None:
-        """Send what each client is to learn, q_k, once somebody has answered."""
-        if server.logits is None:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Taught | None:
+        """Send what each client is to learn, once somebody has answered."""
+        if server.s is None:
             return None
-        rows = self.mixing(server)[torch.from_numpy(ids).to(server.c.device)]
-        answers = Stack.of(wanted=server.logits.value.softmax(2))
-        return mix_models(rows.to(answers.value), answers)
+        rows = self.mixing(server, torch.from_numpy(ids).to(server.c.device))
+        return Taught(mix_models(rows.to(server.s.value), server.s))
 
-    def local(self, x: Params, cohort: Cohort) -> Update:
+    def local(self, asked: Asked, cohort: Cohort) -> Update:
         """Learn the own mixture of last time's answers, then from the own samples; answer, and send that alone."""
         v = cohort.recall(default=cohort.initial)
         if cohort.received is not None:
-            v = self.learn(v, Lessons(x, cohort.received), cohort)
+            v = self.learn(v, Lessons(asked.x, Stack.of(wanted=cohort.received.q.value)), cohort)
         v = sgd(cohort, start=v, epochs=self.epochs)
-        return Update(send={"answers": answers_to(cohort, v, x)}, keep=v)
+        return Update(send={"answers": answers_to(cohort, v, asked.x)}, keep=v)
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """Hold everybody's last answers, and learn who is worth listening to."""
@@ -104,38 +122,41 @@ class KTpFL(Algorithm):
 
     def fuse(self, servers: Sequence[State], replies: Replies) -> list[State]:
         """Do so over the clients of all architectures."""
-        server = servers[0]
-        logits = write_rows(server.logits, replies.stack("answers"), replies.clients, len(server.c))
+        server, answers = servers[0], replies.stack("answers")
+        s = write_rows(server.s, Stack.of(s=answers.value.softmax(2)), replies.clients, len(server.c))
         seen = mark_seen(server.seen, replies.clients)
-        c = self.improve(server.c, logits.value, seen)
-        return [replace(one, c=c, seen=seen, logits=logits) for one in servers]
+        c = self.improve(server.c, s.value, seen)
+        return [replace(one, c=c, seen=seen, s=s) for one in servers]
 
-    def improve(self, c: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
-        """Take steps of the coefficients between those who have answered."""
+    def improve(self, c: Tensor, s: Tensor, seen: Tensor) -> Tensor:
+        """Take steps of the coefficients between those who have answered; s is [client, sample, class, ...]."""
         there = seen.nonzero()[:, 0]
-        log_s = logits[there].to(c.dtype).log_softmax(2)
-        s, log_s, samples, size = log_s.exp().flatten(1), log_s.flatten(1), logits.shape[1], len(there)
+        size, answers = len(there), s[0].numel() // s.shape[2]  # a text has one for each place
+        s = s[there].to(c.dtype).flatten(1)
+        log_s = s.clamp(min=torch.finfo(s.dtype).tiny).log()
         pairs = there[:, None], there
         # Those who have not answered yet have 1/N each, so the others' coefficients sum to the rest.
         mine = c[pairs] * (len(c) / size)
         for _ in range(self.coefficient_steps):
             q = mine @ s
             apart = q.clamp(min=torch.finfo(q.dtype).tiny).log() - log_s
-            slope = apart @ s.T / samples + 2 * self.coefficient_pull * (
+            slope = apart @ s.T / answers + 2 * self.coefficient_pull * (
                 mine - 1 / size
             )  # but for what is the same for all j
             mine = nearest(mine - self.coefficient_lr * slope)
         return c.index_put(pairs, mine * (size / len(c)))
 
-    def mixing(self, server: State) -> Tensor:
+    def mixing(self, server: State, clients: Tensor | None = None) -> Tensor:
         """Return c over those who have answered; a client that has not learns from all of them alike."""
-        there = server.c * server.seen
-        return mean_for_unseen(there / there.sum(1, keepdim=True).clamp(min=1e-300), server.seen)
+        clients = torch.arange(len(server.c), device=server.c.device) if clients is None else clients
+        there = server.c[clients] * server.seen
+        mean = server.seen / server.seen.sum().clamp(min=1)
+        return torch.where(server.seen[clients, None], there / there.sum(1, keepdim=True).clamp(min=1e-300), mean)
 
     def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
         """Return nothing of others: these clients' models are their own."""
         return replace(
-            server, c=torch.full_like(server.c, 1 / len(server.c)), seen=torch.zeros_like(server.seen), logits=None
+            server, c=torch.full_like(server.c, 1 / len(server.c)), seen=torch.zeros_like(server.seen), s=None
         )
 
     def personalize(self, server: State, cohort: Cohort) -> Stack:
@@ -145,8 +166,8 @@ class KTpFL(Algorithm):
     def welcome(self, server: State, cohort: Cohort) -> Stack:
         """Train a new client's model on the mean of what all answered, then on its samples."""
         v = cohort.stacked(cohort.initial)
-        if server.logits is not None and server.x is not None:
-            mean = Params.of(wanted=server.logits.value[server.seen].softmax(2).mean(0))
+        if server.s is not None and server.x is not None:
+            mean = Params.of(wanted=server.s.value[server.seen].mean(0))
             v = self.learn(v, Lessons(server.x, mean), cohort)
         return sgd(cohort, start=v, epochs=self.epochs)
 

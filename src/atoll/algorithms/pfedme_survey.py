@@ -1,8 +1,11 @@
 """pFedMe as a survey has it: clients train near the shared model, deploy what they find, and the server averages it.
 
-    theta_k = about argmin of F_k(theta) + (lam / 2) ||theta - w||^2, from w,        w <- sum_k p_k theta_k
+    v_k <- v_k + follow (w - v_k)                                                            the client's shadow of w
+    theta_k = about argmin of F_k(theta) + (lam / 2) ||theta - v_k||^2, from w,              v_k <- theta_k
+    w <- sum_k p_k theta_k
 
-This is pFedMe with eta lam = 1, beta = 1 and one proximal problem per round, over all of a client's data. It trains as
+The shadow is what the client sent last, drawn to w by a step of `follow`. By default it is w itself: this is then
+pFedMe with eta lam = 1, beta = 1 and one proximal problem per round, over all of a client's data, which trains as
 FedProx does, and deploys theta_k and not w.
 
 Reference: no paper has this form. A survey describes it under the name of Dinh, Tran, Nguyen. "Personalized Federated
@@ -12,7 +15,7 @@ Learning with Moreau Envelopes." NeurIPS 2020, whose method is `pfedme`. https:/
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Update, Weighting
+from atoll.kernel.algorithm import Algorithm, Epochs, NonNegative, Share, Update, Weighting
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
 from atoll.toolbox.client import proximal, sgd
@@ -22,20 +25,32 @@ from atoll.toolbox.client import proximal, sgd
 class PFedMeSurvey(Algorithm):
     """A personal model per client: where it went in its last round."""
 
-    lam: NonNegative = 15.0  # λ: pull of the personal model towards w
+    lam: NonNegative = 15.0  # λ: pull of the personal model towards its shadow
+    follow: Share = 1.0  # how far the shadow follows w before a round; 1: to w itself, 0: it is what was sent last
     epochs: Epochs = 1  # passes over the data per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
     cites: ClassVar[str] = "dinh2020personalized"
 
     def pulls(self, lr: float) -> dict[str, float]:
-        """Return how far a step pulls a client's model to w."""
+        """Return how far a step pulls a client's model to its shadow."""
         return {"lr * lam": lr * self.lam}
 
     def local(self, w: Params, cohort: Cohort) -> Update:
         """Find the proximal point; send it and keep it."""
-        theta = self.welcome(w, cohort)
+        theta = self.approach(w, self.shadow(w, cohort), cohort)
         return Update(send={"delta": theta - w}, weight=cohort.weights(self.weighting), keep=theta)
+
+    def shadow(self, w: Params, cohort: Cohort) -> Params | Stack:
+        """Return v_k: what each client sent last, drawn to w."""
+        if self.follow == 1:
+            return w
+        last = cohort.recall(default=w)
+        return last + self.follow * (w - last)
+
+    def approach(self, w: Params, v: Params | Stack, cohort: Cohort) -> Stack:
+        """Find the proximal points around shadows, from w."""
+        return sgd(cohort, start=w, epochs=self.epochs, penalty=proximal(self.lam, center=v))
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """Return the client's theta; a client that never took part uses w."""
@@ -43,4 +58,4 @@ class PFedMeSurvey(Algorithm):
 
     def welcome(self, w: Params, cohort: Cohort) -> Stack:
         """Find the proximal point of a new client around w: a round of its own, of which nothing is sent."""
-        return sgd(cohort, start=w, epochs=self.epochs, penalty=proximal(self.lam, center=w))
+        return self.approach(w, w, cohort)

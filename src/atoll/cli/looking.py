@@ -244,6 +244,7 @@ def explain(
     method: Annotated[str | None, option("Of a comparison; else the best that is not a reference.")] = None,
     seed: Annotated[int | None, option("Of a comparison; else its first.")] = None,
     most: Annotated[int, option("How many of the most affected, the harmed first.", min=1)] = 3,
+    parts: Annotated[bool, option("Open the models, and say which of their parts are a client's own.")] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Say why clients gain or lose: how their data differ, whom they learn from, what would likely help."""
@@ -255,7 +256,7 @@ def explain(
     write(*map(Text, overview(study)))
     for one in clients:
         paragraphs = Table.grid(Column(no_wrap=True, style="dim"), Column(), padding=(0, 2))
-        for heading, sentences in explain_client(study, one).items():
+        for heading, sentences in explain_client(study, one, parts=parts).items():
             paragraphs.add_row(Text(heading), Text(" ".join(sentences)))
         write("", Text(study.title(one), style="bold"), paragraphs)
     if not clients:

@@ -1,9 +1,10 @@
-"""What is asked of deployed models after a run: what their average is worth, and how sharp they are.
+"""What is asked of deployed models after a run: what their average is worth, which parts differ, how sharp they are.
 
-    average      the score of (1/K) sum_k v_k on the test samples of all clients
+    average      the score of v = (1/K) sum_k v_k on the test samples of all clients
+    parts        ||v_k - v|| / ||v||, leaf by leaf: 0 where all clients share a leaf
     sharpness    F_k(v_k + rho g / ||g||) - F_k(v_k),     g = grad F_k(v_k), over client k's training samples
 
-The second is how much the loss rises within a distance rho, to first order: what SAM makes small (Foret et al., ICLR
+The last is how much the loss rises within a distance rho, to first order: what SAM makes small (Foret et al., ICLR
 2021). At a minimum of F_k itself g is 0, and so is it.
 """
 
@@ -38,10 +39,35 @@ def score_average(
     engine: Engine, population: Population, algorithm: Algorithm, server: Tree, *, round: int, metric: str = OWN
 ) -> ClientScores:
     """Score the average of all clients' models, each counted the same, on every client's test samples."""
+    averaged = _average(engine, _job(Deploy(), population, algorithm, server, round), population)
+    kinds = population.task.network.initial
+    averaged = Params({name: leaf.to(kinds[name].dtype) for name, leaf in averaged.items()}, averaged.layout)
+    return evaluate(
+        engine, population, Algorithm(), averaged, round=round, model="shared", splits=("test",), metric=metric
+    )["test"]
+
+
+def measure_parts(
+    engine: Engine, population: Population, algorithm: Algorithm, server: Tree, *, round: int
+) -> tuple[list[str], NDArray[np.float64]]:
+    """Return the leaves of a model, and how far each client's lie from the average of all clients', in its lengths."""
+    job = _job(Deploy(), population, algorithm, server, round)
+    average = _average(engine, job, population).floating
+    found = np.full((population.task.clients, len(average)), np.nan)
+    for outcome in engine.run(job, population):
+        if isinstance(outcome, Done):
+            for place, (name, mean) in enumerate(average.items()):
+                apart = (outcome.result["model"][name].double() - mean).flatten(1).norm(dim=1)
+                found[outcome.clients, place] = (apart / mean.norm().clamp(min=TINY)).cpu().numpy()
+    return [*average], found
+
+
+def _average(engine: Engine, job: Job, population: Population) -> Params:
+    """Return the average of what clients deploy, in float64; of whole numbers, the largest."""
     if population.task.architecture is not None:
         raise ModelError("Models must have one architecture to be averaged. These have several.")
     total, largest, layout = dict[str, Tensor](), dict[str, Tensor](), None
-    for outcome in engine.run(_job(Deploy(), population, algorithm, server, round), population):
+    for outcome in engine.run(job, population):
         if isinstance(outcome, Done):
             models: Stack = outcome.result["model"]
             layout = models.layout
@@ -52,12 +78,8 @@ def score_average(
                 else:
                     part = leaf.amax(0)
                     largest[name] = torch.maximum(largest[name], part) if name in largest else part
-    kinds = population.task.network.initial
-    mean = {name: (leaf / population.task.clients).to(kinds[name].dtype) for name, leaf in total.items()}
-    averaged = Params({name: (mean | largest)[name] for name in kinds}, layout)
-    return evaluate(
-        engine, population, Algorithm(), averaged, round=round, model="shared", splits=("test",), metric=metric
-    )["test"]
+    mean = {name: leaf / population.task.clients for name, leaf in total.items()}
+    return Params({name: (mean | largest)[name] for name in population.task.network.initial}, layout)
 
 
 def measure_sharpness(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from atoll.algorithms import name_of
 from atoll.compose import from_record, to_record, upgrade_record
 from atoll.compose.architectures import check_mixes
+from atoll.compose.hybrids import InClusters
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
@@ -170,9 +171,7 @@ class Settings(NamesChecked):
     def _check_promises(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a compression, a promise of privacy or secure sums that cannot be with this task and algorithm."""
         if self._compression is not None:
-            facts = task.public_facts().by_architecture
-            self._compression.check([algorithm.network(one).initial for one in facts])
-            self._compression.warn_of_nothing(algorithm)
+            self._check_compression(self._compression, task, algorithm)
         if "+dpsgd" in title_of(algorithm) and algorithm.trains_by_sgd and values_of(algorithm)["sample_clip"]:
             require_no_batchnorm(task.public_facts())
         if self.privacy is not None:
@@ -183,6 +182,19 @@ class Settings(NamesChecked):
                 attack=self.attack, drop=self.drop, mixed=task.architecture is not None,
                 dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
             )  # fmt: skip
+
+    def _check_compression(self, compression: Compression, task: Task, algorithm: Algorithm) -> None:
+        """Raise for a compression that does not go with the models that are sent; warn where none are."""
+        parts = [algorithm.finder, algorithm.inner] if isinstance(algorithm, InClusters) else [algorithm]
+        sent = [[part.network(facts) for facts in task.public_facts().by_architecture] for part in parts]
+        if compression.feeds_back and sent[0] != sent[-1]:
+            raise CohortError(
+                f"With `compress={self.compress}` clients remember what was cut off from a model, but "
+                f"{title_of(algorithm)} sends models of another network once clusters are found.",
+                hint="take a compression that remembers nothing, such as qsgd:8.",
+            )
+        compression.check([network.initial for some in sent for network in some])
+        compression.warn_of_nothing(algorithm)
 
     def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
         """Raise for a rule, an attack or a promise that cannot work with this task and algorithm."""

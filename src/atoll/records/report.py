@@ -598,6 +598,18 @@ class Report:
         method, rounds, metric = method_as_run(self, live), self.settings.rounds, self.settings.metric
         return score_average(live.engine, live.population, method, live.server, round=rounds, metric=metric)
 
+    def personal_parts(self) -> tuple[list[str], Scores]:
+        """Return the leaves of a model, and how far each client's lie from the average of all, [client, leaf].
+
+        In lengths of the average: 0 for a leaf that all clients share.
+        """
+        from atoll.metrics.deployed import measure_parts
+        from atoll.records.models import method_as_run
+
+        live = self.require_live()
+        method, rounds = method_as_run(self, live), self.settings.rounds
+        return measure_parts(live.engine, live.population, method, live.server, round=rounds)
+
     def sharpness(self, rho: float = 0.05) -> Scores:
         """Return how much each client's training loss rises within a distance `rho` of the model that it deploys."""
         from atoll.metrics.deployed import measure_sharpness

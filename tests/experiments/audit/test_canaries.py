@@ -33,6 +33,13 @@ def test_an_honest_promise_holds(private: Report) -> None:
     assert "promised is" in found.sentences[0]
 
 
+def test_canaries_are_sought_in_the_network_that_travels() -> None:
+    task = Task.build(datasets.load("digits"), partition.parse("iid"), clients=5, model="mlp:16")
+    report = federate(task, "fml:meme=linear", rounds=2, dp="client:noise=2,clip=1", evaluation="none", progress=False)
+    found = audit(report, attacks=[], canaries=60)
+    assert found.holds
+
+
 def test_a_mechanism_that_adds_less_noise_than_it_says_is_found(
     private: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from atoll.algorithms.trainings.fafi import PrototypeContrast
 from atoll.algorithms.trainings.pieces import ContrastPiece
-from atoll.kernel.algorithm import Share
+from atoll.kernel.algorithm import NonNegative, Share
 from atoll.kernel.errors import HyperparameterError
 from atoll.toolbox.objectives.terms import Stages
 
@@ -24,6 +24,7 @@ class InStages(ContrastPiece):
 
     stages: Stages = "once"  # contrast alone once, in the first epochs, then no pool; recurring: in every fifth epoch
     stage_share: Share = 0.2  # of all epochs, for a first stage; below 1, it leaves an epoch at least
+    contrast_after: NonNegative | None = None  # a outside of stages of contrast alone; None: the same a
 
     called: ClassVar[str] = "stages"
 
@@ -41,7 +42,7 @@ class InStages(ContrastPiece):
                 hint="use stages=never for a single epoch.",
             )
         first = self.first_stage(training.epochs) if self.stages == "once" else 0
-        return {"stages": self.stages, "stage_epochs": first}
+        return {"stages": self.stages, "stage_epochs": first, "contrast_after": self.contrast_after}
 
     def first_stage(self, epochs: int) -> int:
         """Return how many epochs it has."""

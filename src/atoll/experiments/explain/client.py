@@ -22,6 +22,8 @@ SMALL, LARGE = 0, 2  # thirds of the clients
 FAR = 2  # times what chance alone gives
 NEAREST = 3  # clients named as the most similar
 CHANCE_DRAWS = 200
+SAME = 1e-5  # of a leaf's length: closer models differ by rounding
+MOST_PARTS = 4  # named
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +291,23 @@ def _describe_average(case: Case, weights: Values) -> list[str]:
         f", those with the most similar labels ({case.study.names_of(nearest)}) together {theirs}" if nearest else ""
     )
     return [f"What the server hands out is a mean over clients, {how}: it has {mine} of all weight{similar}."]
+
+
+def describe_parts(case: Case) -> list[str]:
+    """Say which parts of its model are its own, and which all clients share."""
+    names, apart = case.study.parts
+    mine, median, shared = apart[case.client], np.median(apart, axis=0), apart.max(axis=0) <= SAME
+    own = [int(leaf) for leaf in np.argsort(-mine, kind="stable") if not shared[leaf]][:MOST_PARTS]
+    if not own:
+        return ["All clients deploy the same model."]
+    listed = join_names(
+        [f"{names[leaf]} by {percent(mine[leaf])} (median client {percent(median[leaf])})" for leaf in own]
+    )
+    words = [f"Its model differs from the average of all clients' models most in {listed} of the average's length."]
+    if shared.any():
+        same = [name for name, one in zip(names, shared, strict=True) if one]
+        words.append(f"All clients share {join_names(same)}.")
+    return words
 
 
 def describe_result(case: Case) -> list[str]:

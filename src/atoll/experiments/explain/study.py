@@ -100,6 +100,11 @@ class Study:
         """The outcome of the run."""
         return self.comparison.outcomes[self.method][self.index]
 
+    @cached_property
+    def parts(self) -> tuple[list[str], Values]:
+        """The leaves of a model, and how far each client's lie from the average of all clients'; see `Report`."""
+        return self.outcome.personal_parts()
+
     @property
     def statistics(self) -> Statistics | None:
         """The statistics of the clients' data."""

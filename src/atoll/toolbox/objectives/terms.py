@@ -102,6 +102,7 @@ class Composed(Objective):
     rarity_by: RarityBy = "weights"
     stages: Stages = "never"
     stage_epochs: int = 0
+    contrast_after: float | None = None  # the weight of the contrast outside of stages of contrast alone
     anchor: float = 0.0
     anchor_loss: Literal["direction", "mse"] = "direction"
     anchor_schedule: Schedule = "linear"
@@ -212,7 +213,7 @@ class Composed(Objective):
             "separation": self.separation * self.crowding(seen.prototypes),
         }
         found: Terms = {name: whole * term for name, term in fit.items()}
-        found["contrast"] = self.contrast * self._contrast_mean(
+        found["contrast"] = self._contrast_weight(contrast_only) * self._contrast_mean(
             seen, self._contrast_losses(seen, pooled, contrast_only)
         )
         if self.anchor:
@@ -255,6 +256,12 @@ class Composed(Objective):
         assert seen.epoch is not None
         inside = seen.epoch < self.stage_epochs if self.stages == "once" else seen.epoch % PERIOD < 1
         return inside.to(seen.z.dtype)
+
+    def _contrast_weight(self, contrast_only: Tensor | None) -> Tensor | float:
+        """Return the weight of the contrast, which may be another one after a stage of contrast alone."""
+        if contrast_only is None or self.contrast_after is None:
+            return self.contrast
+        return contrast_only * self.contrast + (1 - contrast_only) * self.contrast_after
 
     def _contrast_losses(self, seen: Seen, pooled: Params | None, contrast_only: Tensor | None) -> Tensor:
         """Return the contrast of every view with all others and with the sets that are on."""
