@@ -2,7 +2,7 @@
 
     python benchmarks/recommend_table.py --choose                   # values of methods, by validation items, seed 0
     python benchmarks/recommend_table.py --minutes 20               # cells that are there are kept
-    python benchmarks/recommend_table.py --published --seeds 0      # 100 rounds with the leak, as papers have it
+    python benchmarks/recommend_table.py --published                # 100 rounds with the leak, as papers have it
     python benchmarks/recommend_table.py --speed                    # seconds of a round and of a ranking
     python benchmarks/recommend_table.py --page                     # print the tables from the file
 
@@ -271,20 +271,25 @@ def print_page(cells: dict[str, Any]) -> None:
         print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
         for name in names:
             print_row(name, [cell for key, cell in cells.items() if key.split()[:2] == [name, data]])
-    print("\n| method | values | HR@10 / NDCG@10 of 99, ours | published | HR@10 full, ours |\n|---|---|---|---|---|")
+    titles = ["method", "values", "seeds", "HR@10 of 99, ours", "NDCG@10 of 99, ours", "published", "HR@10 full, ours"]
+    print(f"\n| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for family, (name, theirs) in PUBLISHED.items():
-        for cell in [cell for key, cell in cells.items() if key.startswith(f"published {family} ")]:
-            ours = f"{cell['hr@10-of-99']:.1f} / {cell['ndcg@10-of-99']:.1f}"
-            print(f"| {family} | {name.partition(':')[2]} | {ours} | {theirs} | {cell['hr@10']:.1f} |")
+        some = [cell for key, cell in cells.items() if key.startswith(f"published {family} ")]
+        found = {metric: mean_and_spread([cell[metric] for cell in some]) for metric in METRICS}
+        ours = " | ".join(found[metric] for metric in ("hr@10-of-99", "ndcg@10-of-99"))
+        print(f"| {family} | {name.partition(':')[2]} | {len(some)} | {ours} | {theirs} | {found['hr@10']} |")
+
+
+def mean_and_spread(values: list[float]) -> str:
+    """Return `14.8 ± 0.3`, the mean over seeds and how far they lie apart."""
+    return f"{np.mean(values):.1f} ± {f'{np.std(values, ddof=1):.1f}' if len(values) > 1 else '–'}"
 
 
 def print_row(name: str, some: list[dict[str, Any]]) -> None:
     """Print means over seeds, how far they lie apart, and what is gained over popularity."""
-    row = [np.array([cell[metric] for cell in some], dtype=float) for metric in METRICS]
-    apart = [f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else " ± –" for values in row]
+    shown = " | ".join(mean_and_spread([cell[metric] for cell in some]) for metric in METRICS)
     thirds = np.mean([cell["thirds"] for cell in some], axis=0)
     gain = np.mean([cell["gain"] for cell in some], axis=0)
-    shown = " | ".join(f"{values.mean():.1f}{more}" for values, more in zip(row, apart, strict=True))
     marks = [f"{mean:+.1f}{' ▼' if mean < -2 * error else ''}" for mean, error in gain[1:]]
     took = f"{np.median([one['seconds']['run'] / one['rounds'] for one in some]):.1f}" if "seconds" in some[0] else "–"
     memory = f"{max(cell['memory'] for cell in some) / 2**30:.1f}" if "memory" in some[0] else "–"
