@@ -298,7 +298,8 @@ methods above 1.25 times their arithmetic.
 COMMENT = """
 On the CPU every method was measured in one turn (`--only . --turns 1`); ratios then differ by up to a fifth from run to
 run: FedFomo had 2.13 and 1.67, FedProto 1.75 and 1.46; the later ones are shown. So a mark near 1.25, or its absence,
-means little there. Whether GPU and cores were otherwise idle is not recorded; ratios compare turns in one process, and
+means little there. Of those at commit 2861b3e `mtfl-adam` was measured three times, at 1.25 (3 turns), 1.22 (7, shown)
+and 1.19 (7) of its arithmetic, the others once in 3 turns. Whether GPU and cores were otherwise idle is not recorded; ratios compare turns in one process, and
 seconds per round are not a benchmark. A step here processes 10 images on a network of 582,026 weights, so any work on
 all weights in every step shows. Terms that pull to another model (`fedprox`, `ditto`, `scaffold`, `feddyn`, `fedsmoo`,
 `fedspeed`, `fedamp`, `mocha`, `mtl-reg`, `pfedme`) are added to the gradient in closed form since commit 5f50be6;
