@@ -299,19 +299,20 @@ COMMENT = """
 On the CPU every method was measured in one turn (`--only . --turns 1`); ratios then differ by up to a fifth from run to
 run: FedFomo had 2.13 and 1.67, FedProto 1.75 and 1.46; the later ones are shown. So a mark near 1.25, or its absence,
 means little there. Of those at commit 2861b3e `mtfl-adam` was measured three times, at 1.25 (3 turns), 1.22 (7, shown)
-and 1.19 (7) of its arithmetic, the others once in 3 turns. Whether GPU and cores were otherwise idle is not recorded; ratios compare turns in one process, and
-seconds per round are not a benchmark. A step here processes 10 images on a network of 582,026 weights, so any work on
-all weights in every step shows. Terms that pull to another model (`fedprox`, `ditto`, `scaffold`, `feddyn`, `fedsmoo`,
-`fedspeed`, `fedamp`, `mocha`, `mtl-reg`, `pfedme`) are added to the gradient in closed form since commit 5f50be6;
-in measurements of earlier commits they were differentiated with the loss, at a fifth of a gradient or more. The servers
-of `fedamp` and `mocha` work with the models of all clients. `fedgen`'s server takes 50 gradients of its generator per
-round, each counted as one; on a CPU it took about 0.7 of the time of a client's. `pfedhn`'s server has a hundred
-weights for every one of the model. Gradients of `fedala` are partly those of two tensors, those of `fedgen-local`
-mostly those of a small generator, and cost less than one of the whole network; `fedrod` takes two gradients in one
-pass. `mtfl-adam` takes Adam's steps, eight passes over all weights in each, where SGD takes one. `ccvr` describes every
-class by products of 512 features, 1.3 million numbers of a client, and its server draws 5,000 features and trains a
-head on them in every round, in 400 steps: on the CPU these are counted in plain torch, on the GPU not, where such small
-steps would take the time of Python. The models of `fml` answer for each other, which is counted.
+and 1.19 (7) of its arithmetic, the others once in 3 turns. Whether GPU and cores were otherwise idle is not recorded;
+ratios compare turns in one process, and seconds per round are not a benchmark. A step here processes 10 images on a
+network of 582,026 weights, so any work on all weights in every step shows. Terms that pull to another model (`fedprox`,
+`ditto`, `scaffold`, `feddyn`, `fedsmoo`, `fedspeed`, `fedamp`, `mocha`, `mtl-reg`, `pfedme`) are added to the gradient
+in closed form since commit 5f50be6; in measurements of earlier commits they were differentiated with the loss, at a
+fifth of a gradient or more. The servers of `fedamp` and `mocha` work with the models of all clients. `fedgen`'s server
+takes 50 gradients of its generator per round, each counted as one; on a CPU it took about 0.7 of the time of a
+client's. `pfedhn`'s server has a hundred weights for every one of the model. Gradients of `fedala` are partly those of
+two tensors, those of `fedgen-local` mostly those of a small generator, and cost less than one of the whole network;
+`fedrod` takes two gradients in one pass. `mtfl-adam` takes Adam's steps, eight passes over all weights in each, where
+SGD takes one. `ccvr` describes every class by products of 512 features, 1.3 million numbers of a client, and its server
+draws 5,000 features and trains a head on them in every round, in 400 steps: on the CPU these are counted in plain
+torch, on the GPU not, where such small steps would take the time of Python. The models of `fml` answer for each other,
+which is counted.
 `fedcr` trains one more layer, from 512 to 512 features, and its head on 18 noisy copies of every sample, 92,160
 normal numbers in a step, which the count of gradients does not show.
 
