@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll import Algorithm, Batch, Cohort, Task
+from atoll import Algorithm, Batch, Cohort, Task, Training
 from atoll.kernel.job import AtTheEnd
 from atoll.kernel.network import Variant
 from atoll.kernel.predictor import Deployed, predictor_of
@@ -46,6 +46,31 @@ class Sloped(nn.Linear):
         """The layer's answer, times the slope."""
         answer: Tensor = self.slope * super().forward(x)
         return answer
+
+
+class Bias(nn.Module):
+    """Logits that are parameters, whatever the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b + 0 * x
+
+
+def biased(*clients: tuple[int, int], public: int = 0, lr: float = 4.0) -> Task:
+    """Clients with (samples, class), whose model is a bias; a step of size 4 gives them logits of 2 and -2.
+
+    Public samples are of the class `public`.
+    """
+    rows = {
+        str(k): (torch.zeros(size, 2, dtype=torch.float64), torch.full((size,), label))
+        for k, (size, label) in enumerate(clients)
+    }
+    training = Training(lr=lr, batch_size=max(size for size, _ in clients))
+    task = Task.of_clients(rows, Bias(), classes=2, training=training, shares=(1.0, 0.0, 0.0))
+    return replace(task, public=(torch.zeros(4, 2, dtype=torch.float64), torch.full((4,), public)))
 
 
 class Shaken:

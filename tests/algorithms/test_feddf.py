@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 import pytest
 import torch
+from samples import biased
 from torch import nn
 
 from atoll import Task, Training
@@ -30,28 +31,6 @@ def with_public(task: Task, samples: int = FEW, classes: int = 3) -> Task:
 @pytest.fixture
 def task(make_task: Callable[..., Task]) -> Task:
     return with_public(make_task(dtype=torch.float64))
-
-
-class Bias(nn.Module):
-    """Logits that are parameters, whatever the sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.b = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b + 0 * x
-
-
-def biased(*clients: tuple[int, int], public: int) -> Task:
-    """Clients with (samples, class), whose model is a bias; a step of size 4 gives them logits of 2 and -2."""
-    rows = {
-        str(k): (torch.zeros(size, 2, dtype=torch.float64), torch.full((size,), label))
-        for k, (size, label) in enumerate(clients)
-    }
-    training = Training(lr=4.0, batch_size=max(size for size, _ in clients))
-    task = Task.of_clients(rows, Bias(), classes=2, training=training, shares=(1.0, 0.0, 0.0))
-    return replace(task, public=(torch.zeros(4, 2, dtype=torch.float64), torch.full((4,), public)))
 
 
 def test_one_round_by_hand() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from samples import biased
 
-from atoll import Recipe, Task, Training
+from atoll import Recipe, Task
 from atoll.algorithms.fedmd import FedMD
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import TaskError
@@ -16,28 +16,6 @@ from atoll.kernel.randomness import Keys
 from atoll.testing.conformance import personal_models, play
 from atoll.testing.conformance.tasks import build_task
 from atoll.toolbox.client.answers import Lessons, imitating_gradient
-
-
-class Bias(nn.Module):
-    """Logits that are parameters, whatever the sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.b = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b + 0 * x
-
-
-def biased(*clients: tuple[int, int], lr: float = 4.0) -> Task:
-    """Clients with (samples, class), whose model is a bias; a step of size 4 gives them logits of 2 and -2."""
-    rows = {
-        str(k): (torch.zeros(size, 2, dtype=torch.float64), torch.full((size,), label))
-        for k, (size, label) in enumerate(clients)
-    }
-    training = Training(lr=lr, batch_size=max(size for size, _ in clients))
-    task = Task.of_clients(rows, Bias(), classes=2, training=training, shares=(1.0, 0.0, 0.0))
-    return replace(task, public=(torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)))
 
 
 def test_the_first_round_by_hand() -> None:

@@ -5,34 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from samples import biased
 from scipy.optimize import minimize
-from torch import nn
 
-from atoll import Recipe, Task, Training
+from atoll import Recipe, Task
 from atoll.algorithms.fedmd import FedMD
 from atoll.algorithms.kt_pfl import KTpFL
 from atoll.kernel.errors import EngineError, TaskError
 from atoll.testing.conformance import personal_models, play
 from atoll.testing.conformance.tasks import build_task
-
-
-class Bias(nn.Module):
-    """Logits that are parameters, whatever the sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.b = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b + 0 * x
-
-
-def biased(*labels: int, lr: float = 4.0) -> Task:
-    """Clients with one sample of a class each, whose model is a bias; a step of size 4 gives logits of 2 and -2."""
-    rows = {str(k): (torch.zeros(1, 2, dtype=torch.float64), torch.tensor([label])) for k, label in enumerate(labels)}
-    training = Training(lr=lr, batch_size=1)
-    task = Task.of_clients(rows, Bias(), classes=2, training=training, shares=(1.0, 0.0, 0.0))
-    return replace(task, public=(torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)))
 
 
 def objective(c: np.ndarray, s: torch.Tensor, k: int, rho: float) -> float:
@@ -86,7 +67,9 @@ def test_equal_coefficients_are_fedmd_of_probabilities() -> None:
 @pytest.mark.purpose("kt-pfl")
 def test_clients_learn_from_those_who_answer_as_they_do() -> None:
     report = play(
-        biased(0, 0, 1, 1, lr=0.5), KTpFL(coefficient_pull=0.01, coefficient_lr=0.05, coefficient_steps=500), 3
+        biased((1, 0), (1, 0), (1, 1), (1, 1), lr=0.5),
+        KTpFL(coefficient_pull=0.01, coefficient_lr=0.05, coefficient_steps=500),
+        3,
     )
     mixing = report.algorithm.mixing(report.server)
     assert mixing[0].tolist() == pytest.approx([0.5, 0.5, 0, 0], abs=0.01)
@@ -109,7 +92,7 @@ def test_a_pull_that_overshoots_is_said(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_the_first_round_by_hand() -> None:
     """catches: a mixture of logits, and a client that gets another one's row."""
-    task = biased(0, 1)
+    task = biased((1, 0), (1, 1))
     report = play(task, KTpFL(coefficient_steps=0))
     p = float(torch.tensor([2.0, -2.0], dtype=torch.float64).softmax(0)[0])
     assert report.server.s.value[:, 0].flatten().tolist() == pytest.approx([p, 1 - p, 1 - p, p])
@@ -122,7 +105,10 @@ def test_the_first_round_by_hand() -> None:
 
 def test_who_has_not_answered_counts_once_it_does() -> None:
     """Rows are distributions over those who have answered; a newcomer comes with its share of 1/N."""
-    task, method = biased(0, 0, 1, 1), KTpFL(coefficient_pull=0.01, coefficient_lr=0.05, coefficient_steps=50)
+    task, method = (
+        biased((1, 0), (1, 0), (1, 1), (1, 1)),
+        KTpFL(coefficient_pull=0.01, coefficient_lr=0.05, coefficient_steps=50),
+    )
     report = play(task, method, 1, cohort=2)
     server, seen = report.server, report.server.seen
     assert seen.sum() == 2
@@ -139,7 +125,7 @@ def test_who_has_not_answered_counts_once_it_does() -> None:
 
 @pytest.mark.limit("kt-pfl")
 def test_equal_clients_keep_equal_coefficients_and_do_what_they_do_alone() -> None:
-    alike = biased(0, 0, lr=0.5)
+    alike = biased((1, 0), (1, 0), lr=0.5)
     report = play(alike, KTpFL(), 3)
     assert report.server.c.flatten().tolist() == pytest.approx([0.5] * 4)
     one, other = personal_models(report)
