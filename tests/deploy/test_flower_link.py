@@ -20,6 +20,7 @@ def test_every_site_gets_its_own_envelope_and_its_reply_is_known_by_name(keys, l
     with nodes[0], nodes[1], nodes[2]:
         sent = {name: name.encode() * 3_000_000 for name in SITES}  # several chunks of Flower
         found = list(link.exchange(sent, timeout=30, grace=10))
+    assert not [one for one in found if isinstance(one, Missing)]
     assert {one.site: one.envelope for one in found} == {name: reverse(one) for name, one in sent.items()}
     assert link.connected() == set()
     state = link._state
@@ -33,6 +34,54 @@ def test_who_is_not_there_is_missing_with_a_reason_and_the_others_count(keys, li
         found = {one.site: one for one in link.exchange({"Ulm": b"ab", "Lund": b"cd"}, timeout=30, grace=0.5)}
     assert found["Ulm"] == Arrived("Ulm", b"ba")
     assert found["Lund"] == Missing("Lund", "not connected for 1 s")
+
+
+@pytest.mark.parametrize("where", ["PullObject", "ConfirmMessageReceived", "PushMessages", "PushObject"])
+def test_a_site_that_freezes_and_wakes_goes_on_where_it_was(keys, link, where):
+    """catches: a reply that is let go of because its site was not heard of for a while."""
+    node = make_node(keys, link, "Ulm")
+    call, frozen = getattr(node._client, where), []
+
+    def call_after_a_while(request):
+        if not frozen:
+            frozen.append("Ulm")
+            with node._beating:
+                while link.connected():
+                    time.sleep(0.05)
+                time.sleep(0.5)  # so the server has noticed, too
+        return call(request)
+
+    setattr(node._client, where, call_after_a_while)
+    with serving(node, reverse):
+        found = list(link.exchange({"Ulm": b"ab" * 3_000_000}, timeout=12, grace=8))
+    assert frozen
+    assert found == [Arrived("Ulm", b"ba" * 3_000_000)]
+
+
+def test_a_reply_that_is_whole_before_its_site_is_heard_of_again_counts_once(keys, link):
+    """catches: a site that is asked once more, or missing as well, after its reply arrived."""
+    node, answered = make_node(keys, link, "Ulm"), []
+    push = node._client.PushObject
+
+    def push_without_a_sign_of_life(request):
+        while link.connected():
+            time.sleep(0.05)
+        time.sleep(0.3)  # so the server has noticed, too
+        return push(request)
+
+    def answer(envelope: bytes) -> bytes:
+        answered.append(len(envelope))
+        node._beating.acquire()
+        return reverse(envelope)
+
+    node._client.PushObject = push_without_a_sign_of_life
+    with serving(node, answer):
+        try:
+            found = list(link.exchange({"Ulm": b"ab" * 1_000}, timeout=12, grace=6))
+        finally:
+            node._beating.release()
+    assert found == [Arrived("Ulm", b"ba" * 1_000)]
+    assert answered == [2_000]
 
 
 def test_a_reply_that_comes_late_is_not_counted_and_does_not_answer_the_next_message(keys, link):

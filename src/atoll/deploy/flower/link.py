@@ -168,10 +168,10 @@ class Link:
                     outcome = self._take(name, reply)
                     if outcome is not None:
                         del coming[name]
+                        gone.pop(name, None)
                         self._state.forget(sent.pop(name).message)
                         yield outcome
-                    elif not self._state.is_online(self._nodes[name]):
-                        del coming[name]
+                    elif not self._state.is_online(self._nodes[name]):  # it may go on: Flower tells of a reply once
                         gone.setdefault(name, time.monotonic())
                 now = time.monotonic()
                 for name in [*(sent.keys() | gone.keys())]:
