@@ -204,7 +204,7 @@ def test_a_method_that_sends_no_model_is_warned_of(caplog, method, warns):
 
 def test_what_was_cut_off_is_remembered_of_one_network_only():
     task, method = build_task(), create("fml@ifca:meme=linear,clusters=2,cluster_rounds=1")
-    with pytest.raises(CohortError, match="FML@ifca sends models of another network once clusters are found"):
+    with pytest.raises(CohortError, match="FML@ifca sends models of one network first and of another one later"):
         play(task, method, 3, compress="topk:0.5")
     play(task, method, 3, compress="qsgd:8")
     play(task, create("fml@ifca:clusters=2,cluster_rounds=1"), 3, compress="topk:0.5")

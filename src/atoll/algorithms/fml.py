@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Epochs, Limits, Replies, Search, Share, Update, Weighting, WithEverybody
-from atoll.kernel.batch import Batch, check_outputs
+from atoll.kernel.batch import Batch, check_outputs, check_targets
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.errors import ModelError, TaskError, first_line
+from atoll.kernel.errors import ModelError, TaskError
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import default_generator, number
@@ -59,6 +59,10 @@ class FML(Algorithm):
         except ModelError as error:
             raise ModelError(f"meme={self.meme} does not fit this task. {error}") from error
         return Params(meme.initial)  # without its layout: messages and checkpoints know the clients' networks alone
+
+    def networks(self, task: Facts) -> tuple[Network, ...]:
+        """Return the network of w, of which all messages are."""
+        return (self.network(task),)
 
     def network(self, task: Facts) -> Network:
         """Return the network of w."""
@@ -137,18 +141,6 @@ def require_classes(task: Facts) -> int:
     if task.classes is None:
         raise TaskError(f"The models of FML teach each other probabilities of classes. {task.name} has no classes.")
     return task.classes
-
-
-def check_targets(network: Network, outputs: Tensor, y: Tensor) -> None:
-    """Raise unless the loss can compare such outputs with such targets."""
-    try:
-        network.loss(outputs, y)
-    except Exception as error:
-        raise ModelError(
-            f"{network.name} must answer for targets of shape {tuple(y.shape[1:])}. Got outputs of shape "
-            f"{tuple(outputs.shape)} for one sample: {first_line(error)}",
-            hint="choose a network for such targets: `atoll list models` says what each is for.",
-        ) from error
 
 
 @lru_cache(maxsize=8)

@@ -32,7 +32,7 @@ from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.answers import Lessons, answers_to, digest
 from atoll.toolbox.server.distillation import draw_public
-from atoll.toolbox.server.mixing import mark_seen, mix_models, require_pairs, write_rows
+from atoll.toolbox.server.mixing import mark_seen, mean_for_unseen, mix_models, require_pairs, write_rows
 from atoll.toolbox.server.simplex import nearest
 
 
@@ -148,10 +148,8 @@ class KTpFL(Algorithm):
 
     def mixing(self, server: State, clients: Tensor | None = None) -> Tensor:
         """Return c over those who have answered; a client that has not learns from all of them alike."""
-        clients = torch.arange(len(server.c), device=server.c.device) if clients is None else clients
-        there = server.c[clients] * server.seen
-        mean = server.seen / server.seen.sum().clamp(min=1)
-        return torch.where(server.seen[clients, None], there / there.sum(1, keepdim=True).clamp(min=1e-300), mean)
+        there = (server.c if clients is None else server.c[clients]) * server.seen
+        return mean_for_unseen(there / there.sum(1, keepdim=True).clamp(min=1e-300), server.seen, clients)
 
     def state_for(self, server: State, ids: NDArray[np.int64]) -> State:
         """Return nothing of others: these clients' models are their own."""

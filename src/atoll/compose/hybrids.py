@@ -22,6 +22,7 @@ from atoll.kernel.algorithm import Algorithm, Count, Deployed, Lasts, Limits, Re
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, UnknownName
+from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Predictor
 from atoll.kernel.record import record
@@ -145,6 +146,10 @@ class InClusters(Wrapper):
     def exchanges(self) -> int:
         """As many as the clustering has."""
         return self.finder.exchanges
+
+    def networks(self, task: Facts) -> tuple[Network, ...]:
+        """Return those of both methods: the finder's messages come first."""
+        return (*self.finder.networks(task), *self.inner.networks(task))
 
     def pulls(self, lr: float) -> dict[str, float]:
         """Say how far steps of both methods go towards what pulls them."""

@@ -146,9 +146,9 @@ class Algorithm(NamesChecked):
         """Say how far steps go towards what pulls them, by name: beyond 2, they end further from it than before."""
         return {}
 
-    def network(self, task: Facts) -> Network:
-        """Return the network that the models it sends are of: the clients' own by default."""
-        return task.network
+    def networks(self, task: Facts) -> tuple[Network, ...]:
+        """Return the networks that the models it sends are of, one after the other: the clients' own by default."""
+        return (task.network,)
 
     # -- the server ----------------------------------------------------------------------------------------------
     def start(self, task: Facts) -> Tree:

@@ -263,3 +263,15 @@ def check_outputs(network: Network, x: Tensor, classes: int | None) -> Tensor:
             hint="set the width of its last layer to the number of classes.",
         )
     return outputs
+
+
+def check_targets(network: Network, outputs: Tensor, y: Tensor) -> None:
+    """Raise unless the loss can compare such outputs with such targets."""
+    try:
+        network.loss(outputs, y)
+    except Exception as error:
+        raise ModelError(
+            f"{network.name} must answer for targets of shape {tuple(y.shape[1:])}. Got outputs of shape "
+            f"{tuple(outputs.shape)} for one sample: {first_line(error)}",
+            hint="choose a network for such targets: `atoll list models` says what each is for.",
+        ) from error

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from atoll.algorithms import name_of
 from atoll.compose import from_record, to_record, upgrade_record
 from atoll.compose.architectures import check_mixes
-from atoll.compose.hybrids import InClusters
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
@@ -185,15 +184,14 @@ class Settings(NamesChecked):
 
     def _check_compression(self, compression: Compression, task: Task, algorithm: Algorithm) -> None:
         """Raise for a compression that does not go with the models that are sent; warn where none are."""
-        parts = [algorithm.finder, algorithm.inner] if isinstance(algorithm, InClusters) else [algorithm]
-        sent = [[part.network(facts) for facts in task.public_facts().by_architecture] for part in parts]
-        if compression.feeds_back and sent[0] != sent[-1]:
+        sent = [algorithm.networks(facts) for facts in task.public_facts().by_architecture]
+        if compression.feeds_back and any(len(set(networks)) > 1 for networks in sent):
             raise CohortError(
                 f"With `compress={self.compress}` clients remember what was cut off from a model, but "
-                f"{title_of(algorithm)} sends models of another network once clusters are found.",
+                f"{title_of(algorithm)} sends models of one network first and of another one later.",
                 hint="take a compression that remembers nothing, such as qsgd:8.",
             )
-        compression.check([network.initial for some in sent for network in some])
+        compression.check([network.initial for networks in sent for network in networks])
         compression.warn_of_nothing(algorithm)
 
     def _check_protection(self, task: Task, algorithm: Algorithm) -> None:
@@ -217,7 +215,7 @@ class Settings(NamesChecked):
         if rule.needs_public_data:
             task.public_for(f"`aggregate={self.aggregate}`")
             facts = task.public_facts()
-            if algorithm.network(facts) is not facts.network:
+            if {*algorithm.networks(facts)} != {facts.network}:
                 raise CohortError(
                     f"For `aggregate={self.aggregate}` the server trains a model of the clients' network, but "
                     f"{title_of(algorithm)} sends models of another one.",

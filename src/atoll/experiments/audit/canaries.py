@@ -191,7 +191,7 @@ def _lose(round: int, clients: NDArray[np.int64], *, first: int, within: NDArray
 def score_canaries(subject: Subject, server: object, first: int, canaries: int) -> NDArray[np.float64]:
     """Return <w_T - w_0, u> for every canary."""
     assert isinstance(server, Params)
-    initial = subject.method.network(subject.live.population.facts).initial
+    initial = subject.method.networks(subject.live.population.facts)[-1].initial
     moves = {
         ("delta", name): (leaf - initial[name].to(leaf)).double().cpu()
         for name, leaf in server.items()

@@ -87,7 +87,7 @@ def play_message(subject: Subject, client: int, rows: Rows) -> Message:
                 rule = protection.rule_in(client, clients)  # noise of its own for each: nothing cancels between them
                 assert rule is not None
                 fields, _ = rule.close(fields, torch.ones(()))
-            network = method.network(population.facts)
+            network = method.networks(population.facts)[0]
             start = job.broadcast if isinstance(job.broadcast, Params) else network.initial
             epochs = int(getattr(core_of(method), "epochs", 1))
             steps = epochs * -(-len(rows) // task.training.batch_size)

@@ -162,7 +162,7 @@ class Subject:
 
     def _play(self, task: Task, settings: Settings, *, uploads: bool) -> tuple[Report, dict[int, Any]]:
         """Run the audited method; return how it ended and, if they are asked for, the last uploads as models."""
-        watcher = Uploads(self.clients.tolist(), self.method.network(self.live.population.facts))
+        watcher = Uploads(self.clients.tolist(), self.method.networks(self.live.population.facts)[-1])
         made = federate(
             task, self.report.algorithm, settings=settings, engine=self.live.engine, progress=False,
             on_reply=watcher.see if uploads else None,

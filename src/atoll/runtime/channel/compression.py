@@ -29,7 +29,7 @@ from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel.stages import Form, Place, Sent, Stage, form_of
 from atoll.toolbox.bits import from_bits, to_bits
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("atoll.federation")
 
 Notes = Mapping[str, Tensor]  # what clients remember of a field
 Packed = tuple[dict[str, Tensor], dict[str, Tensor]]  # what travels, and what clients remember beside what was cut off

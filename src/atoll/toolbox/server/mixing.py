@@ -79,12 +79,13 @@ def mark_seen(seen: Tensor, clients: NDArray[np.int64]) -> Tensor:
     return seen.index_fill(0, torch.from_numpy(clients).to(seen.device), True)
 
 
-def mean_for_unseen(matrix: Tensor, seen: Tensor) -> Tensor:
+def mean_for_unseen(matrix: Tensor, seen: Tensor, clients: Tensor | None = None) -> Tensor:
     """Return the matrix in which a client that has sent nothing yet has the mean of those who have.
 
-    It has no model to compare with theirs, so all count alike.
+    It has no model to compare with theirs, so all count alike. The rows are those of `clients`, by default of all.
     """
-    return torch.where(seen[:, None], matrix, seen.to(matrix.dtype) / seen.sum().clamp(min=1))
+    here = seen if clients is None else seen[clients]
+    return torch.where(here[:, None], matrix, seen.to(matrix.dtype) / seen.sum().clamp(min=1))
 
 
 def with_replies(models: Stack, clients: NDArray[np.int64], delta: Stack) -> Stack:
