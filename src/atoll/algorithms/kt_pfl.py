@@ -140,9 +140,8 @@ class KTpFL(Algorithm):
         for _ in range(self.coefficient_steps):
             q = mine @ s
             apart = q.clamp(min=torch.finfo(q.dtype).tiny).log() - log_s
-            slope = apart @ s.T / answers + 2 * self.coefficient_pull * (
-                mine - 1 / size
-            )  # but for what is the same for all j
+            pull = 2 * self.coefficient_pull * (mine - 1 / size)
+            slope = apart @ s.T / answers + pull  # but for what is the same for all j
             mine = nearest(mine - self.coefficient_lr * slope)
         return c.index_put(pairs, mine * (size / len(c)))
 
