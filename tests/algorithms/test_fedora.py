@@ -183,6 +183,24 @@ def test_a_client_whose_exchange_failed_has_itself_and_nobody_links_to_it() -> N
     assert found[:, 1].tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_learns_from_those_to_whom_no_link_leads(seed: int) -> None:
+    # catches: a client all of whose friends were silent, that has a stranger's model in the place of its own
+    clients, draw = 12, generator(seed, "islands")
+    report = play(quadratics(torch.arange(float(clients), dtype=torch.float64)[:, None]), Fedora(topk=1))
+    scores = torch.from_numpy(draw.random((clients, clients)))
+    everybody, seen = torch.ones(clients, dtype=torch.bool), torch.from_numpy(draw.random(clients) < 0.3)
+    P = Fedora(topk=1)._propagation(scores, everybody, report.server.P)
+    found = report.algorithm.mixing(replace(report.server, P=P, seen=seen))
+    best = scores.fill_diagonal_(-1).argmax(1).tolist()
+    for client in range(clients):
+        heard = {client}
+        while (following := {best[other] for other in heard}) - heard:
+            heard |= following
+        learned = [other for other in sorted(heard) if seen[other]] or [client]
+        assert found[client].nonzero().flatten().tolist() == learned
+
+
 def test_loss_finds_whose_models_do_well_here() -> None:
     # After one step from 0 the probes are c / 2. On c = 1 that of c = 3 is best (1.5 is as far as 0.5), on 3 it is 1.5.
     optima = torch.tensor([[1.0], [-1.0], [1.2], [-1.2]], dtype=torch.float64)

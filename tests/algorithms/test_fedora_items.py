@@ -1,5 +1,7 @@
 """FEDORA for recommenders: sketches keep cosines, the gate asks held-back items, new users with items and without."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from ratings import make_ratings, recommend
@@ -7,6 +9,8 @@ from ratings import make_ratings, recommend
 from atoll.algorithms.fedmf import FedMF
 from atoll.algorithms.fedora_items import FedoraItems, draw_signs, draw_to
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.randomness import generator
+from atoll.kernel.replies import Arrival, Replies
 from atoll.toolbox.client.items import Touched, find_last
 
 
@@ -80,6 +84,20 @@ def test_rows_of_propagation_are_distributions_and_noise_changes_links():
     for report in (plain, noisy):
         torch.testing.assert_close(report.server.P.sum(1), torch.ones(task.clients, dtype=report.server.P.dtype))
     assert not torch.equal(plain.server.sketch, noisy.server.sketch)
+
+
+def test_users_of_other_items_do_not_reach_each_other():
+    """Two groups without an item in common: after `absorb`, a user of whose group nobody replied has itself."""
+    task, draw = make_ratings(users=12), generator(0, "tastes")
+    report = recommend(task, FedoraItems(topk=1), 1)
+    tastes = np.kron(np.eye(2), np.ones((6, 8))) + 0.1 * np.kron(np.eye(2), draw.random((6, 8)))
+    sketch = torch.zeros_like(report.server.sketch)
+    sketch[:, :16] = torch.from_numpy(tastes).to(sketch)
+    message = Arrival(np.arange(12), {"sketch": Stack.of(z=sketch)}, torch.ones(12))
+    server = report.algorithm.absorb(report.server, Replies([message], keep=True))
+    found = report.algorithm.mixing(replace(server, seen=torch.arange(12) < 6))
+    assert torch.equal(found[6:], torch.eye(12)[6:].to(found))
+    assert not found[:6, 6:].any()
 
 
 def test_new_users_with_items_and_without():

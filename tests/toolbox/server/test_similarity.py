@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -168,6 +169,74 @@ def test_propagation_follows_walks_of_any_length() -> None:
 def test_around_a_circle_by_hand() -> None:
     # (1 - a) (1, a, a^2) / (1 - a^3) with a = 1/2.
     assert propagation(CIRCLE, 0.5)[0].tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+
+
+def random_links(seed: int) -> torch.Tensor:
+    """Draw links of several islands, each a chain, a circle or few links at random; some clients have only themselves."""
+    draw = generator(seed, "links")
+    n = int(draw.integers(2, 41))
+    island, order = draw.integers(max(1, n // 3), size=n), draw.permutation(n)
+    S = np.zeros((n, n))
+    for group in range(n):
+        mine = order[island[order] == group]
+        if len(mine) < 2:
+            continue
+        kind = draw.integers(3)
+        for place, client in enumerate(mine):
+            others = np.delete(mine, place)
+            few = draw.choice(others, size=min(len(others), int(draw.integers(1, 4))), replace=False)
+            ahead = mine[place + 1 :][:1] if kind == 0 else mine[[(place + 1) % len(mine)]]
+            heard = few if kind == 2 else ahead
+            S[client, heard] = draw.dirichlet(np.ones(len(heard))) if len(heard) else 0
+    alone = S.sum(1) == 0
+    S[alone, alone] = 1
+    return torch.from_numpy(S / S.sum(1, keepdims=True))
+
+
+def reachable_by_walking(S: torch.Tensor) -> torch.Tensor:
+    """Find who is reached from each client by following links one after another."""
+    reach = torch.zeros_like(S, dtype=torch.bool)
+    for start in range(len(S)):
+        found, waiting = {start}, [start]
+        while waiting:
+            here = waiting.pop()
+            new = {other for other in range(len(S)) if S[here, other] > 0} - found
+            found |= new
+            waiting += new
+        reach[start, list(found)] = True
+    return reach
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8, 0.999])
+@pytest.mark.parametrize("seed", range(40))
+def test_models_reach_exactly_those_to_whom_links_lead(seed: int, alpha: float) -> None:
+    # catches: zeros of an inverse that are 1e-17, with which a stranger becomes the only one to learn from
+    S = random_links(seed)
+    P, reach = propagation(S, alpha), reachable_by_walking(S)
+    assert torch.equal(P > 0, reach)
+    assert torch.equal(P.float() > 0, reach)
+    walks, step = torch.eye(len(S), dtype=S.dtype), alpha * S
+    for _ in range(16):  # walks of fewer than 2^16 steps
+        walks, step = walks + step @ walks, step @ step
+    torch.testing.assert_close(P, (1 - alpha) * walks, rtol=1e-9, atol=0.0)
+    known = torch.from_numpy(generator(seed, "known").random(len(S)) < 0.3)
+    heard = among_known(P.float(), known)
+    nobody = ~(reach & known).any(1)
+    assert torch.equal(heard > 0, torch.where(nobody[:, None], torch.eye(len(S), dtype=torch.bool), reach & known))
+    torch.testing.assert_close(heard.sum(1), torch.ones(len(S)))
+
+
+def test_without_propagation_nobody_is_reached() -> None:
+    S = random_links(3)
+    assert torch.equal(propagation(S, 0.0), torch.eye(len(S)).double())
+
+
+def test_the_end_of_a_long_chain_is_reached_in_single_precision() -> None:
+    # 0.1^399 is no number in any precision, and still the last client is the only one to learn from.
+    S = torch.diag(torch.ones(399, dtype=torch.float64), 1)
+    S[-1, -1] = 1
+    last = torch.arange(400) == 399
+    assert among_known(propagation(S, 0.1).float(), last)[0].tolist() == last.float().tolist()
 
 
 def test_a_singular_propagation_is_refused() -> None:

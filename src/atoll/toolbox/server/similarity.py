@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
 from atoll.kernel.errors import CohortError, HyperparameterError
 
 ROUNDING = 1e-9
+SMALLEST = 1e-37  # what reaches a client over the longest way: no less, or it would be 0 in single precision
 
 
 def directions(rows: Tensor, q: int) -> Tensor:
@@ -120,7 +123,10 @@ def links(scores: Tensor, topk: int, temperature: float, *, among: Tensor) -> Te
 
 
 def propagation(stochastic: Tensor, alpha: float) -> Tensor:
-    """Return P = (1 - alpha) (I - alpha S)^-1: its rows are distributions where those of S are."""
+    """Return P = (1 - alpha) (I - alpha S)^-1: its rows are distributions where those of S are.
+
+    P_kj is positive exactly where links of S lead from k to j, in single precision as well.
+    """
     if not 0 <= alpha < 1:
         raise HyperparameterError(f"`alpha` must be a float in [0, 1). Got {alpha!r}: at 1 nothing can be inverted.")
     off = (stochastic.sum(1) - 1).abs().max()
@@ -130,9 +136,16 @@ def propagation(stochastic: Tensor, alpha: float) -> Tensor:
             "the smallest entry."
         )
     eye = torch.eye(len(stochastic), dtype=stochastic.dtype, device=stochastic.device)
-    # Solvers return columns; a state that is saved and loaded has rows, and would be multiplied in another order.
-    inverse: Tensor = torch.linalg.solve(eye - alpha * stochastic, eye)
-    return ((1 - alpha) * inverse).contiguous()
+    # Of the transposed matrix no column needs another pivot than its diagonal, so all terms have one sign, and small
+    # entries are as exact as large ones. Solvers return columns, which are rows of P: it is saved and loaded as it is.
+    inverse: Tensor = torch.linalg.solve(eye - alpha * stochastic.T, eye).T.contiguous()
+    return torch.where(reachable(alpha * stochastic), ((1 - alpha) * inverse).clamp(min=SMALLEST), 0)
+
+
+def reachable(links: Tensor) -> Tensor:
+    """Return to whom links lead from each client, over any number of others; everybody reaches itself."""
+    steps = shortest_path(csr_array(links.cpu().numpy()), unweighted=True)
+    return torch.from_numpy(np.isfinite(steps)).to(links.device)
 
 
 def among_known(mixing: Tensor, known: Tensor, rows: Tensor | None = None) -> Tensor:
