@@ -1,5 +1,8 @@
 """FedPAC: what clients say of their data, the weights that follow, and a round by autograd."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +11,8 @@ from torch import Tensor
 from atoll import Report, Stack, Task
 from atoll.algorithms.fedpac import FedPAC, centroids, class_moments
 from atoll.kernel.errors import TaskError
-from atoll.kernel.params import Params
+from atoll.kernel.params import Params, spread
+from atoll.kernel.replies import Arrival, Replies
 from atoll.models import MLP
 from atoll.runtime.serialise import to_bytes
 from atoll.testing.conformance import personal_models, play, quadratics
@@ -111,11 +115,43 @@ def test_the_head_can_have_a_step_size_of_its_own(make_task) -> None:
     assert torch.equal(same.server.heads["head.bias"], usual.server.heads["head.bias"])
 
 
+def test_the_step_size_of_the_head_decays_as_that_of_the_body(make_task) -> None:
+    task = small(make_task)
+    decaying = replace(task, training=replace(task.training, lr_decay=0.25))
+    own, tasks = (play(decaying, FedPAC(head_lr=lr), rounds=3).server for lr in (task.training.lr, None))
+    assert all(torch.equal(own.heads[name], tasks.heads[name]) for name in own.heads)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_centroids_are_means_over_all_samples(make_task, weighting) -> None:
+    task = small(make_task)
+    found = play(task, FedPAC(epochs=0, head_epochs=0, weighting=weighting)).server.prototypes["mean"]
+    parts = [features(task, task.network.initial, client) for client in range(4)]
+    z, y = torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+    torch.testing.assert_close(found, torch.stack([z[y == one].mean(0) for one in range(3)]))
+
+
+def test_late_features_count_less_in_centroids(make_task) -> None:
+    # As in every mean, three rounds late is half of the weight: (6 + 2 / 2) / (2 + 1 / 2).
+    task, method = small(make_task), FedPAC()
+    server = method.start(task.public_facts())
+
+    def message(client: int, total: float, count: float, late: int) -> Arrival:
+        one = lambda value: torch.full((1, 3), value, dtype=torch.float64)  # noqa: E731
+        moments = Stack.of(mean=one(0.0)[..., None].expand(1, 3, 5), variance=torch.ones(1).double())
+        classes = Stack.of(sum=one(total)[..., None].expand(1, 3, 5), count=one(count))
+        model = spread(task.network.initial, 1)
+        fields = {"delta": model.only(server.w) * 0, "head": model.only(server.heads)}
+        fields |= {"moments": moments, "classes": classes}
+        return Arrival(np.array([client]), fields, torch.ones(1).double(), late)
+
+    after = method.aggregate(server, Replies([message(0, 6.0, 2.0, 0), message(1, 2.0, 1.0, 3)], keep=True))
+    torch.testing.assert_close(after.prototypes["mean"], torch.full((3, 5), 7 / 2.5).double())
+
+
 def test_a_class_that_nobody_had_keeps_its_centroid() -> None:
     before = Params.of(mean=torch.tensor([[1.0], [2.0], [0.0]]), known=torch.tensor([1.0, 1.0, 0.0]))
-    sums = Stack.of(
-        sum=torch.tensor([[[6.0], [0.0], [0.0]], [[1.0], [0.0], [0.0]]]), count=torch.tensor([[2.0, 0, 0], [1, 0, 0]])
-    )
+    sums = Params.of(sum=torch.tensor([[3.5], [0.0], [0.0]]), count=torch.tensor([1.5, 0, 0]))
     after = centroids(before, sums)
     assert after["mean"].flatten().tolist() == pytest.approx([7 / 3, 2, 0])
     assert after["known"].tolist() == [1, 1, 0]

@@ -72,6 +72,13 @@ def test_weights_may_come_from_a_field(keep, dtype):
     assert mean["c"].tolist() == [[(2 + 3 * 6) / 4, (4 + 3 * 8) / 4], [0.0, 0.0]]
 
 
+def test_late_weights_from_a_field_count_less():
+    fields = {"m": Stack.of(a=torch.tensor([2.0])), "n": Stack.of(a=torch.tensor([4.0]))}
+    others = {"m": Stack.of(a=torch.tensor([5.0])), "n": Stack.of(a=torch.tensor([1.0]))}
+    late, early = (Arrival(np.arange(1), one, torch.ones(1), late=d) for one, d in ((fields, 3), (others, 0)))
+    assert Replies([late, early], keep=False).mean("m", weight="n")["a"].item() == (2 * 2 + 5) / 3
+
+
 def test_weights_from_a_field_may_be_one_per_leaf():
     fields = {"m": Stack.of(a=torch.tensor([2.0, 4.0]), b=torch.tensor([2.0, 4.0]))}
     fields["n"] = Stack.of(a=torch.tensor([1.0, 0.0]), b=torch.tensor([0.0, 1.0]))

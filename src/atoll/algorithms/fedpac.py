@@ -62,7 +62,7 @@ class FedPAC(Algorithm):
     lam: NonNegative = 1.0  # λ: pull of features towards the centroids of their classes
     heads: Literal["mixed", "own"] = "mixed"  # whether a client's head is mixed with others'
     head_epochs: Epochs = 1  # E_h: local epochs per round on the head
-    head_lr: Positive | None = None  # step size on the head; None: the task's
+    head_lr: Positive | None = None  # step size on the head in the first round; None: the task's
     epochs: Epochs = 5  # E: local epochs per round on the body, after those on the head
     weighting: Weighting = "samples"  # p_k of the body: by training samples, or the same for all
 
@@ -98,8 +98,11 @@ class FedPAC(Algorithm):
         goal = Goal(sent.prototypes, self.lam)
         w_k = sgd(cohort, start=w_k, epochs=self.epochs, only="body", gradient=aligned_body_gradient, given=goal)
         body, head = w_k.without(cohort.received), w_k.only(cohort.received)
-        send = {"delta": body - sent.w, "head": head, "moments": moments, "classes": class_sums(cohort, w_k, size)}
-        return Update(send=send, weight=cohort.weights(self.weighting))
+        weight = cohort.weights(self.weighting)
+        # Sums over the weight by which the server takes their mean: divided by that of counts, it is a mean of samples.
+        classes = class_sums(cohort, w_k, size) / weight
+        send = {"delta": body - sent.w, "head": head, "moments": moments, "classes": classes}
+        return Update(send=send, weight=weight)
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """Average bodies and centroids, and mix the heads of those who replied."""
@@ -112,7 +115,7 @@ class FedPAC(Algorithm):
         matrix = weights.new_zeros(len(rows), len(server.mixing)).index_copy(1, rows, weights)
         return State(
             w=server.w + replies.mean("delta"),
-            prototypes=centroids(server.prototypes, replies.stack("classes")),
+            prototypes=centroids(server.prototypes, replies.mean("classes")),
             heads=Stack(new, heads.layout),
             mixing=server.mixing.index_copy(0, rows, matrix),
             seen=mark_seen(server.seen, replies.clients),
@@ -141,7 +144,8 @@ class FedPAC(Algorithm):
         return Params({name: leaf[seen].mean(0) for name, leaf in server.heads.items()}, server.heads.layout)
 
     def _tune(self, start: Stack, cohort: Cohort) -> Stack:
-        lr = None if self.head_lr is None else torch.full_like(cohort.lr, self.head_lr)
+        decay = cohort.training.lr_decay**cohort.round
+        lr = None if self.head_lr is None else torch.full_like(cohort.lr, self.head_lr * decay)
         return sgd(cohort, start=start, epochs=self.head_epochs, only="head", lr=lr)
 
     def _weights(self, moments: Stack) -> Tensor:
@@ -179,8 +183,9 @@ def _add(seen: Params, batch: Batch, w: Params) -> Params:
     return Params.of(sum=seen["sum"] + same.T @ features, square=square)
 
 
-def centroids(before: Params, sums: Stack) -> Params:
+def centroids(before: Params, classes: Params) -> Params:
     """Return the mean over all samples of each class; a class that nobody had this time keeps its centroid."""
-    total, count = sums["sum"].sum(0), sums["count"].sum(0)
-    mean = torch.where(count[:, None] > 0, total / count.clamp(min=1)[:, None], before["mean"])
-    return Params.of(mean=mean, known=torch.maximum(before["known"], (count > 0).to(mean.dtype)))
+    here = classes["count"] > 0
+    mean = classes["sum"] / torch.where(here, classes["count"], 1)[:, None]
+    known = torch.maximum(before["known"], here.to(mean.dtype))
+    return Params.of(mean=torch.where(here[:, None], mean, before["mean"]), known=known)

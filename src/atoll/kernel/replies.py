@@ -34,7 +34,11 @@ class Arrival(NamedTuple):
     @property
     def counted(self) -> Tensor:
         """How much these replies count in a mean: their weight, and less of it the later they are."""
-        return self.weight / (1 + self.late) ** 0.5 if self.late else self.weight
+        return self.discount(self.weight)
+
+    def discount(self, weight: Tensor) -> Tensor:
+        """Return what a weight counts in a mean: less, the later these replies are."""
+        return weight / (1 + self.late) ** 0.5 if self.late else weight
 
     def only(self, chosen: NDArray[np.bool_]) -> Arrival:
         """Return the replies of some of these clients."""
@@ -119,7 +123,7 @@ class Replies:
         """
         if weight is not None:
             self._require_no_rule("a mean with weights of its own")
-            return self._reduce(name, lambda arrival, leaf: _leaf(arrival, weight, leaf))
+            return self._reduce(name, lambda arrival, leaf: arrival.discount(_leaf(arrival, weight, leaf)))
         if self._kept is not None and self._rule is None:
             return self._reduce(name, lambda arrival, _: arrival.counted)
         if self._means is None:

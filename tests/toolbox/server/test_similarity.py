@@ -172,7 +172,7 @@ def test_around_a_circle_by_hand() -> None:
 
 
 def random_links(seed: int) -> torch.Tensor:
-    """Draw links of several islands, each a chain, a circle or few links at random; some clients have only themselves."""
+    """Draw links of several islands: each a chain, a circle or few links at random, or a client with only itself."""
     draw = generator(seed, "links")
     n = int(draw.integers(2, 41))
     island, order = draw.integers(max(1, n // 3), size=n), draw.permutation(n)
