@@ -66,6 +66,33 @@ def test_rules_give_what_they_give_by_hand(words, expected, cut):
     assert combine(words, cut=cut) == pytest.approx(expected, abs=1e-9 if "geometric" not in words else 5e-6)
 
 
+@pytest.mark.parametrize(
+    ("values", "hostile", "expected"),
+    [
+        ([-104, -104, -0.84, -0.05, 0.41], 1, (-104 - 0.84 - 0.05 + 0.41) / 4),  # one of two equal values is left out
+        ([-1, 0, 1], 1, 0),  # -1 and 1 are equally far: each counts half
+        ([-1, -1, 0, 1], 1, -2 / 3),
+        ([-2, -2, 0, 2, 5], 2, (0 + 2 / 3 * (-2 - 2 + 2)) / 3),
+        ([3, 3, 3, 3], 1, 3),
+        ([7, 1, 1], 1, 1),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_values_equally_far_from_the_median_count_alike(values, hostile, expected, sign):
+    # catches: the lower of two equally far values being taken, which draws every coordinate down
+    draw = np.random.Generator(np.random.Philox(1))
+    x = sign * torch.tensor(draw.permutation(values), dtype=torch.float64)[:, None]
+    assert combine(f"meamed:{hostile}", x) == pytest.approx([sign * expected])
+
+
+@pytest.mark.parametrize("hostile", [1, 2, 3])
+def test_without_ties_it_is_the_mean_of_the_nearest(hostile):
+    x = torch.from_numpy(np.random.Generator(np.random.Philox(3)).normal(size=(8, 50)))
+    median = x.sort(0).values[3:5].mean(0)
+    nearest = (x - median).abs().argsort(0)[: 8 - hostile]
+    assert combine(f"meamed:{hostile}", x) == pytest.approx(x.gather(0, nearest).mean(0).tolist(), abs=1e-12)
+
+
 def test_krum_counts_and_mixed_rows_by_hand():
     products = X @ X.T
     assert krum_scores(products, 1).tolist() == pytest.approx([5, 6, 9, 15, 7891])

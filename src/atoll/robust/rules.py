@@ -117,19 +117,21 @@ class Trimmed(ByCoordinate):
 
 @dataclass(frozen=True)
 class MeanAroundMedian(ByCoordinate):
-    """The mean of the K - F values of each coordinate that are nearest to their median."""
+    """The mean of the K - F values of each coordinate that are nearest to their median; ties count in part."""
 
     hostile: int = AUTO
     name: ClassVar[str] = "meamed"
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Return the mean of the values nearest to the median, which are neighbours in the order of values."""
+        """Return the mean of the values nearest to the median; those that are equally far share the last places."""
         ordered, count = sort_columns(rows), len(rows) - self.hostile
         median = (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
-        reach = torch.maximum(median - ordered[: self.hostile + 1], ordered[count - 1 :] - median)
-        first = reach.argmin(dim=0)
-        places = first + torch.arange(count, device=rows.device)[:, None]
-        return ordered.gather(0, places).mean(0)
+        # Those nearest to the median are neighbours in the order of values: of all such runs, the shortest reach.
+        reach = torch.maximum(median - ordered[: self.hostile + 1], ordered[count - 1 :] - median).amin(0)
+        apart = (ordered - median).abs()
+        nearer, last = apart < reach, apart == reach
+        places = (count - nearer.sum(0)) / last.sum(0)
+        return torch.where(nearer, ordered, 0).sum(0).add(torch.where(last, ordered, 0).sum(0) * places) / count
 
 
 def krum_scores(products: Tensor, hostile: int) -> Tensor:
