@@ -6,8 +6,9 @@ import torch
 from ratings import make_ratings, recommend
 
 from atoll.algorithms.fedmf import FedMF
-from atoll.algorithms.gpfedrec import GPFedRec, compare_tables, draw_to_neighbours, mix_rows, weigh_rows
-from atoll.kernel.params import Params
+from atoll.algorithms.gpfedrec import GPFedRec, State, compare_tables, draw_to_neighbours, mix_rows, weigh_rows
+from atoll.kernel.params import Params, Stack
+from atoll.kernel.replies import Arrival, Replies
 
 CLIENTS, ITEMS, RANK = 5, 7, 3
 
@@ -50,6 +51,30 @@ def test_rows_are_means_over_those_who_touched_them(dtype):
             mean = (share[:, None] * whole[:, row]).sum(0) / share.sum() if share.sum() > 0 else base
             mine = torch.cat([found["body.vector"][client, row], found["body.bias"][client, row, None]])
             torch.testing.assert_close(mine, mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_table_is_the_mean_of_all_means_by_counts(equal):
+    """h_j = sum_k A_kj; with equal counts the table is mean_k R_k, as in the paper."""
+    table, _, whole, count = rows_and_tables()
+    count = torch.ones_like(count) if equal else count
+    values = {"body.vector": whole[..., :-1], "body.bias": whole[..., -1]}
+    change = Stack({leaf: value - table[leaf] for leaf, value in values.items()})
+    message = change | Stack.of(row=torch.arange(ITEMS).expand(CLIENTS, -1), count=count)
+    replies = Replies([Arrival(np.arange(CLIENTS), {"rows": message}, torch.ones(CLIENTS))], keep=True)
+    method = GPFedRec()
+    _, sent = replies.list_rows("rows", table)
+    links = method.link(table, CLIENTS, sent)
+    after = method.aggregate(State(table, torch.arange(0), links[:0, :0], sent=None), replies).table
+    A = links.double() / links.sum(1, keepdim=True)
+    share, base = (
+        (A.sum(0)[:, None] * count)[..., None],
+        torch.cat([table["body.vector"], table["body.bias"][:, None]], 1),
+    )
+    expected = torch.where(share.sum(0) > 0, (share * whole).sum(0) / share.sum(0), base)
+    torch.testing.assert_close(torch.cat([after["body.vector"], after["body.bias"][:, None]], 1), expected)
+    if equal:
+        torch.testing.assert_close(expected, torch.einsum("kj,jid->kid", A, whole).mean(0))
 
 
 def test_graphs_link_those_alike_or_unlike():

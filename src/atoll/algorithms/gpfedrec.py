@@ -2,12 +2,14 @@
 
     score of item i for user k:  p_k . q_i^k + b_i^k
     server:  A_kj = 1 / |N_k| for j in N_k = {j: cos(Q_k, Q_j) > threshold x the mean cosine},   else 0
-             R = A Q,   Q <- mean_k R_k
+             R = A Q,   Q <- sum_j h_j Q_j / sum_j h_j,   h_j = sum_k A_kj: the mean of all R_k
     client:  min  cross-entropy + reg mean (Q_k - R_k)^2      from Q, over the rows that it touches;  p_k never leaves
 
-Q_k is the table that client k sent back, and means are over the clients that touched a row. A client that did not reply
-in the last round is drawn to Q itself. With ``graph = "all"`` everybody is linked to everybody, and with ``reg = 0`` as
-well this is `fedmf`. ``graph = "official"`` links the least similar, as the released code does.
+Q_k is the table that client k sent back. Of every row, means are over the clients that touched it, each by the number
+of its pairs in which the row was: Q_i is sum_j h_j c_ji q_i^j / sum_j h_j c_ji, and in R_k A_kj stands for h_j. A
+client that did not reply in the last round is drawn to Q itself. With ``graph = "all"`` everybody is linked to
+everybody, and with ``reg = 0`` as well this is `fedmf`. ``graph = "official"`` links the least similar, as the released
+code does.
 
 Reference: Zhang, Long, Zhou, Zhang, Yan, Yang. "GPFedRec: Graph-Guided Personalization for Federated Recommendation."
 KDD 2024. https://arxiv.org/abs/2305.07866
