@@ -23,7 +23,7 @@ def alphas(report: Report) -> list[float]:
 
 def test_models_are_mixed_and_alpha_weighs_the_shared_one(two_clients: Task) -> None:
     # Round 1: both steps lead to c / 2. Round 2: w_k = 1.125, 2.125 and v - eta g(v) = 3/4 c, mixed 1 : 3.
-    report = play(two_clients, APFLSurvey(alpha=0.25), rounds=2)
+    report = play(two_clients, APFLSurvey(alpha=0.25, adaptive=False), rounds=2)
     mixed = [0.25 * 1.125 + 0.75 * 0.75, 0.25 * 2.125 + 0.75 * 2.25]
     assert deployed(report) == pytest.approx(mixed)
     kept = report.population.memory.save(round=0)["kept"]  # type: ignore[index]
@@ -33,23 +33,25 @@ def test_models_are_mixed_and_alpha_weighs_the_shared_one(two_clients: Task) -> 
 def test_alpha_is_chosen_on_validation_data(two_clients: Task) -> None:
     # All samples of a client are the same here, so that the training samples can also be the validation samples.
     task = replace(two_clients, splits={**two_clients.splits, "val": two_clients.splits["train"]})
-    report = play(task, APFLSurvey(adaptive=True), rounds=2)
+    report = play(task, APFLSurvey(), rounds=2)
     # After round 1 v = 0.5, 1.5 and w = 1.25. (1 - alpha) v + alpha w is nearest to c = 1, 3 at 0.7 and at 0.
     assert alphas(report) == pytest.approx([0.7, 0])
 
 
 def test_without_validation_data_alpha_stays_as_given(two_clients: Task) -> None:
-    assert alphas(play(two_clients, APFLSurvey(adaptive=True, alpha=0.3))) == pytest.approx([0.3, 0.3])
+    assert alphas(play(two_clients, APFLSurvey(alpha=0.3))) == pytest.approx([0.3, 0.3])
 
 
 def test_without_the_shared_part_it_is_local(two_clients: Task) -> None:
-    runs = (play(two_clients, one, rounds=3) for one in (APFLSurvey(alpha=0.0, epochs=2), Local(epochs=2)))
+    runs = (
+        play(two_clients, one, rounds=3) for one in (APFLSurvey(alpha=0.0, adaptive=False, epochs=2), Local(epochs=2))
+    )
     mine, theirs = map(personal_models, runs)
     assert all(torch.equal(a["w"], b["w"]) for a, b in zip(mine, theirs, strict=True))
 
 
 def test_the_shared_model_is_that_of_fedavg(two_clients: Task) -> None:
-    mine, plain = (play(two_clients, one, rounds=3) for one in (APFLSurvey(adaptive=True), FedAvg()))
+    mine, plain = (play(two_clients, one, rounds=3) for one in (APFLSurvey(), FedAvg()))
     assert torch.equal(mine.server["w"], plain.server["w"])
     assert mine.ledger.entries == plain.ledger.entries
 

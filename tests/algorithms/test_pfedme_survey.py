@@ -10,31 +10,33 @@ from atoll.testing.conformance import personal_models, play
 
 
 def test_the_proximal_points_are_averaged(two_clients: Task) -> None:
-    # lam = 0.5, two steps: theta = 0.5 c, then 0.625 c; w is their mean.
+    # lam = 0.5, two steps: theta = 0.5 c, then 0.625 c; w is their mean, whatever their samples.
     report = play(two_clients, PFedMeSurvey(lam=0.5, epochs=2))
     assert [model["w"].item() for model in personal_models(report)] == pytest.approx([0.625, 1.875])
-    assert report.server["w"] == pytest.approx((1 * 0.625 + 3 * 1.875) / 4)
+    assert report.server["w"] == pytest.approx((0.625 + 1.875) / 2)
+    by_samples = play(two_clients, PFedMeSurvey(lam=0.5, epochs=2, weighting="samples"))
+    assert by_samples.server["w"] == pytest.approx((1 * 0.625 + 3 * 1.875) / 4)
 
 
 @pytest.mark.closed_form("pfedme-survey")
-def test_the_shadow_follows_the_shared_model(two_clients: Task) -> None:
+def test_the_shadow_stands_between_what_was_sent_and_the_shared_model(two_clients: Task) -> None:
     # From w, a step goes half the way to c and lam / 2 of the way to the shadow v. Round 1: w = v = 0, so theta is
-    # c / 2, and w = 1.25. Round 2: v = theta + 0.5 (w - theta) = 0.875 and 1.375.
-    report = play(two_clients, PFedMeSurvey(lam=0.5, follow=0.5), rounds=2)
-    expected = [1.25 + 0.5 * (c - 1.25) + 0.25 * (v - 1.25) for c, v in ((1, 0.875), (3, 1.375))]
+    # c / 2, and w = 1. Round 2: v is the mean of theta and w, 0.75 and 1.25.
+    report = play(two_clients, PFedMeSurvey(lam=0.5), rounds=2)
+    expected = [1 + 0.5 * (c - 1) + 0.25 * (v - 1) for c, v in ((1, 0.75), (3, 1.25))]
     assert [model["w"].item() for model in personal_models(report)] == pytest.approx(expected)
 
 
 def test_a_shadow_that_never_follows_is_what_was_sent_last(two_clients: Task) -> None:
     report = play(two_clients, PFedMeSurvey(lam=0.5, follow=0.0), rounds=2)
-    expected = [1.25 + 0.5 * (c - 1.25) + 0.25 * (c / 2 - 1.25) for c in (1, 3)]
+    expected = [1 + 0.5 * (c - 1) + 0.25 * (c / 2 - 1) for c in (1, 3)]
     assert [model["w"].item() for model in personal_models(report)] == pytest.approx(expected)
 
 
-def test_the_server_is_that_of_fedprox(two_clients: Task) -> None:
+def test_with_a_shadow_at_the_shared_model_the_server_is_that_of_fedprox(two_clients: Task) -> None:
     mine, theirs = (
         play(two_clients, one, rounds=3).server["w"]
-        for one in (PFedMeSurvey(lam=0.5, epochs=2), FedProx(mu=0.5, epochs=2))
+        for one in (PFedMeSurvey(lam=0.5, follow=1.0, weighting="samples", epochs=2), FedProx(mu=0.5, epochs=2))
     )
     assert torch.equal(mine, theirs)
 

@@ -603,10 +603,11 @@ def test_older_records_have_their_values_beside_the_name(made):
         ("apfl", {"form": "published", "alpha": 0.3}, "apfl:alpha=0.3"),
         ("apfl+tune", {"form": "survey", "alpha": 0.3}, "apfl-survey+tune:alpha=0.3"),
         ("pfedme", {"form": "survey", "lam": 2.0, "eta": 0.1, "beta": 1.0, "inner_steps": 3}, "pfedme-survey:lam=2"),
+        ("interp+gate", {"share": None, "epochs": 1}, "interp+gate:adapt=grid,begin=own"),
         ("pfedme", {"form": "published", "lam": 2.0, "eta": 0.1}, "pfedme:lam=2,eta=0.1"),
     ],
 )
-def test_older_records_name_two_methods_alike(name, values, now):
+def test_older_records_are_read_as_what_they_were(name, values, now):
     older = [{"name": name, "file": None, "values": values}, {"name": name, **values}]
     assert [from_record(one) for one in older] == [create(now)] * 2
     assert from_record(to_record(create(now))) == create(now)

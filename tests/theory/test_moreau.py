@@ -104,7 +104,7 @@ def test_the_surveys_form_is_the_published_one_with_eta_lam_and_beta_one() -> No
     survey, published = (
         play(clients(), one, rounds=5)
         for one in (
-            PFedMeSurvey(lam=lam, epochs=steps),
+            PFedMeSurvey(lam=lam, follow=1.0, weighting="samples", epochs=steps),
             PFedMe(lam=lam, inner_steps=steps, eta=1 / lam, beta=1.0),
         )
     )
@@ -125,7 +125,7 @@ def test_without_a_step_the_shared_model_stays(frozen: PFedMe) -> None:
 def test_the_surveys_form_has_the_server_of_fedprox() -> None:
     mine, theirs = (
         play(clients(), one, rounds=4).server["w"]
-        for one in (PFedMeSurvey(lam=0.3, epochs=3), FedProx(mu=0.3, epochs=3))
+        for one in (PFedMeSurvey(lam=0.3, follow=1.0, weighting="samples", epochs=3), FedProx(mu=0.3, epochs=3))
     )
     assert torch.equal(mine, theirs)
 

@@ -3,8 +3,9 @@
     w_k <- w_k - eta grad F_k(w_k)
     v_k <- alpha_k w_k + (1 - alpha_k) (v_k - eta grad F_k(v_k)),        w by federated averaging
 
-Deployed is v_k. It begins with the w of the round in which client k first takes part. alpha_k weighs the shared part.
-If `adaptive`, it is the best of 0, 0.1, ..., 1 on the client's validation data, chosen anew in every round.
+Deployed is v_k. It begins with the w of the round in which client k first takes part. alpha_k weighs the shared part:
+it is the best of 0, 0.1, ..., 1 on the client's validation data, chosen anew in every round, or fixed if not
+`adaptive`.
 
 Reference: no paper has this form. A survey describes it under the name of Deng, Kamani, Mahdavi. "Adaptive Personalized
 Federated Learning." 2020, whose method is `apfl`. https://arxiv.org/abs/2003.13461
@@ -38,11 +39,12 @@ class Given:
 class APFLSurvey(Algorithm):
     """A personal model, mixed with the shared one in every step."""
 
-    alpha: Share = 0.5  # α: share of w_k in every step of v_k
-    adaptive: bool = False  # whether clients choose α on validation data
+    alpha: Share = 0.5  # α: share of w_k in every step of v_k, if it is not adaptive or there are no validation data
+    adaptive: bool = True  # whether clients choose α on validation data; False: it is `alpha`
     epochs: Epochs = 1  # E: local epochs per round, on both models together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
+    reads_validation: ClassVar[bool] = True  # α is the best there
     trains_by_sgd: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"local": WithEverybody(alpha=0.0, adaptive=False)}
     cites: ClassVar[str] = "deng2020adaptive"

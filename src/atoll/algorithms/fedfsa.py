@@ -2,11 +2,12 @@
 
     eps_l = rho_l g_l / ||g||,        rho_l = rho_larger if l is among the top_c layers with the largest s_l, else rho
 
-    s_l = mean (mm(w_k) - mm(w))^2,        mm(w) = (w - min w) / (max w - min w)
+    s_l = mean (w_k - w)^2
 
 s_l is measured at the end of a client's round, w_k against the model w it began from, and used when it takes part the
 next time; in its first round all radii are rho. At the end each client tunes its head, from the shared model. With
-``top_c = 0`` (or ``rho_larger = rho``) this is MoFedSAM followed by that tuning.
+``top_c = 0`` (or ``rho_larger = rho``) this is MoFedSAM followed by that tuning. With ``sensitivity = "minmax"`` the
+released code's is taken: tensors are first brought to [0, 1].
 
 Reference: Xing, Zhan, Xie, Yang, Wang, Liu. "Flexible Sharpness-Aware Personalized Federated Learning." AAAI 2025.
 https://openreview.net/forum?id=qwNVAsLkI4
@@ -45,7 +46,7 @@ class FedFSA(Algorithm):
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
     rho_larger: NonNegative = 0.2  # radius of the most sensitive layers
     top_c: Annotated[int, Range(low=0)] = 2  # C: how many layers that is
-    sensitivity: Sensitivity = "minmax"  # s_l: from the change of tensors brought to [0, 1], or raw; or the loss
+    sensitivity: Sensitivity = "raw"  # s_l: from the change of tensors, as it is or brought to [0, 1]; or the loss
     head_epochs: Epochs = 10  # epochs in which a client tunes the head of the shared model for itself
 
     sends: ClassVar[Mapping[str, str]] = MoFedSAM.sends

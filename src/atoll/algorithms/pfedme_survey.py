@@ -2,11 +2,11 @@
 
     v_k <- v_k + follow (w - v_k)                                                            the client's shadow of w
     theta_k = about argmin of F_k(theta) + (lam / 2) ||theta - v_k||^2, from w,              v_k <- theta_k
-    w <- sum_k p_k theta_k
+    w <- mean_k v_k
 
-The shadow is what the client sent last, drawn to w by a step of `follow`. By default it is w itself: this is then
-pFedMe with eta lam = 1, beta = 1 and one proximal problem per round, over all of a client's data, which trains as
-FedProx does, and deploys theta_k and not w.
+The shadow is what the client sent last, held near w by a second regulariser: with `follow` 1/2 it minimises
+||v - v_k||^2 + ||v - w||^2. With ``follow = 1`` it is w itself: this is then pFedMe with eta lam = 1, beta = 1 and one
+proximal problem per round, over all of a client's data, which trains as FedProx does, and deploys theta_k and not w.
 
 Reference: no paper has this form. A survey describes it under the name of Dinh, Tran, Nguyen. "Personalized Federated
 Learning with Moreau Envelopes." NeurIPS 2020, whose method is `pfedme`. https://arxiv.org/abs/2006.08848
@@ -26,9 +26,9 @@ class PFedMeSurvey(Algorithm):
     """A personal model per client: where it went in its last round."""
 
     lam: NonNegative = 15.0  # λ: pull of the personal model towards its shadow
-    follow: Share = 1.0  # how far the shadow follows w before a round; 1: to w itself, 0: it is what was sent last
+    follow: Share = 0.5  # how far the shadow follows w before a round; 1: to w itself, 0: it is what was sent last
     epochs: Epochs = 1  # passes over the data per round
-    weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
+    weighting: Weighting = "uniform"  # how much a client counts in w: all the same, or by training samples
 
     cites: ClassVar[str] = "dinh2020personalized"
 

@@ -147,10 +147,17 @@ def from_record(record: Mapping[str, Any]) -> Algorithm:
 
 def upgrade_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Give an older record, whose values stand beside the name, the form that `to_record` writes."""
-    if isinstance(record.get("values"), Mapping):
-        return _split(dict(record))
-    values = {name: value for name, value in record.items() if name not in ("name", "file")}
-    return _split({"name": record["name"], "file": record.get("file"), "values": values})
+    if not isinstance(record.get("values"), Mapping):
+        values = {name: value for name, value in record.items() if name not in ("name", "file")}
+        record = {"name": record["name"], "file": record.get("file"), "values": values}
+    return _complete(_split(dict(record)))
+
+
+def _complete(record: dict[str, Any]) -> dict[str, Any]:
+    """Write down what was the only form of a method when it had fewer hyperparameters."""
+    if record.get("file") is None and re.match(r"interp(?=$|[+@])", str(record["name"])):
+        return record | {"values": {"adapt": "grid", "begin": "own"} | dict(record["values"])}
+    return record
 
 
 def _split(record: dict[str, Any]) -> dict[str, Any]:

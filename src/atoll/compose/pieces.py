@@ -239,7 +239,7 @@ class Fsa(OfTraining):
     rho: NonNegative = 0.1  # ρ: radius of most layers
     rho_larger: NonNegative = 0.2  # radius of the most sensitive ones
     top_c: Natural = 2  # C: how many these are
-    sensitivity: Sensitivity = "minmax"  # s_l: what makes a layer sensitive
+    sensitivity: Sensitivity = "raw"  # s_l: what makes a layer sensitive
 
     called: ClassVar[str] = "fsa"
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0, "rho_larger": 0.0}
