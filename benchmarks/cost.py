@@ -31,11 +31,15 @@ from published import RESULTS, origin, table
 
 ROUNDS = 6
 VARIANTS = {  # of methods that are not measured as they are, or not only so
+    "apfl-survey": ("apfl-survey", "apfl-survey:adaptive=false"),
     "fedamp": ("fedamp", "fedamp:variant=heur"),
     "feddf": ("feddf:server_epochs=1",),
+    "fedfsa": ("fedfsa:sensitivity=minmax",),
     "fedrep": ("fedrep:head_epochs=1,final_epochs=0",),
+    "interp": ("interp", "interp:adapt=grid,begin=own"),
     "perfedavg": ("perfedavg", "perfedavg:order=hf", "perfedavg:order=full"),
     "pfedme": ("pfedme:inner_steps=5",),
+    "pfedme-survey": ("pfedme-survey:follow=1,weighting=samples",),
 }
 PUBLIC = 256  # images that a server may see
 # Gradients on the server per round.
@@ -58,6 +62,7 @@ PASSES = {
     "fml": 2,  # each model answers for the other one
     "ccvr": 1,  # class means and covariances
     "sub-fedavg": 1 / 4,  # the score on validation data
+    "interp": 2 / 4,  # the losses of two models there
     "interp-bandit": 1 / 4,
 }
 ASKED = {"feddf:server_epochs=1", "fedmd", "kt-pfl"}  # all clients' models answer to public images
