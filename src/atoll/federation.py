@@ -12,6 +12,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,18 @@ from atoll.data.task import Task, require_task
 from atoll.kernel.algorithm import Algorithm, Arrival, Replies
 from atoll.kernel.engine import Engine, require_engine
 from atoll.kernel.job import Job, Local
+from atoll.kernel.params import Tree
 from atoll.kernel.randomness import generator
 from atoll.metrics.afterwards import evaluate_round
-from atoll.metrics.evaluation import collect_observations
-from atoll.records.configuration import Settings
+from atoll.metrics.evaluation import Arrays, collect_observations
+from atoll.records.configuration import Settings, count_epochs
 from atoll.records.labels import label
 from atoll.records.progress import call_all, show_progress
 from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.records.runs import peak_memory
 from atoll.records.session import Session
-from atoll.runtime.channel import Stage
+from atoll.runtime.channel import Channel, Stage
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.engines.trainings import OnEpoch
 from atoll.runtime.exchange import Traffic
@@ -44,6 +46,7 @@ from atoll.runtime.guards import require_sound
 log = logging.getLogger("atoll.federation")
 
 Clients = NDArray[np.int64]
+OF_A_POINT = ("sample", "personal", "central")  # what a curve by epoch has of an evaluation
 
 
 def federate(
@@ -59,6 +62,7 @@ def federate(
     on_round: Callable[[Round], None] | None = None,
     on_reply: Callable[[int, Arrival], None] | None = None,
     on_epoch: OnEpoch | None = None,
+    on_point: Callable[[int, Tree], None] | None = None,
     stop: threading.Event | None = None,
     trained: Path | str | None = None,
     progress: bool = True,
@@ -71,7 +75,9 @@ def federate(
     resumed after an interruption, bit for bit. `stages` change what clients send;
     `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
     `on_reply` with a round's number and replies as the server reads them, a row per client, `on_epoch` in the long
-    training of one-shot methods with how many clients have done how many of all epochs.
+    training of one-shot methods with how many clients have done how many of all epochs. With `curve=(1, 11, 21)` the
+    answer of a one-shot method is scored after these epochs, too, and `on_point` called with an epoch and the server's
+    state.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
     method train long: their progress is kept in the folder `trained`, by default in the run's, where other runs
     whose clients train the same way find it. With `progress`, a bar is shown in terminals and notebooks.
@@ -86,7 +92,7 @@ def federate(
         opened = Session.open(
             task, within_architectures(method, task.public_facts()), settings, engine or LocalEngine(), folder, stages,
             resume=resume, faults=faults, on_round=call_all(bar.begin(label(method)), on_round), on_reply=on_reply,
-            on_epoch=call_all(bar.show_epoch, on_epoch), stop=stop, trained=trained,
+            on_point=on_point, on_epoch=call_all(bar.show_epoch, on_epoch), stop=stop, trained=trained,
         )  # fmt: skip
         with opened as session:
             for round in session.rounds():
@@ -126,6 +132,7 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
         stages=session.channel.stages, masked=adder is not None,
         neighbours=0 if adder is None else adder.neighbours,
     )  # fmt: skip
+    draw_curve(session, job)
     arrived = session.late.pass_on(session.exchanges.gather(job, session.traffic, session.cohort), round, len(met))
     session.arrivals = session.watch(arrived, round)
     first = next(session.arrivals, None)
@@ -139,6 +146,32 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
     return Replies(
         arrivals, keep=keep, workbench=bench, rule=session.exchanges.protection.rule_in(round, session.cohort)
     )
+
+
+def draw_curve(session: Session, job: Job) -> None:
+    """Score what a one-shot method would answer had its clients trained for fewer epochs, as the settings ask.
+
+    All points are of one training, which pauses and goes on. What is sent for them is no message: nobody counts it.
+    """
+    engine, trainings = session.engine, session.trainings
+    aside = replace(session.exchanges, channel=Channel(seed=session.settings.seed))
+    for epoch in session.settings.curve:
+        if epoch == count_epochs(session.method):  # the end of the round scores it
+            break
+        assert trainings is not None
+        trainings.until = epoch
+        arrivals = [*aside.gather(job, Traffic(asked=len(job.clients)), session.cohort)]
+        began = engine.clock()
+        if arrivals:
+            replies = Replies(arrivals, keep=True, workbench=engine.bench(session.population, job.round))
+            server = session.method.aggregate(session.server, replies)
+            found, _ = evaluate(session, server, job.round + 1, last=False)
+            session.points.append({"epoch": epoch, "evaluation": found})
+            if session.on_point:
+                session.on_point(epoch, server)
+        session.aside += engine.clock() - began
+    if trainings is not None:
+        trainings.until = None
 
 
 def close(session: Session, round: int) -> None:
@@ -157,13 +190,16 @@ def close(session: Session, round: int) -> None:
         session.exchanges.finish(session.server, reachable, done, traffic)
     found = describe(session, round)
     if settings.evaluates_after(done):
-        found["evaluation"], session.outcomes = evaluate_round(
-            session.engine, session.population, session.method, session.server, round=done, seed=settings.seed,
-            last=done == settings.rounds, calls=settings.rounds // settings.every + 1, scored=session.scored,
-            metric=settings.metric, triggered=settings.show_trigger(session.task) if done == settings.rounds else None,
-            out_of=settings.count_honest(session.task.clients),
-        )  # fmt: skip
-    found["seconds"] = {"round": took, "evaluation": session.engine.clock() - session.began - took}
+        found["evaluation"], session.outcomes = evaluate(session, session.server, done, last=done == settings.rounds)
+    evaluation_took = session.engine.clock() - session.began - took
+    if settings.curve:
+        if settings.curve[-1] == (epochs := count_epochs(session.method)):
+            kept = {name: found["evaluation"][name] for name in OF_A_POINT if name in found["evaluation"]}
+            session.points.append({"epoch": epochs, "evaluation": kept})
+            if session.on_point:
+                session.on_point(epochs, session.server)
+        found["curve"] = session.points
+    found["seconds"] = {"round": took - session.aside, "evaluation": evaluation_took + session.aside}
     if session.trainings and session.trainings.found:
         found["seconds"]["found"] = sum(session.trainings.found)
     line = Round.of_json({**found, "memory": peak_memory(session.engine.device)})
@@ -174,6 +210,17 @@ def close(session: Session, round: int) -> None:
     if stopping:
         how = f"; continue with `atoll resume {session.run.folder}`" if session.run else ""
         raise KeyboardInterrupt(f"stopped after round {done}{how}")
+
+
+def evaluate(session: Session, server: Tree, done: int, *, last: bool) -> tuple[dict[str, Any], Arrays | None]:
+    """Score a state of the server after so many rounds; after the last one, also all that is asked at the end."""
+    settings = session.settings
+    return evaluate_round(
+        session.engine, session.population, session.method, server, round=done, seed=settings.seed, last=last,
+        calls=settings.rounds // settings.every + 1, scored=session.scored, metric=settings.metric,
+        triggered=settings.show_trigger(session.task) if last else None,
+        out_of=settings.count_honest(session.task.clients),
+    )  # fmt: skip
 
 
 def describe(session: Session, round: int) -> dict[str, Any]:

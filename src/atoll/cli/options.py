@@ -133,6 +133,9 @@ class Options(OwnOptions):
     late: Annotated[float, option("Probability that a reply arrives in a later round.", **ROUNDS)] = 0.0
     delay: Annotated[int, option("The most rounds that a late reply needs.", min=1, **ROUNDS)] = 1
     eval_every: Annotated[int | None, option("Rounds between evaluations; else a tenth.", min=1, **ROUNDS)] = None
+    curve: Annotated[
+        str | None, option("Score a one-shot method after these epochs of its training, too: 1,11,21,36.", **ROUNDS)
+    ] = None
     evaluation: Annotated[
         str,
         option(
@@ -215,7 +218,10 @@ class Options(OwnOptions):
             "metric", "memory", "compress", "aggregate", "attack", "dp", "secure",
         )  # fmt: skip
         return Settings(
-            rounds=rounds, cohort=parse_cohort(self.cohort), **{name: getattr(self, name) for name in names}
+            rounds=rounds,
+            cohort=parse_cohort(self.cohort),
+            curve=parse_curve(self.curve),
+            **{name: getattr(self, name) for name in names},
         )
 
     def build_engine(self) -> "LocalEngine | RayEngine":
@@ -270,6 +276,14 @@ def parse_cohort(text: str | None) -> int | float | str | None:
         return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
     except ValueError:
         raise UnknownName(f"`--cohort` must be a number of clients or a share of them. Got {text!r}.") from None
+
+
+def parse_curve(text: str | None) -> tuple[int, ...]:
+    """Parse `1,11,21` into epochs; nothing is no curve."""
+    words = split_names(text) or ()
+    if not all(re.fullmatch(r"\d+", word) for word in words):
+        raise UnknownName(f"`--curve` must be numbers of epochs, as 1,11,21. Got {text!r}.")
+    return tuple(map(int, words))
 
 
 def build_engine(

@@ -77,6 +77,7 @@ class Settings(NamesChecked):
     late: float = 0.0  # probability that a reply arrives in a later round
     delay: int = 1  # the most rounds that a late reply needs
     eval_every: int | None = None  # rounds; a tenth of all by default
+    curve: tuple[int, ...] = ()  # local epochs of a one-shot method after which its answer is scored, too
     # who is scored, beside the central test set: "all" clients, "sample:N" of them, nobody ("central"), or nothing at
     # all ("none"); "auto" is all clients, and a sample of SAMPLE_SIZE where there are more than MANY_CLIENTS
     evaluation: str = "auto"
@@ -119,6 +120,7 @@ class Settings(NamesChecked):
             raise CohortError(f"`delay` must be at least 1 round. Got {self.delay!r}.")
         _ = self.schedule  # raises for words or a file that cannot be read
         self._check_evaluation(task.clients)
+        self._check_curve(algorithm)
         measure_of(self.metric, task.network).check(task.public_facts())
         if self.evaluation == "central" and task.central is None:
             raise CohortError("`evaluation='central'` needs a task with a central test set. This one has none.")
@@ -337,6 +339,39 @@ class Settings(NamesChecked):
         made = (*made, *secure.stages(asked))
         return Protection(made, forger, attackers, secure.rule(asked, dtype), secure.adder(self.seed))
 
+    def _check_curve(self, algorithm: Algorithm) -> None:
+        """Raise unless the answer of this method can be scored after these epochs of its clients' one training."""
+        if not self.curve:
+            return
+        numbers, title, last = [*self.curve], title_of(algorithm), count_epochs(algorithm)
+        if not all(isinstance(one, int) and one >= 1 for one in numbers) or numbers != sorted({*numbers}):
+            raise CohortError(
+                f"`curve` must be numbers of epochs, from 1 on and each larger than the one before. Got {numbers}.",
+                hint="for example curve=(1, 11, 21, 36).",
+            )
+        if not algorithm.one_shot:
+            raise CohortError(
+                f"`curve` scores one long local training after some of its epochs. {title} trains in rounds.",
+                hint="leave it out: rounds are scored as they come, as `eval_every` says.",
+            )
+        if last is None:
+            raise CohortError(f"`curve` counts epochs of local training. Clients of {title} have none.")
+        if numbers[-1] > last:
+            raise CohortError(
+                f"`curve` must end at the last epoch at the latest: {title} trains for {last}. Got {numbers[-1]}.",
+                hint=f"raise `epochs` to {numbers[-1]}, or leave out what is beyond {last}.",
+            )
+        plain = {"dp": "none", "secure": "none", "compress": "none", "aggregate": "mean", "late": 0.0}
+        changed = [name for name, value in plain.items() if getattr(self, name) != value]
+        if changed:
+            raise CohortError(
+                "`curve` has clients reply after every point of it. What protects, packs, delays or replaces a message "
+                f"counts on one. Got {', '.join(f'{name}={getattr(self, name)}' for name in changed)}.",
+                hint="leave out one or the other.",
+            )
+        if self.evaluation == "none":
+            raise CohortError("`curve` needs somebody to score. Got evaluation='none'.")
+
     def _check_evaluation(self, clients: int) -> None:
         size = self._sample_size
         if size is None and self.evaluation not in ("auto", "all", "central", "none"):
@@ -441,6 +476,12 @@ class Settings(NamesChecked):
     def every(self) -> int:
         """How many rounds there are from one evaluation to the next."""
         return self.eval_every or max(1, self.rounds // 10)
+
+
+def count_epochs(algorithm: Algorithm) -> int | None:
+    """Return how many epochs clients train in one go; None where a method does not say."""
+    found = values_of(algorithm).get("epochs")
+    return found if isinstance(found, int) else None
 
 
 def count_messages(rounds: int, algorithm: Algorithm) -> int:

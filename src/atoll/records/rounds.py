@@ -160,6 +160,19 @@ class Evaluation(Record):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Point(Record):
+    """What a one-shot method would have been worth had its clients' training ended after fewer epochs."""
+
+    epoch: int
+    evaluation: Evaluation
+
+    def check(self) -> None:
+        """Raise SchemaError for a point before the first epoch."""
+        if self.epoch < 1:
+            raise SchemaError("epochs of a curve are counted from 1")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Round(Record):
     """What happened in a round, the first of which is 1."""
 
@@ -172,6 +185,7 @@ class Round(Record):
     gradients: int = 0  # of one batch each, over all clients
     bytes: dict[str, int]  # down and up
     evaluation: Evaluation | None = None
+    curve: list[Point] | None = None  # of a one-shot method, in the order of epochs
     seconds: dict[str, float]
     memory: int = 0  # the most bytes held so far
 

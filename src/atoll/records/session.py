@@ -67,6 +67,7 @@ class Session:
     scored: Clients | None  # who is evaluated; None if nobody is
     known: Experience  # what is known of clients, for a selection that reads it
     on_reply: Callable[[int, Arrival], None] | None = None
+    on_point: Callable[[int, Tree], None] | None = None  # of a curve by epoch
     first: int = 0  # the round to begin with
     outcomes: Arrays | None = None  # what was found after the last round, by name
     history: list[Round] = field(default_factory=list)
@@ -78,6 +79,8 @@ class Session:
     present: Clients = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # and did not drop out
     traffic: Traffic = field(default_factory=lambda: Traffic(asked=0))
     arrivals: Iterator[Arrival] = field(default_factory=lambda: iter(()))
+    points: list[dict[str, Any]] = field(default_factory=list)  # of a curve by epoch
+    aside: float = 0.0  # seconds that its answers and scores took
 
     @classmethod
     def open(
@@ -93,11 +96,16 @@ class Session:
         on_epoch: OnEpoch | None,
         stop: threading.Event | None,
         trained: Path | str | None,
-        **hooks: Any,  # faults, on_round and on_reply
+        **hooks: Any,  # faults, on_round, on_reply and on_point
     ) -> Session:
         """Begin a federation, or continue one from its newest whole checkpoint."""
         warn_of_limits(method)
         warn_of_overshooting(method, task.training.lr)
+        if settings.curve and (stages or engine.is_dear):
+            raise CohortError(
+                "`curve` has clients answer after every point of it: in a simulation they can, and without stages that "
+                "count on one message."
+            )
         with ExitStack() as held:
             if folder is not None:
                 held.enter_context(alone_in(Path(folder)))
@@ -110,7 +118,8 @@ class Session:
                 held.enter_context(run.logging())
             stop = held.enter_context(interruptions(enabled=run is not None)) if stop is None else stop
             kept_in = Path(trained) if trained else run.folder / TRAINED if run else None
-            trainings = Trainings(kept_in, stop, on_epoch) if method.one_shot and kept_in else None
+            long = method.one_shot and (kept_in or settings.curve)
+            trainings = Trainings(kept_in, stop, on_epoch) if long else None
             population = Population(here, memory, settings.seed)
             protection = settings.protect(
                 stages,

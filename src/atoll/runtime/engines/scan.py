@@ -193,20 +193,23 @@ class Scanner:
             leaves = self._fold(work, inputs.permute(there, order, stacked_leaves(given_structure)), ahead)
             return [leaf[back] for leaf in leaves]
 
+        trains = train and split == "train"
+        end = self.trainings.end(epochs) if self.trainings is not None and trains else epochs
+
         def finish(leaves: Leaves) -> Tree:
             """Count the passes and return the carry as a tree."""
-            if train and split == "train":
-                self.tally.passes += epochs * work.gradients[0]
+            if trains:
+                self.tally.passes += end * work.gradients[0]
             return unflatten(carry_structure, leaves)
 
-        if self.trainings is None or share is not None or not train or split != "train" or network.draws_globally:
-            return finish(run(carry_leaves, 0, epochs))
+        if self.trainings is None or not trains or share is not None or network.draws_globally:
+            return finish(run(carry_leaves, 0, end))
         facts = (streams, batch_size, shuffle, draws)
         try:
             names = digests(cohort, task, work, carry_leaves, given_leaves, facts)
         except Unstable as reason:
             log.info("local training is not kept: %s", reason)
-            return finish(run(carry_leaves, 0, epochs))
+            return finish(run(carry_leaves, 0, end))
         leaves, found = self.trainings.carry_on(names, carry_leaves, epochs, run, work)
         self.tally.gradients += work.gradients[0] * int(steps_each.sum()) * found
         return finish(leaves)

@@ -4,6 +4,8 @@ A scan is a pure function of its step, its values, the client's data and the see
 epochs can be found again by a digest of these: by another method whose clients train the same way and whose server
 differs, by a run with more epochs, which goes on from there, and by a run that was interrupted.
 
+A curve by epoch stops all training `until` an epoch, has it answered and scored, and goes on from there.
+
 An entry holds a checksum of itself. If it is damaged, the log says so and its client is trained again.
 """
 
@@ -16,6 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,12 +45,27 @@ OnEpoch = Callable[[int, int, int], None]  # so many clients have done so many e
 Run = Callable[[Leaves, int, int], Leaves]  # the carry after the epochs from one to before another
 
 
-class Trainings:
-    """A folder with one file per client and point of its training; `stop` ends a training after its epoch."""
+@dataclass
+class Pause:
+    """Where clients were when their training paused, and how many seconds it took them to get there."""
 
-    def __init__(self, folder: Path, stop: threading.Event | None = None, on_epoch: OnEpoch | None = None) -> None:
+    carry: Leaves
+    epochs: int
+    seconds: float
+    gradients: int  # of one step
+
+
+class Trainings:
+    """A folder with one file per client and point of its training; `stop` ends a training after its epoch.
+
+    Without a folder, only a training that pauses for a curve is kept, in memory.
+    """
+
+    def __init__(self, folder: Path | None, stop: threading.Event | None = None, on_epoch: OnEpoch | None = None):
         self.folder, self.stop, self.on_epoch = folder, stop or threading.Event(), on_epoch
+        self.until: int | None = None  # every training pauses after this epoch; None: it goes on to its last one
         self.found = list[float]()  # seconds that training took which was done before and is not done again
+        self._paused = dict[tuple[str, ...], Pause]()  # by the digests of clients that train together
 
     def for_server(self) -> Trainings:
         """Return the same place for a server's training, whose epochs are not the clients'."""
@@ -55,25 +73,35 @@ class Trainings:
         mine.found = self.found
         return mine
 
+    def end(self, epochs: int) -> int:
+        """Return the epoch after which a training of so many ends, or pauses."""
+        return epochs if self.until is None else min(self.until, epochs)
+
     def carry_on(self, names: Sequence[str], carry: Leaves, epochs: int, run: Run, work: Work) -> tuple[Leaves, int]:
         """Do the missing epochs; return the carry, and how many were found. `names` are the clients' digests."""
-        carry, found, before = self._find(names, carry, epochs, work)
-        if found:
-            log.info("%d of %d epochs of local training were done before", found, epochs)
-            self.found.append(before)
+        end, pause = self.end(epochs), self._paused.pop(tuple(names), None)
+        if pause is not None and pause.epochs <= end:
+            carry, found, before, work.gradients[0] = pause.carry, pause.epochs, pause.seconds, pause.gradients
+        else:
+            carry, found, before = self._find(names, carry, end, work)
+            if found:
+                log.info("%d of %d epochs of local training were done before", found, epochs)
+                self.found.append(before)
         saved_at = began = time.monotonic()
-        for done in range(found + 1, epochs + 1):
+        for done in range(found + 1, end + 1):
             carry = run(carry, done - 1, done)
             if self.on_epoch:
                 self.on_epoch(len(names), done, epochs)
             stopping = self.stop.is_set() and done < epochs
             kept = False
-            if done == epochs or stopping or time.monotonic() - saved_at > SAVED_EVERY:
-                kept = self._keep(names, done, carry, work, began - before, last=done == epochs)
+            if done == end or stopping or time.monotonic() - saved_at > SAVED_EVERY:
+                kept = self._keep(names, done, carry, work, began - before, last=done == end)
                 saved_at = time.monotonic()
             if stopping:
                 which = "which is kept" if kept else "which could not be kept"
                 raise KeyboardInterrupt(f"stopped after epoch {done} of {epochs} of local training, {which}")
+        if end < epochs:
+            self._paused[tuple(names)] = Pause(carry, end, time.monotonic() - began + before, work.gradients[0])
         return carry, found
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -99,12 +127,16 @@ class Trainings:
 
     def _points(self, name: str) -> dict[int, Path]:
         """Return the entries of a client by their number of epochs; files that are no entries are left alone."""
+        if self.folder is None:
+            return {}
         files = {file: ENTRY.fullmatch(file.name) for file in sorted((self.folder / name).glob("*.safetensors"))}
         return {int(named[1]): file for file, named in files.items() if named and file.is_file()}
 
     # -- writing ---------------------------------------------------------------------------------------------------
     def _keep(self, names: Sequence[str], done: int, carry: Leaves, work: Work, began: float, *, last: bool) -> bool:
         """Write a point of every client; return whether it worked, as a full disk must not end the training."""
+        if self.folder is None:
+            return False
         try:
             self._save(names, done, carry, work, began, last=last)
         except OSError as error:
@@ -114,6 +146,7 @@ class Trainings:
 
     def _save(self, names: Sequence[str], done: int, carry: Leaves, work: Work, began: float, *, last: bool) -> None:
         """Write a point of every client; of those on the way to the last one, only the newest is kept."""
+        assert self.folder is not None
         kind = "safetensors" if last else "way.safetensors"
         for row, name in enumerate(names):
             place = self.folder / name
