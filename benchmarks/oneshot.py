@@ -4,6 +4,7 @@
     python benchmarks/oneshot.py --device cuda --precision bf16 --engine 'loop compiled graph channels_last'
         --together --minutes 9 --only 'corrected-a0.05'                       # in one line
     python benchmarks/oneshot.py --study rivals        # or noise, walk, arms, skew, ablation: what decides a question
+    python benchmarks/oneshot.py --study notes         # the notes' own table: `oneshot_notes.py` has its protocol
     python benchmarks/oneshot.py --study walk --tiny --out out --runs runs/tiny    # a rehearsal of minutes
     python benchmarks/oneshot.py --list
     python benchmarks/oneshot.py --page                                       # the page from what is there
@@ -61,11 +62,13 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from oneshot_cells import FULL, SMALL, STUDIES, TINY, speeds
+from oneshot_notes import main as run_notes
 from oneshot_page import page
 from published import Cell, main, origin, run
 
@@ -116,6 +119,8 @@ def one(cell: Cell, folder: Path, data: str | None, engine: Any) -> dict[str, An
 
 
 if __name__ == "__main__":
+    if sys.argv[1:3] == ["--study", "notes"]:
+        raise SystemExit(run_notes(sys.argv[3:]))
     main(
         "oneshot", [*speeds(), *FULL.cells()], {"oneshot": page},
         small=SMALL.cells(), tiny=TINY.cells(), studies=STUDIES, runner=one,

@@ -62,7 +62,7 @@ def federate(
     on_round: Callable[[Round], None] | None = None,
     on_reply: Callable[[int, Arrival], None] | None = None,
     on_epoch: OnEpoch | None = None,
-    on_point: Callable[[int, Tree], None] | None = None,
+    on_point: Callable[[dict[str, Any], Tree], None] | None = None,
     stop: threading.Event | None = None,
     trained: Path | str | None = None,
     progress: bool = True,
@@ -76,8 +76,8 @@ def federate(
     `faults(round, clients)` says which clients are lost; `on_round` is called with each round's metrics,
     `on_reply` with a round's number and replies as the server reads them, a row per client, `on_epoch` in the long
     training of one-shot methods with how many clients have done how many of all epochs. With `curve=(1, 11, 21)` the
-    answer of a one-shot method is scored after these epochs, too, and `on_point` called with an epoch and the server's
-    state.
+    answer of a one-shot method is scored after these epochs, too; `on_point` is called with each point and the server's
+    state there.
     Once `stop` is set the run ends after its round; by default Ctrl-C and SIGTERM set it. The clients of a one-shot
     method train long: their progress is kept in the folder `trained`, by default in the run's, where other runs
     whose clients train the same way find it. With `progress`, a bar is shown in terminals and notebooks.
@@ -166,12 +166,17 @@ def draw_curve(session: Session, job: Job) -> None:
             replies = Replies(arrivals, keep=True, workbench=engine.bench(session.population, job.round))
             server = session.method.aggregate(session.server, replies)
             found, _ = evaluate(session, server, job.round + 1, last=False)
-            session.points.append({"epoch": epoch, "evaluation": found})
-            if session.on_point:
-                session.on_point(epoch, server)
+            add_point(session, epoch, found, server)
         session.aside += engine.clock() - began
     if trainings is not None:
         trainings.until = None
+
+
+def add_point(session: Session, epoch: int, evaluation: dict[str, Any], server: Tree) -> None:
+    """Add a point to the curve, and show it to `on_point`."""
+    session.points.append({"epoch": epoch, "evaluation": evaluation})
+    if session.on_point:
+        session.on_point(session.points[-1], server)
 
 
 def close(session: Session, round: int) -> None:
@@ -195,9 +200,7 @@ def close(session: Session, round: int) -> None:
     if settings.curve:
         if settings.curve[-1] == (epochs := count_epochs(session.method)):
             kept = {name: found["evaluation"][name] for name in OF_A_POINT if name in found["evaluation"]}
-            session.points.append({"epoch": epochs, "evaluation": kept})
-            if session.on_point:
-                session.on_point(epochs, session.server)
+            add_point(session, epochs, kept, session.server)
         found["curve"] = session.points
     found["seconds"] = {"round": took - session.aside, "evaluation": evaluation_took + session.aside}
     if session.trainings and session.trainings.found:

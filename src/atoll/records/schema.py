@@ -75,7 +75,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Record):
         return value.as_json()
     if is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
+        return to_json(dataclasses.asdict(value))
     if isinstance(value, Mapping):
         return {name: to_json(one) for name, one in value.items()}
     if isinstance(value, tuple) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):

@@ -67,7 +67,7 @@ class Session:
     scored: Clients | None  # who is evaluated; None if nobody is
     known: Experience  # what is known of clients, for a selection that reads it
     on_reply: Callable[[int, Arrival], None] | None = None
-    on_point: Callable[[int, Tree], None] | None = None  # of a curve by epoch
+    on_point: Callable[[dict[str, Any], Tree], None] | None = None  # of a curve by epoch
     first: int = 0  # the round to begin with
     outcomes: Arrays | None = None  # what was found after the last round, by name
     history: list[Round] = field(default_factory=list)
