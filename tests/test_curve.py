@@ -109,12 +109,12 @@ def test_answers_of_one_training_share_its_points(task: Task, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("method", "curve", "more", "message"),
     [
-        ("fafi:epochs=5", (1, 6), {}, "the last epoch at the latest: fafi trains for 5. Got 6."),
+        ("fafi:epochs=5", (1, 6), {}, "the last epoch at the latest: FAFI trains for 5. Got 6."),
         ("fafi:epochs=5", (3, 1), {}, "each larger than the one before. Got [3, 1]."),
         ("fafi:epochs=5", (2, 2), {}, "each larger than the one before. Got [2, 2]."),
         ("fafi:epochs=5", (0, 2), {}, "from 1 on"),
-        ("fedavg:epochs=5", (1, 2), {}, "fedavg trains in rounds."),
-        ("afl", (1, 2), {}, "Clients of afl have none."),
+        ("fedavg:epochs=5", (1, 2), {}, "FedAvg trains in rounds."),
+        ("afl", (1, 2), {}, "Clients of AFL have none."),
         ("fafi:epochs=5", (1, 2), {"compress": "topk:0.1"}, "Got compress=topk:0.1."),
         ("fafi:epochs=5", (1, 2), {"late": 0.5}, "Got late=0.5."),
         ("fafi:epochs=5", (1, 2), {"evaluation": "none"}, "somebody to score"),

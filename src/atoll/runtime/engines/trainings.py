@@ -50,9 +50,9 @@ class Pause:
     """Where clients were when their training paused, and how many seconds it took them to get there."""
 
     carry: Leaves
-    epochs: int
-    seconds: float
-    gradients: int  # of one step
+    epochs: int = 0
+    seconds: float = 0.0
+    gradients: int = 0  # of one step
 
 
 class Trainings:
@@ -79,14 +79,14 @@ class Trainings:
 
     def carry_on(self, names: Sequence[str], carry: Leaves, epochs: int, run: Run, work: Work) -> tuple[Leaves, int]:
         """Do the missing epochs; return the carry, and how many were found. `names` are the clients' digests."""
-        end, pause = self.end(epochs), self._paused.pop(tuple(names), None)
-        if pause is not None and pause.epochs <= end:
-            carry, found, before, work.gradients[0] = pause.carry, pause.epochs, pause.seconds, pause.gradients
-        else:
+        end, pause, found, before = self.end(epochs), self._paused.pop(tuple(names), Pause(carry)), 0, 0.0
+        if any(pause.epochs < done <= end for done in _in_common([self._points(name) for name in names])):
             carry, found, before = self._find(names, carry, end, work)
-            if found:
-                log.info("%d of %d epochs of local training were done before", found, epochs)
-                self.found.append(before)
+        if found > pause.epochs:
+            log.info("%d of %d epochs of local training were done before", found, epochs)
+            self.found.append(before - pause.seconds)
+        elif pause.epochs:
+            carry, found, before, work.gradients[0] = pause.carry, pause.epochs, pause.seconds, pause.gradients
         saved_at = began = time.monotonic()
         for done in range(found + 1, end + 1):
             carry = run(carry, done - 1, done)
@@ -108,7 +108,7 @@ class Trainings:
     def _find(self, names: Sequence[str], carry: Leaves, epochs: int, work: Work) -> tuple[Leaves, int, float]:
         """Return the latest carry that is found for all clients, after how many epochs, and the seconds these took."""
         there = [self._points(name) for name in names]
-        for done in sorted(set.intersection(*map(set, there)), reverse=True):
+        for done in _in_common(there):
             if done > epochs:
                 continue
             try:
@@ -161,6 +161,11 @@ class Trainings:
             for file in earlier:
                 if file.name != f"{done}.{kind}":
                     file.unlink(missing_ok=True)
+
+
+def _in_common(points: Sequence[Mapping[int, Path]]) -> list[int]:
+    """Return after how many epochs there are entries of all clients, the latest first."""
+    return sorted(set.intersection(*map(set, points)), reverse=True)
 
 
 class _Damaged(Exception):

@@ -254,12 +254,19 @@ class ClusterEngine:
                 rows = pack(rows_of(unicast, torch.from_numpy(places)))
                 usual = min(part.usual, len(division.shards[shard].clients))
                 lots.setdefault(shard, []).append((number, Lot(part.clients[places], rows, usual)))
-        folder = None if trainings is None else Path(trainings.folder).resolve()
+        folder = None if trainings is None or trainings.folder is None else Path(trainings.folder).resolve()
+        until = None if trainings is None else trainings.until
+        if until is not None and folder is None:
+            raise EngineError(
+                "On a cluster, a training that pauses for a curve must be kept in a folder. There is none.",
+                hint="give the run a `folder`, or leave out `curve`.",
+            )
         return {
             shard: (
                 Order(
                     next(self._numbers), job.phase, job.method, job.round, job.calls, tuple(lot for _, lot in mine),
                     sums=job.sums and self.local.dtype != torch.float64, trained=folder,
+                    until=until,
                 ),
                 [number for number, _ in mine],
             )

@@ -73,6 +73,7 @@ class Order:
     lots: tuple[Lot, ...]
     sums: bool = False  # whether the sums over clients of what they send are enough
     trained: Path | None = None  # where long training is kept
+    until: int | None = None  # the epoch after which it pauses
 
 
 @dataclass(frozen=True)

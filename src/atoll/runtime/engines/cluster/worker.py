@@ -117,7 +117,7 @@ class Worker:
         """Do an order; yield what becomes of its clients, lot after lot."""
         self._stop.clear()
         population = self._held[key]
-        trainings = self._trainings(order.trained)
+        trainings = self._trainings(order.trained, order.until)
         population.memory.prune(round=order.round)
         received = broadcast.unpack(self.engine.device)
         try:
@@ -164,12 +164,14 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - whoever sent it decides what to make of it
             yield Failure.of(error, final=True)
 
-    def _trainings(self, folder: Path | None) -> Trainings | None:
+    def _trainings(self, folder: Path | None, until: int | None) -> Trainings | None:
         """Return where long training is kept: in the run's folder if it can be seen from here, else in one of ours."""
         if folder is None:
             return None
         seen = folder if folder.parent.is_dir() else self._folder / TRAINED
-        return Trainings(seen, self._stop, lambda *epochs: self._epochs.append(epochs))
+        made = Trainings(seen, self._stop, lambda *epochs: self._epochs.append(epochs))
+        made.until = until
+        return made
 
 
 def keep_what_counts(order: Order, done: Done[Any]) -> bool:
