@@ -98,8 +98,7 @@ def federate(
             for round in session.rounds():
                 cohort = choose(session, round)
                 replies = exchange(session, round, cohort)  # broadcast, local work, channel, ledger
-                if replies is not None:
-                    session.server = session.method.aggregate(session.server, replies)
+                session.server = conclude(session, replies)
                 close(session, round)  # check, evaluate, record, save a checkpoint
     return session.report()
 
@@ -148,6 +147,11 @@ def exchange(session: Session, round: int, present: Clients) -> Replies | None:
     )
 
 
+def conclude(session: Session, replies: Replies | None) -> Tree:
+    """Return the server's state after it has read the replies of a round: as it was if there are none."""
+    return session.server if replies is None else session.method.aggregate(session.server, replies)
+
+
 def draw_curve(session: Session, job: Job) -> None:
     """Score what a one-shot method would answer had its clients trained for fewer epochs, as the settings ask.
 
@@ -164,7 +168,7 @@ def draw_curve(session: Session, job: Job) -> None:
         began = engine.clock()
         if arrivals:
             replies = Replies(arrivals, keep=True, workbench=engine.bench(session.population, job.round))
-            server = session.method.aggregate(session.server, replies)
+            server = conclude(session, replies)
             found, _ = evaluate(session, server, job.round + 1, last=False)
             add_point(session, epoch, found, server)
         session.aside += engine.clock() - began
