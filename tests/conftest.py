@@ -86,8 +86,9 @@ def make_cohort() -> Callable[..., Cohort]:
 
     def make(task, plan=None, clients=None, *, round=0, seed=0, programs=None, calls=FORCED, splits=None):
         population = Population(task, RamMemory(task.clients), seed)
-        scanner = Scanner(population, plan or Plan(), programs or Programs(), calls=calls)
+        allowed = frozenset(splits or {"train", "val"})
+        scanner = Scanner(population, plan or Plan(), programs or Programs(), calls=calls, splits=allowed)
         who = np.arange(task.clients) if clients is None else np.asarray(clients)
-        return Cohort(population.facts, who, round, scanner, splits=frozenset(splits or {"train", "val"}))
+        return Cohort(population.facts, who, round, scanner)
 
     return make

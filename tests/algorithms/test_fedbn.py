@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -55,7 +54,7 @@ def test_one_round_by_hand(task: Task) -> None:
 def test_a_new_client_has_statistics_of_its_own_samples(task: Task, make_cohort: Callable[..., Cohort]) -> None:
     server = play(task, FedBN(), rounds=2).server
     cohort = make_cohort(task)
-    models = FedBN().welcome(server, replace(cohort, labelled=False))
+    models = FedBN().welcome(server, cohort.without("labels"))
     for position in range(task.clients):
         model = models.client(position)
         mine = task.x[task.splits["train"].order[slice(*task.splits["train"].offsets[position : position + 2])]]

@@ -282,7 +282,7 @@ def test_a_new_client_gets_what_its_neighbour_gets(make_cohort, labelled: bool) 
     # r = e_2 (topk = 1), so that G = row 2 of P V; its number, 0, is a row of nobody's.
     algorithm = Fedora(topk=1, alpha=0.5)
     server = play(circle([90.0, 80.0, 20.0, 10.0]), algorithm).server
-    model = algorithm.welcome(server, replace(make_cohort(circle([18.0])), labelled=labelled))
+    model = algorithm.welcome(server, make_cohort(circle([18.0])).without(*[] if labelled else ["labels"]))
     expected = (server.P @ server.v["w"])[2]
     torch.testing.assert_close(model["w"][0], expected)
 
@@ -334,7 +334,7 @@ def test_batchnorm_of_a_new_client_meets_its_samples(make_task, make_cohort) -> 
     report = play(task, Fedora(), rounds=2)
     assert set(report.server.v) == set(task.network.initial.trained)
     for labelled in (True, False):
-        model = Fedora().welcome(report.server, replace(make_cohort(task), labelled=labelled))
+        model = Fedora().welcome(report.server, make_cohort(task).without(*[] if labelled else ["labels"]))
         assert not torch.equal(model["1.running_mean"][0], model["1.running_mean"][2])
         assert model["1.num_batches_tracked"].dtype == torch.int64
 

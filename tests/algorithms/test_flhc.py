@@ -1,7 +1,6 @@
 """FL+HC, by hand: F_k(w) = (w - c_k)^2 / 2 from w = 0, with steps of 0.5."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -133,8 +132,8 @@ def test_an_embedding_needs_no_labels_and_an_update_does(
     task = make_task(dtype=torch.float64)
     method = FLHC(rounds_before=0, clusters=2, signature="embedding")
     server, cohort = play(task, method, rounds=2).server, make_cohort(task, clients=[3, 1])
-    with_labels, without = (method.welcome(server, replace(cohort, labelled=labelled)) for labelled in (True, False))
+    with_labels, without = (method.welcome(server, one) for one in (cohort, cohort.without("labels")))
     assert server.models.clients == 2
     assert all(torch.equal(with_labels[name], leaf) for name, leaf in without.items())
     with pytest.raises(LabelsNeeded):
-        AT_ONCE.welcome(play(task, AT_ONCE).server, replace(cohort, labelled=False))
+        AT_ONCE.welcome(play(task, AT_ONCE).server, cohort.without("labels"))

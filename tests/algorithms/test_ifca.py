@@ -123,7 +123,7 @@ def test_a_new_client_without_labels_joins_where_the_model_is_surest(
     w = task.network.initial
     models = stack([w, w * 3.0, w * 0.0])  # larger logits, more of a decision
     server = State(models, torch.zeros(0), torch.zeros(0))
-    found = IFCA().welcome(server, replace(make_cohort(task), labelled=False))
+    found = IFCA().welcome(server, make_cohort(task).without("labels"))
     assert all(torch.equal(found.client(k)[name], models.client(1)[name]) for k in range(4) for name in w)
 
 

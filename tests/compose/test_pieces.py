@@ -1,7 +1,7 @@
 """A piece changes how a method trains without editing it."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -88,7 +88,7 @@ def test_a_new_client_tunes_once(make_cohort) -> None:
     )
     server, cohort = build_task().network.initial, make_cohort(build_task())
     assert find_difference(written.welcome(server, cohort), pieced.welcome(server, cohort)) is None
-    unlabelled = replace(cohort, labelled=False)
+    unlabelled = cohort.without("labels")
     assert pieced.welcome(server, unlabelled) is server
 
 

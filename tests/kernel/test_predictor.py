@@ -36,8 +36,8 @@ class Guess(Algorithm):
 
 
 def guess(model: Params, beside: Params, batch: Batch) -> Tensor:
-    assert batch.outputs(model).shape == (len(batch.y), CLASSES)  # the network itself is there, too
-    return 9 * F.one_hot(beside["favourite"], CLASSES).to(batch.x.dtype).expand(len(batch.y), -1)
+    assert batch.outputs(model).shape == (len(batch.x), CLASSES)  # the network itself is there, too
+    return 9 * F.one_hot(beside["favourite"], CLASSES).to(batch.x.dtype).expand(len(batch.x), -1)
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_labels_cannot_be_read_where_there_are_none() -> None:
     class Curious(type(report.algorithm)):  # type: ignore[misc]
         def welcome(self, server, cohort):  # type: ignore[no-untyped-def]
             with pytest.raises(LabelsNeeded, match="reads targets"):
-                sgd(replace(cohort, labelled=False), start=server, epochs=1)
+                sgd(cohort.without("labels"), start=server, epochs=1)
             seen.append("asked")
             return server
 

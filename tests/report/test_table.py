@@ -8,7 +8,7 @@ from reports import change, report_of
 from rich.console import Console
 
 from atoll.experiments.comparison import Comparison
-from atoll.records.numbers import Numbers, mean_text
+from atoll.records.numbers import Numbers, mean_text, run_cells
 from atoll.report.table import (
     LESS_IMPORTANT,
     comparison_cells,
@@ -224,3 +224,19 @@ def test_shares_are_in_per_cent_and_others_have_few_digits(numbers, score, gain)
 
 def test_bytes_are_never_rounded_to_nothing():
     assert [megabytes(value) for value in (0, 0.0123, 0.5, 12.34, 1234.5)] == ["0", "0.01", "0.5", "12.3", "1234"]
+
+
+def test_a_transductive_method_is_marked_and_its_score_one_at_a_time_is_said():
+    figures = {"clients": [0.8], "samples": [9], "macro": 0.8}
+    personal = {"val": figures, "test": figures, "inductive": {**figures, "clients": [0.3], "macro": 0.3}}
+    line = {"round": 1, "seconds": {"round": 1.0}, "bytes": {"up": 1, "down": 1}, "evaluation": {"personal": personal}}
+    config = {"task": {"name": "toy", "clients": 1}, "settings": {"rounds": 1, "seed": 0}}
+    shown, plain = report_of("fafi:profile=faithful", config, [line]), outcome("fedavg", [0.7])
+    found = Comparison({"fafi": [shown], "fedavg": [plain]})
+    assert [row[0].removesuffix(" *") for row in comparison_cells(found)[1]] == ["fafi ‡", "fedavg"]
+    said = "‡ transductive: an answer depends on the other test samples of its batch. Mean with one sample at a time: "
+    assert f"{said}fafi 30.0." in notes(found)
+    assert [row["inductive"] for row in found.results] == [0.3, None]
+    assert [row["transductive"] for row in found.results] == [True, False]
+    assert "transductive" not in notes(Comparison({"fedavg": [plain]}))
+    assert "test, one at a time" in [row[1] for row in run_cells(shown)[1]]

@@ -49,7 +49,7 @@ def test_clients_that_get_it_by_file_do_the_same(task, name, monkeypatch) -> Non
             return assignment, cohort
         again = from_bytes(to_bytes(assignment), cohort.task.network.layout)
         carried.append(again.phase.name)
-        sent = Cohort(cohort.task, again.clients, again.round, scanner, again.unicast, again.phase.splits)
+        sent = Cohort(cohort.task, again.clients, again.round, scanner, again.unicast)
         return again, sent
 
     monkeypatch.setattr(Part, "prepare", by_file)

@@ -43,7 +43,7 @@ from atoll.kernel.job import AtTheEnd, Done, Finish, Job, Lost, Phase
 from atoll.kernel.params import Tree, flatten
 from atoll.kernel.task import Facts
 from atoll.metrics.afterwards import models_after
-from atoll.metrics.evaluation import Evaluate
+from atoll.metrics.evaluation import Evaluate, splits_scored
 from atoll.metrics.measures import OWN
 from atoll.privacy.masks import (
     Around,
@@ -225,16 +225,16 @@ class SitesEngine:
     ) -> Exchange:  # fmt: skip
         """Ask sites to do a job, or to take a step of a sum under masks; return the exchange once it is closed."""
         name = job.phase.name if step is None else step.name
-        exchange = self.journal.find(job.round, name) or self._open(job, step, relays or {})
+        exchange = self.journal.find(job.round, name) or self._open(job, population, step, relays or {})
         if not exchange.closed:
             self._collect(job, exchange, population, read)
         return exchange
 
-    def _open(self, job: Job, step: Step | None, relays: Mapping[str, Tree]) -> Exchange:
+    def _open(self, job: Job, population: Population, step: Step | None, relays: Mapping[str, Tree]) -> Exchange:
         """Write the messages of a job, and the question down."""
         self._answers.clear()
         works = step is None or step.name == job.phase.name
-        phases = self._phases(job) if works else ()
+        phases = self._phases(job, population) if works else ()
         terms, number = self.federation.terms, self.journal.known.next
         parts = {site: some for site in terms.sites if (some := _parts(job, terms.clients_at(site), works=works))}
         alone = not self.transport.shares or any(part.unicast is not None for some in parts.values() for part in some)
@@ -265,22 +265,23 @@ class SitesEngine:
         names = [phase.name for phase in phases] if works or step is None else [step.name]
         return self.journal.open(job.round, names, jobs, number)
 
-    def _phases(self, job: Job) -> tuple[Phase, ...]:
+    def _phases(self, job: Job, population: Population) -> tuple[Phase, ...]:
         """Return the phases that are asked for at once: all that need nothing but the server's last state."""
         phase: Any = job.phase
         if not isinstance(phase, Finish | Evaluate) or job.round < self.federation.terms.rounds:
             return (phase,)
         scores = tuple(
-            Evaluate(model, metric=self._metric) for model in models_after(job.method, job.server, last=True)
+            Evaluate(model, splits_scored(job.method, population.task), metric=self._metric)
+            for model in models_after(job.method, job.server, last=True)
         )
         if isinstance(phase, Evaluate):
             return scores
         # If some clients are not there for the last step, all are asked for scores by themselves.
         return (phase, *scores) if len(job.clients) == self.federation.terms.clients else (phase,)
 
-    def _answered(self, job: Job, exchange: Exchange) -> tuple[Phase, ...]:
+    def _answered(self, job: Job, exchange: Exchange, population: Population) -> tuple[Phase, ...]:
         """Return the phases that the sites of an exchange were asked for."""
-        known = {one.name: one for one in (Finish(), *self._phases(job))}
+        known = {one.name: one for one in (Finish(), *self._phases(job, population))}
         return tuple(known[name] for name in exchange.phases)
 
     def _collect(self, job: Job, exchange: Exchange, population: Population, read: ReadReply | None = None) -> None:
@@ -352,7 +353,8 @@ class SitesEngine:
             own = self.federation.terms.clients_at(site)
             everybody = [client for part in exchange.asked[site].header.about["clients"] for client in part]
             self._answers[key] = Answer.read(
-                message, population.task.network.layout, phases=self._answered(job, exchange), method=job.method,
+                message, population.task.network.layout,
+                phases=self._answered(job, exchange, population), method=job.method,
                 asked=sorted(set(everybody) & set(own.tolist())), own=own, device=self.device, stages=job.stages,
                 seed=self.federation.terms.seed, largest=self._largest,
             )  # fmt: skip

@@ -38,7 +38,7 @@ from atoll.kernel.job import Done, Finish, Lost, Phase
 from atoll.kernel.params import Tree, flatten, stacked_leaves
 from atoll.kernel.sources import own_digest
 from atoll.kernel.wrapper import title_of
-from atoll.metrics.evaluation import Evaluate, reduce_to_figures
+from atoll.metrics.evaluation import Evaluate, reduce_to_figures, split_of
 from atoll.metrics.measures import OWN, measure_of
 from atoll.privacy.masks import MaskingClient
 from atoll.runtime.channel import Channel, Sent
@@ -402,7 +402,7 @@ class Site:
         found: dict[str, dict[str, list[float]]] = {}
         for phase, outcomes in zip(phases, answer.outcomes, strict=True):
             if isinstance(phase, Evaluate):
-                found[phase.model] = {split: _mean_scores(outcomes, split, received, answer) for split in phase.on}
+                found[phase.model] = {on: _mean_scores(outcomes, on, received, answer) for on in phase.on}
         return found
 
     # -- the models that come out ----------------------------------------------------------------------------------
@@ -426,18 +426,18 @@ def _reduce_scores(done: Done[Any], phase: Phase, task: Task) -> Done[Any]:
     if figure is None:
         return done
     result = {
-        split: reduce_to_figures(found, task.splits[split].sizes(done.clients), figure)
-        for split, found in done.result.items()
+        on: reduce_to_figures(found, task.splits[split_of(on)].sizes(done.clients), figure)
+        for on, found in done.result.items()
     }
     return replace(done, result=result)
 
 
-def _mean_scores(outcomes: Sequence[Outcome], split: str, received: Received, answer: Answer) -> list[float]:
+def _mean_scores(outcomes: Sequence[Outcome], on: str, received: Received, answer: Answer) -> list[float]:
     """Return the score of each of a site's clients on one split; NaN without samples."""
-    sizes = dict(zip(received.own.tolist(), answer.samples[split], strict=True))
+    sizes = dict(zip(received.own.tolist(), answer.samples[split_of(on)], strict=True))
     scores = dict.fromkeys(sizes, math.nan)
     for one in outcomes:
-        found = one.result[split]
+        found = one.result[on]
         for row, k in enumerate(one.clients.tolist()):
             if "figure" in found:
                 scores[k] = float(found["figure"][row, 0]) if found["exists"][row, 0] else math.nan

@@ -47,7 +47,7 @@ class DeployNew(AtTheEnd):
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Found:
         """Return its predictor, and its network."""
-        cohort = replace(cohort, exact=method.solved, labelled=self.labelled)
+        cohort = replace(cohort if self.labelled else cohort.without("labels"), exact=method.solved)
         return predictor_of(method.welcome(received, cohort)), cohort.task.network
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.data.preprocessing import Preprocessing
-from atoll.kernel.batch import Batch
+from atoll.kernel.batch import HIDDEN, Batch
 from atoll.kernel.errors import TaskError
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Layout, Params
@@ -33,7 +33,6 @@ class Rule:
     network: Network
     layout: Layout | None
     beside_layout: Layout | None
-    target: Tensor  # zeros in the shape of a target
     classes: bool  # whether answers are probabilities
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -43,8 +42,7 @@ class Rule:
             x = (x - leaves.pop(MEAN)) / leaves.pop(STD)
         model = {name: leaf for name, leaf in leaves.items() if not name.startswith(BESIDE)}
         beside = {name.removeprefix(BESIDE): leaf for name, leaf in leaves.items() if name.startswith(BESIDE)}
-        y = self.target.new_zeros((x.shape[0], *self.target.shape))
-        batch = Batch(x, y, None, None, self.network, Variant(train=False))
+        batch = Batch(x, HIDDEN, None, None, self.network, Variant(train=False))
         outputs = self.answer(Params(model, self.layout), Params(beside, self.beside_layout), batch)
         return outputs.softmax(1) if self.classes else outputs
 
@@ -70,7 +68,7 @@ class ClientModel(nn.Module):
         model, beside = predictor.model, predictor.beside
         rule = Rule(
             predictor.answer, network.to(CPU, torch.float32), model.layout, beside.layout,
-            task.target.to(CPU), task.classes is not None,
+            task.classes is not None,
         )  # fmt: skip
         weights = {name: _place(leaf).clone() for name, leaf in predictor.values.items()}
         scales = preprocessing.scales(tuple(task.sample.shape))

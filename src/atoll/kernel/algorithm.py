@@ -138,6 +138,11 @@ class Algorithm(NamesChecked):
         return True
 
     @property
+    def transductive(self) -> bool:
+        """Whether the answer to a sample depends on the others of its batch; it is scored one at a time as well."""
+        return False
+
+    @property
     def step_size(self) -> float | None:
         """The step size of its clients, where the method brings one of its own; None: the task's."""
         return None

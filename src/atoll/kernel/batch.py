@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from atoll.kernel.errors import CohortError, ModelError, first_line
+from atoll.kernel.errors import CohortError, LabelsNeeded, ModelError, first_line
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, Stack, Structure, flatten, unflatten
 from atoll.kernel.randomness import Keys, moves_default_generator, number
@@ -38,6 +38,34 @@ def _record_gradients() -> Iterator[bool]:
             yield inner
     finally:
         _taken.recording = inner
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise LabelsNeeded(
+        "Targets must not be read here. Whoever answers a sample has the sample alone.",
+        hint="what an answer needs to know of classes stands beside the model: Predictor(model, beside, answer).",
+    )
+
+
+class HiddenTargets:
+    """Stands for the targets of a batch where they must not be read; whatever is done with it raises."""
+
+    __torch_function__ = classmethod(_refuse)
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse, except to Python itself, which asks for what a value may have."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse()
+
+
+for _name in [
+    "abs", "add", "and", "bool", "contains", "eq", "float", "floordiv", "ge", "getitem", "gt", "index", "int", "invert",
+    "iter", "le", "len", "lt", "matmul", "mod", "mul", "ne", "neg", "or", "pow", "radd", "rand", "rfloordiv", "rmatmul",
+    "rmod", "rmul", "ror", "rpow", "rsub", "rtruediv", "rxor", "setitem", "sub", "truediv", "xor",
+]:  # fmt: skip
+    setattr(HiddenTargets, f"__{_name}__", _refuse)
+HIDDEN = cast("Tensor", HiddenTargets())
 
 
 class Augment(Protocol):
@@ -67,6 +95,11 @@ class Batch:
     raw: Tensor | None = None  # the samples before they were changed, where `x` is a view of them
     shown: int | None = None  # the number of that view
 
+    @property
+    def unlabelled(self) -> Batch:
+        """The same samples for whoever answers them: their targets cannot be read."""
+        return replace(self, y=HIDDEN)
+
     def view(self, number: int = 0) -> Batch:
         """Return the samples as the rule changes them this time; views of other numbers are drawn independently.
 
@@ -88,7 +121,7 @@ class Batch:
         return replace(
             self,
             x=torch.cat([self.view(number).x for number in range(count)]),
-            y=repeat(self.y),
+            y=self._targets(repeat),
             mask=None if self.mask is None else repeat(self.mask),
             augment=None,  # a view of these would be a view of views
             raw=None,
@@ -98,7 +131,7 @@ class Batch:
     def rows(self, chosen: Tensor) -> Batch:
         """Return the samples at these places, which may repeat; where samples are changed, every repeat differs."""
         x = self.x if self.raw is None else self.raw
-        again = replace(self, x=x[chosen], y=self.y[chosen], raw=None, shown=None)
+        again = replace(self, x=x[chosen], y=self._targets(lambda y: y[chosen]), raw=None, shown=None)
         return again if self.shown is None else again.view(self.shown)
 
     @property
@@ -118,8 +151,12 @@ class Batch:
         keys = [self.keys if part == 0 else self.keys and self.keys.fold(part) for part in range(parts)]
         masks = [None] * parts if self.mask is None else self.mask.chunk(parts)
         raws = [None] * parts if self.raw is None else self.raw.chunk(parts)
-        pieces = zip(self.x.chunk(parts), self.y.chunk(parts), masks, keys, raws, strict=True)
+        targets = [HIDDEN] * parts if self.y is HIDDEN else self.y.chunk(parts)
+        pieces = zip(self.x.chunk(parts), targets, masks, keys, raws, strict=True)
         return tuple(replace(self, x=x, y=y, mask=mask, keys=key, raw=raw) for x, y, mask, key, raw in pieces)
+
+    def _targets(self, change: Callable[[Tensor], Tensor]) -> Tensor:
+        return HIDDEN if self.y is HIDDEN else change(self.y)
 
     def total(self, per_sample: Tensor) -> Tensor:
         """Sum over the samples that are not padding."""
@@ -245,7 +282,7 @@ def check_outputs(network: Network, x: Tensor, classes: int | None) -> Tensor:
 
     @torch.no_grad()
     def answer(*, train: bool) -> Tensor:
-        return Batch(x, x, None, None, network, Variant(train=train)).outputs(network.initial)
+        return Batch(x, HIDDEN, None, None, network, Variant(train=train)).outputs(network.initial)
 
     shape = tuple(x.shape[1:])
     try:

@@ -10,6 +10,7 @@ chunk of one, or a single client on its own device is decided outside; the numbe
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,7 @@ def even_batch(samples: int, most: int) -> int:
 class Cohort:
     """Some clients in one round, with what they have: their samples, what they kept, and what they received.
 
-    Only the named splits can be read. Nothing leads from here to other clients.
+    What can be read of them is decided where they run. Nothing leads from here to other clients.
     """
 
     task: Facts
@@ -61,9 +62,7 @@ class Cohort:
     round: int
     _host: Host  # where they run
     received: Tree = None  # what `Algorithm.unicast` sent to each of these clients, stacked
-    splits: frozenset[str] = frozenset({"train", "val"})
     changes: tuple[Any, ...] = ()  # what pieces change in every call of `sgd`
-    labelled: bool = True  # whether targets may be read: new clients may have samples only
     begun: Params | None = None  # the model that stands for the initial one, if not the network's
     work: NDArray[np.float64] | None = (
         None  # the share of its steps that each client takes in every training; None: all
@@ -83,6 +82,20 @@ class Cohort:
     def device(self) -> torch.device:
         """Where the clients' values live."""
         return self.task.sample.device
+
+    @property
+    def splits(self) -> frozenset[str]:
+        """The splits that can be read."""
+        return self._host.readable - {"labels"}
+
+    @property
+    def labelled(self) -> bool:
+        """Whether targets can be read: new clients may have samples only."""
+        return "labels" in self._host.readable
+
+    def without(self, *parts: str) -> Cohort:
+        """Return the same clients with less to read: without a split, or without `labels`."""
+        return replace(self, _host=self._host.without(frozenset(parts)))
 
     @property
     def samples(self) -> Tensor:
@@ -180,18 +193,13 @@ class Cohort:
         so by `labels=False`: then it works for clients without labels, too. Sums that equations or answers are
         computed from, such as sums of features, are scanned `exact`: in fp32, whatever the precision of training.
         """
-        if labels and not self.labelled and split != "test":
+        if labels and not self.labelled:
             raise LabelsNeeded("This step reads targets. These clients have samples without them.")
-        if split not in self.splits:
-            raise CohortError(
-                f"Only {', '.join(sorted(self.splits))} may be read here. Got split={split!r}.",
-                hint="test data are for evaluation; select on `val`.",
-            )
         if epochs < 0:
             raise CohortError(f"`epochs` must be at least 0. Got {epochs!r}.")
         return self._host.scan(
             self,
-            step,
+            step if labels else functools.partial(_hide_targets, step),
             self.stacked(carry),
             self._check_rows(given),
             epochs=epochs,
@@ -300,6 +308,11 @@ class Cohort:
         if len(value) != len(self):
             raise CohortError(f"A field that is `Each` must have one row per client, {len(self)}. Got {len(value)}.")
         return value
+
+
+def _hide_targets(step: Step, carry: Any, batch: Any, given: Any) -> Any:
+    """Do a step that says that it reads no targets."""
+    return step(carry, tuple(one.unlabelled for one in batch) if isinstance(batch, tuple) else batch.unlabelled, given)
 
 
 def cut_short(steps: NDArray[Any], work: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -37,8 +37,17 @@ class Host(Protocol):
         """Whether this work is only tried, to measure how long it takes."""
         ...
 
+    @property
+    def readable(self) -> frozenset[str]:
+        """The splits that can be read, and `labels` if targets can: the job decides."""
+        ...
+
+    def without(self, parts: frozenset[str]) -> Host:
+        """Return the same place with less to read."""
+        ...
+
     def sizes(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
-        """Return how many samples these clients have in a split."""
+        """Return how many samples these clients have in a split that can be read."""
         ...
 
     def recall(self, clients: NDArray[np.int64], default: Tree, *, before: int) -> Tree:

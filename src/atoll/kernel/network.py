@@ -136,6 +136,22 @@ class Network:
         """How many numbers are trained."""
         return sum(leaf.numel() for leaf in self.initial.trained.values())
 
+    @cached_property
+    def transductive(self) -> bool:
+        """Whether its answer to a sample depends on the others of the batch: a BatchNorm follows no statistics."""
+        kind = nn.modules.batchnorm._BatchNorm
+        return any(isinstance(part, kind) and part.running_mean is None for part in self._original.modules())
+
+    def normalises_alone(self, x: Tensor) -> bool:
+        """Return whether one sample by itself has a variance in every BatchNorm: several numbers per channel."""
+        module, kind, found = deepcopy(self._original).eval(), nn.modules.batchnorm._BatchNorm, list[int]()
+        for part in module.modules():
+            if isinstance(part, kind):
+                part.register_forward_pre_hook(lambda _, given: found.append(given[0][0, 0].numel()))
+        with torch.no_grad():
+            module(x[:1])
+        return all(numbers > 1 for numbers in found)
+
     def submodules(self) -> Iterable[nn.Module]:
         """Return the parts of the module."""
         return self._original.modules()

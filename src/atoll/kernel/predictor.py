@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
+from torch.func import vmap
 
 from atoll.kernel.batch import Batch
 from atoll.kernel.params import Params, Stack
@@ -20,6 +22,7 @@ class Predictor:
     """A model that answers by another rule than its network: with prototypes, a store of samples, a second head.
 
     `answer(model, beside, batch)` is a pure function of one client's values; it returns one row of logits per sample.
+    The batch holds samples only: its targets cannot be read.
     Where no single model answers, as in an ensemble, `model` has no leaves: `Params({}, layout)`.
     """
 
@@ -50,6 +53,24 @@ def predictor_of(deployed: Deployed) -> Predictor:
 
 def _network(model: Params, beside: Params, batch: Batch) -> Tensor:  # noqa: ARG001
     return batch.outputs(model)
+
+
+def answer_samples(answer: Answer, model: Params, beside: Params, batch: Batch) -> Tensor:
+    """Return the answers to the samples of a batch, without its targets: whatever is judged answers through this."""
+    return answer(model, beside, batch.unlabelled)
+
+
+def answer_one_by_one(answer: Answer, model: Params, beside: Params, batch: Batch) -> Tensor:
+    """Return the answers to samples each of which is a batch by itself, so none depends on another."""
+
+    def alone(x: Tensor) -> Tensor:
+        return answer_samples(answer, model, beside, replace(batch, x=x[None], mask=None, raw=None))[0]
+
+    try:
+        each: Tensor = vmap(alone)(batch.x)
+    except RuntimeError:  # an answer that cannot be vectorised
+        each = torch.stack([alone(x) for x in batch.x])
+    return each
 
 
 def ensemble(members: Stack, beside: Params, answer: Answer) -> Predictor:

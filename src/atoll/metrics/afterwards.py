@@ -10,7 +10,15 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine
 from atoll.kernel.params import Tree
 from atoll.kernel.predictor import predictor_of
-from atoll.metrics.evaluation import Arrays, Clients, collect_observations, evaluate, evaluate_central
+from atoll.metrics.evaluation import (
+    INDUCTIVE,
+    Arrays,
+    Clients,
+    collect_observations,
+    evaluate,
+    evaluate_central,
+    splits_scored,
+)
 from atoll.metrics.measures import OWN
 from atoll.metrics.newcomers import evaluate_newcomers
 from atoll.runtime.exchange import Notes
@@ -74,8 +82,11 @@ def evaluate_round(
                 engine, algorithm, server, task.unseen, seed=seed, round=round, metric=metric
             )
     if task.central is not None and shared is not None:
-        bench = engine.bench(population, round)
-        found["central"] = evaluate_central(bench, task.central, shared, exact=algorithm.solved, metric=metric)
+        bench, how = engine.bench(population, round), {"exact": algorithm.solved, "metric": metric}
+        found["central"] = evaluate_central(bench, task.central, shared, **how)
+        if INDUCTIVE in splits_scored(algorithm, task):
+            alone = evaluate_central(bench, task.central, shared, **how, alone=True)
+            found["central"] |= {INDUCTIVE: alone["score"]}
         if last:
             found.setdefault("deployed", predictor_of(shared).bytes)
     return found, outcomes

@@ -18,7 +18,14 @@ from atoll.kernel.cohort import Cohort, even_batch
 from atoll.kernel.engine import Engine, Workbench
 from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
 from atoll.kernel.params import Params, Stack, Tree, widest
-from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
+from atoll.kernel.predictor import (
+    Answer,
+    Deployed,
+    Predictor,
+    answer_one_by_one,
+    answer_samples,
+    predictor_of,
+)
 from atoll.kernel.task import Facts
 from atoll.metrics import fairness, significance
 from atoll.metrics.calibration import bins, ece
@@ -29,9 +36,11 @@ from atoll.runtime.population import MANY_CLIENTS, Population
 
 LARGEST_BATCH = 32  # what a client lacks is filled up: with large batches that is most of it, where clients are unequal
 CENTRAL_BATCH = 2_000
+CENTRAL_ALONE = 50  # samples that are answered one by one side by side
 BINS = 15  # of confidence
 KEPT = ("each", "answers", "targets", "kept")  # of each sample, where it is asked for
 CLASSES = ("answers", "targets")
+INDUCTIVE = "inductive"  # the test split, one sample at a time: for methods whose answers depend on the others
 
 Clients = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]  # what was found after the last round, by name
@@ -154,7 +163,7 @@ class Evaluate(AtTheEnd):
     """Clients score the models they would deploy, or the shared one, on samples of their own."""
 
     model: str
-    on: tuple[str, ...] = ("val", "test")  # the splits
+    on: tuple[str, ...] = ("val", "test")  # the splits, and `inductive`
     each: bool = False  # also the score of every test sample
     metric: str = OWN  # what they are judged by
 
@@ -168,19 +177,35 @@ class Evaluate(AtTheEnd):
     @property
     def scorings(self) -> tuple[Scoring, ...]:
         """What is summed over each split."""
-        return tuple(Scoring(split, each=self.each and split == "test", metric=self.metric) for split in self.on)
+        return tuple(Scoring(on, each=self.each and on == "test", metric=self.metric) for on in self.on)
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
         """Return each client's sums, by split."""
         cohort = replace(cohort, exact=method.solved)
         if self.model == "personal":
             # The method makes the model without the test data, which only scoring reads.
-            w: Deployed = method.personalize(received, replace(cohort, splits=cohort.splits - {"test"}))
+            w: Deployed = method.personalize(received, cohort.without("test"))
         else:
             shared = method.shared(received)
             assert shared is not None
             w = shared
-        return {one.split: one.scan(cohort, w) for one in self.scorings}
+        return {one.on: one.scan(cohort, w) for one in self.scorings}
+
+
+def splits_scored(method: Algorithm, task: Task, splits: tuple[str, ...] = ("val", "test")) -> tuple[str, ...]:
+    """Return what a method is scored on: these splits, and one test sample at a time where the others matter.
+
+    A sample alone cannot be scored where a BatchNorm takes the statistics of the batch and gets one number of each.
+    """
+    networks = task.networks or (task.network,)
+    matters = method.transductive or any(one.transductive for one in networks)
+    alone = all(one.normalises_alone(task.x[:1]) for one in networks) if matters else False
+    return (*splits, INDUCTIVE) if alone and "test" in splits else splits
+
+
+def split_of(on: str) -> str:
+    """Return the split whose samples are scored."""
+    return "test" if on == INDUCTIVE else on
 
 
 def evaluate(
@@ -207,6 +232,7 @@ def evaluate(
     What clients observe while they make their models is added to `notes`.
     """
     task = population.task
+    splits = splits_scored(algorithm, task, splits)
     clients = np.arange(task.clients) if clients is None else clients
     job = Job(
         Evaluate(model, splits, each=each, metric=metric), algorithm, server, clients, round, algorithm.groups(server),
@@ -247,7 +273,7 @@ def collect_observations(notes: Notes, scored: Clients | None = None) -> dict[st
 class Scoring:
     """The sums that clients take over the samples of a split; with `each`, the score of every sample as well."""
 
-    split: str
+    on: str  # a split, or `inductive`
     each: bool = False
     metric: str = OWN
 
@@ -255,7 +281,8 @@ class Scoring:
         """Return the sums of some clients, what is kept of each sample, and the bytes of what answered."""
         one, task = predictor_of(deployed), cohort.task
         # The largest client of all decides, not of a chunk, so every chunking sums in the same order.
-        largest = max(1, task.largest[self.split])
+        split = split_of(self.on)
+        largest = max(1, task.largest[split])
         batch_size = even_batch(largest, LARGEST_BATCH)
         start = Params.of(score=0.0, square=0.0, loss=0.0)
         if task.one_class_each:
@@ -268,10 +295,10 @@ class Scoring:
         # With a model that clients share, all their samples are one product, whose last bits depend on the chunk.
         model = cohort.stacked(one.model) if task.network.dtype == torch.float64 else one.model
         found: Stack = cohort.scan(
-            functools.partial(_score_step, one.answer, self.metric),
+            functools.partial(_score_step, self._ask(one.answer), self.metric),
             start,
             given=(model, one.beside, list_known(cohort) if task.recommends else Params({})),
-            split=self.split,
+            split=split,
             batch_size=batch_size,
             shuffle=False,
             train=False,
@@ -280,6 +307,10 @@ class Scoring:
         device = found["score"].device
         held = torch.full((len(cohort),), float(one.bytes), dtype=widest(device), device=device)
         return found | Stack.of(held=held)
+
+    def _ask(self, answer: Answer) -> Answer:
+        """Return how samples are answered: without their targets, and for `inductive` one at a time."""
+        return functools.partial(answer_one_by_one if self.on == INDUCTIVE else answer_samples, answer)
 
     def _kept_widths(self, measure: Measure, task: Facts) -> dict[str, int]:
         """Return what is kept of each sample, and how many numbers it is."""
@@ -325,11 +356,11 @@ def _note_items(carry: Params, batch: Batch, given: None) -> Params:  # noqa: AR
 class ClientSums:
     """The sums of clients over one split: of all, or of a sample whose numbers are sorted."""
 
-    def __init__(self, task: Task, split: str, clients: Clients, metric: str = OWN, out_of: int | None = None) -> None:
+    def __init__(self, task: Task, on: str, clients: Clients, metric: str = OWN, out_of: int | None = None) -> None:
         self.clients = clients
         everybody = task.clients if out_of is None else out_of
         self.drawn_from = everybody if len(clients) < everybody else None
-        self.sizes = task.splits[split].sizes(clients)
+        self.sizes = task.splits[split_of(on)].sizes(clients)
         self.measure = measure_of(metric, task.network)
         self.totals: dict[str, NDArray[np.float64]] = {
             name: np.full(len(clients), np.nan) for name in ("score", "square", "loss", "held")
@@ -445,12 +476,18 @@ def evaluate_central(
     *,
     exact: bool = False,
     metric: str = OWN,
+    alone: bool = False,
 ) -> dict[str, float]:
-    """Score the shared model on the server's own test set; in fp32 if it is `exact` or has a rule of its own."""
+    """Score the shared model on the server's own test set; in fp32 if it is `exact` or has a rule of its own.
+
+    `alone` answers one sample at a time.
+    """
+    ask = answer_one_by_one if alone else answer_samples
     one, (x, y), network = predictor_of(shared), central, bench.network
     model, beside = one.model, one.beside
     assert isinstance(model, Params)
     assert isinstance(beside, Params)
+    batch_size = CENTRAL_ALONE if alone else batch_size
     measure, totals = measure_of(metric, network), np.zeros(2)
     kept: list[Tensor] = []
     precision = "fp32" if exact or isinstance(shared, Predictor) else bench.variant.precision
@@ -458,7 +495,7 @@ def evaluate_central(
     with torch.no_grad(), arithmetic(precision):
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
-            outputs = one.answer(model, beside, Batch(x[part], y[part], None, None, network, variant))
+            outputs = ask(one.answer, model, beside, Batch(x[part], y[part], None, None, network, variant))
             score = (measure.per_sample or network.score)(outputs, y[part])
             totals += torch.stack([score.sum(), network.loss(outputs, y[part]).sum()]).double().cpu().numpy()
             if measure.keep is not None:

@@ -46,7 +46,7 @@ class Labelled(AtTheEnd):
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
         """Return each client's sums on its test samples, by epochs of tuning."""
         cohort = replace(cohort, exact=method.solved)
-        learner = replace(cohort, splits=cohort.splits - {"test"})
+        learner = cohort.without("test")
         deployed = method.welcome(received, learner)
         found = {"0": self.testing.scan(cohort, deployed)}
         # Whatever stands beside the model is not tuned, and is left out then.
@@ -74,7 +74,7 @@ class Unlabelled(AtTheEnd):
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> dict[str, Stack]:
         """Return each client's sums on its test samples."""
         cohort = replace(cohort, exact=method.solved)
-        learner = replace(cohort, splits=cohort.splits - {"test"}, labelled=False)
+        learner = cohort.without("test", "labels")
         return {"unlabelled": self.testing.scan(cohort, method.welcome(received, learner))}
 
 
@@ -104,7 +104,7 @@ class Welcome(AtTheEnd):
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Stack:
         """Return the values of the model that the client deploys."""
-        learner = replace(cohort, labelled=self.labelled)
+        learner = cohort if self.labelled else cohort.without("labels")
         return learner.stacked(predictor_of(method.welcome(received, learner)).values)
 
 

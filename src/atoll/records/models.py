@@ -187,8 +187,7 @@ def export_newcomer(
 ) -> Exported:
     """Write the model of a client that took no part; it has no validation samples."""
     x, measure = model.number(raw)[:MOST], measure_of(report.settings.metric, model.rule.network)
-    target = model.rule.target
-    judging = Judging(measure, x, x[:0], target.new_zeros((0, *target.shape)))
+    judging = Judging(measure, x, x[:0], report.require_live().task.y[:0].cpu())
     return export_model(model, folder, find_format(format), judging, describe(report, None, name, licence))
 
 

@@ -63,13 +63,17 @@ def run_cells(outcome: Report) -> tuple[list[str], list[list[str]]]:
     evaluation = outcome.evaluations[-1].evaluation if outcome.evaluations else None
     models = {} if evaluation is None else {"personal": evaluation.personal, "shared": evaluation.shared}
     rows = []
-    for model, split in ((model, split) for model in models for split in ("test", "val")):
+    for model, split in ((model, split) for model in models for split in ("test", "inductive", "val")):
         found = (models[model] or {}).get(split)
         if found is not None:
             mean = mean_text(numbers, {"mean": found.macro, "interval": found.interval})
             shown = (found.micro, found.worst, found.bottom10, found.std)
             loss = f"{found.loss:.3f}" if math.isfinite(found.loss) else UNKNOWN
-            rows.append([model, split, mean, *map(numbers.score, shown), loss])
+            on = "test, one at a time" if split == "inductive" else split
+            rows.append([model, on, mean, *map(numbers.score, shown), loss])
     if outcome.central is not None:
         rows.append(["shared", "central", UNKNOWN, numbers.score(outcome.central), *[UNKNOWN] * 4])
+    if outcome.central_inductive is not None:
+        on = "central, one at a time"
+        rows.append(["shared", on, UNKNOWN, numbers.score(outcome.central_inductive), *[UNKNOWN] * 4])
     return heads, rows

@@ -20,7 +20,7 @@ from atoll.kernel.clusters import Clusters
 from atoll.kernel.errors import HyperparameterError, PrivacyError, RunError, unknown
 from atoll.kernel.html import html_table
 from atoll.kernel.references import bibtex
-from atoll.metrics.evaluation import Arrays, ClientScores
+from atoll.metrics.evaluation import INDUCTIVE, Arrays, ClientScores
 from atoll.metrics.groups import adjusted_rand
 from atoll.metrics.measures import measure_of
 from atoll.privacy import LocalPrivacy, PrivacyInShares
@@ -31,7 +31,7 @@ from atoll.records.audits import Audited, read_audit
 from atoll.records.configuration import Metric, RunConfig, Settings, count_messages, describe
 from atoll.records.labels import label
 from atoll.records.numbers import Numbers, run_cells
-from atoll.records.rounds import ByName, Evaluation, Figures, Newcomers, Round
+from atoll.records.rounds import ByName, Central, Evaluation, Figures, Newcomers, Round
 from atoll.records.runs import Run
 from atoll.runtime.channel import Ledger
 from atoll.runtime.channel.ledger import Direction
@@ -492,6 +492,8 @@ class Report:
         models = {name: of_model for name in ("personal", "shared") if (of_model := getattr(found, name)) is not None}
         if model not in models:
             raise unknown("model", model, models)
+        if split == INDUCTIVE and split not in models[model]:
+            raise RunError(self._explain_no_inductive())
         if split not in models[model]:
             raise unknown("split", split, models[model])
         figures: Figures = models[model][split]
@@ -576,6 +578,31 @@ class Report:
         return [(line.round, getattr(_scores_by_split(line)[split], figure)) for line in self.evaluations]
 
     @property
+    def transductive(self) -> bool:
+        """Whether an answer to a sample depends on the others of its batch."""
+        return self.algorithm.transductive or (self.inductive, self.central_inductive) != (None, None)
+
+    @property
+    def inductive(self) -> float | None:
+        """The mean score on test samples that are answered one at a time; None where that is no other, or impossible.
+
+        Where answers depend on the other samples of a batch, this is what a client gets who asks for one.
+        """
+        found = (self.evaluations[-1].personal or {}).get(INDUCTIVE) if self.evaluations else None
+        return None if found is None else found.macro
+
+    def _explain_no_inductive(self) -> str:
+        if not self.algorithm.transductive:
+            return (
+                f"Scores of one test sample at a time are those of the test split where no answer depends on other "
+                f"samples. So it is with {self.label}."
+            )
+        return (
+            f"{self.label} must have several numbers of a sample in every BatchNorm to be scored one sample at a time. "
+            "In this network a layer gets one number per channel, and one number has no variance."
+        )
+
+    @property
     def union(self) -> float | None:
         """The shared model's score on the test samples of all scored clients together; None without a shared model."""
         if self.select_evaluation().shared is not None:
@@ -586,8 +613,19 @@ class Report:
     @property
     def central(self) -> float | None:
         """The shared model's score on the server's own test set."""
+        found = self._last_central
+        return None if found is None else found.score
+
+    @property
+    def central_inductive(self) -> float | None:
+        """The same with one sample at a time, where an answer depends on the others of its batch."""
+        found = self._last_central
+        return None if found is None else found.inductive
+
+    @property
+    def _last_central(self) -> Central | None:
         found = [line.evaluation.central for line in self.history if line.evaluation and line.evaluation.central]
-        return found[-1].score if found else None
+        return found[-1] if found else None
 
     def score_average(self) -> ClientScores:
         """Score the average of all clients' models on every client's test samples: `.macro`, `.micro`, `.worst`."""

@@ -62,6 +62,7 @@ class Central(Record):
 
     score: float
     loss: float
+    inductive: float | None = None  # the score with one sample at a time, where an answer depends on the others
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

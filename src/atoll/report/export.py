@@ -127,6 +127,7 @@ def _escape_latex(text: str) -> str:
         ("^", r"\textasciicircum{}"),
         ("±", r"$\pm$"),
         ("†", r"$^\dagger$"),
+        ("‡", r"$^\ddagger$"),
         ("▼", r"$\downarrow$"),
         ("–", "--"),
     ):

@@ -22,6 +22,7 @@ BEST = "*"
 SIGNIFICANT = "†"
 HARM = "▼"
 SHARED = "°"
+TRANSDUCTIVE = "‡"
 SERVERS_TEST = "Server's test: the shared model or ensemble, on the server's own test set."
 LESS_IMPORTANT = ("std", "bottom\n10 %", "MB\ndown", "s", "gain vs\nFedAvg", "MB\nup")  # columns, the least first
 SHORT_NAME = 20  # of a method, which may take several lines
@@ -83,7 +84,7 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
     ]  # fmt: skip
     rows = [
         [
-            f"{row['method']} {BEST}" if several and row["method"] == comparison.best else row["method"],
+            f"{marked_name(row)} {BEST}" if several and row["method"] == comparison.best else marked_name(row),
             validation_text(numbers, row),
             mean_text(numbers, row),
             *([numbers.score(row["central"])] if central else []),
@@ -96,6 +97,28 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
         for row in comparison.results
     ]
     return heads, rows
+
+
+def marked_name(row: dict[str, Any]) -> str:
+    """Return the name of a method, with a mark where its answers depend on the other samples of a batch."""
+    return f"{row['method']} {TRANSDUCTIVE}" if row["transductive"] else row["method"]
+
+
+def transductive_note(comparison: Results) -> str:
+    """Explain the mark of methods whose answers depend on the other samples of a batch; with what they score alone."""
+    numbers, rows = Numbers.of(comparison), [row for row in comparison.results if row["transductive"]]
+    if not rows:
+        return ""
+    central = {
+        row["method"]: f" (server's test {numbers.score(row['central_inductive'])})"
+        for row in rows if row["central_inductive"] is not None
+    }  # fmt: skip
+    alone = [f"{row['method']} {numbers.score(row['inductive'])}{central.get(row['method'], '')}" for row in rows]
+    impossible = f" ({UNKNOWN}: one sample has no statistics)" if any(row["inductive"] is None for row in rows) else ""
+    return (
+        f" {TRANSDUCTIVE} transductive: an answer depends on the other test samples of its batch. Mean with one sample "
+        f"at a time{impossible}: {', '.join(alone)}."
+    )
 
 
 def has_interval(comparison: Results) -> bool:
@@ -152,8 +175,8 @@ def notes(comparison: Results) -> str:
     central = f"{SERVERS_TEST} " if has_central(comparison) else ""
     return (
         f"{validation_note(comparison, BEST)} {comparison.protocol} {central}{gains_note(comparison)} "
-        f"{harmed_note(comparison)}{harm_note(comparison)} Std is over clients. MB and seconds (s) of training are "
-        "totals of all clients, for one seed."
+        f"{harmed_note(comparison)}{harm_note(comparison)}{transductive_note(comparison)} "
+        "Std is over clients. MB and seconds (s) of training are totals of all clients, for one seed."
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from atoll.data.batches import Split
-from atoll.kernel.batch import Batch
+from atoll.kernel.batch import HIDDEN, Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, Stack
@@ -80,7 +80,7 @@ class Workbench:
 
         def one(leaves: tuple[Tensor, ...], some: Tensor) -> Tensor:
             w = Params(dict(zip(names, leaves, strict=True)), models.layout)
-            return Batch(some, some[:, :0], None, None, network, variant).outputs(w)
+            return Batch(some, HIDDEN, None, None, network, variant).outputs(w)
 
         with arithmetic(precision):
             if isinstance(models, Params):
@@ -98,7 +98,7 @@ class Workbench:
 
     def batch(self, x: Tensor) -> Batch:
         """Return samples without targets as a batch, for the rule by which a predictor answers."""
-        return Batch(x, x[:, :0], None, None, self.network, self.variant)
+        return Batch(x, HIDDEN, None, None, self.network, self.variant)
 
     def score(self, model: Params, x: Tensor, y: Tensor) -> float:
         """Return how good a model is on samples of the server; more is better."""

@@ -160,6 +160,11 @@ class ServerAnswer(Part):
     closed_form: ClassVar[bool] = False
     reads_validation: ClassVar[bool] = False
 
+    @property
+    def transductive(self) -> bool:
+        """Whether the answer to a sample depends on the others of its batch."""
+        return False
+
     def deploys_a_model(self, training: LocalTraining) -> bool:
         """Return whether one model comes out that answers as its network does."""
         return training.deploys_a_model
@@ -288,6 +293,11 @@ class Pair(Algorithm):
     def deploys_a_model(self) -> bool:
         """Whether one model comes out that answers as its network does."""
         return self.answering.deploys_a_model(self.training)
+
+    @property
+    def transductive(self) -> bool:
+        """Whether the answer to a sample depends on the others of its batch."""
+        return self.answering.transductive
 
     def start(self, task: Facts) -> State:
         """Return the initial state, of a task that both halves can work on."""

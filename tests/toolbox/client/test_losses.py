@@ -1,7 +1,6 @@
 """The loss of several models on each client's training data."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ def test_entropies_of_answers_need_no_labels(
 ) -> None:
     task = make_task(dtype=torch.float64)
     w = task.network.initial
-    cohort = replace(make_cohort(task), labelled=False)
+    cohort = make_cohort(task).without("labels")
     with pytest.raises(LabelsNeeded):
         losses(stack([w]), cohort)
     found = entropies(stack([w, w * 0.0]), cohort)
@@ -48,7 +47,7 @@ def test_entropies_of_answers_need_no_labels(
 def test_answers_that_are_no_classes_have_no_entropy(make_cohort: Callable[..., Cohort]) -> None:
     task = quadratics(torch.ones(2, 1, dtype=torch.float64))
     with pytest.raises(LabelsNeeded, match="do not answer with classes"):
-        entropies(stack([task.network.initial]), replace(make_cohort(task), labelled=False))
+        entropies(stack([task.network.initial]), make_cohort(task).without("labels"))
 
 
 def test_moments_are_those_of_what_enters_the_head(
@@ -56,7 +55,7 @@ def test_moments_are_those_of_what_enters_the_head(
 ) -> None:
     task = make_task(dtype=torch.float64)
     w = task.network.initial
-    found = moments(replace(make_cohort(task), labelled=False), w)
+    found = moments(make_cohort(task).without("labels"), w)
     for client in range(task.clients):
         first, last = task.splits["train"].offsets[client : client + 2]
         x = task.x[task.splits["train"].order[first:last]]

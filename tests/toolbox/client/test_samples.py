@@ -1,7 +1,5 @@
 """All samples of each client at once."""
 
-from dataclasses import replace
-
 import torch
 
 from atoll import Batch, Task
@@ -35,7 +33,7 @@ def test_encoded_samples_are_what_enters_the_head(make_task, make_cohort) -> Non
 
 
 def test_clients_without_labels_are_not_asked_for_them(make_task, make_cohort) -> None:
-    unlabelled = replace(make_cohort(make_task()), labelled=False)
+    unlabelled = make_cohort(make_task()).without("labels")
     assert [tuple(y.shape) for _, y in rows_of(unlabelled)] == [(5, 0), (1, 0), (12, 0), (7, 0)]
 
 

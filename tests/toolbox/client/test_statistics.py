@@ -1,7 +1,5 @@
 """Statistics of norm layers without labels."""
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
@@ -23,7 +21,7 @@ def newcomers(model: nn.Module) -> tuple[Stack, Stack]:
 
     class Watching(FedAvg):
         def local(self, w, cohort):  # type: ignore[no-untyped-def]
-            found[:] = [(cohort.stacked(w), refresh_statistics(replace(cohort, labelled=False), w))]
+            found[:] = [(cohort.stacked(w), refresh_statistics(cohort.without("labels"), w))]
             return super().local(w, cohort)
 
     play(task, Watching())

@@ -71,6 +71,11 @@ class FusedFeatures(ServerAnswer):
         value = getattr(self, option)
         return PROFILES[self.profile][option] if value is None else value
 
+    @property
+    def transductive(self) -> bool:
+        """Whether BatchNorm sees the other samples of the batch."""
+        return bool(self.value_of("batch_statistics"))
+
     def deploys_a_model(self, training: LocalTraining) -> bool:
         """Return False: there are as many as clients."""
         return False

@@ -92,6 +92,11 @@ class Refined(ServerAnswer):
     def __post_init__(self) -> None:
         """Check nothing: both parts have checked their values."""
 
+    @property
+    def transductive(self) -> bool:
+        """Whether fused features are."""
+        return self.plain.transductive
+
     def deploys_a_model(self, training: LocalTraining) -> bool:
         """Return False: there are as many as clients."""
         return self.plain.deploys_a_model(training)

@@ -159,7 +159,7 @@ class Watcher:
         """Return the validation score of a model: the mean over clients."""
         self.evaluations += 1
         network = self.subject.live.population.task.network
-        outputs = answer((predictor_of(w), network), self.x, self.y)
+        outputs = answer((predictor_of(w), network), self.x)
         return float((network.score(outputs, self.y.cpu()).double() * self.weight).sum())
 
     def close(self, line: object) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -73,10 +72,9 @@ def infer_shares(message: Message, answers: Callable[[Params], Tensor]) -> Value
 def estimate_answers(subject: Subject, message: Message) -> Callable[[Params], Tensor]:
     """Return what gives the mean answer of a model, estimated with samples of other clients."""
     aside = other_samples(subject, message.client)[:MOST_ASIDE]
-    y = torch.zeros(len(aside), dtype=subject.task.y.dtype)
 
     def answers(w: Params) -> Tensor:
-        return answer((predictor_of(w), message.network), aside, y).softmax(1).mean(0)
+        return answer((predictor_of(w), message.network), aside).softmax(1).mean(0)
 
     return answers
 

@@ -20,7 +20,7 @@ from atoll.experiments.audit.uploads import Uploads
 from atoll.export.deployed import deploy
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.batch import Batch
+from atoll.kernel.batch import HIDDEN, Batch
 from atoll.kernel.errors import RunError, TaskError
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.predictor import Predictor, predictor_of
@@ -207,13 +207,13 @@ def take_models(live: Live, method: Algorithm, clients: Rows) -> Models:
     return Models(None if shared is None else (predictor_of(shared), network), personal)
 
 
-def answer(model: tuple[Predictor, Network], x: Tensor, y: Tensor) -> Tensor:
+def answer(model: tuple[Predictor, Network], x: Tensor) -> Tensor:
     """Return what a model answers to samples, a row of logits each."""
     predictor, network = model
     assert not hasattr(predictor.model, "clients")
     like = next(iter(network.initial.floating.values()))
     batch = Batch(
-        x.to(like.device, like.dtype if x.is_floating_point() else None), y.to(like.device), None, None, network,
+        x.to(like.device, like.dtype if x.is_floating_point() else None), HIDDEN, None, None, network,
         Variant(train=False),
     )  # fmt: skip
     with torch.no_grad():
@@ -227,7 +227,7 @@ def confidences(model: tuple[Predictor, Network], subject: Subject, rows: Rows) 
         return np.empty(0)
     where = torch.from_numpy(rows)
     y = subject.task.y[where].cpu().long()
-    logits = answer(model, subject.task.x[where], subject.task.y[where]).log_softmax(1)
+    logits = answer(model, subject.task.x[where]).log_softmax(1)
     true = logits.gather(1, y[:, None])[:, 0]
     rest = logits.scatter(1, y[:, None], -torch.inf).logsumexp(1)
     return (true - rest).clamp(-60, 60).numpy()

@@ -17,7 +17,9 @@ from atoll.report.table import (
     harmed_note,
     harmed_text,
     has_interval,
+    marked_name,
     megabytes,
+    transductive_note,
     validation_note,
     validation_text,
 )
@@ -49,7 +51,8 @@ def collect_results(view: View) -> list[Part]:
         method = row["method"]
         best = several and method == comparison.best
         cells = [Cell(text, "harm" if HARM in text else None) for text in (write(row) for write in columns.values())]
-        rows.append(Row(f"{method} {BEST}" if best else method, cells, "best" if best else None, view.place(method)))
+        name = marked_name(row)
+        rows.append(Row(f"{name} {BEST}" if best else name, cells, "best" if best else None, view.place(method)))
     return [
         Table(["Method", *columns], rows, _explain_columns(view, columns)),
         Details("Deciles, evenness, calibration, significance, cost of a target", _list_details(view)),
@@ -68,7 +71,8 @@ def _explain_columns(view: View, columns: Iterable[str]) -> str:
         "Shared": "Shared model: the global model, on the same samples.",
     }
     star = [validation_note(comparison, BEST)] if len(comparison.outcomes) > 1 else []
-    return " ".join([*star, *(note for word, note in notes.items() if any(head.startswith(word) for head in columns))])
+    columns_said = (note for word, note in notes.items() if any(head.startswith(word) for head in columns))
+    return " ".join([*star, *columns_said]) + transductive_note(comparison)
 
 
 def _list_details(view: View) -> Table:

@@ -234,6 +234,7 @@ class LocalEngine(Planner):
             calls=self._calls(part, plan),
             trainings=part.population.trainings,
             together=self.together,
+            splits=part.job.phase.splits,
         )
         began = time.perf_counter()
         try:

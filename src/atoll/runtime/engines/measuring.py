@@ -53,7 +53,15 @@ class Trial:
         """Take some steps; return what follows, the seconds and the client-steps taken."""
         groups = self._groups()
         scanners = [
-            Scanner(self.part.population, self.plan, self.programs, calls=self.calls, limit=limit) for _ in groups
+            Scanner(
+                self.part.population,
+                self.plan,
+                self.programs,
+                calls=self.calls,
+                limit=limit,
+                splits=self.part.job.phase.splits,
+            )
+            for _ in groups
         ]
 
         def run(position: int) -> None:

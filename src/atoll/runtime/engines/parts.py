@@ -41,8 +41,7 @@ class Part:
     def prepare(self, clients: Clients, scanner: Scanner) -> tuple[Assignment, Cohort]:
         """Return the assignment of some clients, and these clients as the work sees them."""
         assignment = self.job.assign(clients)
-        facts, phase = self.population.facts, self.job.phase
-        return assignment, Cohort(facts, clients, self.job.round, scanner, assignment.unicast, phase.splits)
+        return assignment, Cohort(self.population.facts, clients, self.job.round, scanner, assignment.unicast)
 
 
 def work_of(assignment: Assignment) -> Callable[[Cohort], Any]:

@@ -22,7 +22,9 @@ from torch.func import vmap
 
 from atoll.data.batches import BatchTable, Held, batch_table
 from atoll.kernel.cohort import cut_short
+from atoll.kernel.errors import CohortError
 from atoll.kernel.fingerprints import Unstable
+from atoll.kernel.job import LEARNING
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Stack, Tree, flatten, stacked_leaves, unflatten
 from atoll.kernel.randomness import Keys, number
@@ -57,7 +59,8 @@ class Scanner:
     """Hosts clients of a population and runs their scans and maps as a plan says.
 
     `limit` cuts every scan short, to measure a plan. `nominal` is the number of clients that a call usually has. With
-    `trainings`, training is looked up and kept there. With `together`, scans wait for those of other runs.
+    `trainings`, training is looked up and kept there. With `together`, scans wait for those of other runs. Only the
+    `splits` can be read.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class Scanner:
         limit: int | None = None,
         trainings: Trainings | None = None,
         together: Together | None = None,
+        splits: frozenset[str] = LEARNING,
     ) -> None:
+        self.readable = splits | {"labels"}
         self.plan, self.programs, self.trainings = plan, programs, trainings
         self.nominal, self.calls, self.limit, self.together = nominal, calls, limit, together
         self.tally, self.memory = Tally(), population.memory
@@ -89,8 +94,22 @@ class Scanner:
         return self.limit is not None
 
     def sizes(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
-        """Return how many samples these clients have in a split."""
+        """Return how many samples these clients have in a split that can be read."""
+        self._require_readable(split)
         return self._population.task.splits[split].sizes(clients)
+
+    def _require_readable(self, split: str) -> None:
+        if split not in self.readable:
+            raise CohortError(
+                f"Only {', '.join(sorted(self.readable - {'labels'}))} may be read here. Got split={split!r}.",
+                hint="test data are for evaluation; select on `val`.",
+            )
+
+    def without(self, parts: frozenset[str]) -> Scanner:
+        """Return the same host with less to read; both share one tally."""
+        other = copy(self)
+        other.readable = self.readable - parts
+        return other
 
     def _hold(self, clients: NDArray[np.int64], split: str) -> Held:
         """Return the samples of these clients in a split; the scans of one piece of work make them once."""
@@ -131,6 +150,7 @@ class Scanner:
     ) -> Tree:
         """Fold a step over batches; see `Cohort.scan`."""
         forbid_captured_stacks(step)
+        self._require_readable(split)
         task, network, seed, round = self._population.task, cohort.task.network, cohort.task.seed, cohort.round
         x, y, data, members = self._hold(cohort.clients, split)
         ids = cohort.ids

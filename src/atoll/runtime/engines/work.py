@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,15 +133,25 @@ def prepare_networks(work: Work) -> None:
 
     Inside `vmap` they cannot be made.
     """
-    step = work.step
-    bound = [*step.args, *step.keywords.values()] if isinstance(step, functools.partial) else []
-    for network in (work.network, *(one for one in bound if isinstance(one, Network))):
+    for network in (work.network, *_bound_networks(work.step)):
         network.prepare(work.variant)
+
+
+def _bound_networks(step: Any) -> Iterator[Network]:
+    """Yield the networks that are bound to a step, or to one inside it."""
+    if isinstance(step, functools.partial):
+        for bound in (*step.args, *step.keywords.values()):
+            if isinstance(bound, Network):
+                yield bound
+            yield from _bound_networks(bound)
 
 
 def forbid_captured_stacks(step: Callable[..., Any]) -> None:
     """Raise if a step captures a Stack: every client would get the values of all clients."""
     if isinstance(step, functools.partial):
+        for bound in step.args:
+            if isinstance(bound, FunctionType):
+                forbid_captured_stacks(bound)
         step = step.func
     if not isinstance(step, FunctionType):
         return

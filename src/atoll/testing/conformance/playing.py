@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Engine
 from atoll.kernel.job import AtTheEnd, Done, Job
 from atoll.kernel.params import Params, Stack, Tree
-from atoll.kernel.predictor import BESIDE, Answer, predictor_of
+from atoll.kernel.predictor import BESIDE, Answer, answer_samples, predictor_of
 from atoll.records.report import Report
 from atoll.runtime.engines.measuring import one_thread_each
 from atoll.runtime.memory import Memory, RamMemory
@@ -115,7 +115,7 @@ class Join(AtTheEnd):
 
     def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Tree:
         """Return the models and their answers."""
-        learner = replace(cohort, labelled=self.labelled)
+        learner = cohort if self.labelled else cohort.without("labels")
         deployed = predictor_of(method.welcome(received, learner))
         model = learner.stacked(deployed.model or deployed.values)
         return {"model": model, "answers": sum_answers(learner, deployed)}
@@ -144,7 +144,7 @@ def sum_answers(cohort: Cohort, deployed: Deployed) -> Stack:
 
 def add_answers(answer: Answer, carry: Params, batch: Batch, given: tuple[Params, Params]) -> Params:
     """Add the answers to one batch."""
-    return Params.of(sum=carry["sum"] + answer(*given, batch).sum())
+    return Params.of(sum=carry["sum"] + answer_samples(answer, *given, batch).sum())
 
 
 def welcome(report: Report, newcomers: Task, *, labelled: bool = True, strategy: str = "whole") -> list[Tree]:

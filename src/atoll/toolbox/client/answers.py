@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from atoll.kernel.batch import Batch
+from atoll.kernel.batch import HIDDEN, Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params, Stack
@@ -58,4 +58,4 @@ def imitating_gradient(w: Params, batch: Batch, lessons: Lessons) -> Found:
 
 def _answer(network: Network, w: Params, samples: Params) -> Params:
     x = samples[X]
-    return Params.of(outputs=Batch(x, x[:, :0], None, None, network, Variant(train=False)).outputs(w))
+    return Params.of(outputs=Batch(x, HIDDEN, None, None, network, Variant(train=False)).outputs(w))

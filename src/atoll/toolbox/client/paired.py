@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params
-from atoll.kernel.predictor import Answer, Deployed, Predictor, predictor_of
+from atoll.kernel.predictor import Answer, Deployed, Predictor, answer_samples, predictor_of
 from atoll.toolbox.client.passes import many_at_once
 
 Judge = Literal["score", "loss"]
@@ -46,6 +46,7 @@ def _compare(
     """Add up what sets the two apart on one batch, and its square."""
     network = batch.network
     rule, higher = (network.score, network.score.higher_is_better) if judge == "score" else (network.loss, False)
-    ours, theirs = (rule(answer(*mine, batch), batch.y) for answer, mine in zip(answers, given, strict=True))
+    each = (answer_samples(answer, *mine, batch) for answer, mine in zip(answers, given, strict=True))
+    ours, theirs = (rule(outputs, batch.y) for outputs in each)
     apart = ours - theirs if higher else theirs - ours
     return Params.of(sum=seen["sum"] + batch.total(apart), square=seen["square"] + batch.total(apart.square()))
