@@ -82,7 +82,8 @@ def evaluate_round(
                 engine, algorithm, server, task.unseen, seed=seed, round=round, metric=metric
             )
     if task.central is not None and shared is not None:
-        bench, how = engine.bench(population, round), {"exact": algorithm.solved, "metric": metric}
+        bench = engine.bench(population, round)
+        how: dict[str, Any] = {"exact": algorithm.solved, "metric": metric}
         found["central"] = evaluate_central(bench, task.central, shared, **how)
         if INDUCTIVE in splits_scored(algorithm, task):
             alone = evaluate_central(bench, task.central, shared, **how, alone=True)
