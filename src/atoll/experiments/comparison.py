@@ -199,12 +199,16 @@ def add_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
 
 
 def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine | ClusterEngine) -> str:
-    """Return the folder name of all comparisons of one task with the same settings and code, which share runs."""
+    """Return the folder name of all comparisons of one task with the same settings, first seed and code.
+
+    They share runs. Seed 0 has no part of its own in the name.
+    """
     question = [
         asdict(recipe.with_seed(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
         engine.precision, code_digest(),
     ]  # fmt: skip
-    return f"{recipe.dataset}-compare-{_digest(json.dumps(question).encode())}"
+    seed = f"-seed{settings.seed}" if settings.seed else ""
+    return f"{recipe.dataset}-compare-{_digest(json.dumps(question).encode())}{seed}"
 
 
 def runs_in(folder: Path, *, trust: bool = False) -> list[Path]:
