@@ -145,5 +145,12 @@ def test_harm_is_beyond_one_standard_error():
     assert is_harmed(a - r, 0).tolist() == [True, True, True, False, False]
 
 
+def test_a_single_sample_says_nothing_of_chance():
+    """catches: a client whose only test sample turned wrong, harmed beyond an error of 0."""
+    error = standard_error([0.0], [0.0], [1])
+    assert math.isnan(error[0])
+    assert not is_harmed([-1.0], error)[0]
+
+
 def test_standard_error_of_any_mean():
     assert standard_error([4.0], [5.0], [9]).tolist() == [1.0]

@@ -3,6 +3,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from atoll import Recipe, compare
@@ -148,10 +149,11 @@ def test_the_best_is_bold_in_latex_and_marks_are_commands(found):
     assert "$\\pm$" in best[0]
 
 
-def test_marks_are_the_same_in_every_table(found):
+def test_marks_are_the_same_in_every_table(found, monkeypatch):
     marked = renamed(found, "fedavg")
+    monkeypatch.setattr(type(marked), "find_harmed", lambda *_: np.array([[True, True, False]]))
     for row in marked.results[1:]:
-        row["p_local"], row["harmed"] = 0.01, 2.0
+        row["p_local"] = 0.01
     lines = body(write_latex(marked))
     assert ["$^\\dagger$" in line for line in lines] == [False, True, True]
     assert ["2 $\\downarrow$" in line for line in lines] == [False, True, True]

@@ -1,10 +1,14 @@
+import re
+
 import numpy as np
 import pytest
 from reports import change
 
+from atoll.kernel.randomness import generator
 from atoll.report.clients import Clients
+from atoll.report.html import render_page
 from atoll.report.summary import write_cautions, write_findings, write_summary, write_verdict
-from atoll.report.table import comparison_cells
+from atoll.report.table import comparison_cells, notes
 
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}
 
@@ -53,13 +57,47 @@ def test_of_many_harmed_clients_the_five_that_lose_most_are_named(make):
     )
 
 
-def test_seeds_with_clients_of_their_own_are_counted_by_their_mean(make):
+def test_seeds_with_clients_of_their_own_are_counted_seed_by_seed(make):
     scores = {"local": [[0.5] * 3] * 2, "ditto": [[0.7, 0.2, 0.7], [0.1, 0.3, 0.7]]}
-    sentence = has(make(scores), "helps")
-    assert "helps 1.5 of 3 clients (means over 2 seeds, each with clients of its own)" in sentence
-    assert sentence.endswith(
-        "1.5 are better off alone, all by more than one standard error: clients 1 (seed 0), 0 and 1 (seed 1)."
+    found = make(scores)
+    assert has(found, "helps") == (
+        "Ditto helps 1 to 2 of 3 clients (2 seeds, each with clients of its own) compared with training alone; on "
+        "average a client loses 5.0 points (p = 0.66). 1 to 2 are better off alone, all by more than one standard "
+        "error: client 1 (seed 0), clients 0 and 1 (seed 1)."
     )
+    assert comparison_cells(found)[1][-1][8] == "1 to 2 ▼"
+    assert "a range is over seeds, each of which has clients of its own" in notes(found)
+
+
+def test_a_client_that_is_harmed_in_one_seed_of_three_is_counted_as_one(make):
+    scores = {"local": [[0.5] * 3] * 3, "ditto": [[0.7] * 3, [0.7, 0.1, 0.7], [0.7] * 3]}
+    head, more = judge(make, make(scores), {"local": 0.5, "ditto": 0.7})
+    assert head.startswith("Ditto: ")
+    assert more.startswith(
+        "1 of 3 clients is worse off than alone by more than one standard error in one of 3 seeds: client 1 (seed 1)."
+    )
+    scores["ditto"][2] = [0.7, 0.7, 0.1]
+    _, more = judge(make, make(scores), {"local": 0.5, "ditto": 0.7})
+    assert more.startswith(
+        "1 of 3 clients is worse off than alone by more than one standard error in 2 of 3 seeds: client 1 (seed 1), "
+        "client 2 (seed 2)."
+    )
+    scores["ditto"] = [[0.7] * 3] * 3
+    _, more = judge(make, make(scores), {"local": 0.5, "ditto": 0.7})
+    assert more.startswith("0 of 3 clients are worse off than alone by more than one standard error in any of 3 seeds.")
+    found = make({**scores, "ditto": [[0.7, 0.7, 0.1], [0.7, 0.1, 0.1], [0.1] * 3]})
+    _, more = judge(make, found, {"local": 0.5, "ditto": 0.7})
+    assert more.startswith(
+        "1 to 3 of 3 clients are worse off than alone by more than one standard error, depending on the seed."
+    )
+
+
+def test_no_sentence_counts_a_part_of_a_client(make):
+    draw = generator(0, "parts of clients")
+    for seeds in (1, 2, 3):
+        scores = {name: draw.integers(0, 10, size=(seeds, 7)) / 10 for name in ("local", "fedavg", "ditto")}
+        for sentence in (*write_summary(found := make(scores)), *judge(make, found, dict.fromkeys(scores, 0.5))):
+            assert not re.search(r"\d\.\d+ (of|are|is|clients?|and worse)\b", sentence), sentence
 
 
 def test_a_client_is_one_client_however_many_seeds_there_are(make):
@@ -75,6 +113,17 @@ def test_a_client_is_one_client_however_many_seeds_there_are(make):
     assert comparison_cells(found)[1][-1][8] == "1 ▼"
     assert Clients(found).harmed["ditto"].tolist() == [False, True, False]
     assert [line["harmed"] for line in found.rows() if line["method"] == "ditto"] == [False, True, False] * 3
+
+
+def test_a_client_with_one_test_sample_is_named_and_not_counted_as_harmed(make):
+    names, samples = ["Ada", "Grace", "Joan"], [40, 1, 60]
+    found = make({"local": [[0.5, 1.0, 0.5]], "ditto": [[0.6, 0.0, 0.6]]}, names=names, samples=samples)
+    assert has(found, "helps").endswith("1 is better off alone, none by more than one standard error.")
+    assert has(found, "single test sample") == (
+        "1 client has a single test sample (Grace), whose gain is -100, 0 or 100 points. One sample says nothing of "
+        "chance, so no such client counts as harmed."
+    )
+    assert "Grace (1 test sample)" in render_page(found)
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
@@ -97,7 +146,7 @@ def test_the_verdict_is_the_best_on_validation_and_says_who_is_harmed(make):
     found = make(SCORES, names=["Ada", "Grace", "Joan", "Ida", "Mary", "Emmy"])
     head, more = judge(make, found, {"local": 0.5, "fedavg": 0.6, "ditto": 0.7})
     assert head == "Ditto: +10.0 points over training alone, +2.0 points over FedAvg."
-    assert more.startswith("1 of 6 clients is worse off than alone by more than one standard error (Emmy).")
+    assert more.startswith("1 of 6 clients is worse off than alone by more than one standard error: client Emmy.")
     assert "may be chance (p = 0.53)" in more
     assert more.endswith("Each client sends and receives 2.0 MB in all.")
 

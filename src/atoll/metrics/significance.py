@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Values = NDArray[np.float64]
 
+FEWEST_PAIRS = 6  # with fewer, neither Wilcoxon's nor McNemar's test ever gives less than 0.05
+
 
 # -- tests -------------------------------------------------------------------------------------------------------------
 
@@ -47,6 +49,18 @@ def mcnemar_table(a_right: ArrayLike, b_right: ArrayLike) -> NDArray[np.int64]:
     """Count samples: [[both right, only a], [only b, neither]]."""
     a, b = np.asarray(a_right, dtype=bool), np.asarray(b_right, dtype=bool)
     return np.array([[(a & b).sum(), (a & ~b).sum()], [(~a & b).sum(), (~a & ~b).sum()]], dtype=np.int64)
+
+
+def student(gain: float, error: float, samples: int) -> float:
+    """Return the two-sided p-value of a difference of two means with this standard error, by Student's t.
+
+    1 with fewer than 6 samples: no test that pairs so few ever gives less than 0.05.
+    """
+    if samples < FEWEST_PAIRS or math.isnan(error) or not abs(gain) > 0:
+        return 1.0
+    from scipy import stats
+
+    return float(2 * stats.t.sf(abs(gain) / error, samples - 1)) if error else 0.0
 
 
 def holm(pvalues: ArrayLike) -> Values:
@@ -89,13 +103,13 @@ def standard_error(variance: ArrayLike, reference_variance: ArrayLike, samples: 
 
         se^2 = (var_a + var_r) / n,    both means over the same n samples
 
-    For an accuracy a the variance is a (1 - a). NaN without samples.
+    For an accuracy a the variance is a (1 - a). NaN with fewer than 2 samples: a single one says nothing of chance.
     """
     total = np.asarray(variance, dtype=np.float64) + np.asarray(reference_variance, dtype=np.float64)
     samples = np.asarray(samples, dtype=np.float64)
-    return np.asarray(np.sqrt(total / np.where(samples > 0, samples, np.nan)))
+    return np.asarray(np.sqrt(total / np.where(samples > 1, samples, np.nan)))
 
 
 def is_harmed(gain: ArrayLike, error: ArrayLike) -> NDArray[np.bool_]:
-    """Return whether each client loses more than `error` against the reference; False without a score."""
+    """Return whether each client loses more than `error` against the reference; False where either is not known."""
     return np.asarray(np.asarray(gain, dtype=np.float64) < -np.asarray(error, dtype=np.float64))

@@ -15,7 +15,7 @@ from atoll.report.clients import Scores
 from atoll.report.clusters import describe_clusters
 from atoll.report.names import join_words, name_methods
 from atoll.report.protection import write_protection
-from atoll.report.table import count_text, megabytes
+from atoll.report.table import count_range, megabytes
 
 if TYPE_CHECKING:
     from atoll.records.results import Results
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MOST_NAMED = 5  # clients in a sentence
 FEW_SEEDS = 5
 FEW_SAMPLES = 50  # for one client's test, by the median client
-FEWEST_PAIRS = 6  # with fewer, Wilcoxon's test never gives less than 0.05
 
 
 def write_summary(comparison: Results) -> list[str]:
@@ -73,10 +72,12 @@ def _describe_sureness(comparison: Results, best: str) -> str:
     sentences = []
     gains, harmed = comparison.gains(best), comparison.find_harmed(best)
     if gains is not None and harmed is not None:
-        once = comparison.count_once(gains)
-        named = f" ({_name_harmed(comparison, once, harmed)})" if 0 < harmed.sum() <= MOST_NAMED else ""
-        many = f"{count_text(row['harmed'])} of {_count_clients(comparison.judged)}"
-        sentences.append(f"{many} {_are(row['harmed'])} worse off than alone by more than one standard error{named}.")
+        once, counts = comparison.count_once(gains), harmed.sum(axis=1)
+        named = f": {_name_harmed(comparison, once, harmed)}" if 0 < harmed.sum() <= MOST_NAMED else ""
+        sentences.append(
+            f"{_count_over_seeds(counts)} of {_count_clients(comparison.judged)} {_are(counts.max())} worse off than "
+            f"alone by more than one standard error{_name_seeds(counts)}{named}."
+        )
     p = comparison.significant.get("local", {}).get(best)
     if p is not None and row["gain_local"] is not None:
         what = "gain" if row["gain_local"] >= 0 else "loss"
@@ -126,44 +127,49 @@ def _describe_gains(comparison: Results, method: str, *, first: bool) -> str:
     if not len(known):
         return f"No client has a score, so gains with {name_methods(comparison)[method]} are unknown."
     rows = len(gains)
-    counted = f" (means over {rows} seeds, each with clients of its own)" if first and rows > 1 else ""
+    counted = f" ({rows} seeds, each with clients of its own)" if first and rows > 1 else ""
     alone = " compared with training alone" if first else ""
     mean = float(known.mean())
     change = f"{'gains' if mean >= 0 else 'loses'} {_write_amount(numbers, mean)}"
     name, p = name_methods(comparison)[method], _write_p(comparison.significant["local"][method])
     return (
-        f"{name} helps {count_text((known > 0).sum() / rows)} of {_count_clients(len(known) / rows)}{counted}{alone}; "
+        f"{name} helps {count_range((gains > 0).sum(axis=1))} of {_count_clients(~np.isnan(gains))}{counted}{alone}; "
         f"on average a client {change} ({p}). {_describe_losses(comparison, gains, harmed)}"
     )
 
 
 def _describe_losses(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
-    rows = len(gains)
-    worse, beyond = float((gains < 0).sum() / rows), float(harmed.sum() / rows)
-    if not worse:
+    worse, beyond = (gains < 0).sum(axis=1), harmed.sum(axis=1)
+    if not worse.any():
         return "Nobody is better off alone."
-    if not beyond:
-        return f"{count_text(worse)} {_are(worse)} better off alone, none by more than one standard error."
-    several = harmed.sum() > 1
-    listed = f"{'clients' if several else 'client'} {_name_harmed(comparison, gains, harmed)}"
-    if worse == beyond and harmed.sum() <= MOST_NAMED and rows == 1:
-        return f"{listed[0].upper()}{listed[1:]} {'are' if several else 'is'} better off alone."
-    share = "all" if worse == beyond else f"{count_text(beyond)} of them"
+    if not beyond.any():
+        return f"{count_range(worse)} {_are(worse.max())} better off alone, none by more than one standard error."
+    listed, all_of_them = _name_harmed(comparison, gains, harmed), np.array_equal(worse, beyond)
+    if all_of_them and harmed.sum() <= MOST_NAMED and len(gains) == 1:
+        return f"{listed[0].upper()}{listed[1:]} {_are(beyond.max())} better off alone."
+    share = "all" if all_of_them else f"{count_range(beyond)} of them"
     which = f", above all {listed}" if harmed.sum() > MOST_NAMED else f": {listed}"
-    return f"{count_text(worse)} {_are(worse)} better off alone, {share} by more than one standard error{which}."
+    return (
+        f"{count_range(worse)} {_are(worse.max())} better off alone, {share} by more than one standard error{which}."
+    )
 
 
 def _name_harmed(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
-    """Name the harmed clients, of many those that lose most: `3, 8 and 11`, `3 and 8 (seed 0), 3 (seed 1)`."""
+    """Name the harmed clients, of many those that lose most: `clients 3 and 8 (seed 0), client 3 (seed 1)`."""
     pairs = [(int(seed), int(client)) for seed, client in np.argwhere(harmed)]
     by_seed: dict[int, list[str]] = {}
     for seed, client in sorted(sorted(pairs, key=lambda pair: gains[pair])[:MOST_NAMED]):
-        found = comparison.first[seed].statistics
-        number = int(comparison.first[seed].scored[client])
-        by_seed.setdefault(seed, []).append(str(number) if found is None else found.name(number))
+        by_seed.setdefault(seed, []).append(_name_client(comparison, seed, client))
+    listed = {seed: f"client{'s' * (len(names) > 1)} {join_words(names)}" for seed, names in by_seed.items()}
     if len(gains) == 1:
-        return join_words(by_seed[0])
-    return ", ".join(f"{join_words(names)} (seed {comparison.seeds[seed]})" for seed, names in by_seed.items())
+        return listed[0]
+    return ", ".join(f"{names} (seed {comparison.seeds[seed]})" for seed, names in listed.items())
+
+
+def _name_client(comparison: Results, seed: int, place: int) -> str:
+    """Return the name of a client by its place among those that were scored."""
+    found, number = comparison.first[seed].statistics, int(comparison.first[seed].scored[place])
+    return str(number) if found is None else found.name(number)
 
 
 # -- who leads ---------------------------------------------------------------------------------------------------------
@@ -210,15 +216,15 @@ def _describe_lead(comparison: Results, method: str, other: str) -> str:
     """Say how far one method's mean is ahead of another's, and for how many clients it is better."""
     lead, _ = _compare_pair(comparison, method, other)
     gains = comparison.count_once(comparison.example.sign * (comparison.scores(method) - comparison.scores(other)))
-    better, worse, known = (float(mask.sum() / len(gains)) for mask in (gains > 0, gains < 0, ~np.isnan(gains)))
+    better, worse = (gains > 0).sum(axis=1), (gains < 0).sum(axis=1)
     p = _test_pair(comparison, method, other)
     verdict = "which may be chance" if p >= SIGNIFICANT else "more than chance"
-    if p < SIGNIFICANT and better < worse:
+    if p < SIGNIFICANT and better.sum() < worse.sum():
         verdict = "although more clients lose than gain"
     behind = name_methods(comparison)[other]
     return (
-        f"{_write_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {count_text(better)} "
-        f"and worse for {count_text(worse)} of {_count_clients(known)}, {_write_p(p)})"
+        f"{_write_amount(Numbers.of(comparison), lead)} ahead of {behind}, {verdict} (better for {count_range(better)} "
+        f"and worse for {count_range(worse)} of {_count_clients(~np.isnan(gains))}, {_write_p(p)})"
     )
 
 
@@ -308,11 +314,21 @@ def write_cautions(comparison: Results) -> list[str]:
             if tested.min() < tested.max()
             else f"Clients have {tested.min()} test samples each, so scores of single clients are rough{worth}."
         )
+    single = np.flatnonzero(samples == 1)
+    if len(single):
+        names = [_name_client(comparison, 0, int(client)) for client in single[:MOST_NAMED]]
+        more = ["others"] if len(single) > MOST_NAMED else []
+        extremes = ", whose gain is -100, 0 or 100 points" * bool(numbers.share)
+        found.append(
+            f"{_count_clients(len(single))} {'has' if len(single) == 1 else 'have'} a single test sample "
+            f"({join_words([*names, *more])}){extremes}. One sample says nothing of chance, so no such client counts "
+            "as harmed."
+        )
     if len(tested) < len(samples):
         without = len(samples) - len(tested)
         found.append(f"{_count_clients(without)} without test samples {_are(without)} left out.")
-    if len(comparison.outcomes) > 1 and len(tested) * (1 if comparison.together else seeds) < FEWEST_PAIRS:
-        found.append(f"With fewer than {FEWEST_PAIRS} pairs of scores no test can call a difference significant.")
+    if len(comparison.outcomes) > 1 and len(tested) * (1 if comparison.together else seeds) < significance.FEWEST_PAIRS:
+        found.append(f"With fewer than {significance.FEWEST_PAIRS} pairs of scores no test can call a difference significant.")
     return found
 
 
@@ -350,8 +366,28 @@ def _write_p(value: float) -> str:
     return "p < 0.001" if value < 0.001 else f"p = {value:.2g}" if value < 0.1 else f"p = {value:.2f}"
 
 
-def _count_clients(number: float) -> str:
-    return f"{count_text(number)} client{'' if number == 1 else 's'}"
+def _count_clients(number: int | NDArray[np.bool_]) -> str:
+    """Count clients: so many, or those of each seed that a mask marks."""
+    counts = [number] if isinstance(number, int) else number.sum(axis=1)
+    return f"{count_range(counts)} client{'' if max(counts) == 1 else 's'}"
+
+
+def _count_over_seeds(counts: NDArray[np.int64]) -> str:
+    """Write a count of clients over seeds; where it is the same in all seeds that have any, that one."""
+    some = {*counts[counts > 0].tolist()}
+    return count_range([some.pop()] if len(some) == 1 else counts)
+
+
+def _name_seeds(counts: NDArray[np.int64]) -> str:
+    """Say in how many seeds such a count was found; nothing where each client is counted once."""
+    with_any, seeds = int((counts > 0).sum()), len(counts)
+    if seeds == 1:
+        return ""
+    if not with_any:
+        return f" in any of {seeds} seeds"
+    if len({*counts[counts > 0].tolist()}) > 1:
+        return ", depending on the seed"
+    return f" in {'each' if with_any == seeds else 'one' if with_any == 1 else with_any} of {seeds} seeds"
 
 
 def _are(number: float) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import ArrayLike
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -242,22 +244,24 @@ def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> 
 
 
 def harmed_text(comparison: Results, row: dict[str, Any]) -> str:
-    """Write how many clients are harmed; where every seed has clients of its own, as a mean over seeds."""
-    if is_reference(comparison, row) or row["harmed"] is None:
+    """Write how many clients are harmed; where every seed has clients of its own, as a range over seeds."""
+    harmed = comparison.find_harmed(row["method"])
+    if is_reference(comparison, row) or harmed is None:
         return UNKNOWN
-    return f"{count_text(row['harmed'])} {HARM}" if row["harmed"] else "0"
+    return f"{count_range(harmed.sum(axis=1))} {HARM}" if harmed.any() else "0"
 
 
-def count_text(number: float) -> str:
-    """Write a number of clients: whole, or a mean over seeds with one digit."""
-    return f"{number:,.0f}" if number == int(number) else f"{number:,.1f}"
+def count_range(counts: ArrayLike) -> str:
+    """Write a count of clients that may differ between seeds: `3`, or `2 to 5`."""
+    low, high = int(np.min(counts)), int(np.max(counts))
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def harmed_note(comparison: Results) -> str:
     """Say who counts as harmed."""
     seeds = len(comparison.seeds)
     over = "; a client counts once, with the mean of its gains over seeds" if comparison.together else ""
-    over = over or ("; counts are means over seeds, each of which has clients of its own" if seeds > 1 else "")
+    over = over or ("; a range is over seeds, each of which has clients of its own" if seeds > 1 else "")
     return f"Harmed ({HARM}): worse than with Local by more than one standard error{over}."
 
 

@@ -20,6 +20,7 @@ from atoll.runtime.population import MANY_CLIENTS
 MOST_CLIENTS = 200  # rows of the table by client; clients.csv has them all
 MOST_UNFOLDED = 30
 MOST_GROUPS = 40
+FEW_SAMPLES = 10  # of a test, which stand beside the client's gain
 GROUPS = {
     "size": "by size",
     "label entropy": "by label entropy",
@@ -75,7 +76,9 @@ def _shade_gains(view: View) -> list[Part]:
             text = view.numbers.gain(gain)
             kind = _shade(gain / most)
             cells.append(Cell(f"{HARM} {text}" if harmed else text, kind, view.place(method)))
-        rows.append(Row(view.names[place], cells, client=view.ids[place]))
+        samples = int(clients.samples[place])
+        few = f" ({samples} test sample{'s' * (samples > 1)})" if samples < FEW_SAMPLES else ""
+        rows.append(Row(f"{view.names[place]}{few}", cells, client=view.ids[place]))
     heads = [Cell(break_name(method), method=view.place(method)) for method in clients.gains]
     which = "The clients that gain least" if len(order) < known.sum() else "Clients"
     note = (

@@ -138,7 +138,7 @@ def _write_megabytes(value: float | None) -> str:
 
 
 def _write_count(value: float | None) -> str:
-    return _write(value, "{:.1f}".format)
+    return _write(value, lambda count: f"{count:.0f}" if count == int(count) else f"{count:.1f}")
 
 
 def _write_p(value: float | None) -> str:
