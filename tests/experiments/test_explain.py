@@ -128,13 +128,13 @@ def test_planted_groups_and_equal_sizes_are_said():
     assert "the same for all 4 clients" in text
 
 
-def regression(**more) -> Study:
+def regression(tested=4, **more) -> Study:
     """Five clients with mean targets 0, 0, 0, 0 and 10; the method is better than Local where its error is lower."""
     parts = np.split(np.arange(50), 5)
     targets = np.concatenate([np.tile([-1.0, 1.0], 20), np.tile([9.0, 11.0], 5)])
     metric = {"name": "mean absolute error", "higher_is_better": False, "share": False}
     scores = ([2.0, 2.0, 2.0, 2.0, 2.0], [3.0, 2.0, 2.0, 2.0, 9.0], [1.0, 2.0, 2.0, 2.0, 4.0])
-    return study(*scores, facts=statistics(targets, parts, None), metric=metric, tested=[4] * 5, **more)
+    return study(*scores, facts=statistics(targets, parts, None), metric=metric, tested=[tested] * 5, **more)
 
 
 def test_targets_of_a_regression_are_compared():
@@ -278,10 +278,13 @@ def test_without_references_gains_are_unknown():
 
 def test_a_small_difference_is_called_chance():
     of = study(SAME, SAME, [0.55, *SAME[1:]])
-    assert words(of, 0, "plausible") == "On 20 test samples a difference of +5.0 points may be chance."
-    assert "a larger test share" in words(of, 0, "may help")
+    assert words(of, 0, "plausible") == "On 20 test samples a difference of +5.0 points may be chance (p = 0.75)."
+    assert words(of, 0, "may help") == (
+        "More test samples, from more data, a larger test share or more seeds: 20 show no difference beyond chance, so "
+        "nothing else is advised."
+    )
     losing = study(SAME, SAME, [0.45, *SAME[1:]])
-    assert words(losing, 0, "plausible") == "On 20 test samples a difference of -5.0 points may be chance."
+    assert words(losing, 0, "plausible") == "On 20 test samples a difference of -5.0 points may be chance (p = 0.75)."
     assert "stay with local" not in words(losing, 0, "may help")
     assert "it makes no difference" in words(of, 1, "plausible")
 
@@ -292,7 +295,29 @@ def test_a_gain_that_one_test_doubts_is_doubted():
     outcomes = {name: [outcome(name, row, each=each[name])] for name, row in scores.items()}
     of = Study(Comparison(outcomes), "ditto")
     assert "McNemar's p = 0.062" in words(of, 0, "result")  # 2 / 2^5
-    assert "By McNemar's test it may still be chance." in words(of, 0, "plausible")
+    assert "a difference of +25.0 points may be chance (McNemar's p = 0.062)." in words(of, 0, "plausible")
+
+
+def test_nothing_is_advised_from_three_test_samples():
+    """catches: `ditto:lam=10` and another method for a client whose three test samples say p = 1."""
+    each = {"local": np.array([1.0, 1.0, 0.0]), "ditto": np.array([0.0, 1.0, 0.0]), "fedavg": np.ones(3)}
+    outcomes = {
+        name: [outcome(name, [score, 0.5], each=np.tile(each[name], 2), tested=[3, 3], val=[val, 0.5],
+                       shared=[1.0, 0.5], facts=data([[0, 8], [3, 3]]))]
+        for name, score, val in (("local", 2 / 3, 1.0), ("fedavg", 1.0, 1.0), ("ditto", 1 / 3, 0.0))
+    }  # fmt: skip
+    of = Study(Comparison(outcomes), "ditto")
+    assert "(McNemar's p = 1)" in words(of, 0, "plausible")
+    assert "costs it" not in words(of, 0, "plausible")
+    assert words(of, 0, "may help") == (
+        "More test samples, from more data or a larger test share: fewer than 6 never show a difference, so nothing "
+        "else is advised."
+    )
+
+
+def test_a_single_test_sample_has_no_standard_error():
+    text = words(study([1.0], [1.0], [0.0], facts=data([[0, 8]]), tested=[1]), 0, "result")
+    assert "that is -100.0 points, on a single sample, which has no standard error" in text
 
 
 def test_few_samples_explain_a_gain_and_say_whether_that_holds():
@@ -398,15 +423,18 @@ def test_a_validation_loss_that_rose_is_noticed(losses, said):
 
 
 def test_validation_may_prefer_another_method():
-    outcomes = {
-        name: [outcome(name, SAME, val=[score, *SAME[1:]])]
-        for name, score in {"local": 0.6, "fedavg": 0.7, "ditto": 0.5}.items()
-    }
-    of = Study(Comparison(outcomes), "ditto")
-    text = words(of, 0, "may help")
-    assert "On its 20 validation samples fedavg is the best method here, 70.0 % against 50.0 %." in text
-    assert "validation samples" not in words(of, 1, "may help")
-    errors = regression(method="fedavg")  # the lowest is best
+    def prefer(score):
+        outcomes = {
+            name: [outcome(name, SAME, val=[val, *SAME[1:]])]
+            for name, val in {"local": 0.6, "fedavg": score, "ditto": 0.5}.items()
+        }
+        return Study(Comparison(outcomes), "ditto")
+
+    text = words(prefer(0.9), 0, "may help")
+    assert text == "On its 20 validation samples fedavg is the best method here, 90.0 % against 50.0 %."
+    assert "validation samples" not in words(prefer(0.9), 1, "may help")
+    assert "validation samples" not in words(prefer(0.7), 0, "may help")  # within chance
+    errors = regression(method="fedavg", tested=20)  # the lowest is best
     assert "ditto is the best method here, 1 against 3." in words(errors, 0, "may help")
 
 
@@ -435,7 +463,7 @@ def test_overview_counts_and_correlates():
     gaining = [0.1, 0.8, 0.8, 0.9, 0.95, 1.0]
     text = " ".join(overview(study(SAME, SAME, gaining)))
     assert "ditto on invented, seed 0: accuracy 75.8 % on average over 6 clients after round 4." in text
-    assert "the mean gain is +25.8 points; 5 of 6 clients gain and 1 lose (0) more than one standard error" in text
+    assert "the mean gain is +25.8 points; of 6 clients, 5 gain and 1 loses (0) more than one standard error" in text
     rho, p = spearmanr(gaining, SIZES)
     assert f"size ρ = {rho:+.2f}" in text
     assert p < 0.05
@@ -458,12 +486,16 @@ def change_validation(of, *found):
 
 
 def test_an_error_that_still_falls_asks_for_more_rounds():
-    of = regression()
+    of = regression(tested=10)
     last, first = {"macro": 100.0}, {"macro": 102.0}
     change_validation(of.outcome, first, last)
     assert "from 102 after round 2 to 100 after round 4" in " ".join(overview(of))
     change_validation(of.outcome, {"macro": 100.5}, last)
     assert "more rounds" not in " ".join(overview(of))
+    few = regression(tested=9)
+    change_validation(few.outcome, first, last)
+    said = "from 102 after round 2 to 100 after round 4; on 45 samples in all that may be chance."
+    assert said in " ".join(overview(few))
 
 
 def test_a_client_that_was_hardly_there_is_noticed():
@@ -495,7 +527,7 @@ def test_gains_of_local_itself_are_over_fedavg():
 
 def test_clients_without_test_samples_are_not_counted():
     text = " ".join(overview(study(*[[math.nan, 0.5]] * 3, facts=data([[2, 2]] * 2), tested=[0, 4])))
-    assert "0 of 1 clients gain" in text
+    assert "of 1 client, 0 gain and 0 lose more than" in text
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ the rank correlation over all clients, which shows whether the rule holds in thi
 from __future__ import annotations
 
 from atoll.experiments.explain.client import Case, describe_data, describe_parts, describe_result, describe_sources
-from atoll.experiments.explain.reasons import best_on_validation, find_reasons, stay_local
+from atoll.experiments.explain.reasons import ask_for_samples, best_on_validation, find_reasons, stay_local
 from atoll.experiments.explain.study import Study, overview
 
 __all__ = ["Case", "Study", "explain", "overview"]
@@ -33,6 +33,6 @@ def explain(study: Study, client: int, *, parts: bool = False) -> dict[str, list
         "parts": describe_parts(case) if parts else [],
         "result": describe_result(case),
         "plausible": [reason.text for reason in reasons],
-        "may help": [*dict.fromkeys(advice)][:MOST_ADVICE],
+        "may help": [*dict.fromkeys(advice)][:MOST_ADVICE] or ask_for_samples(case),
     }
     return {heading: sentences for heading, sentences in paragraphs.items() if sentences}

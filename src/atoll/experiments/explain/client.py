@@ -61,7 +61,7 @@ class Case:
         other = study.comparison.outcomes[reference][study.index]
         score = float(other.scores(select=study.select)[self.place])
         value, error = (float(part[self.client]) for part in gains)
-        return Gain(reference, score, value, error, self._compare_samples(other))
+        return Gain(reference, score, value, error, self.test_samples, self._compare_samples(other))
 
     def _compare_samples(self, other: Report) -> tuple[int, int, float] | None:
         """Count the samples that only one of two methods has right, with McNemar's p; None if they are not known."""
@@ -325,12 +325,13 @@ def describe_result(case: Case) -> list[str]:
 
 def _describe_gain(study: Study, gain: Gain) -> str:
     only, beyond = "", "beyond" if gain.helped or gain.harmed else "within"
+    error = f"{beyond} one standard error ({study.numbers.score(gain.error)})"
+    error = "on a single sample, which has no standard error" if gain.samples == 1 else error
     if gain.only is not None:
         ours, theirs, p = gain.only
         only = f"; right only with {study.method}: {ours}, only with {gain.over}: {theirs} (McNemar's {p_text(p)})"
     return (
-        f"Against {gain.over} ({study.score(gain.score)}) that is {study.points(gain.value)}, {beyond} one standard "
-        f"error ({study.numbers.score(gain.error)}){only}."
+        f"Against {gain.over} ({study.score(gain.score)}) that is {study.points(gain.value)}, {error}{only}."
     )
 
 

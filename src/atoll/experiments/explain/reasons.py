@@ -11,7 +11,7 @@ from atoll import algorithms
 from atoll.algorithms import name_of
 from atoll.experiments.explain.client import LARGE, SMALL, Case
 from atoll.experiments.explain.study import Gain
-from atoll.experiments.explain.words import count_text, join_names, percent
+from atoll.experiments.explain.words import count_text, join_names, p_text, percent
 from atoll.metrics import significance
 from atoll.records.results import SIGNIFICANT
 
@@ -37,15 +37,12 @@ def find_reasons(case: Case) -> list[Reason]:
 
 
 def _by_chance(case: Case, gain: Gain) -> Reason | None:
-    """Suggest chance: there are few test samples."""
-    if gain.helped or gain.harmed:
-        doubtful = gain.only is not None and gain.only[-1] >= SIGNIFICANT
-        return Reason("By McNemar's test it may still be chance.") if doubtful else None
-    what = f"a difference of {case.study.points(gain.value)} may be chance" if gain.value else "it makes no difference"
-    return Reason(
-        f"On {count_text(case.test_samples, 'test sample')} {what}.",
-        ("More seeds or a larger test share would tell more.",),
-    )
+    """Suggest chance: there are few test samples, or the difference is small."""
+    if gain.sure:
+        return None
+    test = "" if gain.only is None else "McNemar's "
+    what = f"a difference of {case.study.points(gain.value)} may be chance ({test}{p_text(gain.p)})"
+    return Reason(f"On {count_text(gain.samples, 'test sample')} {what if gain.value else 'it makes no difference'}.")
 
 
 def _seldom(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
@@ -69,7 +66,7 @@ def _other_groups(case: Case, gain: Gain) -> Reason | None:
         return None
     return Reason(
         f"{percent(share)} of the weight in what it gets is that of other planted groups, which have another truth.",
-        _more_personal(case),
+        _more_personal(case) if gain.sure else (),
     )
 
 
@@ -81,7 +78,7 @@ def _pulled_away(case: Case, gain: Gain) -> Reason | None:
     return Reason(
         f"Its {join_names([*case.far.values()])} are far from those of all, and {how}: it may be pulled away from its "
         f"task{case.correlation_text(next(iter(case.far)))}.",
-        _more_personal(case),
+        _more_personal(case) if gain.sure else (),
     )
 
 
@@ -126,7 +123,7 @@ def _against_shared(case: Case, gain: Gain) -> Reason | None:  # noqa: ARG001
     own, shared = (models[name]["test"] for name in ("personal", "shared"))
     error = float(significance.standard_error(own["variances"][place], shared["variances"][place], case.test_samples))
     difference = study.outcome.sign * (own["clients"][place] - shared["clients"][place])
-    if abs(difference) <= error:
+    if significance.student(difference, error, case.test_samples) >= SIGNIFICANT:
         return None
     verdict = (
         "personalization helps it" if difference > 0 else "personalization costs it, as can happen with few samples"
@@ -170,9 +167,25 @@ RULES: tuple[Callable[[Case, Gain], Reason | None], ...] = (
 def stay_local(case: Case) -> list[str]:
     """Advise a client that is better off alone to stay so."""
     gain = case.gain
-    if case.study.over != "local" or gain is None or not gain.harmed:
+    if case.study.over != "local" or gain is None or gain.value >= 0 or not gain.sure:
         return []
     return [f"It can stay with {gain.over}, which has {case.study.score(gain.score)} here."]
+
+
+def ask_for_samples(case: Case) -> list[str]:
+    """Say what is missing where nothing can be advised from a gain or a loss."""
+    gain = case.gain
+    if case.study.over != "local" or gain is None or gain.sure:
+        return []
+    if gain.samples < significance.FEWEST_PAIRS:
+        return [
+            "More test samples, from more data or a larger test share: fewer than "
+            f"{significance.FEWEST_PAIRS} never show a difference, so nothing else is advised."
+        ]
+    return [
+        f"More test samples, from more data, a larger test share or more seeds: {gain.samples:,} show no difference "
+        "beyond chance, so nothing else is advised."
+    ]
 
 
 def _more_personal(case: Case) -> tuple[str, ...]:
@@ -202,14 +215,19 @@ def _less_personal(case: Case) -> tuple[str, ...]:
 
 
 def best_on_validation(case: Case) -> list[str]:
-    """Name the method of the comparison that its validation samples prefer."""
+    """Name the method of the comparison that its validation samples prefer beyond chance."""
     study, samples = case.study, int(case.study.outcome.samples("val")[case.place])
     scores = {
         method: float(study.outcome.sign * study.comparison.scores(method, "val")[study.index, case.place])
         for method in study.comparison.outcomes
     }
     best = max(scores, key=lambda method: scores[method])
-    if not samples or scores[best] <= scores[study.method]:
+    variances = [
+        study.comparison.outcomes[method][study.index].variances("val", study.select)[case.place]
+        for method in (best, study.method)
+    ]
+    error = float(significance.standard_error(*variances, samples))
+    if significance.student(scores[best] - scores[study.method], error, samples) >= SIGNIFICANT:
         return []
     mine, other = (study.score(study.outcome.sign * scores[method]) for method in (study.method, best))
     return [

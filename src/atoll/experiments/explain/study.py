@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from atoll.algorithms import name_of
 from atoll.data.statistics import Statistics
 from atoll.experiments.comparison import Comparison, read_runs
-from atoll.experiments.explain.words import join_names, p_text
+from atoll.experiments.explain.words import count_text, join_names, p_text
 from atoll.kernel.errors import RunError, UnknownName, unknown
+from atoll.metrics import significance
 from atoll.records.labels import REFERENCES
 from atoll.records.numbers import Numbers
 from atoll.records.report import Report, Select
@@ -28,6 +29,7 @@ Values = NDArray[np.float64]
 
 FEWEST_CLIENTS = 5  # for a rank correlation
 STILL_RISING = 0.01  # of the score, over the last quarter of the rounds
+FEWEST_VALIDATION = 50  # samples of all clients, for advice from their mean score
 
 
 class Gain(NamedTuple):
@@ -37,6 +39,7 @@ class Gain(NamedTuple):
     score: float  # of the reference
     value: float
     error: float
+    samples: int
     only: tuple[int, int, float] | None = None  # samples right with the method or the reference only, McNemar's p
 
     @property
@@ -48,6 +51,16 @@ class Gain(NamedTuple):
     def harmed(self) -> bool:
         """Whether it loses more than one standard error."""
         return self.value < -self.error
+
+    @property
+    def p(self) -> float:
+        """How likely chance alone makes such a difference: by McNemar's test, else by Student's."""
+        return significance.student(self.value, self.error, self.samples) if self.only is None else self.only[-1]
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is more than chance, so that something can be advised from it."""
+        return self.p < SIGNIFICANT
 
 
 class Relation(NamedTuple):
@@ -291,9 +304,11 @@ def _describe_gains(study: Study, over: str) -> str:
         return "No client has test samples, so nothing is known about gains."
     harmed = np.flatnonzero(values < -errors)
     which = f" ({study.names_of(harmed)})" if len(harmed) else ""
+    helped = int((values > errors).sum())
+    gain, lose = f"{helped} gain{'s' * (helped == 1)}", f"{len(harmed)} lose{'s' * (len(harmed) == 1)}"
     return (
         f"Against {study.reference(over)} the mean gain is {study.points(float(values[known].mean()))}; "
-        f"{int((values > errors).sum())} of {known.sum()} clients gain and {len(harmed)} lose{which} more than one "
+        f"of {count_text(int(known.sum()), 'client')}, {gain} and {lose}{which} more than one "
         "standard error; by chance alone, up to a third would."
     )
 
@@ -322,7 +337,7 @@ def _describe_relations(study: Study) -> list[str]:
 
 
 def _describe_rise(study: Study) -> list[str]:
-    """Advise more rounds where the mean validation score still improves."""
+    """Advise more rounds where the mean validation score still improves, and rests on enough samples."""
     curve = [(round, value) for round, value in study.outcome.curve() if math.isfinite(value)]
     before = [point for point in curve if point[0] <= 0.75 * curve[-1][0]]
     if not before:
@@ -331,6 +346,9 @@ def _describe_rise(study: Study) -> list[str]:
     if study.outcome.sign * (new - old) < STILL_RISING * (1 if study.numbers.share else abs(old)):
         return []
     rise = f"from {study.score(old)} after round {then} to {study.score(new)} after round {now}"
+    samples = int(study.outcome.samples("val").sum())
+    if samples < FEWEST_VALIDATION:
+        return [f"Validation improves {rise}; on {count_text(samples, 'sample')} in all that may be chance."]
     return [f"Validation still improves, {rise}: more rounds may help everybody."]
 
 
