@@ -149,9 +149,7 @@ def _describe_losses(comparison: Results, gains: Scores, harmed: NDArray[np.bool
         return f"{listed[0].upper()}{listed[1:]} {_are(beyond.max())} better off alone."
     share = "all" if all_of_them else f"{count_range(beyond)} of them"
     which = f", above all {listed}" if harmed.sum() > MOST_NAMED else f": {listed}"
-    return (
-        f"{count_range(worse)} {_are(worse.max())} better off alone, {share} by more than one standard error{which}."
-    )
+    return f"{count_range(worse)} {_are(worse.max())} better off alone, {share} by more than one standard error{which}."
 
 
 def _name_harmed(comparison: Results, gains: Scores, harmed: NDArray[np.bool_]) -> str:
@@ -327,8 +325,9 @@ def write_cautions(comparison: Results) -> list[str]:
     if len(tested) < len(samples):
         without = len(samples) - len(tested)
         found.append(f"{_count_clients(without)} without test samples {_are(without)} left out.")
-    if len(comparison.outcomes) > 1 and len(tested) * (1 if comparison.together else seeds) < significance.FEWEST_PAIRS:
-        found.append(f"With fewer than {significance.FEWEST_PAIRS} pairs of scores no test can call a difference significant.")
+    pairs, fewest = len(tested) * (1 if comparison.together else seeds), significance.FEWEST_PAIRS
+    if len(comparison.outcomes) > 1 and pairs < fewest:
+        found.append(f"With fewer than {fewest} pairs of scores no test can call a difference significant.")
     return found
 
 

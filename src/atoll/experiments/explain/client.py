@@ -330,9 +330,7 @@ def _describe_gain(study: Study, gain: Gain) -> str:
     if gain.only is not None:
         ours, theirs, p = gain.only
         only = f"; right only with {study.method}: {ours}, only with {gain.over}: {theirs} (McNemar's {p_text(p)})"
-    return (
-        f"Against {gain.over} ({study.score(gain.score)}) that is {study.points(gain.value)}, {error}{only}."
-    )
+    return f"Against {gain.over} ({study.score(gain.score)}) that is {study.points(gain.value)}, {error}{only}."
 
 
 def _describe_other_seeds(case: Case) -> list[str]:

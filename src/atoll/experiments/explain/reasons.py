@@ -177,15 +177,13 @@ def ask_for_samples(case: Case) -> list[str]:
     gain = case.gain
     if case.study.over != "local" or gain is None or gain.sure:
         return []
-    if gain.samples < significance.FEWEST_PAIRS:
-        return [
-            "More test samples, from more data or a larger test share: fewer than "
-            f"{significance.FEWEST_PAIRS} never show a difference, so nothing else is advised."
-        ]
-    return [
-        f"More test samples, from more data, a larger test share or more seeds: {gain.samples:,} show no difference "
-        "beyond chance, so nothing else is advised."
-    ]
+    few = significance.FEWEST_PAIRS
+    if gain.samples < few:
+        ways, why = "from more data or a larger test share", f"fewer than {few} never show a difference"
+    else:
+        ways = "from more data, a larger test share or more seeds"
+        why = f"{gain.samples:,} show no difference beyond chance"
+    return [f"More test samples, {ways}: {why}, so nothing else is advised."]
 
 
 def _more_personal(case: Case) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class Gain(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Whether it is more than chance, so that something can be advised from it."""
+        """Whether it is more than chance: something can be advised from it."""
         return self.p < SIGNIFICANT
 
 
