@@ -35,6 +35,23 @@ def test_tune_says_what_it_found_and_how_to_use_it():
     assert Path("here/report.html").exists()
 
 
+def test_runs_of_a_race_are_one_line_of_the_list():
+    """catches: a list of a hundred trials, among which the runs that were asked for cannot be found."""
+    assert call("tune", "fedper", *DIGITS, *QUICK).exit_code == 0
+    assert call("run", "local", *DIGITS, "--rounds", "1").exit_code == 0
+    (race,) = Path("runs").glob("digits-tune-*")
+    number = len([*race.rglob("config.json")])
+    found = call("list", "runs")
+    lines = [line for line in found.stdout.splitlines() if "runs/" in line]
+    assert len(lines) == 2
+    assert f"tune: {number} runs" in lines[1]
+    assert f"`atoll list runs --long` lists the {number} runs of tune and advise as well." in found.stderr
+    everything = [line for line in call("list", "runs", "--long").stdout.splitlines() if "runs/" in line]
+    assert len(everything) == number + 1
+    (race / "choosing.json").write_text("{}")
+    assert f"left out: {race}" in " ".join(call("list", "runs").stderr.split())
+
+
 def write_hospitals():
     Path("hospitals").mkdir()
     for k, name in enumerate(("Ulm", "Porto", "Lund")):

@@ -5,6 +5,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -38,13 +39,16 @@ def list_(
         ),
     ] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
-    long: Annotated[bool, option("With hyperparameters.", "--long", "-l")] = False,
+    long: Annotated[
+        bool, option("With hyperparameters, or runs of tune and advise.", "--long", "-l")
+    ] = False,
 ) -> None:
     """List algorithms, pairs, tasks, partitions, models, rules, attacks, compressions or runs."""
     kinds: dict[str, Callable[[], RenderableType]] = {
         "algorithms": functools.partial(_list_algorithms, one_shot, long),
         "pairs": functools.partial(_list_pairs, long),
-        "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models, "runs": _list_runs,
+        "tasks": _list_tasks, "partitions": _list_partitions, "models": _list_models,
+        "runs": functools.partial(_list_runs, long),
         "rules": _list_rules, "attacks": _list_attacks, "compressions": _list_compressions,
     }  # fmt: skip
     if what not in kinds:
@@ -150,16 +154,33 @@ def _describe_classes(kind: str, classes: Mapping[str, type]) -> Table:
     return plain_table([kind, "what it does"], rows)
 
 
-def _list_runs() -> Table:
+def _list_runs(long: bool) -> Table:
+    """List runs; those inside a folder of tune or advise as one line, unless all are asked for."""
+    from atoll.experiments.tuning import QUESTION
     from atoll.records.runs import find_runs
 
+    found = find_runs(RUNS)
+    choices = {run: next((one for one in run.parents if (one / QUESTION).exists()), run) for run in found}
+    inside = Counter(choice for run, choice in choices.items() if choice != run)
     rows = []
-    for folder in find_runs(RUNS):
+    for folder in found if long else dict.fromkeys(choices.values()):
         try:
-            rows.append(_describe_run(folder))
+            rows.append(_describe_choice(folder, inside[folder]) if folder in inside else _describe_run(folder))
         except AtollError as error:
             say(f"left out: {folder}. {error}", style="yellow")
+    if inside and not long:
+        say(f"`atoll list runs --long` lists the {inside.total()} runs of tune and advise as well.")
     return plain_table(["run", "task", "rounds", "mean test score"], rows)
+
+
+def _describe_choice(folder: Path, runs: int) -> list[str]:
+    """Return a row for a folder of tune or advise, with so many runs."""
+    from atoll.experiments.tuning import QUESTION, Question
+    from atoll.records.files import read_record
+
+    asked = read_record(folder / QUESTION, Question)
+    task = UNKNOWN if asked.recipe is None else asked.recipe.dataset
+    return [str(folder), task, str(asked.settings.rounds), f"{asked.kind}: {runs} run{'s' * (runs > 1)}"]
 
 
 def _describe_run(folder: Path) -> list[str]:
