@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 from atoll import Task, Training, federate
 from atoll.cli import app
 from atoll.kernel.randomness import generator
+from atoll.records.models import _deal_folds, score_newcomer
+from atoll.records.report import Report
 
 TARGET = "outcome"
 
@@ -78,6 +81,71 @@ def test_a_client_that_was_never_there_gets_a_model(run, tmp_path):
     assert done.exit_code == 0, done.output
     manifest = json.loads((tmp_path / "new" / "manifest.json").read_text())
     assert manifest["client"] == {"name": "new", "number": None, "took_part": False}
+
+
+def test_a_new_client_is_scored_on_samples_its_models_were_not_made_from(run, tmp_path):
+    """catches: labels that were learnt by heart, scored on the same samples."""
+    done = call("welcome", run, run.parent / "new.csv", "--out", tmp_path / "new")
+    said = " ".join(done.output.split())
+    quality = json.loads((tmp_path / "new" / "manifest.json").read_text())["cross_validation"]
+    assert (quality["samples"], quality["folds"], quality["shared"]) == (12, 5, None)  # a head each: nothing is shared
+    assert f"Its accuracy is {100 * quality['score']:.1f} %, and there is no shared model: on 12 samples" in said
+    report, raw = Report.read(run), run.parent / "new.csv"
+    fold = _deal_folds(report, raw, 12)
+    assert sorted(np.bincount(fold).tolist()) == [2, 2, 2, 3, 3]
+    right = []
+    for one in range(5):
+        listed = rows(12, 7)
+        write(tmp_path / "rest.csv", [row for row, place in zip(listed, fold, strict=True) if place != one])
+        write(tmp_path / "held.csv", held := [row for row, place in zip(listed, fold, strict=True) if place == one])
+        answers = report.model_for(tmp_path / "rest.csv").predict(tmp_path / "held.csv")
+        right += [answer == row[TARGET] for answer, row in zip(answers, held, strict=True)]
+    assert quality["score"] == pytest.approx(np.mean(right))
+    write(tmp_path / "one.csv", rows(1, 7))
+    done = call("welcome", run, tmp_path / "one.csv", "--out", tmp_path / "single")
+    assert "cannot be told: scoring takes at least 2 samples" in " ".join(done.output.split())
+
+
+def test_groups_stay_in_one_fold(tmp_path):
+    listed = [{**row, "patient": f"p{number // 3}"} for number, row in enumerate(rows(24, 3))]
+    write(tmp_path / "new.csv", listed[:12])
+    for name, part in (("a", listed), ("b", listed[::-1])):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        write(tmp_path / "data" / f"{name}.csv", part)
+    task = Task.own(tmp_path / "data", target=TARGET, group="patient", model="linear")
+    report = federate(task, "fedavg-ft", rounds=1, folder=tmp_path / "run")
+    fold = _deal_folds(report, tmp_path / "new.csv", 12)
+    assert fold.reshape(4, 3).tolist() == [[one] * 3 for one in fold[::3]]
+    assert len({*fold.tolist()}) == 4
+    quality = score_newcomer(report, tmp_path / "new.csv")
+    assert quality.shared is not None
+    assert 0 <= quality.score <= 1
+
+
+def test_a_welcomed_client_predicts_by_its_name(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path))
+    assert call("welcome", run, run.parent / "new.csv").exit_code == 0
+    done = call("predict", run, run.parent / "bare.csv", "--client", "new")
+    assert done.exit_code == 0, done.output
+    answers = [row["prediction"] for row in csv.DictReader(io.StringIO(done.stdout))]
+    assert answers == Report.read(run).model_for(run.parent / "new.csv").predict(run.parent / "bare.csv")
+    done = call("predict", run, run.parent / "bare.csv", "--client", "nw")
+    assert done.exit_code == 2
+    assert "Welcomed were new." in done.output
+    (tmp_path / "trusted.json").unlink()  # a run's folder from somebody else
+    done = call("predict", run, run.parent / "bare.csv", "--client", "new")
+    assert done.exit_code == 2
+    assert "must not make you run a file that you have not run before" in " ".join(done.output.split())
+    assert call("predict", run, run.parent / "bare.csv", "--client", "new", "--trust").exit_code == 0
+    weights = run / "models" / "new" / "new" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes() + b" ")
+    done = call("predict", run, run.parent / "bare.csv", "--client", "new")
+    assert "must be those of its manifest" in done.output
+    write(tmp_path / "Ulm.csv", rows(12, 7))
+    assert call("welcome", run, tmp_path / "Ulm.csv").exit_code == 0
+    done = call("predict", run, run.parent / "bare.csv", "--client", "Ulm")
+    assert "'Ulm' is a client of the run, and one that it welcomed" in " ".join(done.output.split())
+    shutil.rmtree(run / "models" / "new")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from atoll.report.table import plain_table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from atoll.export.folder import Exported
+    from atoll.export.folder import Exported, WrittenModel
     from atoll.export.model import ClientModel
+    from atoll.records.models import Quality
     from atoll.records.report import Report
 
 RUN = typer.Argument(metavar="RUN", help="The folder of a finished run.")
@@ -80,16 +81,37 @@ def _present(report: "Report", made: "list[Exported]", out: Path) -> None:
 def predict(
     folder: Annotated[Path, RUN],
     file: Annotated[Path, NEW],
-    client: Annotated[str, option("Whose model answers, by name or number.")],
+    client: Annotated[str, option("Whose model answers: a client by name or number, or one that was welcomed.")],
     out: Annotated[Path | None, option("A CSV file; else the answers are written to stdout.")] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Answer new samples with a client's model: the class and its probability, or the number, row by row."""
-    model = _read(folder, trust=trust).model(client)
+    model = _find_model(_read(folder, trust=trust), client, trust=trust)
     _write_answers(model, model.answer(_samples(file)), out)
 
 
-def _write_answers(model: "ClientModel", answers: "Tensor", out: Path | None) -> None:
+def _find_model(report: "Report", name: str, *, trust: bool) -> "ClientModel | WrittenModel":
+    """Return the model of a client of the run, or of one that it welcomed."""
+    from atoll.records.models import find_client, newcomers_of, read_newcomer
+
+    welcomed = newcomers_of(report)
+    try:
+        find_client(report.require_live().task, name)
+    except UnknownName as error:
+        if name in welcomed:
+            return read_newcomer(welcomed[name], trust=trust)
+        if welcomed:
+            error.hint = f"{error.hint or ''} Welcomed were {', '.join([*welcomed][:SHOWN])}.".strip()
+        raise
+    if name in welcomed:
+        raise UnknownName(
+            f"A client's name must be that of one model. {name!r} is a client of the run, and one that it welcomed.",
+            hint="welcome the other one from a file of another name.",
+        )
+    return report.model(name)
+
+
+def _write_answers(model: "ClientModel | WrittenModel", answers: "Tensor", out: Path | None) -> None:
     from atoll.export.model import name_classes
 
     classes = model.classes
@@ -128,15 +150,33 @@ def welcome(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Make a model for a client that was never there, from its samples and the run's folder, and export it."""
-    from atoll.records.models import export_newcomer
+    from atoll.records.models import NEWCOMERS, export_newcomer, score_newcomer
 
     report, raw = _read(folder, trust=trust), _samples(file)
     model = report.model_for(raw, unlabelled=unlabelled)
-    place = out or folder / "models" / "new" / file.stem
-    made = export_newcomer(report, model, raw, place, file.stem, format=form, licence=licence)
+    quality = None if unlabelled else score_newcomer(report, raw)
+    place = out or folder / NEWCOMERS / file.stem
+    made = export_newcomer(report, model, raw, place, file.stem, format=form, licence=licence, quality=quality)
     labels = "its samples alone" if unlabelled else "its samples and labels"
     write(Text(f"{file.stem}: {model.kind}, by {report.label} from {labels}."))
+    if not unlabelled:
+        write(Text(_describe_quality(report, quality)))
+    write("")
     _present(report, [made], place)
+
+
+def _describe_quality(report: "Report", quality: "Quality | None") -> str:
+    """Say how good a new client's model is, beside the shared one."""
+    numbers = Numbers(**report.metric)
+    if quality is None:
+        return "How good it is cannot be told: scoring takes at least 2 samples, in 2 groups where there are groups."
+    unit = " %" if numbers.share else ""
+    shared = "" if quality.shared is None else f"that of the shared model {numbers.score(quality.shared)}{unit}"
+    return (
+        f"Its {numbers.name} is {numbers.score(quality.score)}{unit}, {shared or 'and there is no shared model'}: on "
+        f"{quality.samples} samples in {quality.folds} folds, each answered by a model made from the other folds. The "
+        f"model that is written was made from all of them."
+    )
 
 
 def _read(folder: Path, *, trust: bool) -> "Report":

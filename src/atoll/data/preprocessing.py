@@ -112,10 +112,11 @@ class Preprocessing:
             raise DataError(f"A preprocessing must have a schema, means and spreads. {error}.") from error
 
     @classmethod
-    def fit(cls, schema: Schema, raw: Any) -> Preprocessing:
-        """Find mean and spread from raw samples of a client that has none yet."""
+    def fit(cls, schema: Schema, raw: Any, rows: NDArray[np.int64] | None = None) -> Preprocessing:
+        """Find mean and spread from raw samples of a client that has none yet, or from some rows of them."""
         value = cls(schema, (), ())
-        mean, std = measure(schema, schema.encode(value._rows_of(raw)))
+        x = schema.encode(value._rows_of(raw))
+        mean, std = measure(schema, x if rows is None else x[rows])
         return cls(schema, tuple(mean.tolist()), tuple(std.tolist()))
 
 
@@ -147,12 +148,12 @@ class Scaling:
         """Return the scaling of some clients only."""
         return Scaling(self.schema, self.mean[clients], self.std[clients]) if len(self.mean) > 1 else self
 
-    def welcome(self, raw: Any) -> Preprocessing:
+    def welcome(self, raw: Any, rows: NDArray[np.int64] | None = None) -> Preprocessing:
         """Return the preprocessing of a client that was never there, from its raw samples; no target is read.
 
-        It finds its own mean and spread, as the others did, unless all share one.
+        It finds its own mean and spread, as the others did, from all `rows` or some; unless all clients share one.
         """
-        return Preprocessing.fit(self.schema, raw) if self.schema.standardise == "client" else self.of_client(0)
+        return Preprocessing.fit(self.schema, raw, rows) if self.schema.standardise == "client" else self.of_client(0)
 
     def apply(self, x: Values, owner: NDArray[np.int64]) -> Tensor:
         """Return samples as the network takes them, each scaled as its owner does."""

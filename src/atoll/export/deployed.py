@@ -51,6 +51,18 @@ class DeployNew(AtTheEnd):
         return predictor_of(method.welcome(received, cohort)), cohort.task.network
 
 
+@dataclass(frozen=True)
+class DeployShared(AtTheEnd):
+    """A client that took no part takes the shared model."""
+
+    name: ClassVar[str] = "deploy shared"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Found | None:
+        """Return its predictor, and its network; None of a method without a shared model."""
+        model = method.shared(received)
+        return None if model is None else (predictor_of(model), cohort.task.network)
+
+
 def deploy(
     engine: Engine, population: Population, method: Algorithm, server: Tree, clients: Clients, *, round: int
 ) -> Iterator[tuple[int, Predictor, Network]]:
@@ -66,13 +78,19 @@ def deploy(
 
 
 def deploy_newcomer(
-    engine: Engine, method: Algorithm, server: Tree, task: Task, x: Any, y: Any = None, *, seed: int, round: int
-) -> tuple[Predictor, Network]:
-    """Return the predictor and the network of a client that took no part, from its samples and any targets."""
+    engine: Engine, method: Algorithm, server: Tree, task: Task, x: Any, y: Any = None, *, seed: int, round: int,
+    shared: bool = False,
+) -> Found | None:  # fmt: skip
+    """Return the predictor and the network of a client that took no part, from its samples and any targets.
+
+    With `shared`, those of the model that all clients share; None if there is none.
+    """
     population = population_of_newcomer(task, x, y, seed=seed)
-    job = Job(DeployNew(labelled=y is not None), method, server, np.arange(1), round)
-    for outcome in engine.run(job, population):
+    phase = DeployShared() if shared else DeployNew(labelled=y is not None)
+    for outcome in engine.run(Job(phase, method, server, np.arange(1), round), population):
         if isinstance(outcome, Done):
+            if outcome.result is None:
+                return None
             predictor, network = outcome.result
             return _of_client(predictor, 0), network
     raise ModelError("The new client's work failed; see the log.")

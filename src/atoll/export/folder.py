@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.data.preprocessing import Preprocessing
 from atoll.export.formats import FORMATS, LOADER, Format, Run
-from atoll.export.model import ClientModel
+from atoll.export.model import ClientModel, number_samples
 from atoll.kernel.errors import ModelError, RunError, unknown
 from atoll.metrics.measures import Measure, take_figure
 from atoll.runtime.files import require_no_link
@@ -66,6 +67,40 @@ class Exported:
             return False
         sign = 1 if self.manifest["score"]["higher_is_better"] else -1
         return sign * (self.made.score - self.before.score) < -1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenModel:
+    """A model that was read from its folder: raw samples in, probabilities or numbers out."""
+
+    run: Run
+    preprocessing: Preprocessing
+    classes: tuple[str, ...] | None
+    shape: tuple[int, ...]  # of a sample
+    kind: torch.dtype
+
+    @classmethod
+    def read(cls, folder: Path) -> WrittenModel:
+        """Read the model of a folder; raise ModelError if its files are not those of its manifest.
+
+        A program of torch.export is loaded: read folders of your own, or of people whom you trust.
+        """
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            if {name: _digest(folder / name) for name in manifest["files"]} != manifest["files"]:
+                raise ModelError(f"The files of a model must be those of its manifest. Those in {folder} have changed.")
+            (_, *shape), classes = manifest["input"]["shape"], manifest["output"]["classes"]
+            kind = getattr(torch, manifest["input"]["type"])
+            found = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
+            run = find_format(manifest["format"]).load(folder)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{folder} must hold a model that was exported. It cannot be read: {error}.") from error
+        return cls(run, Preprocessing.of_json(found), None if classes is None else tuple(classes), tuple(shape), kind)
+
+    @torch.no_grad()
+    def answer(self, raw: Any) -> Tensor:
+        """Return the probabilities of the classes for raw samples, or the numbers that are predicted."""
+        return self.run(number_samples(self.preprocessing, raw, self.shape, self.kind))
 
 
 @dataclass(frozen=True, eq=False)

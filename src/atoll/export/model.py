@@ -105,15 +105,7 @@ class ClientModel(nn.Module):
 
     def number(self, raw: Any) -> Tensor:
         """Return raw samples as the numbers that the model takes: of a file, a frame, columns by name, or an array."""
-        if isinstance(raw, np.ndarray | Tensor) and tuple(raw.shape[1:]) == tuple(self.sample.shape):
-            return torch.as_tensor(raw).to(CPU, self.sample.dtype)
-        if self.preprocessing.schema.array is None and isinstance(raw, np.ndarray | Tensor):
-            raise TaskError(
-                f"Samples must have the shape (samples, {', '.join(map(str, self.sample.shape))}). Got "
-                f"{tuple(raw.shape)}.",
-                hint="one sample alone needs a first axis, too: x[None].",
-            )
-        return torch.from_numpy(np.ascontiguousarray(self.preprocessing.number(raw))).to(CPU, self.sample.dtype)
+        return number_samples(self.preprocessing, raw, tuple(self.sample.shape), self.sample.dtype)
 
     def unscale(self, x: Tensor) -> Tensor:
         """Return samples of a task, which are scaled, as the numbers that the model takes."""
@@ -134,6 +126,18 @@ class ClientModel(nn.Module):
     def in_int8(self) -> ClientModel:
         """Return the same model with its large weights in 8 bits; it computes with what they stand for."""
         return ClientModel(self.rule, pack(self.weights), self.sample, self.preprocessing)
+
+
+def number_samples(preprocessing: Preprocessing, raw: Any, shape: tuple[int, ...], kind: torch.dtype) -> Tensor:
+    """Return raw samples as numbers of one kind, each of a shape; they are not scaled."""
+    if isinstance(raw, np.ndarray | Tensor) and tuple(raw.shape[1:]) == shape:
+        return torch.as_tensor(raw).to(CPU, kind)
+    if preprocessing.schema.array is None and isinstance(raw, np.ndarray | Tensor):
+        raise TaskError(
+            f"Samples must have the shape (samples, {', '.join(map(str, shape))}). Got {tuple(raw.shape)}.",
+            hint="one sample alone needs a first axis, too: x[None].",
+        )
+    return torch.from_numpy(np.ascontiguousarray(preprocessing.number(raw))).to(CPU, kind)
 
 
 def name_classes(probabilities: Tensor, classes: Sequence[str]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
@@ -23,13 +24,15 @@ from atoll.data.rows import Rows
 from atoll.data.tables import table_of
 from atoll.data.task import Task
 from atoll.export.deployed import deploy, deploy_newcomer, is_untrained
-from atoll.export.folder import MOST, Exported, Judging, export_model, find_format
+from atoll.export.folder import MANIFEST, MOST, Exported, Judging, WrittenModel, export_model, find_format
 from atoll.export.model import ClientModel
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DataError, LabelsNeeded, ModelError, RunError, UnknownName
+from atoll.kernel.randomness import generator
 from atoll.metrics.measures import measure_of
 from atoll.records.configuration import is_another_model
 from atoll.records.runs import Run
+from atoll.records.trust import remember, require_trusted
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.memory import open_memory
 from atoll.runtime.population import Population
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("atoll.export")
 
 NOT_STATED = "not stated"
+NEWCOMERS = "models/new"  # in a run's folder, the models of clients that were welcomed
+FOLDS = 5
 
 
 def restore(report: Report, task: Task | None = None) -> Live:
@@ -112,21 +117,86 @@ def make_newcomer(report: Report, raw: Any, labels: Any = None, *, unlabelled: b
 
     Labels stand in the column of the target, unless they are given; without any, or `unlabelled`, none are read.
     """
+    mine = _preprocess_newcomer(report, raw)
+    model = _deploy_newcomer(report, mine, *_read_newcomer(mine, raw, labels, unlabelled=unlabelled))
+    assert model is not None
+    return model
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well new clients' models answer samples that they were not made from, beside the shared model."""
+
+    samples: int
+    folds: int
+    score: float | None  # None where it does not exist
+    shared: float | None  # None without a shared model
+
+
+def score_newcomer(report: Report, raw: Any, labels: Any = None) -> Quality | None:
+    """Score the model of a client that took no part by cross-validation: it has no samples to spare.
+
+    Its samples are dealt to at most 5 folds, groups whole; each fold is answered by a model made from the others. None
+    where there are fewer than 2 samples, or groups.
+    """
+    x, y = _read_newcomer(mine := _preprocess_newcomer(report, raw), raw, labels, unlabelled=False)
+    fold = _deal_folds(report, raw, len(x))
+    if y is None or fold.max() == 0:
+        return None
+    answers: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+    order = [np.flatnonzero(fold == one) for one in range(fold.max() + 1)]
+    for held in order:
+        rest = np.setdiff1d(np.arange(len(x)), held)
+        mine = _preprocess_newcomer(report, raw, rest)
+        x, y = _read_newcomer(mine, raw, labels, unlabelled=False)
+        for shared, found in answers.items():
+            model = _deploy_newcomer(report, mine, x[rest], y[rest], shared=shared)
+            if model is not None:
+                with torch.no_grad():
+                    found.append(model.eval()(model.number(raw)[held]))
+    network = report.require_live().population.task.network
+    truth = torch.as_tensor(y)[np.concatenate(order)]
+    judging = Judging(measure_of(report.settings.metric, network), truth, truth, truth)
+    classes = report.require_live().task.classes is not None
+    score, shared_score = (judging.score(torch.cat(of), classes=classes) if of else None for of in answers.values())
+    return Quality(len(x), len(order), score, shared_score)
+
+
+def _deal_folds(report: Report, raw: Any, samples: int) -> NDArray[np.int64]:
+    """Return the fold of each sample: groups are kept whole if the run's clients have them and they stand here too."""
+    own = (report.config.task.recipe or {}).get("own") or {}
+    rows = None if isinstance(raw, np.ndarray | torch.Tensor) else Rows([table_of(raw)])
+    group, name = np.arange(samples), own.get("group")
+    if rows is not None and name in rows.names:
+        group = np.unique(rows.column(name, categorical=True).astype(str), return_inverse=True)[1]
+    groups = int(group.max()) + 1
+    turns = generator(report.seed, "folds of a newcomer").permutation(groups) % min(FOLDS, groups)
+    return np.asarray(turns[group])
+
+
+def _preprocess_newcomer(report: Report, raw: Any, rows: NDArray[np.int64] | None = None) -> Preprocessing:
+    """Return what a new client does with raw samples; it learns the scale from all rows or some."""
+    scaling = report.require_live().task.scaling
+    return report.require_live().task.preprocessing(0) if scaling is None else scaling.welcome(raw, rows)
+
+
+def _deploy_newcomer(
+    report: Report, mine: Preprocessing, x: Any, y: Any, *, shared: bool = False
+) -> ClientModel | None:
+    """Make a new client's model, or the shared one; None if there is none."""
     live = report.require_live()
-    scaling = live.task.scaling
-    mine = live.task.preprocessing(0) if scaling is None else scaling.welcome(raw)
-    x, y = _read_newcomer(mine, raw, labels, unlabelled=unlabelled)
     method = method_as_run(report, live)
     try:
-        predictor, network = deploy_newcomer(
-            live.engine, method, live.server, live.population.task, x, y, seed=report.seed, round=report.rounds
-        )
+        found = deploy_newcomer(
+            live.engine, method, live.server, live.population.task, x, y, seed=report.seed, round=report.rounds,
+            shared=shared,
+        )  # fmt: skip
     except LabelsNeeded as error:
         raise LabelsNeeded(
             f"{name_of(report.algorithm)} needs labels to make a model for a new client. Got samples without them.",
             hint="add the column of the target, or take a method that needs none: `atoll list` shows them.",
         ) from error
-    return ClientModel.of(predictor, network, live.population.facts, mine)
+    return None if found is None else ClientModel.of(*found, live.population.facts, mine)
 
 
 def _read_newcomer(mine: Preprocessing, raw: Any, labels: Any, *, unlabelled: bool) -> tuple[Any, Any]:
@@ -184,11 +254,28 @@ def export_newcomer(
     *,
     format: str,  # noqa: A002
     licence: str | None,
+    quality: Quality | None = None,
 ) -> Exported:
-    """Write the model of a client that took no part; it has no validation samples."""
+    """Write the model of a client that took no part; it has no validation samples, and may have a `quality`."""
     x, measure = model.number(raw)[:MOST], measure_of(report.settings.metric, model.rule.network)
     judging = Judging(measure, x, x[:0], report.require_live().task.y[:0].cpu())
-    return export_model(model, folder, find_format(format), judging, describe(report, None, name, licence))
+    facts = describe(report, None, name, licence)
+    facts |= {} if quality is None else {"cross_validation": asdict(quality)}
+    found = export_model(model, folder, find_format(format), judging, facts)
+    remember(folder / MANIFEST)
+    return found
+
+
+def read_newcomer(folder: Path, *, trust: bool = False) -> WrittenModel:
+    """Read the model of a client that was welcomed; raise RunError unless this user welcomed it: it is a program."""
+    require_trusted(folder / MANIFEST, trust=trust)
+    return WrittenModel.read(folder)
+
+
+def newcomers_of(report: Report) -> dict[str, Path]:
+    """Return the folders of clients that were welcomed by this run, by name."""
+    assert report.folder is not None
+    return {place.parent.name: place.parent for place in sorted((report.folder / NEWCOMERS).glob(f"*/{MANIFEST}"))}
 
 
 def judge(report: Report, model: ClientModel, client: int) -> Judging:
