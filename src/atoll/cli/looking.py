@@ -39,9 +39,7 @@ def list_(
         ),
     ] = "algorithms",
     one_shot: Annotated[bool, option("Only algorithms whose clients upload once.", "--one-shot")] = False,
-    long: Annotated[
-        bool, option("With hyperparameters, or runs of tune and advise.", "--long", "-l")
-    ] = False,
+    long: Annotated[bool, option("With hyperparameters, or runs of tune and advise.", "--long", "-l")] = False,
 ) -> None:
     """List algorithms, pairs, tasks, partitions, models, rules, attacks, compressions or runs."""
     kinds: dict[str, Callable[[], RenderableType]] = {

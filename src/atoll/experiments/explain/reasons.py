@@ -220,11 +220,11 @@ def best_on_validation(case: Case) -> list[str]:
         for method in study.comparison.outcomes
     }
     best = max(scores, key=lambda method: scores[method])
-    variances = [
+    own, of_best = (
         study.comparison.outcomes[method][study.index].variances("val", study.select)[case.place]
-        for method in (best, study.method)
-    ]
-    error = float(significance.standard_error(*variances, samples))
+        for method in (study.method, best)
+    )
+    error = float(significance.standard_error(own, of_best, samples))
     if significance.student(scores[best] - scores[study.method], error, samples) >= SIGNIFICANT:
         return []
     mine, other = (study.score(study.outcome.sign * scores[method]) for method in (study.method, best))
