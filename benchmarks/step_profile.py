@@ -1,12 +1,14 @@
 """Where the time of a step goes: FAFI's clients on ResNet-18, in several plans, and torch alone beside them.
 
     python benchmarks/step_profile.py --precision bf16 --seconds 60
-    python benchmarks/step_profile.py --precision bf16 --plans 'loop compiled graph channels_last' --out profile.json
+    python benchmarks/step_profile.py --precision bf16 --plans 'loop compiled graph channels_last | cudnn combo'
 
 Images are random, so no data set is needed; a step is one batch of 512 in two views, as in the notes' table. For each
 plan: milliseconds of a step, seconds of an epoch of 82,695 images, how long the GPU was idle, and its longest kernels.
 *torch alone* is the same network by hand, with torch's own BatchNorm and one draw of views for all, and without any
-norm: what is left for convolutions. `--cpu` is a rehearsal with few images, whose figures mean nothing.
+norm: what is left for convolutions. After a bar stand switches of torch: `cudnn` measures which kernel convolves
+fastest, `combo` joins small compiled kernels, `layout` has the compiler choose layouts. `--cpu` is a rehearsal with
+few images, whose figures mean nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,11 @@ from atoll.models.resnet import ResNet18
 from atoll.toolbox.objectives.contrastive import supervised_contrast
 
 EPOCH = 82_695  # images of five clients
-PLANS = ("loop traced graph channels_last", "loop compiled graph channels_last")
+PLANS = (
+    "loop traced graph channels_last", "loop traced graph channels_last | cudnn",
+    "loop compiled graph channels_last | cudnn", "loop compiled graph channels_last",
+    "loop compiled graph channels_last | cudnn combo", "loop compiled graph channels_last | cudnn layout",
+)  # fmt: skip
 SHOWN = 18  # kernels
 
 
@@ -89,8 +96,33 @@ def profile(work: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@contextmanager
+def switched(words: str) -> Iterator[None]:
+    """Have torch's switches on that are named."""
+    from torch._inductor import config
+
+    names = {"combo": "combo_kernels", "layout": "force_layout_optimization"}
+    chosen = {names[word]: True for word in words.split() if word in names}
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = "cudnn" in words.split()
+    try:
+        with config.patch(**chosen):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def of_plan(task: Task, plan: str, precision: str, device: torch.device, batch: int, method: str) -> dict[str, Any]:
     """Time whole epochs of a method under a plan, and profile one of them."""
+    plan, _, words = plan.partition(" | ")
+    with switched(words):
+        return {
+            **_of_plan(task, plan, precision, device, batch, method),
+            "plan": " | ".join(filter(None, [plan, words])),
+        }
+
+
+def _of_plan(task: Task, plan: str, precision: str, device: torch.device, batch: int, method: str) -> dict[str, Any]:
     engine = LocalEngine(device=device.type, precision=precision, strategy=plan)  # type: ignore[arg-type]
     steps = -(-int(task.splits["train"].offsets[-1]) // batch)
     ends = list[float]()
@@ -119,7 +151,7 @@ def of_plan(task: Task, plan: str, precision: str, device: torch.device, batch: 
     one = time.perf_counter() - began
     step = (four - one) / (3 * steps)
     found = profile(lambda: run(1), device)
-    return {"plan": plan, "first": round(made, 1), "ms": round(1e3 * step, 2), "steps": steps, **found}
+    return {"first": round(made, 1), "ms": round(1e3 * step, 2), "steps": steps, **found}
 
 
 class Alone(nn.Module):
@@ -139,9 +171,22 @@ class Alone(nn.Module):
 
 
 def of_torch(
-    device: torch.device, batch: int, *, norm: bool, compiled: bool, graph: bool, steps: int
+    device: torch.device, batch: int, *, norm: bool, compiled: bool, steps: int, words: str = ""
 ) -> dict[str, Any]:
     """Time a step of torch's own: bf16, channels-last, contrast and classification, foreach SGD."""
+    with switched(words):
+        found = _of_torch(device, batch, norm=norm, compiled=compiled, steps=steps)
+    parts = [
+        "torch alone",
+        "" if norm else "without norm",
+        "compiled" * compiled,
+        "graph",
+        f"| {words}" if words else "",
+    ]
+    return {**found, "plan": " ".join(filter(None, parts))}
+
+
+def _of_torch(device: torch.device, batch: int, *, norm: bool, compiled: bool, steps: int) -> dict[str, Any]:
     half = torch.bfloat16 if device.type == "cuda" else torch.float32
     net = Alone(norm=norm).to(device=device, memory_format=torch.channels_last).to(half).train()
     if half is torch.bfloat16:
@@ -169,7 +214,7 @@ def of_torch(
     for _ in range(3):
         call()
     wait(device)
-    if graph and device.type == "cuda":
+    if device.type == "cuda":
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -191,10 +236,7 @@ def of_torch(
         for _ in range(3):
             call()
 
-    words = " ".join(
-        filter(None, ["torch alone", "" if norm else "without norm", "compiled" * compiled, "graph" * graph])
-    )
-    return {"plan": words, "ms": round(1e3 * took / steps, 2), "steps": steps, **profile(again, device)}
+    return {"ms": round(1e3 * took / steps, 2), "steps": steps, **profile(again, device)}
 
 
 def show(found: dict[str, Any], batch: int) -> None:
@@ -222,22 +264,28 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device("cpu" if asked.cpu or not torch.cuda.is_available() else "cuda")
     if asked.cpu:
-        asked.images, asked.batch, asked.precision, asked.plans = 10, 4, "fp32", ["loop traced channels_last"]
+        asked.images, asked.batch, asked.precision, asked.plans = (
+            10,
+            4,
+            "fp32",
+            ["loop traced channels_last | cudnn combo"],
+        )
     began, done = time.perf_counter(), list[dict[str, Any]]()
     steps = 2 if asked.cpu else 30
     works: list[Callable[[], dict[str, Any]]] = []
-    if not asked.no_torch:
-        works += [
-            lambda: of_torch(device, asked.batch, norm=False, compiled=False, graph=True, steps=steps),
-            lambda: of_torch(device, asked.batch, norm=True, compiled=False, graph=True, steps=steps),
-        ]
+    for norm, words in ((False, ""), (False, "cudnn"), (True, ""), (True, "cudnn")) if not asked.no_torch else ():
+        works.append(
+            lambda norm=norm, words=words: of_torch(  # type: ignore[misc]
+                device, asked.batch, norm=norm, compiled=False, steps=steps, words=words
+            )
+        )
     task = images(asked.images, asked.batch)
     works += [
         lambda plan=plan: of_plan(task, plan, asked.precision, device, asked.batch, asked.method)  # type: ignore[misc]
         for plan in asked.plans
     ]
     if not asked.no_torch and not asked.cpu:
-        works.append(lambda: of_torch(device, asked.batch, norm=True, compiled=True, graph=True, steps=steps))
+        works.append(lambda: of_torch(device, asked.batch, norm=True, compiled=True, steps=steps, words="cudnn"))
     for work in works:
         if time.perf_counter() - began > asked.seconds:
             print("no time for more")
