@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,6 +47,8 @@ BATCH = 4
 TRAINING = Training(lr=0.2, batch_size=BATCH, lr_decay=0.9)
 SEED = 5  # of a run's draws
 PROBES, PUBLIC = 5, 7  # samples that predictors answer to, and that everybody may see
+
+Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]  # of a model on a batch x, y
 
 # Where the numbers of the plain model stand in its vector: W1 [3, 4], b1 [3], W2 [3, 3], b2 [3].
 BODY, HEAD = slice(0, 15), slice(15, 27)
@@ -134,6 +136,13 @@ def grad(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return gradient(lambda v: loss(v, x, y), w)
 
 
+def sgd(w: Tensor, batches: Iterable[tuple[Tensor, Tensor]], lr: float, gradient: Gradient = grad) -> Tensor:
+    """Take a step w <- w - lr g(w; batch) on every batch."""
+    for x, y in batches:
+        w = w - lr * gradient(w, x, y)
+    return w
+
+
 # -- a federation as an oracle sees it -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Reply:
@@ -180,6 +189,12 @@ class Round:
         """The replies that arrive in this round."""
         return [reply for due, reply in self.fed.post if due == self.number]
 
+    def mean(self, name: str, weighting: str = "samples", among: Sequence[Reply] | None = None) -> Tensor:
+        """Return the mean of a field over replies: by training samples or uniform, and late ones count less."""
+        replies = self.replies if among is None else among
+        p = [(self.fed.n[one.client] if weighting == "samples" else 1) * one.discount for one in replies]
+        return sum(share * one.fields[name] for share, one in zip(p, replies, strict=True)) / sum(p)
+
 
 @dataclass
 class Federation:
@@ -203,6 +218,11 @@ class Federation:
     def n(self) -> list[int]:
         """How many training samples each client has."""
         return [len(self.data(k)[1]) for k in self.clients]
+
+    @property
+    def end(self) -> Round:
+        """The moment after the last round, when clients make what they deploy."""
+        return Round(self, self.settings.rounds, [], [])
 
     def lr_in(self, number: int) -> float:
         """Return the step size of a round."""
@@ -258,12 +278,6 @@ class Federation:
             asked = [int(k) for k in self.settings.choose(len(self.clients), number, busy)]
             yield Round(self, number, asked, [k for k in asked if k not in met])
             met |= set(asked)
-
-
-def mean(replies: Sequence[Reply], value: Callable[[Reply], Tensor], weight: Callable[[Reply], float]) -> Tensor:
-    """Return the weighted mean over replies, of which late ones count less."""
-    total = sum(weight(one) * one.discount for one in replies)
-    return sum(weight(one) * one.discount * value(one) for one in replies) / total
 
 
 # -- what comes out --------------------------------------------------------------------------------------------------
@@ -347,9 +361,15 @@ class Oracle:
     task: Callable[[], Task]
     rounds: int
     cases: Sequence[str]
+    note: str
 
     @property
     def name(self) -> str:
+        """What tables call it."""
+        return f"{self.words} ({self.note})" if self.note else self.words
+
+    @property
+    def words(self) -> str:
         """The method as it is written on the command line."""
         values = ",".join(f"{name}={value}" for name, value in self.values.items())
         return f"{self.method}:{values}" if values else self.method
@@ -365,7 +385,7 @@ class Oracle:
 
     def compare(self, case: str) -> float:
         """Return the largest difference between Atoll and the oracle."""
-        method, settings, expected = create(self.name), self.settings(case), self.expect(case)
+        method, settings, expected = create(self.words), self.settings(case), self.expect(case)
         found = run_atoll(method, self.task(), settings, expected)
         assert found.shared is None or expected.shared is not None, f"{self.name}: its shared model is not compared"
         return largest_difference(found, expected)
@@ -383,12 +403,13 @@ def oracle(
     task: Callable[[], Task] = make_task,
     rounds: int = 4,
     cases: Sequence[str] = tuple(CASES),
+    note: str = "",
     **values: Any,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Register an oracle of a method with these values."""
 
     def register(write: Callable[..., Outcome]) -> Callable[..., Outcome]:
-        one = Oracle(method, values, write, task, rounds, cases)
+        one = Oracle(method, values, write, task, rounds, cases, note)
         assert one.name not in ORACLES, f"two oracles of {one.name}"
         ORACLES[one.name] = one
         return write
