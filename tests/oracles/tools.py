@@ -189,6 +189,10 @@ class Round:
         """The replies that arrive in this round."""
         return [reply for due, reply in self.fed.post if due == self.number]
 
+    def server_draws(self, purpose: str) -> np.random.Generator:
+        """Return the generator from which the server draws for a purpose in this round."""
+        return generator(self.fed.settings.seed, f"server, {purpose}", self.number)
+
     def mean(self, name: str, weighting: str = "samples", among: Sequence[Reply] | None = None) -> Tensor:
         """Return the mean of a field over replies: by training samples or uniform, and late ones count less."""
         replies = self.replies if among is None else among
