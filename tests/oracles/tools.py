@@ -224,6 +224,11 @@ class Federation:
         return [len(self.data(k)[1]) for k in self.clients]
 
     @property
+    def probes(self) -> Tensor:
+        """The samples that clients answer at the end."""
+        return make_probes(tuple(self.task.x.shape[1:]))
+
+    @property
     def end(self) -> Round:
         """The moment after the last round, when clients make what they deploy."""
         return Round(self, self.settings.rounds, [], [])
