@@ -62,10 +62,13 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 
 # -- the task --------------------------------------------------------------------------------------------------------
 def make_network(kind: str = "plain") -> nn.Module:
-    """Make a tiny network in float64: `plain` (tanh), or with BatchNorm (`norm`)."""
-    between = {"plain": [nn.Tanh()], "norm": [nn.BatchNorm1d(HIDDEN), nn.Tanh()]}[kind]
+    """Make a tiny network in float64: `plain` (tanh), or with BatchNorm (`norm`), before which a bias means nothing."""
     with default_generator(0):
-        return BodyAndHead(nn.Sequential(nn.Linear(FEATURES, HIDDEN), *between), nn.Linear(HIDDEN, CLASSES)).double()
+        layers = {
+            "plain": lambda: [nn.Linear(FEATURES, HIDDEN), nn.Tanh()],
+            "norm": lambda: [nn.Linear(FEATURES, HIDDEN, bias=False), nn.BatchNorm1d(HIDDEN), nn.Tanh()],
+        }[kind]()
+        return BodyAndHead(nn.Sequential(*layers), nn.Linear(HIDDEN, CLASSES)).double()
 
 
 @functools.cache
