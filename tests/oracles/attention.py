@@ -3,9 +3,8 @@
 import math
 
 import torch
-from torch import Tensor
-
 from oracles.tools import Federation, Outcome, grad, loss, oracle, sgd
+from torch import Tensor
 
 
 @oracle("fedamp", alpha=0.3, lam=0.6, sigma=0.5)

@@ -3,10 +3,10 @@
 from functools import partial
 
 import torch
+from oracles.tools import HEAD, Federation, Outcome, grad, make_task, oracle, sgd
 from torch import Tensor
 
 from atoll import Training
-from oracles.tools import HEAD, Federation, Outcome, grad, make_task, oracle, sgd
 
 EVERY_OPTION = Training(lr=0.2, batch_size=3, lr_decay=0.9, momentum=0.5, weight_decay=0.01, clip=0.7)
 

@@ -1,10 +1,9 @@
 """A model of one's own beside a shared one: Ditto, APFL, pFedMe, MTL-Reg, FedPHP, FML, FedALA, interpolation."""
 
 import torch
+from oracles.tools import BODY, HEAD, Federation, Outcome, features, grad, gradient, logits, loss, oracle, sgd
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
-from oracles.tools import BODY, HEAD, Federation, Outcome, features, grad, gradient, logits, loss, oracle, sgd
 
 
 @oracle("ditto", lam=0.8, epochs=2, personal_epochs=3)
@@ -138,8 +137,12 @@ def fml(fed: Federation, alpha: float, beta: float, epochs: int) -> Outcome:
             w_k, v = w, own.get(k, w)
             for x, y in t.batches(k, epochs):
                 of_w, of_v = logits(w_k, x), logits(v, x)
-                g_v = gradient(lambda u: alpha * cross_entropy(logits(u, x), y) + (1 - alpha) * divergence(of_w, logits(u, x)), v)
-                g_w = gradient(lambda u: beta * cross_entropy(logits(u, x), y) + (1 - beta) * divergence(of_v, logits(u, x)), w_k)
+                g_v = gradient(
+                    lambda u: alpha * cross_entropy(logits(u, x), y) + (1 - alpha) * divergence(of_w, logits(u, x)), v
+                )
+                g_w = gradient(
+                    lambda u: beta * cross_entropy(logits(u, x), y) + (1 - beta) * divergence(of_v, logits(u, x)), w_k
+                )
                 w_k, v = w_k - t.lr * g_w, v - t.lr * g_v
             own[k] = v
             t.send(k, delta=w_k - w)

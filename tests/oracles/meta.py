@@ -1,9 +1,8 @@
 """Shared models that are starting points: Per-FedAvg, Reptile, MAML."""
 
 import torch
-from torch import Tensor
-
 from oracles.tools import Federation, Outcome, grad, gradient, loss, oracle, sgd
+from torch import Tensor
 
 
 @oracle("perfedavg", order="fo", alpha=0.3, adapt_steps=2)

@@ -3,10 +3,9 @@
 from functools import partial
 
 import torch
+from oracles.tools import CLASSES, FEATURES, HIDDEN, Federation, Outcome, gradient, make_task, oracle
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
-from oracles.tools import CLASSES, FEATURES, HIDDEN, Federation, Outcome, gradient, make_task, oracle
 
 make_norm_task = partial(make_task, "norm")
 
@@ -41,7 +40,7 @@ def patch_of(private: str) -> Tensor:
 
 def train_around_patches(fed: Federation, mask: Tensor, epochs: int) -> tuple[Tensor, list[Tensor]]:
     """Average all but the clients' patches; return what is shared, and everybody's model."""
-    w, patches = fed.w0, {k: fed.w0[mask] for k in fed.clients}
+    w, patches = fed.w0, dict.fromkeys(fed.clients, fed.w0[mask])
     for t in fed.rounds:
         for k in t.asked:
             w_k = w.masked_scatter(mask, patches[k])
@@ -85,7 +84,7 @@ def mtfl_adam(fed: Federation, private: str, adam_lr: float, epochs: int = 1, we
     mask = patch_of(private)
     inside = mask[TRAINED]
     w, m, s, steps = fed.w0, torch.zeros(30).double(), torch.zeros(30).double(), torch.zeros(()).double()
-    patches = {k: (w[mask], m[inside], s[inside]) for k in fed.clients}
+    patches = dict.fromkeys(fed.clients, (w[mask], m[inside], s[inside]))
     for t in fed.rounds:
         for k in t.asked:
             patch, m_patch, s_patch = patches[k]

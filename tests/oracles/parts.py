@@ -1,10 +1,9 @@
 """Models of which clients keep a part: FedPer, LG-FedAvg, FedRep, FedBABU, FedRoD, FedBN, MTFL."""
 
 import torch
+from oracles.tools import BODY, CLASSES, HEAD, Federation, Outcome, features, grad, gradient, head, logits, oracle, sgd
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
-from oracles.tools import BODY, CLASSES, HEAD, Federation, Outcome, features, grad, gradient, head, logits, oracle, sgd
 
 
 def only(part: slice, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -27,7 +26,7 @@ def train_head(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 @oracle("fedper", epochs=2)
 def fedper(fed: Federation, epochs: int) -> Outcome:
     """Arivazhagan et al., 2019: body and head train together, and the head stays."""
-    body, heads = fed.w0[BODY], {k: fed.w0[HEAD] for k in fed.clients}
+    body, heads = fed.w0[BODY], dict.fromkeys(fed.clients, fed.w0[HEAD])
     for t in fed.rounds:
         for k in t.asked:
             w_k = sgd(torch.cat([body, heads[k]]), t.batches(k, epochs), t.lr)
@@ -41,7 +40,7 @@ def fedper(fed: Federation, epochs: int) -> Outcome:
 @oracle("lg-fedavg", epochs=2, weighting="uniform")
 def lg_fedavg(fed: Federation, epochs: int, weighting: str) -> Outcome:
     """Liang et al., 2020: the body stays, and the head is averaged."""
-    bodies, shared = {k: fed.w0[BODY] for k in fed.clients}, fed.w0[HEAD]
+    bodies, shared = dict.fromkeys(fed.clients, fed.w0[BODY]), fed.w0[HEAD]
     for t in fed.rounds:
         for k in t.asked:
             w_k = sgd(torch.cat([bodies[k], shared]), t.batches(k, epochs), t.lr)
@@ -55,7 +54,7 @@ def lg_fedavg(fed: Federation, epochs: int, weighting: str) -> Outcome:
 @oracle("fedrep", head_epochs=2, epochs=1, final_epochs=3)
 def fedrep(fed: Federation, head_epochs: int, epochs: int, final_epochs: int) -> Outcome:
     """Collins et al., ICML 2021, Algorithm 1; after the last round all clients fit their heads."""
-    body, heads = fed.w0[BODY], {k: fed.w0[HEAD] for k in fed.clients}
+    body, heads = fed.w0[BODY], dict.fromkeys(fed.clients, fed.w0[HEAD])
     for t in fed.rounds:
         for k in t.asked:
             w_k = sgd(torch.cat([body, heads[k]]), t.batches(k, head_epochs), t.lr, train_head)
@@ -65,7 +64,9 @@ def fedrep(fed: Federation, head_epochs: int, epochs: int, final_epochs: int) ->
         if t.replies:
             body = body + t.mean("delta")
     t, last = fed.end, [torch.cat([body, heads[k]]) for k in fed.clients]
-    return Outcome(models=[sgd(last[k], t.batches(k, final_epochs, stream="final"), t.lr, train_head) for k in fed.clients])
+    return Outcome(
+        models=[sgd(last[k], t.batches(k, final_epochs, stream="final"), t.lr, train_head) for k in fed.clients]
+    )
 
 
 @oracle("fedbabu", epochs=2, tune_epochs=2)
