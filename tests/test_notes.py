@@ -10,7 +10,9 @@ from atoll.compose import create
 from atoll.compose.pieces import PIECES
 from atoll.data.shift import WORDS as SHIFTS
 
-PAGE = (Path(__file__).parents[1] / "docs" / "concepts" / "notes.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "concepts" / "notes.md").read_text()
+CHINESE = (DOCS / "zh" / "notes.md").read_text()
 WORDS = sorted(set(re.findall(r"`([a-z][\w+@-]*(?::\w+=[^`]*)?)`", re.sub(r"`\]\([^)]*\)`", "", PAGE))))
 NAMED = [word for word in WORDS if re.split(r"[:+@]", word)[0] in algorithms.list_methods()]
 
@@ -29,10 +31,29 @@ def test_a_named_piece_exists(piece: str) -> None:
     assert piece in PIECES
 
 
+def rows(page: str) -> list[tuple[str, str]]:
+    lines = [line for line in page.splitlines() if re.match(r"\| (?!paragraph|段落)", line)]
+    found = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [(paragraph, where) for paragraph, where in found]
+
+
 def test_every_row_says_where_it_is() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| paragraph")]
-    assert len(rows) > 100
-    for row in rows:
-        paragraph, where = (cell.strip() for cell in row.strip("|").split(" | "))
+    assert len(rows(PAGE)) > 100
+    for paragraph, where in rows(PAGE):
         assert paragraph
-        assert re.search(r"\]\(|`|\*\*Not here|not here|Not here|Refused|As \*|Local is|Paired", where), row
+        assert re.search(r"\]\(|`|\*\*Not here|Refused|Local is|Paired|Not names here", where), where
+
+
+def marks(where: str, folder: str) -> tuple[list[str], list[Path], int]:
+    """What a row names, links to and misses, in whatever language."""
+    links = [(DOCS / folder / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)]+)\)", where)]
+    missing = len(re.findall(r"\*\*(?:Not here|没有|暂时没有)\*\*", where))
+    return sorted(re.findall(r"`[^`]+`", where)), sorted(links), missing
+
+
+def test_both_languages_have_the_same_rows() -> None:
+    """catches: a row, a name, a link or something missing that one of the pages has and the other has not."""
+    ours, theirs = rows(PAGE), rows(CHINESE)
+    for (paragraph, where), (other, there) in zip(ours, theirs, strict=True):
+        assert marks(where, "concepts") == marks(there, "zh"), f"{paragraph}\n{other}"
+        assert where.startswith("In part") == there.startswith("部分实现"), f"{paragraph}\n{other}"
