@@ -127,7 +127,8 @@ def test_the_split_may_be_a_column():
     assert sizes.tolist() == [0, 8, 16, 24]
     torn = atoll("run", "fedavg", *OWN, *FEATURES, "--split", "fold", "--group", "patient", "--out", "there")
     assert torn.exit_code == 2
-    assert "A group must be on one side of the split. patient 'p00' is in train and val and test." in torn.stderr
+    assert "one side of the split. patient 'p00' of client " in torn.stderr
+    assert "is in train, val and test. So are 23 others." in torn.stderr
 
 
 @pytest.mark.parametrize(

@@ -481,11 +481,14 @@ def _require_one_side(rows: Rows, group: str, numbered: NDArray[np.int64], given
     torn = np.flatnonzero(sides.sum(axis=1) > 1)
     if len(torn):
         wrong = numbered == torn[0]
-        words = [word for word, there in zip(("train", "val", "test"), sides[torn[0]], strict=True) if there]
-        value = _one_per_row(rows, group, categorical=True)[np.argmax(wrong)]
-        more = f" {len(torn) - 1} more are, too." if len(torn) > 1 else ""
+        *first, last = [word for word, there in zip(("train", "val", "test"), sides[torn[0]], strict=True) if there]
+        value, owners = _one_per_row(rows, group, categorical=True)[np.argmax(wrong)], np.unique(rows.owner[wrong])
+        whose = f" of client {rows.owners[owners[0]]!r}" if len(owners) == 1 else ""
+        others = len(torn) - 1
+        more = f" So {'are' if others > 1 else 'is'} {others} other{'s' * (others > 1)}." if others else ""
         raise DataError(
-            f"A group must be on one side of the split. {group} {str(value)!r} is in {' and '.join(words)}.{more}",
+            f"A group must be on one side of the split. {group} {str(value)!r}{whose} is in {', '.join(first)} and "
+            f"{last}.{more}",
             hint="correct the column of splits, or leave it out: groups alone are split without tearing any.",
         )
 
