@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from published import RESULTS, origin, table
+from published import RESULTS, choose, origin, table
 
 ROUNDS = 6
 VARIANTS = {  # of methods that are not measured as they are, or not only so
@@ -350,7 +349,7 @@ def main() -> None:
     parser.add_argument("--engine", default="auto", help="clients at once, as of `atoll run`")
     parser.add_argument("--clients", type=int, default=Size.clients)
     parser.add_argument("--images", type=int, default=Size.images, help="of a client")
-    parser.add_argument("--only", default=None, help="measure again what matches")
+    parser.add_argument("--only", nargs=1, help="measure again what matches this regular expression")
     parser.add_argument("--turns", type=int, default=2, help="how often a method and FedAvg take turns")
     parser.add_argument("--page", action="store_true", help="write the page and stop")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -375,8 +374,8 @@ def main() -> None:
         placed = engine.place(task(size))
         commit, here["torch"] = now["commit"], now["torch"]
         here.setdefault("commit", commit)
-        for method in methods():
-            if (asked.only is None and method in here["methods"]) or not re.search(asked.only or "", method):
+        for method in choose(parser, methods(), asked.only):
+            if asked.only is None and method in here["methods"]:
                 continue
             try:
                 measured = measure(method, engine, placed, asked.turns, size, asked.device)

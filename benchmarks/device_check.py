@@ -10,10 +10,10 @@ whose model draws from torch's own generator.
 """
 
 import argparse
-import re
 
 import torch
 import torch.nn.functional as F
+from published import choose
 from torch import Tensor, nn
 
 from atoll import Algorithm, LocalEngine, Report, Task, federate
@@ -56,13 +56,13 @@ def difference(some: list[dict[str, Tensor]], others: list[dict[str, Tensor]]) -
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", default="", help="a regular expression that names of methods must match")
+    parser.add_argument("--only", nargs=1, help="a regular expression that names of methods must match")
     parser.add_argument("--methods", nargs="*", help="these, with their values")
     asked = parser.parse_args()
     device = asked.device
     planning.WORTH_MEASURING = 0.0  # so that traced programs and CUDA graphs are among what is measured
     task = Task.build(load("digits"), Dirichlet(0.5), clients=10, model=Net, public=0.1)
-    for name in asked.methods or [one for one in list_methods() if re.search(asked.only, one)]:
+    for name in asked.methods or choose(parser, list_methods(), asked.only):
         method = create(name)
         try:
             reference = models_after(task, method, device="cpu", strategy="whole")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from published import RESULTS, origin, table
+from published import RESULTS, choose, origin, table
 
 from atoll import LocalEngine, Task, federate
 from atoll.data import datasets, partition
@@ -104,14 +103,16 @@ def find_best(done: dict[str, Any], name: str, method: str) -> float | None:
 def main() -> None:
     """Run what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="a regular expression that names of cells must match")
+    parser.add_argument("--only", nargs=1, help="a regular expression that names of cells must match")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--page", action="store_true")
     asked = parser.parse_args()
     done: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
     began, engine = time.monotonic(), LocalEngine()
     while not asked.page:
-        cell = next(((k, what) for k, what in list_cells(done) if k not in done and re.search(asked.only, k)), None)
+        cells = dict(list_cells(done))
+        left = [name for name in choose(parser, cells, asked.only) if name not in done]
+        cell = (left[0], cells[left[0]]) if left else None
         if cell is None or time.monotonic() - began > 60 * asked.minutes:
             break
         done[cell[0]] = run(*cell[1], engine)

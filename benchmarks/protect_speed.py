@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from published import choose
 
 from atoll import LocalEngine, create
 from atoll.data.task import Task
@@ -171,15 +172,15 @@ LINES: tuple[Callable[[int, bool | None], Iterator[Line]], ...] = (measure_dpsgd
 def main() -> None:
     """Measure and print the lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="measure functions whose name has this in it")
+    parser.add_argument("--only", nargs=1, help="measure functions whose name matches this regular expression")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--no-compile", action="store_true", help="without the compiler, which takes a while at first")
     asked = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {asked.turns} turns")
-    for measure in LINES:
-        if asked.only in measure.__name__:
-            for line in measure(asked.turns, False if asked.no_compile else None):
-                print(line, flush=True)
+    measures = {measure.__name__: measure for measure in LINES}
+    for name in choose(parser, measures, asked.only):
+        for line in measures[name](asked.turns, False if asked.no_compile else None):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

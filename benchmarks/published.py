@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,8 @@ def main(
     def finished(cell: Cell) -> bool:
         return cell.name in done and "unfinished" not in done[cell.name]
 
-    wanted = {cell.name: cell for only in asked.only or [""] for cell in cells if re.search(only, cell.name)}
+    named = {cell.name: cell for cell in cells}
+    wanted = {name: named[name] for name in choose(parser, named, asked.only)}
     if asked.list:
         print("\n".join(f"{'done' if finished(cell) else '    '}  {name}" for name, cell in wanted.items()))
         return
@@ -263,6 +264,25 @@ def main(
     shown = [{**asdict(cell), **done[cell.name]} for cell in everything if cell.name in done]
     for title, page in pages.items():
         (asked.out / f"{title}.md").write_text(page(shown))
+
+
+def choose(parser: argparse.ArgumentParser, names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
+    """Return the names that `--only` chooses, in the order of its patterns; end with an error if one matches none."""
+    listed, chosen = [*names], dict[str, None]()
+    if patterns is None:
+        return listed
+    for pattern in patterns:
+        try:
+            found = [name for name in listed if re.search(pattern, name)]
+        except re.error as error:
+            parser.error(f"--only must be a regular expression. Got {pattern!r}: {error}.")
+        if not found:
+            some = ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "")
+            parser.error(
+                f"--only must match a name. Got {pattern!r}, which matches none of these {len(listed)}: {some}."
+            )
+        chosen |= dict.fromkeys(found)
+    return [*chosen]
 
 
 def _forget(folder: Path, needed: set[str]) -> None:

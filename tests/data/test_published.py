@@ -1,5 +1,6 @@
 """The pages of results are what their scripts write, and their tables compare like with like."""
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -41,6 +42,35 @@ def test_a_page_is_what_its_script_writes(script: str, tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     for page in SCRIPTS[script]:
         assert (tmp_path / f"{page}.md").read_text() == (RESULTS / f"{page}.md").read_text(), page
+
+
+@pytest.mark.parametrize("script", ["pfllib_table", "cost"])
+def test_a_pattern_that_matches_no_cell_is_an_error(script: str, tmp_path: Path) -> None:
+    """catches: a pattern with a slip, after which the script ends at once as if everything had been run."""
+    command = [sys.executable, str(ROOT / f"benchmarks/{script}.py"), "--out", str(tmp_path), "--only"]
+    for pattern, said in (("fedvag", "matches none of these"), ("(", "must be a regular expression")):
+        done = subprocess.run([*command, pattern], check=False, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert said in done.stderr
+    assert not [*tmp_path.glob("*.md")]
+
+
+def test_every_script_that_takes_patterns_refuses_those_that_match_nothing() -> None:
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        text = script.read_text()
+        if re.search(r'"--only",(?! choices)', text) and not script.name.startswith("oneshot"):
+            assert "choose(" in text, script.name
+
+
+def test_patterns_choose_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from published import choose
+
+    parser, names = argparse.ArgumentParser(), ["ditto 1", "fedavg 0", "ditto 0"]
+    assert choose(parser, names, None) == names
+    assert choose(parser, names, ["avg", "0$"]) == ["fedavg 0", "ditto 0"]
+    with pytest.raises(SystemExit):
+        choose(parser, names, ["0$", "fedprox"])
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
