@@ -36,7 +36,6 @@ from atoll.kernel.algorithm import (
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
-from atoll.kernel.errors import PayloadError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.record import record
 from atoll.kernel.task import Facts, Training
@@ -45,7 +44,7 @@ from atoll.toolbox.client.features import feature_size, membership
 from atoll.toolbox.client.passes import many_at_once
 from atoll.toolbox.server.frozen import head_leaves
 from atoll.toolbox.server.heads import train_head
-from atoll.toolbox.server.triangles import shrink, symmetric, triangle
+from atoll.toolbox.server.triangles import shrink, symmetric, triangle, without_negative_variances
 
 MOMENTUM = 0.9  # of the server's steps
 LEAST = 1e-9  # variance in squares of means: a class of one sample has no other
@@ -112,7 +111,9 @@ class CCVR(Algorithm):
         return State(w, server.w | head, gaussians)
 
     def calibrate(self, w: Params, gaussians: Params, bench: Workbench) -> Params:
-        """Return a head for w, trained on features of the classes that are known."""
+        """Return a head for w, trained on features of the classes that are known; its own where none is."""
+        if not bool((gaussians["share"] > 0).any()):
+            return w.only(())
         features, classes = draw_features(gaussians, self.draws, self.shrinkage, bench)
         rule = Training(lr=self.server_lr, batch_size=self.server_batch, momentum=MOMENTUM)
         weight, bias = train_head(features, classes, bench, rule, epochs=self.server_epochs)
@@ -176,14 +177,7 @@ def draw_features(gaussians: Params, draws: int, shrinkage: float, bench: Workbe
     least = max(LEAST, size * torch.finfo(bench.network.dtype).eps)  # products come in that type, and are rounded
     covariance.diagonal(dim1=1, dim2=2).add_(least * mean.square().mean(1, keepdim=True))
     normal = bench.generator("features").standard_normal((len(known), draws, size))
-    root, failed = torch.linalg.cholesky_ex(covariance)  # no eigenvectors: these jump with the rounding
-    if failed.any():
-        raise PayloadError(
-            "What CCVR's server has of products of features must be sums over samples. Here some covariances have "
-            f"negative variances: those of classes {', '.join(map(str, known[failed > 0].tolist()))}.",
-            hint="combine replies by the mean, or by a rule that weighs whole replies, such as `krum`; or raise "
-            "`shrinkage`.",
-        )
+    root = torch.linalg.cholesky(without_negative_variances(covariance))  # eigenvectors would jump with the rounding
     mean, root = mean.to(bench.network.dtype), root.to(bench.network.dtype)
     drawn = torch.baddbmm(mean[:, None], torch.from_numpy(normal).to(mean), root.transpose(1, 2))
     return drawn.flatten(0, 1), known.repeat_interleave(draws)

@@ -41,6 +41,7 @@ from atoll.models.vae import autoencoder, decoder_of, negative_bound, sample
 from atoll.toolbox.client import adam, no_past, sgd
 from atoll.toolbox.client.descent import Found
 from atoll.toolbox.client.labels import label_counts
+from atoll.toolbox.oneshot import count_labels
 from atoll.toolbox.server.adam import Past
 
 FIRST_DECAY = 0.5  # beta_1 of Adam on a generator and its critic
@@ -170,7 +171,7 @@ class FedGenLocal(Algorithm):
         """Draw samples of all generators, or of one: a client and a class are as likely as they are in the data."""
         bench, order = replies.workbench, np.argsort(replies.clients)  # whoever came first
         decoders = decoder_of(self.first_maker(bench.task)) + replies.stack("decoder")
-        counts = replies.stack("labels").value.double().cpu().numpy()[order]
+        counts = count_labels(replies).double().cpu().numpy()
         draw = bench.generator("samples")
         chosen = np.sort(draw.choice(counts.size, self.samples, p=(counts / counts.sum()).ravel()))
         who, classes = np.divmod(chosen, counts.shape[1])

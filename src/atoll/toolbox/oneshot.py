@@ -33,8 +33,11 @@ def uploads(replies: Replies, name: str) -> Stack:
 
 
 def count_labels(replies: Replies) -> Tensor:
-    """Return how many samples of each class every client says it has, [client, class]; in the order of `uploads`."""
-    return uploads(replies, "labels").value
+    """Return how many samples of each class every client says it has, [client, class]; in the order of `uploads`.
+
+    Whatever a client says, it is at least 0.
+    """
+    return uploads(replies, "labels").value.clamp(min=0)
 
 
 def shares(counts: Tensor, votes: Votes) -> Tensor:

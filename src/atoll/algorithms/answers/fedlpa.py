@@ -30,7 +30,7 @@ from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, output_g
 from atoll.toolbox.oneshot import uploads
 from atoll.toolbox.pairs import OUTPUTS, LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.mixing import require_bytes
-from atoll.toolbox.server.triangles import symmetric, triangle
+from atoll.toolbox.server.triangles import symmetric, triangle, without_negative_variances
 
 CLOSE = 1e-10  # the residual that is small enough, as a share of the right-hand side
 
@@ -91,7 +91,7 @@ class MostLikely(ServerAnswer):
     def damp(self, factor: Tensor) -> Tensor:
         """Return the factors of all clients as matrices [client, size, size], with damping on their diagonals."""
         whole = symmetric(factor.double())
-        return whole + self.damping * torch.eye(whole.shape[-1]).to(whole)
+        return without_negative_variances(whole + self.damping * torch.eye(whole.shape[-1]).to(whole))
 
 
 def most_likely(models: Tensor, a: Tensor, b: Tensor, p: Tensor, iterations: int) -> Tensor:

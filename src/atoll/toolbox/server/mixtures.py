@@ -82,8 +82,12 @@ def choose_spread(rows: Tensor, same: Tensor, draws: Tensor) -> Tensor:
 
 
 def draw_from(mixtures: Stack, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Draw as many rows, with their classes, as all clients' mixtures were made from: `count` [client, class]."""
+    """Draw as many rows, with their classes, as all clients' mixtures were made from: `count` [client, class].
+
+    Counts, weights and variances that noise or an attacker made negative count as 0.
+    """
     like = mixtures["mean"]
+    mixtures = mixtures | mixtures.only(("count", "weight", "variance")).map(lambda leaf: leaf.clamp(min=0))
     counts = mixtures["count"].round().long()
     each = torch.arange(counts.numel(), device=like.device).repeat_interleave(counts.flatten())
     reached = mixtures["weight"].flatten(0, 1).cumsum(1)[each]

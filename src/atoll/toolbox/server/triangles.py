@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 TINY = 1e-12  # variance of what is all the same
+LEAST = 1e-9  # variance over the largest, where noise made one negative
 
 
 def triangle(matrix: Tensor) -> Tensor:
@@ -32,3 +33,17 @@ def shrink(covariance: Tensor, share: float) -> Tensor:
     mixed = (1 - share) * covariance
     mixed.diagonal(dim1=-2, dim2=-1).add_(share * variance[..., None])
     return mixed
+
+
+def without_negative_variances(matrices: Tensor) -> Tensor:
+    """Return symmetric matrices [..., size, size] that have a Cholesky factor: as they are, or the nearest such ones.
+
+    Of true sums of products no variance is negative; noise, attackers and rules that look at numbers make them so.
+    """
+    failed = torch.linalg.cholesky_ex(matrices).info > 0
+    if not failed.any():
+        return matrices
+    values, vectors = torch.linalg.eigh(matrices[failed])
+    least = LEAST * values[..., -1:].clamp(min=TINY)
+    repaired = vectors * torch.maximum(values, least)[..., None, :] @ vectors.mT
+    return matrices.masked_scatter(failed[..., None, None], (repaired + repaired.mT) / 2)
