@@ -62,6 +62,9 @@ class Encode(Stage):
         weight = ones if sent.weight is None else (sent.weight.double().cpu() / self.most).clamp(0, 1)
         for name, value in sent.fields.items():
             form = form_of(value)
+            if not form.shapes:
+                made[name] = value.only(())
+                continue
             rows = form.to_rows(value).double().cpu()
             made[name] = Stack.of(masked=_to_words((rows * weight[:, None] * self.scale).round()))
             forms[ENCODED + name] = form
@@ -72,6 +75,9 @@ class Encode(Stage):
         """Return the integers leaf by leaf, in float64, which adds them up exactly; see `Stage.restore`."""
         read = {WEIGHT: sent.fields[WEIGHT].map(_from_words)}
         for name in sent.fields.keys() - {WEIGHT}:
+            if ENCODED + name not in sent.forms:
+                read[name] = sent.fields[name]
+                continue
             form = sent.forms[ENCODED + name]
             leaves = form._replace(dtype=torch.float64).to_leaves(_from_words(sent.fields[name]["masked"]))
             read[name] = Stack({leaf: leaves[leaf] for leaf in form.order if leaf in leaves}, form.layout)
@@ -138,7 +144,9 @@ class Masks:
         leaves = [(name, leaf) for name, value in sorted(first.fields.items()) for leaf in value]
         inputs: dict[int, NDArray[np.uint32]] = {}
         for arrival in arrivals:
-            rows = torch.cat([arrival.fields[name][leaf].flatten(1) for name, leaf in leaves], dim=1)
+            rows = torch.cat(
+                [arrival.fields[name][leaf].reshape(len(arrival.clients), -1) for name, leaf in leaves], dim=1
+            )
             words = _to_words(rows).cpu().numpy()
             inputs |= {int(client): words[place] for place, client in enumerate(arrival.clients)}
         gone = [client for client in asked.tolist() if client not in inputs]

@@ -81,7 +81,8 @@ class Compression(Stage, ABC):
             value = sent.fields[name]
             packed = {key.removeprefix(PACKED): leaf for key, leaf in value.items() if key.startswith(PACKED)}
             leaves = dict(value) | form.to_leaves(self.unpack(packed, form, place, name))
-            fields[name] = Stack({leaf: leaves[leaf] for leaf in form.order}, form.layout)
+            there = [leaf for leaf in form.order if leaf in leaves]  # secure sums leave out whole numbers
+            fields[name] = Stack({leaf: leaves[leaf] for leaf in there}, form.layout)
         return sent._replace(fields=fields, forms={})
 
     def _recall(self, place: Place, name: str, default: Params) -> Mapping[str, Tensor]:
