@@ -26,10 +26,11 @@ from torch import Tensor
 
 from atoll.data.batches import Split
 from atoll.data.task import Task
-from atoll.kernel.algorithm import Arrival
+from atoll.kernel.algorithm import Algorithm, Arrival
 from atoll.kernel.errors import DataError, HyperparameterError, unknown
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
+from atoll.kernel.wrapper import title_of
 from atoll.robust.vectors import Fields, floating_leaves, gram, reduce_leaves, squared_distances, stack_arrivals
 
 Clients = NDArray[np.int64]
@@ -57,6 +58,14 @@ class Attack:
         """Return the replies of a round after the attackers among them replaced theirs."""
         if not any(any(True for _ in floating_leaves(one.fields)) for one in arrivals):
             return list(arrivals)  # a method that sends nothing leaves nothing to attack
+        forms = [_shapes_of(one) for one in arrivals]
+        if len({*forms}) > 1:  # of different architectures: attackers copy from replies that are like theirs
+            apart: dict[int, Arrival] = {}
+            for form in dict.fromkeys(forms):
+                places = [place for place, its in enumerate(forms) if its == form]
+                some = self.forge([arrivals[place] for place in places], attackers, seed=seed, round=round)
+                apart |= dict(zip(places, some, strict=True))
+            return [apart[place] for place in range(len(arrivals))]
         hostile = [np.isin(one.clients, attackers) for one in arrivals]
         if not any(map(np.any, hostile)) or all(map(np.all, hostile)):
             return list(arrivals)  # nobody attacks, or nobody is there to learn from
@@ -80,11 +89,17 @@ class Attack:
         """Return what the attackers send, a row for each of them."""
         return dict(scene.own.fields)
 
-    def check(self, task: Task) -> None:
-        """Raise where attackers cannot change samples of this task as they would."""
+    def check(self, task: Task, algorithm: Algorithm) -> None:
+        """Raise where attackers cannot change samples of this task, or replies of this method, as they would."""
         if self.on_data and not all(split.stored for split in task.splits.values()):
             raise DataError(
                 "Samples that an attacker changes must be stored. Those of this task are made when asked for."
+            )
+        if not self.on_data and "rows" in algorithm.sends.values():
+            raise DataError(
+                f"The attack {self.name} makes one reply of many, place by place. Clients of {title_of(algorithm)} "
+                "send rows of their own choice, which have no places in common.",
+                hint="take an attack on samples, such as label-flip.",
             )
 
     def poison(self, task: Task, attackers: Clients, seed: int) -> Task:
@@ -119,6 +134,12 @@ class Scene:
         """Draw normal numbers in the shape of a leaf of the attackers."""
         draw = generator(self.seed, "attack", self.round, what, int(self.own.clients[0]))
         return torch.from_numpy(draw.standard_normal(tuple(like.shape))).to(like)
+
+
+def _shapes_of(arrival: Arrival) -> frozenset[tuple[str, str, torch.Size]]:
+    return frozenset(
+        (name, leaf, rows.shape[1:]) for name, value in arrival.fields.items() for leaf, rows in value.items()
+    )
 
 
 def _put(honest: Stack, forged: Stack, place: Tensor) -> Stack:
@@ -190,10 +211,11 @@ class Scaling(Attack):
         """Return the own replies, enlarged."""
         return {name: value * (self.factor or float(scene.replies)) for name, value in scene.own.fields.items()}
 
-    def check(self, task: Task) -> None:
+    def check(self, task: Task, algorithm: Algorithm) -> None:
         """Raise where labels cannot be changed, if attackers do so."""
+        super().check(task, algorithm)
         if self.random:
-            LabelFlip(self.share, random=True).check(task)
+            LabelFlip(self.share, random=True).check(task, algorithm)
 
     def poison(self, task: Task, attackers: Clients, seed: int) -> Task:
         """Return the task with random labels where attackers train on them."""
@@ -291,14 +313,13 @@ class LabelFlip(Attack):
     name: ClassVar[str] = "label-flip"
     on_data: ClassVar[bool] = True
 
-    def check(self, task: Task) -> None:
+    def check(self, task: Task, algorithm: Algorithm) -> None:
         """Raise unless the task has classes."""
-        super().check(task)
+        super().check(task, algorithm)
         _require_classes(self, task)
 
     def poison(self, task: Task, attackers: Clients, seed: int) -> Task:
         """Return the task with the attackers' labels changed."""
-        self.check(task)
         classes = _require_classes(self, task)
 
         def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -326,10 +347,16 @@ class Backdoor(Attack):
                 f"amount={self.amount!r}, size={self.size!r}, target={self.target!r}."
             )
 
-    def check(self, task: Task) -> None:
-        """Raise unless the target is a class of the task."""
-        super().check(task)
+    def check(self, task: Task, algorithm: Algorithm) -> None:
+        """Raise unless samples have one class each, of which the target is one."""
+        super().check(task, algorithm)
         classes = _require_classes(self, task)
+        if task.y.ndim > 1:
+            raise DataError(
+                f"For the attack {self.name}, samples must have one class each. Those of {task.name} have one at every "
+                "place.",
+                hint="take another attack, such as label-flip.",
+            )
         if self.target >= classes:
             raise HyperparameterError(
                 f"The target of a backdoor must be a class, 0 to {classes - 1}. Got {self.target}."
@@ -337,7 +364,6 @@ class Backdoor(Attack):
 
     def poison(self, task: Task, attackers: Clients, seed: int) -> Task:
         """Return the task with the trigger in some of the attackers' samples."""
-        self.check(task)
 
         def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             drawn = generator(seed, "attack", "backdoor").random(len(y)) < self.amount
