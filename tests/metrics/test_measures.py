@@ -430,3 +430,11 @@ def test_a_name_is_no_metric_of_a_task():
         TaskError, match=r"must be a function .* Got 'f1'\.\nhint: .*federate\(task, \.\.\., metric='f1'\)"
     ):
         Task.of_clients(data, torch.nn.Linear(2, 2), score="f1")
+
+
+def test_odds_of_minus_infinity_are_equal() -> None:
+    """Items that a user knows are no candidates: two of them tie, in either order."""
+    kept = np.array([[-np.inf], [-np.inf], [1.0]])
+    for targets in ([[0], [1], [1]], [[1], [0], [1]]):
+        two = np.array(targets, dtype=np.float64)
+        assert take_figure(MEASURES["auroc"].figure, kept, two) == 0.75

@@ -203,7 +203,8 @@ def _each_class(kept: Values, targets: Values, weights: Values) -> list[tuple[Va
 def _sort(odds: Values) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the order of samples, and where in it another value begins."""
     order = np.argsort(odds, kind="stable")
-    return order, np.flatnonzero(np.concatenate([[True], np.diff(odds[order]) != 0]))
+    sorted_odds = odds[order]  # of what is no candidate they are minus infinity, and equal
+    return order, np.flatnonzero(np.concatenate([[True], sorted_odds[1:] != sorted_odds[:-1]]))
 
 
 def _rmse(kept: Values, targets: Values, weights: Values) -> Values:
