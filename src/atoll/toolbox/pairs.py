@@ -22,7 +22,8 @@ The server's state has two parts, one of each half: what clients `start` with an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from types import new_class
@@ -34,13 +35,14 @@ from atoll.kernel.algorithm import Algorithm, Predictor, Replies, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
-from atoll.kernel.errors import HyperparameterError
+from atoll.kernel.errors import AtollError, HyperparameterError
 from atoll.kernel.hyperparameters import hyperparameters
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Answer
 from atoll.kernel.record import record
 from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
+from atoll.kernel.wrapper import title_of
 from atoll.toolbox.client.labels import label_counts, require_classes
 from atoll.toolbox.client.private import release
 from atoll.toolbox.oneshot import count_labels, uploads
@@ -102,6 +104,7 @@ class LocalTraining(Part):
 
     offers: ClassVar[frozenset[str]] = frozenset({OUTPUTS, FEATURES})
     trains_by_sgd: ClassVar[bool] = True
+    follows_samples: ClassVar[bool] = True
 
     @property
     def deploys_a_model(self) -> bool:
@@ -290,6 +293,11 @@ class Pair(Algorithm):
         return self.training.trains_by_sgd
 
     @property
+    def follows_samples(self) -> bool:
+        """Whether clients step along the gradient of samples' own losses."""
+        return self.training.follows_samples
+
+    @property
     def deploys_a_model(self) -> bool:
         """Whether one model comes out that answers as its network does."""
         return self.answering.deploys_a_model(self.training)
@@ -301,8 +309,20 @@ class Pair(Algorithm):
 
     def start(self, task: Facts) -> State:
         """Return the initial state, of a task that both halves can work on."""
-        self.answering.require(self.training, task)
-        return State(self.training.start(task))
+        with self._naming_parts():
+            self.answering.require(self.training, task)
+            return State(self.training.start(task))
+
+    @contextlib.contextmanager
+    def _naming_parts(self) -> Iterator[None]:
+        """Say in errors of a part which pair it is a part of, where the user wrote the pair's own name."""
+        try:
+            yield
+        except AtollError as error:
+            if self.full_name or title_of(self) in str(error):
+                raise
+            parts = "/".join("+".join(part.called for part in half) for half in (self.client_parts, self.server_parts))
+            raise type(error)(f"{title_of(self)} is {parts}. {error.args[0]}", hint=error.hint) from error
 
     def equip(self, server: State, workbench: Workbench) -> State:
         """Do what the server does before training."""
