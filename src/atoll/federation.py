@@ -188,7 +188,7 @@ def close(session: Session, round: int) -> None:
     for _ in session.arrivals:  # clients train even if the method reads no reply
         pass
     session.learn(round)
-    require_sound(session.server, round, session.population.task)
+    require_sound(session.server, round, session.population.task, session.method)
     traffic, settings, done = session.traffic, session.settings, round + 1
     if traffic.lost:
         log.info("round %d: lost %d of %d clients", round, traffic.lost.total(), traffic.asked)

@@ -92,7 +92,7 @@ class Exchange:
                         self.channel.broadcast(job.broadcast, done.clients, written)
                         arrivals.append(self._pass_on(done, at, written)._replace(broadcast=job.broadcast))
             if not any(map(len, answered)) and traffic.lost["not finite"]:
-                raise _divergence_error(new, round, self._task)
+                raise _divergence_error(new, round, self._task, self.method)
             new = np.concatenate(answered)
             if arrivals:
                 bench = self.engine.bench(self.population, at)
@@ -172,7 +172,7 @@ class Exchange:
             arrival = self._pass_on(done, job.round, job.round)
             yield arrival._replace(broadcast=job.broadcast, unicast=done.unicast if job.method.needs_unicast else None)
         if len(diverged) and not traffic.replied:
-            raise _divergence_error(diverged, job.round, self._task)
+            raise _divergence_error(diverged, job.round, self._task, self.method)
 
     def _pass_on(self, done: Done[Update | Sent], round: int, written: int) -> Arrival:
         """Return the reply of some clients as the server reads it, counted in the ledger as of the round `written`.
@@ -251,7 +251,7 @@ def keep_at_clients(done: Done[Any], round: int) -> None:
         done.memory.keep(done.clients, done.result.keep, round=round)
 
 
-def _divergence_error(clients: Clients, round: int, task: Task) -> DivergedError:
+def _divergence_error(clients: Clients, round: int, task: Task, method: Algorithm) -> DivergedError:
     """Return the error for a round in which nobody's work stayed finite."""
     first = int(clients[0])
     return DivergedError(
@@ -259,5 +259,5 @@ def _divergence_error(clients: Clients, round: int, task: Task) -> DivergedError
         f"{task.client_name(first)}.",
         client=first,
         round=round,
-        hint=hint_at_divergence(task),
+        hint=hint_at_divergence(task, method),
     )

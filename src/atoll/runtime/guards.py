@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.data.task import Task
-from atoll.kernel.algorithm import Algorithm, describe_values
+from atoll.kernel.algorithm import Algorithm, describe_values, hyperparameters
 from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.params import Tree, named_leaves, widest
 from atoll.kernel.record import is_record
@@ -28,9 +28,11 @@ def require_same_kind(found: Tree, begun: Tree) -> None:
         )
 
 
-def hint_at_divergence(task: Task) -> str:
+def hint_at_divergence(task: Task, method: Algorithm) -> str:
     """Say what to do about training that does not stay finite; where numbers are too large, that comes first."""
-    usual = "lower `lr` or set `clip`; the run can be resumed from its last checkpoint."
+    own = [one.name for one in hyperparameters(method) if one.name.endswith("_lr")] if not method.trains_by_sgd else []
+    steps = f"lower {' or '.join(f'`{name}`' for name in own)}" if own else "lower `lr` or set `clip`"
+    usual = f"{steps}; the run can be resumed from its last checkpoint."
     scale = task.explain_scale()
     if not scale:
         return usual
@@ -40,7 +42,7 @@ def hint_at_divergence(task: Task) -> str:
     )
 
 
-def require_sound(server: Tree, round: int, task: Task) -> None:
+def require_sound(server: Tree, round: int, task: Task, method: Algorithm) -> None:
     """Raise if a server's state is not finite, or if a variance in it is negative."""
     leaves = [(name, leaf) for name, leaf in named_leaves(server) if leaf.is_floating_point() and leaf.numel()]
     variances = [(name, leaf) for name, leaf in leaves if name.endswith("running_var")]
@@ -49,7 +51,7 @@ def require_sound(server: Tree, round: int, task: Task) -> None:
         raise DivergedError(
             f"Training must stay finite. The server's state after round {round} of {task.name} is not.",
             round=round,
-            hint=hint_at_divergence(task),
+            hint=hint_at_divergence(task, method),
         )
     lowest = [(value, name) for value, (name, _) in zip(numbers[len(leaves) :], variances, strict=True)]
     if lowest and min(lowest)[0] < 0:
@@ -58,7 +60,8 @@ def require_sound(server: Tree, round: int, task: Task) -> None:
             f"A variance must not be negative. In the server's state after round {round} of {task.name}, {name!r} is "
             f"{value:.3g}.",
             round=round,
-            hint="scale only what is trained, `w.step(delta, size)`, or take a model without BatchNorm.",
+            hint="noise and attackers do this, and so does a step that scales statistics: take a model without "
+            "BatchNorm, or a method whose clients keep its statistics, such as fedbn.",
         )
 
 
