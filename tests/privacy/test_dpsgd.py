@@ -120,7 +120,7 @@ class Normed(nn.Sequential):
     ("method", "model", "text"),
     [
         ("fedavg+dpsgd", Normed, "BatchNorm"),
-        ("fedavg+sam+dpsgd", None, "second gradient"),
+        ("fedavg+sam+dpsgd", None, "a second one beside it"),
         ("apfl+dpsgd", None, "gradient of its own|must train by `sgd`"),
     ],
 )

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import LocalEngine, Settings, federate
+from atoll import Cohort, LocalEngine, Settings, federate
+from atoll.algorithms.fedavg import FedAvg
 from atoll.compose import create
+from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import CohortError, PrivacyError, UnknownName
+from atoll.kernel.params import Params
 from atoll.records.report import Report
 from atoll.runtime.selection import Experience, Oort, Pool, PowerOfChoice, Turns, Ucb, parse_selection
 from atoll.testing.conformance.tasks import build_task
@@ -175,9 +178,19 @@ def test_late_and_lost_replies_do_not_stop_it() -> None:
     assert len(report.history) == 8
 
 
+class Silent(FedAvg):
+    """Trains nothing."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        return Update(send={"delta": cohort.stacked(w) - w}, weight=cohort.samples)
+
+
 def test_a_method_without_losses_is_refused() -> None:
-    with pytest.raises(CohortError, match="reports none|report none"):
-        federate(build_task(), create("fedcgs"), rounds=1, cohort=2, select_clients="ucb", evaluation="none")
+    words = {"cohort": 2, "select_clients": "ucb", "evaluation": "none"}
+    with pytest.raises(CohortError, match="clients of Silent report none"):
+        federate(build_task(), Silent(), rounds=2, **words)
+    with pytest.raises(CohortError, match="`select_clients=ucb` learns from earlier rounds, and FedCGS has one"):
+        federate(build_task(), create("fedcgs"), rounds=1, **words)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class FedFomo(Algorithm):
 
     reads_validation: ClassVar[bool] = True  # losses there are how good a model is for a client
     sums_suffice: ClassVar[bool] = False
-    sends: ClassVar[dict[str, str]] = {"delta": "model", "omega": "statistic", "others": "statistic"}
+    sends: ClassVar[dict[str, str]] = {"delta": "model", "omega": "statistic", "others": "choice"}
     limits: ClassVar[Limits] = {"local": {"models": 0}}
     cites: ClassVar[str] = "zhang2021personalized"
 

@@ -79,7 +79,7 @@ class FedMask(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    sends: ClassVar[Mapping[str, str]] = {"kept": "statistic", "held": "statistic"}
+    sends: ClassVar[Mapping[str, str]] = {"kept": "mask", "held": "mask"}
     sent_and_kept: ClassVar[frozenset[str]] = frozenset({"held"})
     sums_suffice: ClassVar[bool] = False  # a byte holds eight weights, so bytes cannot be added up
     cites: ClassVar[str] = "li2021fedmask"

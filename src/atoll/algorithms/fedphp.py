@@ -48,6 +48,7 @@ class FedPHP(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
+    follows_samples: ClassVar[bool] = False
     cites: ClassVar[str] = "li2021fedphp"
 
     def local(self, w: Params, cohort: Cohort) -> Update:

@@ -27,6 +27,7 @@ class FedSAM(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
+    follows_samples: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"fedavg": {"rho": 0.0}}
     cites: ClassVar[str] = "qu2022generalized"
 

@@ -33,6 +33,7 @@ class FedSpeed(Algorithm):
     rho: NonNegative = 0.1  # ρ: radius of the neighbourhood
     mix: Share = 1.0  # a: share of the gradient taken uphill; the rest is the plain one
 
+    follows_samples: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"feddyn": {"rho": 0.0}}
     cites: ClassVar[str] = "sun2023fedspeed"
 

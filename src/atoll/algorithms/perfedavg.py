@@ -32,6 +32,7 @@ class PerFedAvg(Algorithm):
     adapt_steps: Annotated[Epochs, among(1, 5)] = 1  # gradient steps from w to the model that a client deploys
     weighting: Weighting = "uniform"  # p_k: by training samples, or the same for all
 
+    follows_samples: ClassVar[bool] = False
     limits: ClassVar[Limits] = {"fedavg": {"alpha": 0.0, "order": "fo", "weighting": "samples"}}
     cites: ClassVar[str] = "fallah2020personalized"
 

@@ -41,7 +41,7 @@ class SubFedAvg(Algorithm):
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
     reads_validation: ClassVar[bool] = True  # the score there decides whether to prune
-    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "mask": "statistic"}
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "mask": "mask"}
     sent_and_kept: ClassVar[frozenset[str]] = frozenset({"mask"})
     limits: ClassVar[Limits] = {"fedavg": {"prune": 0.0}}
     cites: ClassVar[str] = "vahidian2021personalized"

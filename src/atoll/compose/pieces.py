@@ -43,7 +43,7 @@ from atoll.kernel.wrapper import Wrapper, fact, values_of
 from atoll.toolbox.client import proximal, sgd
 from atoll.toolbox.client.change import Change
 from atoll.toolbox.client.paired import Judge, lead
-from atoll.toolbox.client.private import Private
+from atoll.toolbox.client.private import Private, suggest_promise
 from atoll.toolbox.client.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
 
 
@@ -147,6 +147,11 @@ class Sam(OfTraining):
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0}
     paper: ClassVar[str] = "foret2021sharpness"
 
+    @fact
+    def follows_samples(self) -> bool:
+        """Whether steps are not sharpness-aware."""
+        return not self.rho and self.inner.follows_samples
+
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """Work as the method, along sharpness-aware gradients."""
         if self.rho and not cohort.task.network.layout.part(self.part) & frozenset(cohort.initial.trained):
@@ -163,6 +168,11 @@ class Asam(OfTraining):
     called: ClassVar[str] = "asam"
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0}
     paper: ClassVar[str] = "kwon2021asam"
+
+    @fact
+    def follows_samples(self) -> bool:
+        """Whether steps are not sharpness-aware."""
+        return not self.rho and self.inner.follows_samples
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
         """Work as the method, along sharpness-aware gradients."""
@@ -191,7 +201,7 @@ class Dpsgd(Piece):
         if "noise" in values_of(self.inner):
             raise HyperparameterError(
                 f"{name_of(self.inner)} has a `noise` of its own, which is not that of sample-level privacy.",
-                hint="protect every message instead: dp='local:epsilon=50'.",
+                hint=suggest_promise(self.inner),
             )
         super().__post_init__()
         if self.noise and not self.sample_clip:
@@ -200,13 +210,13 @@ class Dpsgd(Piece):
             raise HyperparameterError(
                 f"For sample-level privacy, a method must train by `sgd`. That in {name_of(self)} trains in another "
                 "way, or with these values not at all.",
-                hint="protect it at the level of clients instead: dp='client:epsilon=4'.",
+                hint=suggest_promise(self.inner),
             )
         if self.sample_clip and self.inner.defines("prepare"):
             raise PrivacyError(
                 f"{name_of(self.inner)} asks clients for more before their first round, and sample-level privacy does "
                 "not cover that exchange.",
-                hint="protect every message instead: dp='local:epsilon=50'.",
+                hint=suggest_promise(self.inner),
             )
         self._require_covered({name for name, kind in self.sends.items() if kind != "model"} - self.releases)
 
@@ -215,7 +225,7 @@ class Dpsgd(Piece):
             raise PrivacyError(
                 f"Sample-level privacy covers what is trained, and statistics whose sensitivity is declared. What "
                 f"{name_of(self.inner)} sends as {', '.join(sorted(uncovered))} is neither.",
-                hint="protect it at the level of clients (dp='client:epsilon=4') or messages (dp='local:epsilon=50').",
+                hint=suggest_promise(self.inner),
             )
 
     def local(self, broadcast: Tree, cohort: Cohort) -> Update:
@@ -244,6 +254,11 @@ class Fsa(OfTraining):
     called: ClassVar[str] = "fsa"
     neutral: ClassVar[Mapping[str, Any]] = {"rho": 0.0, "rho_larger": 0.0}
     paper: ClassVar[str] = "xing2025flexible"
+
+    @fact
+    def follows_samples(self) -> bool:
+        """Whether steps are not sharpness-aware."""
+        return not (self.rho or self.rho_larger) and self.inner.follows_samples
 
     def start(self, task: Facts) -> Tree:
         """Start as the method; raise if the model has too few layers."""

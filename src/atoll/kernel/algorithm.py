@@ -133,6 +133,11 @@ class Algorithm(NamesChecked):
         return True
 
     @property
+    def follows_samples(self) -> bool:
+        """Whether `sgd` goes along the mean gradient of samples' own losses, as sample-level privacy needs it."""
+        return True
+
+    @property
     def deploys_a_model(self) -> bool:
         """Whether what a client deploys is a model of the task's network, and no `Predictor`."""
         return True

@@ -37,6 +37,7 @@ from atoll.privacy.draws import draws_of
 from atoll.privacy.promise import Course, EqualWeights, Promise
 from atoll.runtime.channel import Clip, Stage
 from atoll.runtime.channel.ledger import Direction
+from atoll.toolbox.client.private import suggest_promise
 
 log = logging.getLogger("atoll.privacy")
 
@@ -137,12 +138,13 @@ class ClientPrivacy(Promise):
         if not algorithm.sums_suffice:
             raise PrivacyError(
                 f"Under client-level privacy the server sees sums only, and that of {title} reads single replies.",
-                hint="take a method whose server needs sums only: `atoll show NAME` says which; or dp='local:...'.",
+                hint=f"take a method whose server needs sums only: `atoll show NAME` says which; or "
+                f"{suggest_promise(algorithm)}",
             )
         if algorithm.defines("prepare"):
             raise PrivacyError(
                 f"{title} asks clients for more before their first round, and no mechanism covers that exchange.",
-                hint="take a method without such an exchange, or dp='local:...', which counts it.",
+                hint=f"take a method without such an exchange; or {suggest_promise(algorithm)}",
             )
         if not course.sampled:
             raise PrivacyError(

@@ -48,7 +48,7 @@ class LocalNoise(Stage):
             raise PrivacyError(
                 f"Local privacy adds noise to numbers and tells no whole ones. {', '.join(sorted(private))} "
                 "are nothing else, so the server would learn nothing.",
-                hint="take a method that sends numbers, such as `sub-fedavg` instead of `fedmask`.",
+                hint="take a method that sends numbers: `atoll show NAME` says what leaves a client.",
             )
         cut = Clip(self.norm).apply(Sent(private, None), place).fields
         noisy = {name: self._disturb(name, value, place) for name, value in cut.items()}
@@ -81,7 +81,7 @@ class LocalPrivacy(Promise):
         if course.secure:
             raise PrivacyError(
                 "Under local privacy messages have noise before they leave: nothing is left to hide from the server.",
-                hint="use `secure` with dp='client:...', whose noise is then added in shares, or without `dp`.",
+                hint="leave out `secure`.",
             )
         self.require_no_losses(course)
         self.require_unpacked(course)

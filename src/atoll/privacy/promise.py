@@ -11,9 +11,7 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import HyperparameterError, PrivacyError, unknown
 from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel import Place, Sent, Stage
-
-# Kinds of fields that noise on numbers cannot hide: classes, numbers of clusters, numbers of rows.
-UNCOVERED_KINDS = ("labels", "choice", "rows")
+from atoll.toolbox.client.private import UNCOVERED_KINDS
 
 
 @dataclass(frozen=True)

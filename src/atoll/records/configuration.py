@@ -34,6 +34,7 @@ from atoll.kernel.errors import (
     unknown,
 )
 from atoll.kernel.fingerprints import Unstable, portable
+from atoll.kernel.params import Params
 from atoll.kernel.randomness import generator
 from atoll.kernel.replies import Rule
 from atoll.kernel.wrapper import title_of, values_of
@@ -58,7 +59,7 @@ from atoll.runtime.memory import MEMORIES
 from atoll.runtime.participation import Moment, Schedule
 from atoll.runtime.population import MANY_CLIENTS
 from atoll.runtime.selection import Experience, Pool, Selection, parse_selection
-from atoll.toolbox.client.private import require_no_batchnorm
+from atoll.toolbox.client.private import require_own_gradients
 
 SAMPLE_SIZE = 1_000  # clients that are scored where there are very many, unless another number is asked for
 
@@ -144,6 +145,12 @@ class Settings(NamesChecked):
                     hint="for example cohort=5, select_clients='power-of-choice:10'.",
                 )
             self.selection.check(size, task.clients)
+            if algorithm.one_shot and self.selection.reads_losses:
+                raise CohortError(
+                    f"`select_clients={self.select_clients}` learns from earlier rounds, and {title_of(algorithm)} has "
+                    "one.",
+                    hint="leave out `select_clients`.",
+                )
 
     # -- protection: its words are parsed once -----------------------------------------------------------------------
     @cached_property
@@ -174,7 +181,7 @@ class Settings(NamesChecked):
         if self._compression is not None:
             self._check_compression(self._compression, task, algorithm)
         if "+dpsgd" in title_of(algorithm) and algorithm.trains_by_sgd and values_of(algorithm)["sample_clip"]:
-            require_no_batchnorm(task.public_facts())
+            require_own_gradients(algorithm, task.public_facts())
         if self.privacy is not None:
             self._check_privacy(self.privacy, task, algorithm)
         if self._secure is not None:
@@ -200,7 +207,7 @@ class Settings(NamesChecked):
         """Raise for a rule, an attack or a promise that cannot work with this task and algorithm."""
         self._check_promises(task, algorithm)
         if self._attack is not None:
-            self._attack.check(task)
+            self._attack.check(task, algorithm)
         rule = self._rule
         if rule is None:
             return
@@ -217,6 +224,13 @@ class Settings(NamesChecked):
         if rule.needs_public_data:
             task.public_for(f"`aggregate={self.aggregate}`")
             facts = task.public_facts()
+            sent = [algorithm.broadcast(algorithm.start(one)) for one in facts.by_architecture]
+            if "delta" not in algorithm.sends or not all(isinstance(one, Params) for one in sent):
+                raise CohortError(
+                    f"For `aggregate={self.aggregate}`, clients must be sent one model and send its change. "
+                    f"{title_of(algorithm)} sends something else.",
+                    hint="take another rule, such as nnm+trimmed.",
+                )
             if {*algorithm.networks(facts)} != {facts.network}:
                 raise CohortError(
                     f"For `aggregate={self.aggregate}` the server trains a model of the clients' network, but "

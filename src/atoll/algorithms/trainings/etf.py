@@ -57,6 +57,7 @@ class ToFrame(LocalTraining):
     balanced: bool = True  # whether clients minimise the cross-entropy of z + log(n_kc + 1), or of z
 
     called: ClassVar[str] = "etf"
+    follows_samples: ClassVar[bool] = False
     offers: ClassVar[frozenset[str]] = frozenset({FEATURES, FRAME})
     cites: ClassVar[str] = "li2023no"
 

@@ -46,6 +46,7 @@ class OpenSet(LocalTraining):
     augmented: bool = True  # whether x are views of samples, where the task changes them; else samples as they are
 
     called: ClassVar[str] = "openset"
+    follows_samples: ClassVar[bool] = False
     offers: ClassVar[frozenset[str]] = frozenset({UNKNOWN})
     cites: ClassVar[str] = "diao2023towards"
 

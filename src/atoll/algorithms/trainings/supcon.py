@@ -36,6 +36,7 @@ class SupCon(LocalTraining):
     temperature: Positive = 0.07  # of the contrast
 
     called: ClassVar[str] = "supcon"
+    follows_samples: ClassVar[bool] = False
     cites: ClassVar[str] = "khosla2020supervised"
 
     def start(self, task: Facts) -> Start:

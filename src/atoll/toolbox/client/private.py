@@ -20,12 +20,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import PrivacyError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
+from atoll.kernel.wrapper import title_of
+
+# Kinds of fields that noise on numbers cannot hide: classes, numbers of clusters or clients, numbers of rows, masks.
+UNCOVERED_KINDS = ("labels", "choice", "rows", "mask")
+
+
+def suggest_promise(method: Algorithm) -> str:
+    """Say which promise of privacy goes with a method, in a hint: about clients, about messages, or none."""
+    uncovered = sorted(name for name, kind in method.sends.items() if kind in UNCOVERED_KINDS)
+    if uncovered and len(uncovered) == len(method.sends):
+        return "take a method that sends numbers: `atoll show NAME` says what leaves a client."
+    if uncovered:
+        names = " and ".join(uncovered)
+        return f"if {names} may be public, protect the rest: dp='local:epsilon=50,public={'/'.join(uncovered)}'."
+    if method.sums_suffice and not method.defines("prepare"):
+        return "protect it at the level of clients instead: dp='client:epsilon=4'."
+    return "protect every message instead: dp='local:epsilon=50'."
 
 
 @dataclass(frozen=True)
@@ -68,12 +86,23 @@ class Private:
         return Params(found, each.layout), w, loss
 
 
+def require_own_gradients(method: Algorithm, task: Facts) -> None:
+    """Raise where samples have no gradients of their own: by the method, or by the network."""
+    if not method.follows_samples:
+        raise PrivacyError(
+            f"For the piece dpsgd, clients must follow the gradient of their samples' own losses. Those of "
+            f"{title_of(method)} follow another one: of several samples together, or a second one beside it.",
+            hint=suggest_promise(method),
+        )
+    require_no_batchnorm(task)
+
+
 def require_no_batchnorm(task: Facts) -> None:
     """Raise where the answer to a sample depends on the others of its batch."""
     if any(network.layout.batchnorm for network in (task.networks or (task.network,))):
         raise PrivacyError(
-            "Under sample-level privacy a network must answer each sample by itself. This one has BatchNorm, which "
-            "mixes the samples of a batch.",
+            "For the piece dpsgd, a network must answer each sample by itself. This one has BatchNorm, which mixes the "
+            "samples of a batch.",
             hint="take a network with GroupNorm, such as resnet18-gn.",
         )
 
