@@ -116,7 +116,7 @@ def nearest_mixing(rows: Rows, f: int) -> Rows:
     """Allouah et al. 2023: each row becomes the mean of the K - f rows nearest to it, itself among them."""
     mixed = []
     for row in rows:
-        order = sorted(range(len(rows)), key=lambda j: squared(row, rows[j]))  # noqa: B023
+        order = sorted(range(len(rows)), key=lambda j: squared(row, rows[j]))
         mixed.append(mean(rows[order[: len(rows) - f]]))
     return np.stack(mixed)
 
