@@ -157,6 +157,19 @@ def test_federating_may_not_pay(make):
     assert more == "On test samples the best of the others, Ditto, is 10.0 points ahead of it."
 
 
+def test_a_method_that_loses_on_test_samples_is_not_praised(make):
+    head, more = judge(make, make({**SCORES, "ditto": [[0.46] * 6]}), {"local": 0.5, "fedavg": 0.6, "ditto": 0.7})
+    assert head == "Ditto is best on validation samples, but 4.0 points behind training alone on test samples."
+    assert "The loss over training alone" not in more
+    assert "The loss against training alone may be chance (p = 0.062)." in more
+
+
+def test_equal_scores_gain_nothing(make):
+    """catches: a client that is helped by the last digit of a sum."""
+    found = make({"local": [[0.3, 0.5]], "ditto": [[0.1 + 0.2, 0.5]]})
+    assert has(found, "helps").startswith("Ditto helps 0 of 2 clients")
+
+
 def test_nothing_is_recommended_without_validation_samples(make):
     head, _ = judge(make, make(SCORES), dict.fromkeys(SCORES, float("nan")))
     assert head.startswith("No method can be recommended: there are no validation samples")

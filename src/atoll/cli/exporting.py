@@ -171,9 +171,14 @@ def _describe_quality(report: "Report", quality: "Quality | None") -> str:
     if quality is None:
         return "How good it is cannot be told: scoring takes at least 2 samples, in 2 groups where there are groups."
     unit = " %" if numbers.share else ""
-    shared = "" if quality.shared is None else f"that of the shared model {numbers.score(quality.shared)}{unit}"
+    if quality.shared is None:
+        beside = "and there is no shared model"
+    elif quality.shared == quality.score:
+        beside = "the same as that of the shared model"
+    else:
+        beside = f"that of the shared model {numbers.score(quality.shared)}{unit}"
     return (
-        f"Its {numbers.name} is {numbers.score(quality.score)}{unit}, {shared or 'and there is no shared model'}: on "
+        f"Its {numbers.name} is {numbers.score(quality.score)}{unit}, {beside}: on "
         f"{quality.samples} samples in {quality.folds} folds, each answered by a model made from the other folds. The "
         f"model that is written was made from all of them."
     )

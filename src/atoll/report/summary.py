@@ -47,6 +47,11 @@ def write_verdict(comparison: Results) -> tuple[str, str]:
     local = comparison.reference("local")
     if best == local:
         return "Federating does not pay here: training alone is best on validation samples.", _describe_rest(comparison)
+    behind = rows[best]["gain_local"]
+    if behind is not None and behind < 0:
+        amount = _write_amount(Numbers.of(comparison), behind)
+        lead = f"{names[best]} is best on validation samples, but {amount} behind training alone on test samples."
+        return lead, _describe_sureness(comparison, best)
     gains = [
         f"{numbers_of_gain(comparison, rows[best][f'gain_{over}'])} over {words}"
         for over, words in (("local", "training alone"), ("fedavg", "FedAvg"))
@@ -80,9 +85,9 @@ def _describe_sureness(comparison: Results, best: str) -> str:
         )
     p = comparison.significant.get("local", {}).get(best)
     if p is not None and row["gain_local"] is not None:
-        what = "gain" if row["gain_local"] >= 0 else "loss"
+        what = "gain over" if row["gain_local"] >= 0 else "loss against"
         sure = "is more than chance" if p < SIGNIFICANT else "may be chance"
-        sentences.append(f"The {what} over training alone {sure} ({_write_p(p)}).")
+        sentences.append(f"The {what} training alone {sure} ({_write_p(p)}).")
     size = (row["megabytes_up"] + row["megabytes_down"]) / comparison.clients
     sentences.append(f"Each client sends and receives {megabytes(size)} MB in all.")
     return " ".join(sentences)
