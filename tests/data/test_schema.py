@@ -57,7 +57,16 @@ def test_sites_with_one_schema_have_the_numbers_of_one_federation(schema, files)
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("age,sex", "years,sex", "Unknown column 'age'"),
+        (
+            "age,sex",
+            "years,sex",
+            "Column `age` must be there, as the schema says. There is none in Porto.csv.",
+        ),
+        (
+            "readmitted",
+            "readmited",
+            "Column `readmitted` must be there, as the schema says. There is none in Porto.csv.",
+        ),
         ("70,M", "unknown,M", "Column `age` must be numbers or text throughout. Got 'unknown' among numbers"),
         ("71.5,M", "71.5,X", "Column `sex` must hold one of F, M. Got 'X' in line 3"),
         (",true,", ",1,", "Column `smoker` must be numbers or text throughout"),

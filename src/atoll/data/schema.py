@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from atoll.data.rows import Rows
 from atoll.data.tables import Values
-from atoll.kernel.errors import DataError, unknown
+from atoll.kernel.errors import DataError
 
 Type = Literal["number", "flag", "category", "array"]
 Holds = Literal["amounts", "pixels", "tokens"]
@@ -25,6 +26,7 @@ Kind = Literal["classification", "regression", "tokens"]
 ScaledBy = Literal["client", "global", "none"]
 
 FORM = "atoll-schema-1"  # what a file of a schema says it is
+MOST_NAMED = 10  # columns in a message
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,7 @@ class Feature:
 
     def encode(self, rows: Rows) -> Values:
         """Return the column as numbers [rows, ...], not yet scaled; raise, naming it, where it is something else."""
-        if any(self.name not in table.columns for table in rows.tables):
-            raise unknown("column", self.name, rows.names) if len(rows.tables) == 1 else _absence(self.name, rows)
+        _require_column(self.name, rows)
         values = rows.column(self.name, categorical=self.type == "category")
         if self.type == "category":
             return self._encode_categories(rows, values)
@@ -131,6 +132,7 @@ class Schema:
     def encode_target(self, rows: Rows) -> Values:
         """Return class numbers or amounts; raise, naming the column, where it holds anything else."""
         assert self.target is not None
+        _require_column(self.target, rows)
         values = rows.column(self.target, categorical=_are_names(self.classes))
         values = values[:, 0] if values.shape[1:] == (1,) else values
         if self.kind == "regression":
@@ -222,6 +224,13 @@ def _misfit(name: str, expected: str, given: str) -> DataError:
     )
 
 
-def _absence(name: str, rows: Rows) -> DataError:
-    lacking = next(table.where for table in rows.tables if name not in table.columns)
-    return DataError(f"Every client must have column `{name}`, as the schema says. {lacking} lacks it.")
+def _require_column(name: str, rows: Rows) -> None:
+    """Raise unless every table has a column."""
+    for table in rows.tables:
+        if name not in table.columns:
+            near, some = get_close_matches(name, table.columns, 1), [*table.columns]
+            listed = ", ".join(some[:MOST_NAMED]) + (", ..." if len(some) > MOST_NAMED else "")
+            raise DataError(
+                f"Column `{name}` must be there, as the schema says. There is none in {table.where}.",
+                hint=f"is it `{near[0]}` there?" if near else f"its columns are {listed}.",
+            )
