@@ -215,9 +215,8 @@ class Round:
         keys = Keys.of(torch.tensor([client]), self.fed.settings.seed, "dropout", self.number, stream)
         purpose_key = number(0, purpose) & 0xFFFFFFFF
         count = torch.arange(size)
-        return torch.cat(
-            [keys.fold(step).fold(purpose_key).uniform(count, torch.float64)[None] for step in range(steps)]
-        )
+        drawn = [keys.fold(step).fold(purpose_key).uniform(count, torch.float64) for step in range(steps)]
+        return torch.stack(drawn) if drawn else torch.zeros(0, size, dtype=torch.float64)
 
     def mean(self, name: str, weighting: str = "samples", among: Sequence[Reply] | None = None) -> Tensor:
         """Return the mean of a field over replies: by training samples or uniform, and late ones count less."""

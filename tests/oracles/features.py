@@ -1,0 +1,233 @@
+"""What clients exchange is features: FedProto, FedPAC, FedCR, kNN-Per."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, softplus
+
+from oracles.parts import only, train_head
+from oracles.tools import BATCH, BODY, CLASSES, HEAD, HIDDEN, Federation, Outcome, Round, features, gradient, head, loss, oracle, sgd
+
+
+def sums_by_class(values: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of values of every class, and how many there are."""
+    one_hot = torch.eye(CLASSES, dtype=values.dtype)[y]
+    return one_hot.T @ values, one_hot.sum(0)
+
+
+def aligned(w: Tensor, x: Tensor, y: Tensor, centers: Tensor, known: Tensor, lam: float) -> Tensor:
+    """Return the loss, and how far features are from the centers of their classes, if there are any."""
+    z = features(w, x)
+    apart = ((z - centers[y]) ** 2).mean(1) * known[y]
+    return cross_entropy(head(w, z), y) + lam * apart.mean()
+
+
+@oracle("fedproto", lam=0.8, epochs=2)
+@oracle("fedproto", lam=0.8, answer="all", weighting="uniform")
+def fedproto(
+    fed: Federation, lam: float, epochs: int = 1, answer: str = "own", weighting: str = "samples"
+) -> Outcome:
+    """Tan et al., AAAI 2022, Algorithm 1: mean features of classes travel, and no parameters."""
+    v = {k: fed.w0 for k in fed.clients}
+    prototypes, known = torch.zeros(CLASSES, HIDDEN).double(), torch.zeros(CLASSES).double()
+    for t in fed.rounds:
+        for k in t.asked:
+            pull = lambda w, x, y: gradient(lambda u: aligned(u, x, y, prototypes, known, lam), w)
+            v[k] = sgd(v[k], t.batches(k, epochs), t.lr, pull)
+            x, y = fed.data(k)
+            total, count = sums_by_class(features(v[k], x), y)
+            if weighting == "uniform":
+                total, count = total / count.clamp(min=1)[:, None], (count > 0).double()
+            t.send(k, total=total, count=count)
+        if t.replies:
+            total = sum(one.discount * one.total for one in t.replies)
+            count = sum(one.discount * one.count for one in t.replies)
+            seen = count > 0
+            prototypes = torch.where(seen[:, None], total / count.clamp(min=1e-300)[:, None], prototypes)
+            known = torch.where(seen, 1.0, known)
+    answers = []
+    for k in fed.clients:
+        z = features(v[k], fed.probes)
+        near = -((z[:, None] - prototypes[None]) ** 2).mean(2)
+        own = torch.bincount(fed.data(k)[1], minlength=CLASSES) > 0
+        possible = (known > 0) & own if answer == "own" else known > 0
+        lowest = near.min(1, keepdim=True).values
+        answers.append(torch.where(possible, near, lowest - 20))
+    return Outcome(answers=answers)
+
+
+def simplex_minimum(V: Tensor, M: Tensor, m: Tensor) -> Tensor:
+    """Return the minimum of sum_j a_j^2 V_j + ||m - sum_j a_j M_j||^2 over distributions a: try all supports."""
+    best, found = float("inf"), None
+    for size in range(1, len(V) + 1):
+        for support in itertools.combinations(range(len(V)), size):
+            rows = M[[*support]]
+            system = torch.zeros(size + 1, size + 1, dtype=torch.float64)
+            system[:size, :size] = 2 * (torch.diag(V[[*support]]) + rows @ rows.T)
+            system[:size, size] = system[size, :size] = 1
+            right = torch.cat([2 * rows @ m, torch.ones(1, dtype=torch.float64)])
+            part = torch.linalg.lstsq(system, right).solution[:size]
+            if (part >= 0).all():
+                value = float((part**2 * V[[*support]]).sum() + ((m - part @ rows) ** 2).sum())
+                if value < best:
+                    best, found = value, torch.zeros_like(V)
+                    found[[*support]] = part
+    return found
+
+
+@oracle("fedpac", lam=0.7, head_epochs=2, epochs=2)
+@oracle("fedpac", lam=0.7, head_lr=0.4, epochs=1)
+def fedpac(
+    fed: Federation, lam: float, head_epochs: int = 1, head_lr: float | None = None, epochs: int = 5
+) -> Outcome:
+    """Xu et al., ICLR 2023, Algorithm 1."""
+    w, heads = fed.w0, dict[int, Tensor]()  # under the body of w the mean of all heads; mixed ones by client
+    centers, known = torch.zeros(CLASSES, HIDDEN).double(), torch.zeros(CLASSES).double()
+    last: dict[int, Tensor] = {}
+    for t in fed.rounds:
+        rate = t.lr if head_lr is None else head_lr * fed.task.training.lr_decay**t.number
+        for k in t.asked:
+            x, y = fed.data(k)
+            z = features(w, x)  # of the body as it was received
+            total, _ = sums_by_class(z, y)
+            m = total / fed.n[k]
+            V = ((z**2).sum() / fed.n[k] - (m**2).sum()) / fed.n[k]
+            start = torch.cat([w[BODY], mixed(k, heads, last, fed)])
+            w_k = sgd(start, t.batches(k, head_epochs), rate, train_head)
+            h = w_k[HEAD]
+
+            def pull(v: Tensor, x: Tensor, y: Tensor) -> Tensor:
+                g = torch.zeros_like(v)
+                g[BODY] = gradient(lambda u: aligned(u, x, y, centers, known, lam), v)[BODY]
+                return g
+
+            w_k = sgd(w_k, t.batches(k, epochs), t.lr, pull)
+            total, count = sums_by_class(features(w_k, x), y)
+            t.send(k, delta=w_k[BODY] - w[BODY], h=h, m=m.flatten(), V=V, total=total, count=count)
+        if t.replies:
+            w = torch.cat([w[BODY] + t.mean("delta"), w[HEAD]])
+            total = sum(one.discount * one.total for one in t.replies)
+            count = sum(one.discount * one.count for one in t.replies)
+            centers = torch.where((count > 0)[:, None], total / count.clamp(min=1e-300)[:, None], centers)
+            known = torch.where(count > 0, 1.0, known)
+            V, M, H = (torch.stack([one.fields[name] for one in t.replies]) for name in ("V", "m", "h"))
+            for one in t.replies:
+                a = simplex_minimum(V, M, one.m)
+                a = torch.where(a < 1e-3, 0, a)
+                heads[one.client] = a / a.sum() @ H
+                last[one.client] = one.h
+    return Outcome(models=[torch.cat([w[BODY], mixed(k, heads, last, fed)]) for k in fed.clients])
+
+
+def mixed(k: int, heads: dict[int, Tensor], last: dict[int, Tensor], fed: Federation) -> Tensor:
+    """Return a client's mixture; before its first reply the mean head of those that have replied."""
+    if k in heads:
+        return heads[k]
+    return sum(heads.values()) / len(heads) if heads else fed.w0[HEAD]
+
+
+@oracle("knn-per", neighbours=3, epochs=2)
+@oracle("knn-per", neighbours=4, lam=0.3, scale=0.2)
+def knn_per(fed: Federation, neighbours: int, scale: float = 1.0, lam: float | None = None, epochs: int = 1) -> Outcome:
+    """Marfoq et al., ICML 2022, Algorithm 1: FedAvg, and each client's own samples as neighbours."""
+    w = fed.w0
+    for t in fed.rounds:
+        for k in t.asked:
+            t.send(k, delta=sgd(w, t.batches(k, epochs), t.lr) - w)
+        if t.replies:
+            w = w + t.mean("delta")
+    answers = []
+    for k in fed.clients:
+        x_k, y_k = fed.data(k)
+        stored = features(w, x_k)
+
+        def probabilities(x: Tensor) -> tuple[Tensor, Tensor]:
+            """Return what the model says, and what the nearest neighbours say."""
+            z = features(w, x)
+            apart = ((z[:, None] - stored[None]) ** 2).sum(2)
+            votes = torch.zeros(len(x), CLASSES, dtype=torch.float64)
+            for row in range(len(x)):
+                for i in apart[row].argsort()[:neighbours]:
+                    votes[row, y_k[i]] += torch.exp(-apart[row, i] / (scale * HIDDEN))
+            return head(w, z).softmax(1), votes / votes.sum(1, keepdim=True)
+
+        x, y = fed.data(k, "val")
+        model, near = probabilities(x)
+        grid = [step / 100 for step in range(101)]
+        right = torch.arange(len(y))
+        losses = [float(-((1 - a) * model + a * near)[right, y].log().mean()) for a in grid]
+        a = grid[min(range(101), key=lambda place: losses[place])] if lam is None else lam
+        model, near = probabilities(fed.probes)
+        mixed_up = (1 - a) * model + a * near
+        answers.append(mixed_up.clamp(min=torch.finfo(torch.float64).tiny).log())  # no logarithm of 0
+    return Outcome(answers=answers, shared=w)
+
+
+def draw_normal(t: Round, k: int, batches: int, stream: str, *shape: int) -> list[Tensor]:
+    """Return the normal numbers that a client draws in each step, by Box and Muller."""
+    count = math.prod(shape)
+    half = -(-count // 2)
+    found = []
+    for drawn in t.draws(k, "features", batches, 2 * half, stream):
+        length, angle = (-2 * torch.log1p(-drawn[:half])).sqrt(), 2 * math.pi * drawn[half:]
+        found.append(torch.cat([length * angle.cos(), length * angle.sin()])[:count].reshape(shape))
+    return found
+
+
+@oracle("fedcr", beta=0.05, draws=3, final_epochs=2)
+@oracle("fedcr", beta=0.2, draws=2, offset=1.0, epochs=2, final_epochs=0)
+def fedcr(
+    fed: Federation, beta: float, draws: int, final_epochs: int, offset: float = 0.0, epochs: int = 1
+) -> Outcome:
+    """Zhang et al., ICML 2023, Algorithm 1; a model is followed by A and b of the layer of sigma."""
+    A, b, encoder = slice(27, 36), slice(36, 39), [*range(15), *range(27, 39)]
+    w, heads = torch.cat([fed.w0, torch.zeros(12, dtype=torch.float64)]), {k: fed.w0[HEAD] for k in fed.clients}
+    center, spread = torch.zeros(CLASSES, HIDDEN).double(), torch.ones(CLASSES, HIDDEN).double()
+
+    def distribution(v: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        mu = features(v, x)
+        return mu, softplus(mu @ v[A].reshape(HIDDEN, HIDDEN).T + v[b] - offset)
+
+    def objective(v: Tensor, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        mu, sigma = distribution(v, x)
+        z = mu + sigma * noise
+        data = torch.stack([cross_entropy(head(v, one), y) for one in z]).mean()
+        wide = sigma.clamp(min=1e-3)
+        s_y, m_y = spread[y], center[y]
+        apart = (wide / s_y).log() + (s_y**2 + (m_y - mu) ** 2) / (2 * wide**2) - 0.5
+        return data + beta * apart.sum(1).mean()
+
+    def train(t: Round, k: int, v: Tensor, epochs: int, stream: str, part: slice) -> Tensor:
+        batches = t.batches(k, epochs, stream=stream)
+        for (x, y), noise in zip(batches, draw_normal(t, k, len(batches), stream, draws, BATCH, HIDDEN), strict=True):
+            g = gradient(lambda u: objective(u, x, y, noise[:, : len(x)]), v)
+            step = torch.zeros_like(v)
+            step[part] = g[part]
+            v = v - t.lr * step
+        return v
+
+    for t in fed.rounds:
+        for k in t.asked:
+            start = w.clone()
+            start[HEAD] = heads[k]
+            w_k = train(t, k, start, epochs, "main", slice(None))
+            heads[k] = w_k[HEAD]
+            x, y = fed.data(k)
+            mu, sigma = distribution(w_k, x)
+            sure = sigma.clamp(min=1e-3) ** -2
+            precision, count = sums_by_class(sure, y)
+            t.send(k, delta=(w_k - w)[encoder], precision=precision, moment=sums_by_class(mu * sure, y)[0], count=count)
+        if t.replies:
+            w[encoder] = w[encoder] + t.mean("delta")
+            precision, moment = (sum(one.discount * one.fields[name] for one in t.replies) for name in ("precision", "moment"))
+            here = (sum(one.count for one in t.replies) > 0)[:, None]
+            center = torch.where(here, moment / (1 + precision), center)
+            spread = torch.where(here, (1 + precision) ** -0.5, spread)
+    models = []
+    for k in fed.clients:
+        last = w.clone()
+        last[HEAD] = heads[k]
+        models.append(train(fed.end, k, last, final_epochs, "final", HEAD)[:27])
+    return Outcome(models=models)
