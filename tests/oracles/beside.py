@@ -1,5 +1,8 @@
 """A model of one's own beside a shared one: Ditto, APFL, pFedMe, MTL-Reg, FedPHP, FML, FedALA, interpolation."""
 
+import math
+
+import numpy as np
 import torch
 from oracles.tools import BODY, HEAD, Federation, Outcome, features, grad, gradient, logits, loss, oracle, sgd
 from torch import Tensor
@@ -146,6 +149,44 @@ def fml(fed: Federation, alpha: float, beta: float, epochs: int) -> Outcome:
                 w_k, v = w_k - t.lr * g_w, v - t.lr * g_v
             own[k] = v
             t.send(k, delta=w_k - w)
+        if t.replies:
+            w = w + t.mean("delta")
+    return Outcome(models=[own.get(k, w) for k in fed.clients], shared=w)
+
+
+@oracle("fedala", weights_lr=2.0, share=0.7, threshold=0.02, first_epochs=14, epochs=2, rounds=5)
+@oracle("fedala", layers="all", weights_lr=0.5, initial_weight=0.6, first_epochs=4)
+def fedala(
+    fed: Federation, weights_lr: float, first_epochs: int, share: float = 0.8, threshold: float = 0.1,
+    layers: str = "last:1", initial_weight: float = 1.0, epochs: int = 1,
+) -> Outcome:  # fmt: skip
+    """Zhang et al., AAAI 2023, Algorithm 1: clients learn, weight by weight, how much of the shared model to take."""
+    upper = slice(None) if layers == "all" else HEAD
+    w, own, W, visits = fed.w0, dict[int, Tensor](), dict[int, Tensor](), dict.fromkeys(fed.clients, 0)
+    for t in fed.rounds:
+        for k in t.asked:
+            v, part = own.get(k, w), W.get(k, torch.full_like(w, initial_weight)[upper])
+
+            def mixed(part: Tensor) -> Tensor:
+                theta = w.clone()
+                theta[upper] = v[upper] + (w - v)[upper] * part
+                return theta
+
+            left, sample = math.ceil(share * fed.n[k]), list[tuple[Tensor, Tensor]]()
+            for x, y in t.batches(k, stream="weights"):  # the first of them are the share
+                sample += [(x[:left], y[:left])] if left > 0 else []
+                left -= len(y)
+            losses: list[float] = []
+            for _ in range([0, first_epochs][visits[k]] if visits[k] < 2 else 1):
+                total = 0.0
+                for x, y in sample:
+                    total += float(loss(mixed(part), x, y)) * len(y)
+                    part = (part - weights_lr * (grad(mixed(part), x, y) * (w - v))[upper]).clamp(0, 1)
+                losses.append(total)
+                if len(losses) >= 10 and np.std(losses[-10:]) / sum(len(y) for _, y in sample) < threshold:
+                    break
+            own[k], W[k], visits[k] = sgd(mixed(part), t.batches(k, epochs), t.lr), part, visits[k] + 1
+            t.send(k, delta=own[k] - w)
         if t.replies:
             w = w + t.mean("delta")
     return Outcome(models=[own.get(k, w) for k in fed.clients], shared=w)

@@ -68,7 +68,8 @@ def fedmask(fed: Federation, score_lr: float, prune: float, epochs: int = 1, wei
                 met.add(k)
             t.send(k, m=possible[k] * (s > 0), P=possible[k])
         if t.replies:
-            u = (t.mean("m", weighting) >= 0.5 * t.mean("P", weighting)).double()
+            had = t.mean("P", weighting)  # what nobody has keeps its last vote
+            u = torch.where(had > 0, (t.mean("m", weighting) >= 0.5 * had).double(), u)
     own = {k: possible[k] * (scores[k] > 0) if k in met else u for k in fed.clients}
     return Outcome(models=[masked(W, own[k], layers) for k in fed.clients], shared=masked(W, u, layers))
 
