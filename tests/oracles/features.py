@@ -4,11 +4,24 @@ import itertools
 import math
 
 import torch
+from oracles.parts import train_head
+from oracles.tools import (
+    BATCH,
+    BODY,
+    CLASSES,
+    HEAD,
+    HIDDEN,
+    Federation,
+    Outcome,
+    Round,
+    features,
+    gradient,
+    head,
+    oracle,
+    sgd,
+)
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
-
-from oracles.parts import only, train_head
-from oracles.tools import BATCH, BODY, CLASSES, HEAD, HIDDEN, Federation, Outcome, Round, features, gradient, head, loss, oracle, sgd
 
 
 def sums_by_class(values: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,11 +39,9 @@ def aligned(w: Tensor, x: Tensor, y: Tensor, centers: Tensor, known: Tensor, lam
 
 @oracle("fedproto", lam=0.8, epochs=2)
 @oracle("fedproto", lam=0.8, answer="all", weighting="uniform")
-def fedproto(
-    fed: Federation, lam: float, epochs: int = 1, answer: str = "own", weighting: str = "samples"
-) -> Outcome:
+def fedproto(fed: Federation, lam: float, epochs: int = 1, answer: str = "own", weighting: str = "samples") -> Outcome:
     """Tan et al., AAAI 2022, Algorithm 1: mean features of classes travel, and no parameters."""
-    v = {k: fed.w0 for k in fed.clients}
+    v = dict.fromkeys(fed.clients, fed.w0)
     prototypes, known = torch.zeros(CLASSES, HIDDEN).double(), torch.zeros(CLASSES).double()
     for t in fed.rounds:
         for k in t.asked:
@@ -79,9 +90,7 @@ def simplex_minimum(V: Tensor, M: Tensor, m: Tensor) -> Tensor:
 
 @oracle("fedpac", lam=0.7, head_epochs=2, epochs=2)
 @oracle("fedpac", lam=0.7, head_lr=0.4, epochs=1)
-def fedpac(
-    fed: Federation, lam: float, head_epochs: int = 1, head_lr: float | None = None, epochs: int = 5
-) -> Outcome:
+def fedpac(fed: Federation, lam: float, head_epochs: int = 1, head_lr: float | None = None, epochs: int = 5) -> Outcome:
     """Xu et al., ICLR 2023, Algorithm 1."""
     w, heads = fed.w0, dict[int, Tensor]()  # under the body of w the mean of all heads; mixed ones by client
     centers, known = torch.zeros(CLASSES, HIDDEN).double(), torch.zeros(CLASSES).double()
@@ -178,12 +187,10 @@ def draw_normal(t: Round, k: int, batches: int, stream: str, *shape: int) -> lis
 
 @oracle("fedcr", beta=0.05, draws=3, final_epochs=2)
 @oracle("fedcr", beta=0.2, draws=2, offset=1.0, epochs=2, final_epochs=0)
-def fedcr(
-    fed: Federation, beta: float, draws: int, final_epochs: int, offset: float = 0.0, epochs: int = 1
-) -> Outcome:
+def fedcr(fed: Federation, beta: float, draws: int, final_epochs: int, offset: float = 0.0, epochs: int = 1) -> Outcome:
     """Zhang et al., ICML 2023, Algorithm 1; a model is followed by A and b of the layer of sigma."""
     A, b, encoder = slice(27, 36), slice(36, 39), [*range(15), *range(27, 39)]
-    w, heads = torch.cat([fed.w0, torch.zeros(12, dtype=torch.float64)]), {k: fed.w0[HEAD] for k in fed.clients}
+    w, heads = torch.cat([fed.w0, torch.zeros(12, dtype=torch.float64)]), dict.fromkeys(fed.clients, fed.w0[HEAD])
     center, spread = torch.zeros(CLASSES, HIDDEN).double(), torch.ones(CLASSES, HIDDEN).double()
 
     def distribution(v: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,7 +228,9 @@ def fedcr(
             t.send(k, delta=(w_k - w)[encoder], precision=precision, moment=sums_by_class(mu * sure, y)[0], count=count)
         if t.replies:
             w[encoder] = w[encoder] + t.mean("delta")
-            precision, moment = (sum(one.discount * one.fields[name] for one in t.replies) for name in ("precision", "moment"))
+            precision, moment = (
+                sum(one.discount * one.fields[name] for one in t.replies) for name in ("precision", "moment")
+            )
             here = (sum(one.count for one in t.replies) > 0)[:, None]
             center = torch.where(here, moment / (1 + precision), center)
             spread = torch.where(here, (1 + precision) ** -0.5, spread)
@@ -231,3 +240,61 @@ def fedcr(
         last[HEAD] = heads[k]
         models.append(train(fed.end, k, last, final_epochs, "final", HEAD)[:27])
     return Outcome(models=models)
+
+
+@oracle("ccvr", draws=5, server_epochs=2, server_batch=4, server_lr=0.1, shrinkage=0.2)
+@oracle("ccvr", draws=4, server_epochs=1, server_batch=5, rounds_before=2, epochs=2)
+def ccvr(
+    fed: Federation, draws: int, server_epochs: int, server_batch: int, server_lr: float = 0.01,
+    shrinkage: float = 0.01, rounds_before: int = 0, epochs: int = 1,
+) -> Outcome:  # fmt: skip
+    """Luo et al., NeurIPS 2021, Algorithm 1: a head for features that are drawn from a Gaussian of each class."""
+    w = deployed = fed.w0
+    counts = torch.zeros(CLASSES, dtype=torch.float64)
+    center, spread = torch.zeros(CLASSES, HIDDEN).double(), torch.zeros(CLASSES, HIDDEN, HIDDEN).double()
+    for t in fed.rounds:
+        for k in t.asked:
+            x, y = fed.data(k)
+            z = features(w, x)
+            total, count = sums_by_class(z, y)
+            square, _ = sums_by_class((z[:, :, None] * z[:, None]).flatten(1), y)
+            tells = t.number >= rounds_before
+            w_k = sgd(w, t.batches(k, epochs), t.lr)
+            t.send(k, delta=w_k - w, tells=tells, count=count, total=total, square=square.reshape(-1, HIDDEN, HIDDEN))
+        if not t.replies:
+            continue
+        body, w = w, w + t.mean("delta")
+        deployed, telling = w, [one for one in t.replies if one.tells]
+        if t.number < rounds_before:
+            continue
+        count, total, square = (
+            sum((one.discount * one.fields[name] for one in telling), torch.zeros(()))
+            for name in ("count", "total", "square")
+        )
+        for c in range(CLASSES):
+            if telling and count[c] > 0:
+                counts[c], center[c] = count[c], total[c] / count[c]
+                spread[c] = square[c] / count[c] - center[c].outer(center[c])
+        known = [c for c in range(CLASSES) if counts[c] > 0]
+        normal = torch.from_numpy(t.server_draws("features").standard_normal((len(known), draws, HIDDEN)))
+        drawn, labels = [], []
+        for noise, c in zip(normal, known, strict=True):
+            even = shrinkage * spread[c].trace() / HIDDEN + 1e-9 * (center[c] ** 2).mean()  # for classes of one sample
+            wide = (1 - shrinkage) * spread[c] + even * torch.eye(HIDDEN, dtype=torch.float64)
+            drawn.append(center[c] + noise @ torch.linalg.cholesky(wide).T)
+            labels += [c] * draws
+        z, y = torch.cat(drawn), torch.tensor(labels)
+        middle, scale = z.mean(0), z.std(0, correction=0)
+        h, velocity, standard = torch.zeros(12).double(), torch.zeros(12).double(), (z - middle) / scale
+        for rows in t.server_batches(len(z), server_batch, "head", server_epochs):
+            g = gradient(lambda v: cross_entropy(linear(v, standard[rows]), y[rows]), h)
+            velocity = 0.9 * velocity + g
+            h = h - server_lr * velocity
+        weight = h[:9].reshape(CLASSES, HIDDEN) / scale
+        deployed = torch.cat([body[BODY], weight.flatten(), h[9:] - weight @ middle])
+    return Outcome(models=[deployed] * len(fed.clients), shared=deployed)
+
+
+def linear(h: Tensor, z: Tensor) -> Tensor:
+    """Return what a head by itself makes of features."""
+    return z @ h[:9].reshape(CLASSES, HIDDEN).T + h[9:]

@@ -3,10 +3,10 @@
 import math
 
 import torch
+from oracles.tools import CLASSES, Federation, Outcome, grad, loss, oracle, sgd
 from torch import Tensor
 
 from atoll.compose import create
-from oracles.tools import CLASSES, Federation, Outcome, grad, loss, oracle, sgd
 
 Numbers = dict[str, Tensor]
 
@@ -42,9 +42,7 @@ def pfedhn(
         g = dict(zip(point, torch.autograd.grad(along, [*point.values()]), strict=True))
         length = float(torch.cat([value.flatten() for value in g.values()]).norm())
         for name in phi:
-            velocity[name] = (
-                momentum * velocity[name] + g[name] * min(1.0, clip / length) + weight_decay * phi[name]
-            )
+            velocity[name] = momentum * velocity[name] + g[name] * min(1.0, clip / length) + weight_decay * phi[name]
             phi[name] = phi[name] - server_lr * velocity[name]
 
     for t in fed.rounds:

@@ -1,10 +1,9 @@
 """Sparse networks of one's own inside a common one: Sub-FedAvg and FedMask."""
 
 import torch
-from torch import Tensor
-
 from oracles.sharpness import LAYERS
 from oracles.tools import Federation, Outcome, grad, logits, oracle, sgd
+from torch import Tensor
 
 START = 0.01  # of a score: FedMask's page does not name the number
 

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from oracles.tools import CLASSES, Federation, Outcome, grad, loss, oracle, sgd
+from torch import Tensor
 
 SHARES = [step / 10 for step in range(11)]
 
@@ -115,6 +114,8 @@ def interp_bandit(fed: Federation, arms: int, explore: float, fade: float) -> Ou
     models = []
     for k in fed.clients:
         tried = counts[k] > 0
-        best = shares[np.argmax(np.where(tried, rewards[k] / np.where(tried, counts[k], 1), -1))] if tried.any() else 0.0
+        best = (
+            shares[np.argmax(np.where(tried, rewards[k] / np.where(tried, counts[k], 1), -1))] if tried.any() else 0.0
+        )
         models.append(best * own.get(k, w) + (1 - best) * w)
     return Outcome(models=models, shared=w)
