@@ -1,7 +1,8 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
 from atoll.kernel.network import Network, Variant
 from atoll.kernel.portable import ColumnConv2d, KeyedDropout, MaskedBatchNorm, TiledMaxPool2d, portable
@@ -51,6 +52,28 @@ def test_batchnorm_is_torchs_in_training_and_evaluation(kind, shape, options):
         assert close(buffers[name].double(), buffer.double())
         assert buffers[name].dtype == buffer.dtype
     assert close(ours.eval()(normal(*shape)), theirs.eval()(normal(*shape)))
+
+
+@pytest.mark.parametrize("padded", [0, 2])
+def test_gradients_of_batchnorm_and_theirs_in_turn_are_torchs(padded):
+    x, away, layer = normal(6, 3, 4, 4), normal(6, 3, 4, 4, seed=1), nn.BatchNorm2d(3).double()
+    padding, mask = torch.full((padded, 3, 4, 4), 7.0, dtype=torch.float64), (torch.arange(6 + padded) < 6).double()
+
+    def ours(values):
+        module = portable(layer).train()
+        state = {**dict(module.named_parameters()), **dict(module.named_buffers()), "_mask": mask}
+        return (functional_call(module, state, (torch.cat([values, padding]),))[:6].sin() * away).sum()
+
+    def theirs(values):
+        return (F.batch_norm(values, None, None, layer.weight, layer.bias, training=True).sin() * away).sum()
+
+    def bend(function):
+        return grad(lambda values: (grad(function)(values) * away).sum())
+
+    assert close(grad(ours)(x), grad(theirs)(x))
+    assert close(bend(ours)(x), bend(theirs)(x), 1e-11)
+    each = torch.stack([x, 2 * x + away])
+    assert close(vmap(bend(ours))(each), torch.stack([bend(theirs)(one) for one in each]), 1e-11)
 
 
 @pytest.mark.parametrize(("kind", "shape"), NORMS)
