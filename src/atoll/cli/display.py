@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from atoll.records import progress
-from atoll.report.table import megabytes, newcomers_notes, newcomers_table, notes, run_table
+from atoll.report.table import EPOCHS, epochs_table, megabytes, newcomers_notes, newcomers_table, notes, run_table
 
 if TYPE_CHECKING:
     from atoll.experiments.comparison import Comparison
@@ -31,15 +32,24 @@ def present_run(outcome: "Report") -> None:
     if not outcome.finished:
         say(f"This run is incomplete: {outcome.progress}.", style="yellow")
     if not outcome.evaluations:  # only the server's test set was used, or nothing yet
-        return write("", run_table(outcome))
+        write("", run_table(outcome))
+        return present_epochs({outcome.label: [outcome]})
     comparison = Comparison.of_runs([outcome])
     paths = comparison.save(folder)
     up, down = megabytes(outcome.megabytes("up")), megabytes(outcome.megabytes("down"))
     write("", run_table(outcome), Text(comparison.protocol, style="dim"))
+    present_epochs(comparison.outcomes)
     write(f"{up} MB up, {down} MB down, {outcome.gradients} gradients, {outcome.seconds:.1f} s of training")
     for sentence in write_protection(comparison):
         write(sentence)
     return write_paths(run=folder, report=paths["report"])
+
+
+def present_epochs(outcomes: "Mapping[str, Sequence[Report]]") -> None:
+    """Show scores by epoch of one-shot training, where there is a curve."""
+    table = epochs_table(outcomes)
+    if table is not None:
+        write(table, Text(EPOCHS, style="dim"), "")
 
 
 def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) -> None:
@@ -52,6 +62,7 @@ def present_comparison(comparison: "Comparison", folder: Path, reused: int = 0) 
         head, more = write_verdict(comparison)
         write("", Text(head, style="bold"), Text(more))
     write("", comparison.table(), Text(notes(comparison), style="dim"), "")
+    present_epochs(comparison.outcomes)
     if comparison.newcomers:
         write(newcomers_table(comparison), Text(newcomers_notes(comparison), style="dim"), "")
     write(*map(Text, [*write_findings(comparison), *write_protection(comparison)]))

@@ -21,7 +21,7 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine
 from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.sources import file_digest
-from atoll.records.configuration import Settings, is_another_model
+from atoll.records.configuration import Settings, count_epochs, is_another_model
 from atoll.records.labels import label
 from atoll.records.progress import call_all
 from atoll.records.report import Report
@@ -257,8 +257,9 @@ def group_cells(cells: Sequence[Cell], engine: LocalEngine | ClusterEngine, *, t
 
 
 def settings_of(algorithm: Algorithm, settings: Settings, seed: int) -> Settings:
-    """Return the settings of a run; a one-shot method has one round, however many the others have."""
-    return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds)
+    """Return the settings of a run: a one-shot method has one round, however many the others have, and a curve."""
+    curve = settings.curve if algorithm.one_shot and count_epochs(algorithm) else ()
+    return replace(settings, seed=seed, rounds=1 if algorithm.one_shot else settings.rounds, curve=curve)
 
 
 def run_name(algorithm: Algorithm, seed: int) -> str:

@@ -125,6 +125,11 @@ def compare(
         )
     methods = [methods] if isinstance(methods, str | Algorithm) else methods
     chosen = add_references([*map(as_method, methods)])
+    if settings.curve and not any(method.one_shot for method in chosen.values()):
+        raise RunError(
+            f"`curve` scores one-shot methods after some of their epochs. {', '.join(chosen)} train in rounds.",
+            hint="leave it out: rounds are scored as they come, as `eval_every` says.",
+        )
     build = _builder(task)
     folder = None if folder is None else Path(folder)
     found: dict[tuple[str, int], Report] = {}
@@ -158,11 +163,13 @@ def compare(
 
 def _require_samples(task: Task, select: Select) -> None:
     """Raise before the first run if samples would be missing after the last one."""
+    if task.central is not None and select == "last":  # the server's test set is enough
+        return
     for split in ("test", "val") if select == "best" else ("test",):
         if not task.splits[split].offsets[-1]:
             raise RunError(
                 f"A comparison of the {select} round must have {split} samples. {task.name} has none.",
-                hint="give every split a share, as `split=60/15/25`.",
+                hint="give every split a share, as `split=60/15/25`, or the server a test set, as `central=0.25`.",
             )
 
 

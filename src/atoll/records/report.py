@@ -577,6 +577,17 @@ class Report:
         """Return one figure by round."""
         return [(line.round, getattr(_scores_by_split(line)[split], figure)) for line in self.evaluations]
 
+    def by_epoch(self) -> list[tuple[int, float]]:
+        """Return the score of a one-shot method after each epoch that its `curve` names.
+
+        On the server's test set if there is one, else the mean over clients' own test samples.
+        """
+        found = []
+        for point in (self.history[-1].curve or ()) if self.history else ():
+            central, personal = point.evaluation.central, point.evaluation.personal or {}
+            found.append((point.epoch, personal["test"].macro if central is None else central.score))
+        return found
+
     @property
     def transductive(self) -> bool:
         """Whether an answer to a sample depends on the others of its batch."""

@@ -181,6 +181,11 @@ class Results:
         """How many of the clients that were scored have a score."""
         return int((~np.isnan(self.example.scores(select=self.select))).sum())
 
+    @property
+    def only_central(self) -> bool:
+        """Whether no client has test samples of its own: the server's test set decides."""
+        return self.judged == 0 and any(one.central is not None for of in self.outcomes.values() for one in of)
+
     # -- what a client gains -----------------------------------------------------------------------------------------
     def scores(self, method: str, split: str = "test") -> Scores:
         """Return the score of every client that was scored, as [seed, client]."""
@@ -375,6 +380,7 @@ class Results:
             "ece": _optional(_mean, [one.ece for one in figures]),
             "shared_union": _optional(_mean, [outcome.union for outcome in outcomes]),
             "central": _optional(_mean, [outcome.central for outcome in outcomes]),
+            "central_interval": _optional(significance.interval, [outcome.central for outcome in outcomes]),
             **{f"gain_{name}": _nanmean(self.gains(method, name)) for name in REFERENCES},
             "gain_local_median": _reduce_known(np.nanmedian, once),
             "gain_local_interval": None if gains is None else self._interval(_known_means(gains), gains),
@@ -480,9 +486,18 @@ class Results:
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
         rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
+        measured = (
+            f"of the model each client would deploy, on its own test split{cut}, {SELECTIONS[self.select]}{rounds}"
+        )
+        if self.only_central:
+            measured = (
+                f"of the shared model or ensemble on the server's own test set, {SELECTIONS[self.select]}{rounds}"
+            )
+            who = f"all {task.clients:,} clients train, without test samples of their own{cut}: nobody's gain is known"
+        else:
+            who = f"{who} each counted the same"
         return (
-            f"{what} of the model each client would deploy, on its own test split{cut}, {SELECTIONS[self.select]}"
-            f"{rounds}; {who} each counted the same{self._explain_interval()}. "
+            f"{what} {measured}; {who}{self._explain_interval()}. "
             f"{task.name}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
             f"{', '.join(map(str, self.seeds))}.{shared}{self._explain_undefined()}"
             f"{f' Warning: {leaks}' if leaks else ''}"

@@ -15,7 +15,9 @@ from atoll.report.html import render_page
 from atoll.report.summary import write_verdict
 from atoll.report.table import (
     BEST,
+    EPOCHS,
     comparison_cells,
+    epochs_cells,
     newcomers_cells,
     newcomers_notes,
     notes,
@@ -58,6 +60,7 @@ def as_json(comparison: Results) -> dict[str, Any]:
         "missing": [*comparison.missing],
         "results": comparison.results,
         **({"newcomers": comparison.newcomers} if comparison.newcomers else {}),
+        **({"by_epoch": curves} if (curves := _list_curves(comparison)) else {}),
         **({"classes": comparison.classes} if comparison.classes else {}),
         "groups": {
             method: {
@@ -71,9 +74,21 @@ def as_json(comparison: Results) -> dict[str, Any]:
     return found
 
 
+def _list_curves(comparison: Results) -> dict[str, list[dict[str, float]]]:
+    """Return the scores by epoch of local training, for every method that has some a dictionary for each seed."""
+    found = {
+        method: [{f"{epoch}": score for epoch, score in one.by_epoch()} for one in of_method]
+        for method, of_method in comparison.outcomes.items()
+    }
+    return {method: seeds for method, seeds in found.items() if any(seeds)}
+
+
 def write_markdown(comparison: Results) -> str:
     """Write the table for a README or an issue."""
     found = f"{_write_pipes(*_list_cells(comparison))}\n\n{_escape_markdown(notes(comparison))}\n"
+    heads, rows = epochs_cells(comparison.outcomes)
+    if rows:
+        found += f"\n{_write_pipes(heads, rows)}\n\n{_escape_markdown(EPOCHS)}\n"
     if comparison.newcomers:
         found += f"\n{_write_pipes(*newcomers_cells(comparison))}\n\n{_escape_markdown(newcomers_notes(comparison))}\n"
     return found

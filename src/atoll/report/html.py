@@ -17,7 +17,7 @@ from atoll.report.figures import write_palette
 from atoll.report.parts import Part, templates
 from atoll.report.sections.classes import collect_classes
 from atoll.report.sections.clients import collect_clients, collect_gains, collect_groups, collect_spread
-from atoll.report.sections.curves import collect_curves, collect_megabytes, collect_newcomers
+from atoll.report.sections.curves import collect_curves, collect_epochs, collect_megabytes, collect_newcomers
 from atoll.report.sections.protection import collect_audits, collect_contributions, collect_protection
 from atoll.report.sections.results import collect_results
 from atoll.report.sections.setup import collect_citations, collect_configuration, collect_costs
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SECTIONS: dict[str, Callable[[View], list[Part]]] = {
     "What each client gains": collect_gains,
     "Learning curves": collect_curves,
+    "By epoch of local training": collect_epochs,
     "Class by class": collect_classes,
     "New clients": collect_newcomers,
     "Score against megabytes": collect_megabytes,

@@ -39,6 +39,11 @@ def write_verdict(comparison: Results) -> tuple[str, str]:
     rows = {row["method"]: row for row in comparison.results}
     if len(rows) == 1:
         return _describe_single(comparison), ""
+    if comparison.only_central:
+        return " ".join(_compare_on_server(comparison)), (
+            "Clients have no test samples of their own, so nobody's gain is known. What is best by test scores looks "
+            "better than it is."
+        )
     if best is None:
         return (
             "No method can be recommended: there are no validation samples to choose by.",
@@ -109,6 +114,8 @@ def _describe_rest(comparison: Results) -> str:
 def write_findings(comparison: Results) -> list[str]:
     """Say who gains, which method leads, which clusters were found, what it costs."""
     clusters = [describe_clusters(comparison, method, name) for method, name in name_methods(comparison).items()]
+    if comparison.only_central:
+        return [*_compare_on_server(comparison), *_describe_costs(comparison)]
     scores = [*_compare_means(comparison), *_compare_on_server(comparison)]
     return [*_compare_with_local(comparison), *scores, *filter(None, clusters), *_describe_costs(comparison)]
 
@@ -305,7 +312,7 @@ def write_cautions(comparison: Results) -> list[str]:
         )
     if seeds == 1:
         found.append("There is only one seed, so nothing is known about chance in training.")
-    elif seeds < FEW_SEEDS:
+    elif seeds < FEW_SEEDS and not comparison.only_central:
         found.append(_describe_few_seeds(comparison))
     samples = comparison.example.samples()
     tested = samples[samples > 0]

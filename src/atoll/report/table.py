@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.kernel.html import html_table
+from atoll.metrics.significance import interval
 from atoll.records.numbers import UNKNOWN, Numbers, mean_text, run_cells
 
 if TYPE_CHECKING:
@@ -84,6 +85,16 @@ def comparison_cells(comparison: Results) -> tuple[list[str], list[list[str]]]:
         "worst\nclient", "bottom\n10 %", "std", "gain vs\nLocal", "gain vs\nFedAvg",
         f"harmed\nof {comparison.judged:,}", "MB\nup", "MB\ndown",
     ]  # fmt: skip
+    if comparison.only_central:
+        heads = ["method", "server's test", "MB\nup", "MB\ndown"]
+        return heads, [
+            [
+                marked_name(row),
+                central_text(numbers, row),
+                *(megabytes(row[f"megabytes_{way}"]) for way in ("up", "down")),
+            ]
+            for row in comparison.results
+        ]
     rows = [
         [
             f"{marked_name(row)} {BEST}" if several and row["method"] == comparison.best else marked_name(row),
@@ -121,6 +132,45 @@ def transductive_note(comparison: Results) -> str:
         f" {TRANSDUCTIVE} transductive: an answer depends on the other test samples of its batch. Mean with one sample "
         f"at a time{impossible}: {', '.join(alone)}."
     )
+
+
+def epochs_table(outcomes: Mapping[str, Sequence[Report]]) -> Table | None:
+    """Make a table of scores by epoch of one-shot training, one row per method; None without a curve."""
+    heads, rows = epochs_cells(outcomes)
+    if not rows:
+        return None
+    table = plain_table(heads[:1])
+    for head in heads[1:]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def epochs_cells(outcomes: Mapping[str, Sequence[Report]]) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and the rows of the table of scores by epoch: means over seeds, with their intervals."""
+    found = {method: [dict(one.by_epoch()) for one in of_method] for method, of_method in outcomes.items()}
+    epochs = sorted({epoch for seeds in found.values() for one in seeds for epoch in one})
+    numbers = Numbers(**next(iter(outcomes.values()))[0].metric)
+
+    def write(values: list[float]) -> str:
+        half = interval(values) if len(values) > 1 else None
+        mean = numbers.score(float(np.mean(values)) if values else None)
+        return mean if half is None else f"{mean} ± {numbers.score(half)}"
+
+    rows = [
+        [method, *(write([one[epoch] for one in seeds if epoch in one]) for epoch in epochs)]
+        for method, seeds in found.items()
+        if any(seeds)
+    ]
+    return ["after epoch", *map(str, epochs)], rows
+
+
+EPOCHS = (
+    "After so many epochs of one local training, on the server's test set if it has one, else on clients' own. Where a "
+    "method plans over all epochs (stages, a falling step size), points are those of the long training, not of a "
+    "shorter one."
+)
 
 
 def has_interval(comparison: Results) -> bool:
@@ -175,6 +225,11 @@ def newcomers_notes(comparison: Results) -> str:
 def notes(comparison: Results) -> str:
     """Explain the table of a comparison."""
     central = f"{SERVERS_TEST} " if has_central(comparison) else ""
+    if comparison.only_central:
+        return (
+            f"{comparison.protocol} {central}{transductive_note(comparison).strip()} MB and seconds (s) of training are"
+            " totals of all clients, for one seed."
+        )
     return (
         f"{validation_note(comparison, BEST)} {comparison.protocol} {central}{gains_note(comparison)} "
         f"{harmed_note(comparison)}{harm_note(comparison)}{transductive_note(comparison)} "
@@ -232,6 +287,12 @@ def validation_text(numbers: Numbers, row: dict[str, Any]) -> str:
     """Write the mean score on validation samples; in brackets if the method reads them itself."""
     score = numbers.score(row["validation"])
     return f"({score})" if row["reads_validation"] and score != UNKNOWN else score
+
+
+def central_text(numbers: Numbers, row: dict[str, Any]) -> str:
+    """Write the score on the server's test set, with its interval over seeds."""
+    score = numbers.score(row["central"])
+    return score if row["central_interval"] is None else f"{score} ± {numbers.score(row['central_interval'])}"
 
 
 def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> str:

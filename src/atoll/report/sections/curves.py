@@ -13,7 +13,7 @@ from atoll.report import figures
 from atoll.report.drawing import NARROW, WIDTH
 from atoll.report.figures import Line
 from atoll.report.parts import Figure, Part, Row, Table, Widths
-from atoll.report.table import newcomers_cells, newcomers_notes
+from atoll.report.table import EPOCHS, epochs_cells, newcomers_cells, newcomers_notes
 from atoll.report.view import View
 
 if TYPE_CHECKING:
@@ -54,6 +54,18 @@ def collect_megabytes(view: View) -> list[Part]:
     return _draw(view, lines, words, title, across, log=log)
 
 
+def collect_epochs(view: View) -> list[Part]:
+    """Draw the score of one-shot methods by epoch of their one local training, where they have a curve."""
+    (head, *heads), cells_of = epochs_cells(view.comparison.outcomes)
+    if not cells_of:
+        return []
+    lines = {method: _average(view, method, _list_epochs) for method, *_ in cells_of}
+    rows = [Row(method, cells, method=view.place(method)) for method, *cells in cells_of]
+    title = f"Mean test {view.numbers.name} by epoch of local training, one line per method"
+    drawn = _draw(view, lines, EPOCHS, title, "epoch of local training", split="test")
+    return [*drawn, Table([head.capitalize(), *heads], rows, "")]
+
+
 def collect_newcomers(view: View) -> list[Part]:
     """Show how clients that took no part are served, and how their scores grow with tuning."""
     comparison = view.comparison
@@ -71,6 +83,10 @@ def collect_newcomers(view: View) -> list[Part]:
 
 def _list_rounds(outcome: Report) -> list[tuple[float, float]]:
     return [*outcome.curve()]
+
+
+def _list_epochs(outcome: Report) -> list[tuple[float, float]]:
+    return [(float(epoch), score) for epoch, score in outcome.by_epoch()]
 
 
 def _list_megabytes(outcome: Report) -> list[tuple[float, float]]:
