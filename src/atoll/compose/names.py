@@ -18,6 +18,16 @@ from atoll.kernel.hyperparameters import Hyperparameter, hyperparameters
 from atoll.kernel.wrapper import values_of
 from atoll.toolbox.pairs import AnswerPiece
 
+PRESETS = {  # names that others gave to methods with certain values
+    "OursV4": "fafi:profile=faithful,temperature=0.5",
+    "OursV5": "fafi-bank:profile=faithful,temperature=0.5",
+    "OursV6": "fafi-two-stage:profile=faithful,temperature=0.5",
+}
+ELSEWHERE = {  # hyperparameters that others call otherwise, and what stands for them here
+    "alignment_epochs": "`stage_share` says how long the first stage is, as a share of all epochs: 7 of 36 are "
+    "stage_share=0.19.",
+}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -68,7 +78,7 @@ def read(name: str) -> Plan:
     One-shot methods are also named as pairs of a training and an answer: `fafi/margins`. Both may have pieces of their
     own: `fafi+bank/features+refined`.
     """
-    name, at, finder = name.partition("@")
+    name, at, finder = _spell_out(name).partition(":")[0].partition("@")
     if at:
         inside = {"finder": read(finder), "inner": read(name)}
         return Plan(InClusters, f"@{inside['finder'].name}", inside)
@@ -95,16 +105,17 @@ def _find(name: str) -> type[Algorithm]:
         return find_pair(name)
     methods = list_methods()
     if name not in methods:
-        raise unknown("algorithm", name, methods)
+        raise unknown("algorithm", name, {*methods, *PRESETS})
     return methods[name]
 
 
 def create(text: str, /, **more: str) -> Algorithm:
     """Make a method from what is written on the command line: `ditto`, `ditto:lam=0.1,epochs=2`, `ditto+gate`.
 
-    Beside the hyperparameters of the method, `lr` is a step size of its own: `ditto:lr=0.05`.
+    Beside the hyperparameters of the method, `lr` is a step size of its own: `ditto:lr=0.05`. A preset stands for a
+    method with values, to which others may be added: `OursV5:epochs=36`.
     """
-    name, _, rest = text.partition(":")
+    name, _, rest = _spell_out(text).partition(":")
     # A number that follows belongs to the value before it, such as the widths of a network: `fml:meme=mlp:16,8`.
     pairs = [*filter(None, re.split(r",(?!\d)", rest)), *(f"{key}={value}" for key, value in more.items())]
     plan = _with_step_size(read(name), [pair.partition("=")[0] for pair in pairs])
@@ -112,11 +123,19 @@ def create(text: str, /, **more: str) -> Algorithm:
     for pair in pairs:
         key, given, value = pair.partition("=")
         if key not in known:
-            raise unknown(f"hyperparameter of {plan.name}", key, {*known, STEP_SIZE})
+            error = unknown(f"hyperparameter of {plan.name}", key, {*known, STEP_SIZE})
+            raise UnknownName(str(error), hint=ELSEWHERE[key]) if key in ELSEWHERE else error
         if not given:
             raise UnknownName(f"Hyperparameters must be written name=value. Got {pair!r}.")
         values[key] = known[key].parse(plan.title, value)
     return plan.build(values)
+
+
+def _spell_out(text: str) -> str:
+    """Return what a preset stands for, with the values that follow it; other names stay as they are."""
+    name, _, more = text.partition(":")
+    words = next((words for preset, words in PRESETS.items() if preset.lower() == name.lower()), None)
+    return text if words is None else ",".join(filter(None, [words, more]))
 
 
 def as_method(given: Any) -> Algorithm:
