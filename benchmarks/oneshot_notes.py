@@ -59,7 +59,11 @@ ARMS = {
     "V6-0.4": ("fafi-two-stage", "stage_share=0.4"),
     "V6-light": ("fafi-two-stage", "stage_share=0.2,contrast_after=0.1"),
     "queue": ("fafi-queue", "queue_same=blind,mass=0"),
+    "V4-conflict": ("fafi-plus", "conflict=measured"),
+    "V5-conflict": ("fafi-plus", "conflict=measured,pool=features,masked=False,mass=0"),
 }
+MEASURED = ("V4-conflict", "V5-conflict")  # arms that train as V4 and V5 and take a second gradient, to compare the two
+MEASURED_EPOCHS = 21
 ALL_SAMPLES = ("V4-all",)  # arms without public samples
 
 
@@ -90,7 +94,7 @@ class NotesCell:
             f"temperature={self.temperature:g}",
             *filter(None, [more]),
         ]
-        if self.tiny and name in ("fafi-bank", "fafi-two-stage"):
+        if self.tiny and name in ("fafi-bank", "fafi-two-stage", "fafi-plus"):
             words.append("teacher_epochs=1")
         return f"{name}:{','.join(words)}"
 
@@ -121,7 +125,7 @@ class NotesCell:
         """Return about how many seconds it takes; `rate` is of an epoch for each image."""
         if self.tiny:
             return 1.0
-        images = IMAGES[self.alpha] * (1.0 if self.arm in ALL_SAMPLES else 0.9)
+        images = IMAGES[self.alpha] * (1.0 if self.arm in ALL_SAMPLES else 0.9) * (1 + (self.arm in MEASURED))
         return starts * STARTING + len(self.curve) * SCORING + self.epochs * images * rate
 
 
@@ -130,7 +134,10 @@ def cells(epochs: int = POINTS[-1], *, tiny: bool = False) -> list[NotesCell]:
 
     def make(arms: Iterable[str], alphas: Sequence[float], seeds: Iterable[int], temperature: float = 0.5) -> None:
         found.extend(
-            NotesCell(arm, alpha, seed, epochs, temperature, tiny) for alpha in alphas for seed in seeds for arm in arms
+            NotesCell(arm, alpha, seed, min(epochs, MEASURED_EPOCHS) if arm in MEASURED else epochs, temperature, tiny)
+            for alpha in alphas
+            for seed in seeds
+            for arm in arms
         )
 
     found = list[NotesCell]()
@@ -142,12 +149,15 @@ def cells(epochs: int = POINTS[-1], *, tiny: bool = False) -> list[NotesCell]:
     make(["V4-all"], ALPHAS[:1], (1, 2, 3))
     make(three, ALPHAS[:1], (1, 2, 3), 0.07)  # what the released code trains with
     make(three, ALPHAS[:1], (4, 5))
+    make(MEASURED, ALPHAS[:1], (1,))
     make(["V4-all"], ALPHAS[1:], (1, 2, 3))
     make(["V6-0.4", "V6-0.1", "V6-light", "queue"], ALPHAS[:1], (1, 2, 3))
     make(["V4-all"], ALPHAS[:1], (1, 2, 3), 0.07)
     make(["V6-0.4", "V6-0.1", "V6-light", "queue"], ALPHAS[3:], (1, 2, 3))
     make([*three, "V4-all"], ALPHAS[1:], (4, 5))
     make(["V4-all", "V6-0.4", "V6-0.1", "V6-light", "queue"], ALPHAS[:1], (4, 5))
+    make(MEASURED, ALPHAS[:1], (2, 3))
+    make(MEASURED, ALPHAS[3:], (1, 2, 3))
     return found
 
 
@@ -232,6 +242,14 @@ def run_cell(cell: NotesCell, folder: Path, data: str | None, engine: Any) -> di
     def on_point(point: dict[str, Any], server: Any) -> None:
         central, spent = point["evaluation"]["central"], round(trained[0], 1)
         scores = {"score": round(100 * float(central["score"]), 2), "loss": round(float(central["loss"]), 4)}
+        if "observed" in point:  # cosines of two gradients so far, by block and client
+            record["conflict"] = {
+                **record.get("conflict", {}),
+                f"{point['epoch']}": {
+                    name: [round(value, 4) for _, value in sorted(each.items(), key=lambda pair: int(pair[0]))]
+                    for name, each in point["observed"].items()
+                },
+            }
         if "inductive" in central:
             scores["inductive"] = round(100 * float(central["inductive"]), 2)
         record["points"].append(

@@ -164,21 +164,23 @@ def draw_curve(session: Session, job: Job) -> None:
             break
         assert trainings is not None
         trainings.until = epoch
-        arrivals = [*aside.gather(job, Traffic(asked=len(job.clients)), session.cohort)]
+        traffic = Traffic(asked=len(job.clients))
+        arrivals = [*aside.gather(job, traffic, session.cohort)]
         began = engine.clock()
         if arrivals:
             replies = Replies(arrivals, keep=True, workbench=engine.bench(session.population, job.round))
             server = conclude(session, replies)
             found, _ = evaluate(session, server, job.round + 1, last=False)
-            add_point(session, epoch, found, server)
+            add_point(session, epoch, found, server, traffic)
         session.aside += engine.clock() - began
     if trainings is not None:
         trainings.until = None
 
 
-def add_point(session: Session, epoch: int, evaluation: dict[str, Any], server: Tree) -> None:
-    """Add a point to the curve, and show it to `on_point`."""
-    session.points.append({"epoch": epoch, "evaluation": evaluation})
+def add_point(session: Session, epoch: int, evaluation: dict[str, Any], server: Tree, traffic: Traffic) -> None:
+    """Add a point to the curve, with what clients observed on the way, and show it to `on_point`."""
+    seen = collect_observations(traffic.notes, session.scored)
+    session.points.append({"epoch": epoch, "evaluation": evaluation, **({"observed": seen} if seen else {})})
     if session.on_point:
         session.on_point(session.points[-1], server)
 
@@ -204,7 +206,7 @@ def close(session: Session, round: int) -> None:
     if settings.curve:
         if settings.curve[-1] == (epochs := count_epochs(session.method)):
             kept = {name: found["evaluation"][name] for name in OF_A_POINT if name in found["evaluation"]}
-            add_point(session, epochs, kept, session.server)
+            add_point(session, epochs, kept, session.server, traffic)
         found["curve"] = session.points
     found["seconds"] = {"round": took - session.aside, "evaluation": evaluation_took + session.aside}
     if session.trainings and session.trainings.found:

@@ -155,6 +155,17 @@ def test_the_measured_conflict_is_the_cosine_of_two_gradients(
     terms = (F.cross_entropy(16 * z @ p.T, labels), supervised_contrast(z, labels, temperature=0.1).mean())
     a, b = (torch.cat([g.flatten() for g in torch.autograd.grad(one, body, retain_graph=True)]) for one in terms)
     torch.testing.assert_close(cohort.notes["conflict"][0], F.cosine_similarity(a, b, dim=0), rtol=0, atol=1e-9)
+    places = [name.split(".")[0] for name, _ in module.body.named_parameters()]  # type: ignore[union-attr]
+    for place in set(places):
+        mine, theirs = (
+            torch.cat([
+                g.flatten() for at, g in zip(places, torch.autograd.grad(one, body, retain_graph=True), strict=True)
+                if at == place
+            ]) for one in terms
+        )  # fmt: skip
+        found = cohort.notes[f"conflict/body.{place}"][0]
+        torch.testing.assert_close(found, F.cosine_similarity(mine, theirs, dim=0), rtol=0, atol=1e-9)
+    assert len(set(places)) == len(cohort.notes.keys() & {f"conflict/body.{place}" for place in places}) > 0
 
 
 # -- pools -------------------------------------------------------------------------------------------------------------

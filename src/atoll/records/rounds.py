@@ -166,6 +166,7 @@ class Point(Record):
 
     epoch: int
     evaluation: Evaluation
+    observed: ByName | None = None  # by clients, over the epochs so far
 
     def check(self) -> None:
         """Raise SchemaError for a point before the first epoch."""

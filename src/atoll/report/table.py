@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.kernel.html import html_table
-from atoll.metrics.significance import interval
 from atoll.records.numbers import UNKNOWN, Numbers, mean_text, run_cells
 
 if TYPE_CHECKING:
@@ -149,6 +148,8 @@ def epochs_table(outcomes: Mapping[str, Sequence[Report]]) -> Table | None:
 
 def epochs_cells(outcomes: Mapping[str, Sequence[Report]]) -> tuple[list[str], list[list[str]]]:
     """Return the heads and the rows of the table of scores by epoch: means over seeds, with their intervals."""
+    from atoll.metrics.significance import interval  # imports torch, for which the command line does not wait
+
     found = {method: [dict(one.by_epoch()) for one in of_method] for method, of_method in outcomes.items()}
     epochs = sorted({epoch for seeds in found.values() for one in seeds for epoch in one})
     numbers = Numbers(**next(iter(outcomes.values()))[0].metric)

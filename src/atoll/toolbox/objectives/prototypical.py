@@ -190,7 +190,7 @@ class Step:
 
     def start(self, cohort: Cohort, w: Params | Stack) -> Carry:
         """Return what is carried before the first step."""
-        sums = dict.fromkeys((*self.objective.names, *(["cosine"] if self.conflict != "ignored" else [])), 0.0)
+        sums = dict.fromkeys((*self.objective.names, *(cosine_names(w) if self.conflict != "ignored" else [])), 0.0)
         own = self.objective.initial_carry(cohort)
         return Carry(w, zero_velocity(self.rule, w), own, Params.of(steps=0.0, **sums), cohort.each(0.0))
 
@@ -208,10 +208,12 @@ class Step:
         views = self.objective.samples(batch, given.own).views(2)
         seen = Seen(views, w, torch.empty(0), carry.own, given.own, epoch, begins, progress)
         g, passed = self.gradient(seen)
-        cosine = {}
+        cosine: dict[str, Tensor] = {}
         if self.conflict != "ignored":
             contrast, _ = self.gradient(seen, only=("contrast",))
-            g, cosine["cosine"] = resolve_conflict(g, contrast, project=self.conflict == "projected")
+            cosine = {name: cosine_of(g, contrast, layers) for name, layers in cosine_names(w).items()}
+            if self.conflict == "projected":
+                g = without_conflict(g, contrast)
         lr = given.lr
         if self.falling:
             assert progress is not None
@@ -250,32 +252,43 @@ def train(cohort: Cohort, start: Params | Stack, step: Step, *, epochs: int, giv
     end = cohort.scan(step, step.start(cohort, start), given=reads, epochs=epochs, draws=objective.draws)
     taken = end.seen["steps"].clamp(min=1)
     cohort.observe(**{f"loss/{name}": end.seen[name] / taken for name in objective.names})
-    if "cosine" in end.seen:
-        cohort.observe(conflict=end.seen["cosine"] / taken)
+    if step.conflict != "ignored":
+        cohort.observe(**{name: end.seen[name] / taken for name in cosine_names(end.w)})
     trained: Stack = end.w
     return trained
 
 
-def resolve_conflict(g: Params, contrast: Params, *, project: bool) -> tuple[Params, Tensor]:
-    """Return the gradient g = contrast + rest, and the cosine of the two in the body, which they share.
+def cosine_names(w: Params | Stack) -> dict[str, tuple[str, ...]]:
+    """Return how the cosines of two gradients are called: of the whole body, and of each of its blocks.
 
-    With `project`, each loses what of it points against the other, as in PCGrad (Yu et al., NeurIPS 2020): nothing
-    where the cosine is positive.
+    A block is what stands in one place of the body: `conflict/body.3` is of the leaves `body.3.residual.0.weight`, ...
     """
-    body = g.without_part("head")
-    one = contrast.only(body)
-    rest = body - one
+    body = [*w.trained.without_part("head")]
+    blocks: dict[str, tuple[str, ...]] = {"conflict": tuple(body)}
+    for name in body:
+        block = f"conflict/{'.'.join(name.split('.')[:2])}"
+        blocks[block] = (*blocks.get(block, ()), name)
+    return blocks
+
+
+def cosine_of(g: Params, contrast: Params, names: Iterable[str]) -> Tensor:
+    """Return the cosine of the contrast and the rest, of which g is the sum, in some leaves."""
+    one = contrast.only(names)
+    rest = g.only(names) - one
     product, lengths = one.dot(rest), (one.dot(one), rest.dot(rest))
-    tiny = torch.finfo(product.dtype).tiny
-    cosine = product / (lengths[0].sqrt() * lengths[1].sqrt()).clamp(min=tiny)
-    if project:
-        against = product.clamp(max=0)
-        one, rest = (
-            one.moved(rest, -against / lengths[1].clamp(min=tiny)),
-            rest.moved(one, -against / lengths[0].clamp(min=tiny)),
-        )
-        g = g | (one + rest)
-    return g, cosine
+    return product / (lengths[0].sqrt() * lengths[1].sqrt()).clamp(min=torch.finfo(product.dtype).tiny)
+
+
+def without_conflict(g: Params, contrast: Params) -> Params:
+    """Return g = contrast + rest after each lost what of it points against the other in the body, which they share.
+
+    As in PCGrad (Yu et al., NeurIPS 2020): nothing where the cosine is positive.
+    """
+    one = contrast.only(g.without_part("head"))
+    rest = g.only(one) - one
+    against, tiny = one.dot(rest).clamp(max=0), torch.finfo(one.dot(rest).dtype).tiny
+    apart = one.moved(rest, -against / rest.dot(rest).clamp(min=tiny))
+    return g | (apart + rest.moved(one, -against / one.dot(one).clamp(min=tiny)))
 
 
 def choose(condition: Tensor, yes: Tree, no: Tree) -> Tree:
