@@ -380,7 +380,7 @@ class Results:
             "ece": _optional(_mean, [one.ece for one in figures]),
             "shared_union": _optional(_mean, [outcome.union for outcome in outcomes]),
             "central": _optional(_mean, [outcome.central for outcome in outcomes]),
-            "central_interval": _optional(significance.interval, [outcome.central for outcome in outcomes]),
+            "central_interval": self._interval_over_seeds([outcome.central for outcome in outcomes]),
             **{f"gain_{name}": _nanmean(self.gains(method, name)) for name in REFERENCES},
             "gain_local_median": _reduce_known(np.nanmedian, once),
             "gain_local_interval": None if gains is None else self._interval(_known_means(gains), gains),
@@ -416,6 +416,11 @@ class Results:
         Seeds draw different samples, so what differs between seeds includes what differs between samples.
         """
         return significance.interval(means) if len(means) > 1 else self._interval_of_sample(values)
+
+    def _interval_over_seeds(self, scores: Sequence[float | None]) -> float | None:
+        """Return half the 95 % interval of the mean of the server's scores; None where some are not known."""
+        known = [score for score in scores if score is not None]
+        return significance.interval(known) if len(known) == len(scores) else None
 
     def _interval_of_sample(self, values: Scores) -> float | None:
         """Return half the 95 % interval of a mean over seeds and all clients, as far as clients were sampled."""
