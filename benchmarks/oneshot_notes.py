@@ -40,6 +40,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from oneshot_notes_page import pages
 from published import RESULTS, origin
 
 RECORDS = "records.jsonl"
@@ -432,9 +433,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--tiny", action="store_true", help="small data: figures mean nothing")
     parser.add_argument("--list", action="store_true", help="name these cells and stop")
     parser.add_argument("--collect", type=Path, nargs="+", help="add the records of these folders to the table")
+    parser.add_argument("--page", action="store_true", help="write the pages from the table and stop")
     asked = parser.parse_args(words)
-    if asked.collect:
-        known = collect(asked.collect)
+    if asked.collect or asked.page:
+        known = collect(asked.collect or [])
+        for place, text in pages(known).items():
+            (RESULTS.parent / place).write_text(text, encoding="utf-8")
         print(f"{sum('unfinished' not in one for one in known.values())} finished cells in {TABLE.name}")
         return 0
     try:

@@ -12,6 +12,7 @@ PAGES = {  # Chinese: English
     "docs/zh/start.md": "docs/start.md",
     "docs/zh/own-data.md": "docs/guides/own-data.md",
     "docs/zh/one-shot.md": "docs/guides/one-shot.md",
+    "docs/zh/notes-table.md": "docs/results/notes-table.md",
     "docs/zh/notes.md": "docs/concepts/notes.md",
 }
 SHORTER = ("README.zh-CN.md",)  # may leave blocks out
