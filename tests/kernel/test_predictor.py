@@ -1,5 +1,6 @@
 """Deploying something that answers by another rule than the network."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll import Algorithm, Batch, Cohort, LocalEngine, Params, Predictor, Stack, Task, Update, federate
+from atoll import Algorithm, Batch, Cohort, LocalEngine, Params, Predictor, Recipe, Stack, Task, Update, federate
 from atoll.algorithms.ensemble import Ensemble
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.knn_per import KNNPer
 from atoll.compose import create
-from atoll.kernel.predictor import predictor_of
+from atoll.kernel.network import Variant
+from atoll.kernel.predictor import answer_one_by_one, predictor_of
 from atoll.metrics.evaluation import evaluate
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
@@ -120,3 +122,23 @@ def test_without_clients_it_is_the_size_of_what_is_shared(make_task: Callable[..
     report = federate(task, FedAvg(), rounds=2, evaluation="central")
     found = [line["evaluation"].get("deployed") for line in report.history]
     assert found == [None, predictor_of(task.network.initial).bytes]  # known once: after the last round
+
+
+def test_samples_are_answered_one_by_one_at_once_also_where_images_are_laid_out_otherwise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "atoll.engine")
+    task = Recipe("digits", clients=2, model="resnet18", samples=20).build()
+    network, x = task.network, task.x[:3]
+    beside = network.initial.only([])
+
+    def outputs(model: Params, _: Params, batch: Batch) -> Tensor:
+        return batch.outputs(model)
+
+    found = []
+    for channels_last in (False, True):
+        variant = Variant(train=True, channels_last=channels_last)
+        network.prepare(variant)
+        found.append(answer_one_by_one(outputs, network.initial, beside, Batch(x, x, None, None, network, variant)))
+    assert torch.equal(*found)
+    assert "one sample after another" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from atoll.kernel.batch import Batch
+from atoll.kernel.errors import first_line
 from atoll.kernel.params import Params, Stack
+
+log = logging.getLogger("atoll.engine")
 
 BESIDE = "beside."  # before the names of what stands beside a model, where all numbers are listed together
 MEMBER = "member."  # before the names of an ensemble's leaves, which hold all its models
@@ -62,13 +66,18 @@ def answer_samples(answer: Answer, model: Params, beside: Params, batch: Batch) 
 
 def answer_one_by_one(answer: Answer, model: Params, beside: Params, batch: Batch) -> Tensor:
     """Return the answers to samples each of which is a batch by itself, so none depends on another."""
+    variant = replace(batch.variant, channels_last=False)  # `vmap` knows one layout
+    plain = replace(batch, mask=None, raw=None, variant=variant)
 
     def alone(x: Tensor) -> Tensor:
-        return answer_samples(answer, model, beside, replace(batch, x=x[None], mask=None, raw=None))[0]
+        return answer_samples(answer, model, beside, replace(plain, x=x[None]))[0]
 
     try:
         each: Tensor = vmap(alone)(batch.x)
-    except RuntimeError:  # an answer that cannot be vectorised
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as reason:
+        log.info("answers are given one sample after another, as they cannot be vectorised (%s)", first_line(reason))
         each = torch.stack([alone(x) for x in batch.x])
     return each
 
