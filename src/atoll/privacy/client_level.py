@@ -168,7 +168,7 @@ class ClientPrivacy(Promise):
             )
         if self.quantile is not None and course.one_shot:
             raise PrivacyError(
-                "A clip that adapts needs rounds to do so, and this method uploads once.", hint="give a number: clip=1."
+                f"A clip that adapts needs rounds to do so, and {title} uploads once.", hint="give a number: clip=1."
             )
         self.require_no_losses(course)
         self.require_unpacked(course)

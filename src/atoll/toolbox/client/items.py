@@ -230,7 +230,7 @@ def move_rows(rule: RowRule, name: str, leaf: Tensor, gradient: Tensor, touches:
     share = (rate / touches.clamp(min=1)).reshape(-1, *[1] * (leaf.ndim - 1))
     if name != VECTOR:
         return leaf - share * gradient
-    decay = rule.rate * rule.l2 * (touches > 0)
+    decay = rule.rate * rule.l2 * (touches > 0).to(leaf)  # a flag times a number would be in single precision
     return leaf - share * gradient - decay[:, None] * leaf
 
 
