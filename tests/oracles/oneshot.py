@@ -29,7 +29,6 @@ from atoll.kernel.randomness import generator
 from atoll.toolbox.objectives.etf import simplex_etf
 
 ONCE = ("everybody", "some")
-EVERY = dict.fromkeys(("epochs",), 3)
 
 
 def train_alone(fed: Federation, epochs: int, of=loss) -> dict[int, Tensor]:
@@ -159,7 +158,11 @@ def regmean(fed: Federation, epochs: int, damping: float = 0.9) -> Outcome:
         for k in models:
             weight, bias, m, a = parts[k][layer]
             gram = sum(torch.outer(row, row) for row in a)
-            gram = damping * gram + (1 - damping) * torch.diag(gram.diag()) + 1e-6 * gram.diag().mean() * identity(len(gram))
+            gram = (
+                damping * gram
+                + (1 - damping) * torch.diag(gram.diag())
+                + 1e-6 * gram.diag().mean() * identity(len(gram))
+            )
             above, below = above + m @ gram, below + gram
         put(merged, weight, bias, above @ torch.linalg.inv(below))
     return deploy(fed, merged)
@@ -263,7 +266,9 @@ def deviations(f: Tensor) -> Tensor:
 
 @oracle("rga", rounds=1, cases=ONCE, epochs=3, prototypes="means")
 @oracle("rga", rounds=1, cases=ONCE, epochs=3, prototypes="means", moments="public", weighting="uniform")
-def rga_of_means(fed: Federation, epochs: int, prototypes: str, moments: str = "training", weighting: str = "sqrt") -> Outcome:
+def rga_of_means(
+    fed: Federation, epochs: int, prototypes: str, moments: str = "training", weighting: str = "sqrt"
+) -> Outcome:
     """Standardised features, added up by the root of samples, against class means that were standardised alike."""
     models = train_alone(fed, epochs)
     fused, means = 0.0, torch.zeros(CLASSES, HIDDEN, dtype=torch.float64)
@@ -317,7 +322,9 @@ def supcon(z: Tensor, y: Tensor, temperature: float) -> Tensor:
         positives = [p for p in range(len(z)) if p != i and y[p] == y[i]]
         if positives:
             below = sum(torch.exp(z[i] @ z[a] / temperature) for a in range(len(z)) if a != i)
-            total = total - sum(torch.log(torch.exp(z[i] @ z[p] / temperature) / below) for p in positives) / len(positives)
+            total = total - sum(torch.log(torch.exp(z[i] @ z[p] / temperature) / below) for p in positives) / len(
+                positives
+            )
     return total / len(z)
 
 
@@ -345,7 +352,9 @@ def simplex() -> Tensor:
 
 @oracle("fedetf", rounds=1, cases=ONCE, epochs=3, scale=4.0)
 @oracle("fedetf", rounds=1, cases=ONCE, epochs=3, balanced=False, weighting="classes")
-def fedetf(fed: Federation, epochs: int, scale: float = 1.0, balanced: bool = True, weighting: str = "uniform") -> Outcome:
+def fedetf(
+    fed: Federation, epochs: int, scale: float = 1.0, balanced: bool = True, weighting: str = "uniform"
+) -> Outcome:
     """Li et al., ICCV 2023: outputs of unit length against a fixed frame; cross-entropy of z + log(n_kc + 1)."""
 
     def z(w: Tensor, x: Tensor) -> Tensor:
@@ -370,8 +379,22 @@ def prototypes_of(w: Tensor) -> Tensor:
     return w[PROTOTYPES].reshape(CLASSES, HIDDEN)
 
 
-CLEAN = {"temperature": 0.1, "scale": 16.0, "double_ce": False, "averaging": "owners", "fusion": "uniform", "normalise": True}
-RELEASED = {"temperature": 0.07, "scale": 0.0, "double_ce": True, "averaging": "all", "fusion": "size", "normalise": False}
+CLEAN = {
+    "temperature": 0.1,
+    "scale": 16.0,
+    "double_ce": False,
+    "averaging": "owners",
+    "fusion": "uniform",
+    "normalise": True,
+}
+RELEASED = {
+    "temperature": 0.07,
+    "scale": 0.0,
+    "double_ce": True,
+    "averaging": "all",
+    "fusion": "size",
+    "normalise": False,
+}
 
 
 def fafi_objective(w: Tensor, x: Tensor, y: Tensor, how: dict) -> Tensor:

@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 from atoll.kernel.randomness import generator
 
 
-
 def average(fed: Federation, train) -> tuple[Tensor, list]:
     """Federated averaging, whose clients train by `train(t, k, w)`; return the model and all rounds."""
     w, rounds = fed.w0, []
@@ -42,7 +41,9 @@ def prox(fed: Federation, mu: float, epochs: int) -> Outcome:
     return same(fed, average(fed, train)[0])
 
 
-def uphill(w: Tensor, x: Tensor, y: Tensor, rho: float, part: slice = slice(None), scale: Tensor | None = None) -> Tensor:
+def uphill(
+    w: Tensor, x: Tensor, y: Tensor, rho: float, part: slice = slice(None), scale: Tensor | None = None
+) -> Tensor:
     """Return the gradient at w + rho s^2 g / ||s g||, where s is 1 unless given, over a part of the model."""
     g = torch.zeros_like(w)
     g[part] = grad(w, x, y)[part]
@@ -92,7 +93,7 @@ def tune(fed: Federation, tune: str, tune_epochs: int) -> Outcome:
 @oracle("fedavg+gate", epochs=2)
 @oracle("fedavg+gate", epochs=1, margin=0.0, judge="score")
 def gate(fed: Federation, epochs: int, margin: float = 1.0, judge: str = "loss") -> Outcome:
-    """Every client also trains alone, and deploys that model where it is better by more than so many standard errors."""
+    """Every client also trains alone, and deploys that model where it is better by more than some standard errors."""
     own = dict.fromkeys(fed.clients, fed.w0)
 
     def train(t, k: int, w: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
+from oracles.tools import Federation, Outcome, oracle, sgd
 
 Rows = np.ndarray
 
@@ -139,3 +141,25 @@ def combine(words: str, rows: Rows) -> Rows:
     if name in ("norm-bound", "centered-clip") and value:
         return RULES[name](rows, radius=float(value))
     return RULES[name](rows, int(value or 0))
+
+
+def under_a_rule(words: str) -> Callable[[Federation], Outcome]:
+    """Return federated averaging whose server combines changes by a rule, all of one importance, late or not."""
+
+    def fedavg(fed: Federation) -> Outcome:
+        w = fed.w0
+        for t in fed.rounds:
+            for k in t.asked:
+                t.send(k, delta=(sgd(w, t.batches(k), t.lr) - w).numpy())
+            if t.replies:
+                w = w + torch.from_numpy(combine(words, np.stack([one.delta for one in t.replies])))
+        return Outcome(models=[w] * len(fed.clients), shared=w)
+
+    return fedavg
+
+
+for rule in (
+    "median", "trimmed:1", "meamed:1", "krum:1", "multi-krum:1", "geometric", "centered-clip", "norm-bound",
+    "norm-bound:0.3", "nnm:1+trimmed:1", "nnm:1+krum:1",
+):  # fmt: skip
+    oracle("fedavg", cases=("everybody",), aggregate=rule, note=f"aggregate={rule}")(under_a_rule(rule))

@@ -374,7 +374,7 @@ class _Answer(AtTheEnd):
 
 def run_atoll(method: Algorithm, task: Task, settings: Settings, wanted: Outcome) -> Outcome:
     """Run a method by Atoll; return what is `wanted` of it, and its shared model in any case."""
-    settings_of_run = {name: getattr(settings, name) for name in ("seed", "cohort", "late", "delay")}
+    settings_of_run = {name: getattr(settings, name) for name in ("seed", "cohort", "late", "delay", "aggregate")}
     report = play(task, method, settings.rounds, strategy="whole", **settings_of_run)
     shared = method.shared(report.server)
     return Outcome(
@@ -402,6 +402,7 @@ class Oracle:
     rounds: int
     cases: Sequence[str]
     note: str
+    aggregate: str = "mean"
 
     @property
     def name(self) -> str:
@@ -416,7 +417,7 @@ class Oracle:
 
     def settings(self, case: str) -> Settings:
         """Return the settings of a case."""
-        return Settings(rounds=self.rounds, seed=SEED, **CASES[case])
+        return Settings(rounds=self.rounds, seed=SEED, aggregate=self.aggregate, **CASES[case])
 
     @functools.cache  # noqa: B019 - oracles live as long as the process
     def expect(self, case: str) -> Outcome:
@@ -445,12 +446,13 @@ def oracle(
     rounds: int = 4,
     cases: Sequence[str] = tuple(CASES),
     note: str = "",
+    aggregate: str = "mean",
     **values: Any,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Register an oracle of a method with these values."""
 
     def register(write: Callable[..., Outcome]) -> Callable[..., Outcome]:
-        one = Oracle(method, values, write, task, rounds, cases, note)
+        one = Oracle(method, values, write, task, rounds, cases, note, aggregate)
         assert one.name not in ORACLES, f"two oracles of {one.name}"
         ORACLES[one.name] = one
         return write
