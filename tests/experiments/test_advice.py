@@ -14,6 +14,7 @@ from atoll.experiments import advice as module
 from atoll.experiments.candidates import ALWAYS, CLUSTERS, Constraints, Look, normalise_lead, propose
 from atoll.experiments.claims import Gain, estimate_gain, pool_seeds
 from atoll.kernel.errors import RunError
+from atoll.report.table import count_range
 
 SMALL = Recipe("digits", partition="dirichlet:0.3", clients=8, samples=400, model="mlp:4")
 QUICK = {"trials": 3, "chosen_by": 1, "seeds": 2, "rounds": 5}
@@ -123,7 +124,9 @@ def test_the_sentence_says_what_the_comparison_found(found):
     best = rows[advice.best.label]
     assert advice.gains["local"].mean == pytest.approx(best["gain_local"])
     assert f"{100 * best['gain_local']:+.1f}" in advice.sentence
-    assert f"{round(best['harmed'])} of 8 clients worse off (up to 1 by chance)" in advice.sentence
+    counts = advice.comparison.find_harmed(advice.best.label).sum(axis=1)
+    assert f"{count_range(counts)} of 8 clients worse off (up to 1 by chance)" in advice.sentence
+    assert best["harmed"] == pytest.approx(counts.mean())
     assert advice.sentence.startswith("Use " if advice.federate else "Federating does not pay here: ")
     assert advice.comparison.seeds == [1, 2]
     assert advice.sentences[0].startswith("The second choice is ")

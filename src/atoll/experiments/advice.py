@@ -40,7 +40,7 @@ from atoll.records.configuration import Settings
 from atoll.records.files import write_json, writing
 from atoll.records.labels import label
 from atoll.records.numbers import Numbers
-from atoll.report.table import megabytes
+from atoll.report.table import count_range, megabytes
 from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 
@@ -147,12 +147,13 @@ class Advice:
 
     @property
     def _harm(self) -> str:
-        count, clients = self.harmed, 0 if self.comparison is None else self.comparison.scored
-        if count is None:
+        if self.comparison is None or self.harmed is None:
             return "nobody is compared with training alone"
+        clients, harmed = self.comparison.scored, self.comparison.find_harmed(label(self.best.method))
+        assert harmed is not None
         chance = int(BY_CHANCE * clients)
         by_chance = f" (up to {chance} by chance)" if chance else ""
-        return f"{round(count)} of {clients} clients worse off{by_chance}"
+        return f"{count_range(harmed.sum(axis=1))} of {clients} clients worse off{by_chance}"
 
     def _name(self, arm: Arm) -> str:
         values = label(arm.method).partition(":")[2].replace("=", " ").replace(",", ", ")
