@@ -21,10 +21,10 @@ def draw_starts(w: Tensor, clusters: int) -> list[Tensor]:
     return starts
 
 
-@oracle("ifca", clusters=2, epochs=2)
+@oracle("ifca", clusters=4, epochs=2)
 @oracle("ifca", clusters=3, weighting="uniform")
-@oracle("ifca", clusters=2, common="body")
-@oracle("ifca", clusters=2, averaging="gradients")
+@oracle("ifca", clusters=3, common="body")
+@oracle("ifca", clusters=4, averaging="gradients")
 def ifca(
     fed: Federation,
     clusters: int,
@@ -85,8 +85,8 @@ def merge(distance: Callable[[int, int], float], members: list[int], until: int,
     return groups
 
 
-@oracle("cfl", eps1=2.0, eps2=0.1, rounds_before=1, rounds=5)
-@oracle("cfl", eps1=2.0, eps2=0.1, rounds_before=1, linkage="single", rounds=5)
+@oracle("cfl", eps1=2.0, eps2=0.1, rounds_before=0, rounds=5)
+@oracle("cfl", eps1=2.0, eps2=0.1, rounds_before=0, linkage="single", rounds=5)
 def cfl(fed: Federation, eps1: float, eps2: float, rounds_before: int, linkage: str = "complete") -> Outcome:
     """Sattler et al., TNNLS 2021."""
     clusters, models = [[*fed.clients]], [fed.w0]

@@ -57,12 +57,12 @@ def measure(way: str, end: Tensor, start: Tensor, g: Tensor) -> Tensor:
     return g @ g
 
 
-@oracle("fedfsa", rho=0.1, rho_larger=0.6, top_c=1, alpha=0.4, sensitivity="minmax", head_epochs=2)
-@oracle("fedfsa", rho=0.1, rho_larger=0.6, top_c=1, alpha=0.4, sensitivity="raw", head_epochs=2)
-@oracle("fedfsa", rho=0.1, rho_larger=0.6, top_c=1, alpha=0.4, sensitivity="relative", head_epochs=2)
-@oracle("fedfsa", rho=0.1, rho_larger=0.6, top_c=1, alpha=0.4, sensitivity="loss", head_epochs=2)
+@oracle("fedfsa", rho=0.1, rho_larger=0.6, top_c=1, alpha=0.9, head_epochs=2)
+@oracle("fedfsa", rho=0.1, rho_larger=0.6, top_c=1, alpha=1.0, head_epochs=2, sensitivity="minmax")
+@oracle("fedfsa", rho=0.1, rho_larger=0.6, top_c=1, alpha=1.0, head_epochs=2, sensitivity="relative")
+@oracle("fedfsa", rho=0.1, rho_larger=0.6, top_c=1, alpha=0.4, head_epochs=2, sensitivity="loss")
 def fedfsa(
-    fed: Federation, rho: float, rho_larger: float, top_c: int, alpha: float, sensitivity: str, head_epochs: int
+    fed: Federation, rho: float, rho_larger: float, top_c: int, alpha: float, head_epochs: int, sensitivity: str = "raw"
 ) -> Outcome:
     """Xing et al., AAAI 2025: MoFedSAM with a larger radius for the layers that a client is most sensitive to."""
     w, direction = fed.w0, torch.zeros_like(fed.w0)
