@@ -63,7 +63,7 @@ def test_a_file_that_was_changed_is_named(sealed, change):
 
 def test_a_file_of_a_newer_version_is_refused_with_what_to_do(sealed):
     sealed.write_text(json.dumps({**json.loads(sealed.read_text()), "schema": SCHEMA + 1}))
-    with pytest.raises(RunError, match=r"at most schema 3. It is of schema 4.\nhint: it was written by a newer Atoll"):
+    with pytest.raises(RunError, match=r"at most schema 4. It is of schema 5.\nhint: it was written by a newer Atoll"):
         read_record(sealed, dict[str, Any])
 
 

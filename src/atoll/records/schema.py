@@ -21,7 +21,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
 
-SCHEMA = 3  # the form of a run's files; raised when an older Atoll could not read them. Without one: older than 1.
+SCHEMA = 4  # the form of a run's files; raised when an older Atoll could not read them. Without one: older than 1.
 MORE = "more"  # the field of a record that takes all other names
 
 

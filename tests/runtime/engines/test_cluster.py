@@ -241,6 +241,17 @@ def test_long_training_is_found_again_by_one_machine(tmp_path: Path) -> None:
     assert once_more.history[0]["seconds"]["found"] > 0
 
 
+def test_a_curve_is_the_same_on_a_cluster_and_needs_a_folder(tmp_path: Path) -> None:
+    task, curve = build_task(), (1, 2)
+    cluster = play(task, "fafi/margins:epochs=3", engine(), folder=tmp_path / "a", curve=curve)
+    alone = play(task, "fafi/margins:epochs=3", find_engine("whole"), folder=tmp_path / "b", curve=curve)
+    require_same(cluster.server, alone.server, "Trained clients must be the same.")
+    assert str(cluster.history[0]["curve"]) == str(alone.history[0]["curve"])  # NaN is not itself
+    assert [point["epoch"] for point in alone.history[0]["curve"]] == [1, 2]
+    with pytest.raises(EngineError, match="a training that pauses for a curve must be kept in a folder"):
+        play(task, "fafi/margins:epochs=3", engine(), curve=curve)
+
+
 # -- workers that die --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["ditto", "fedora", "ditto@ifca", "fafi/margins"])
 @pytest.mark.parametrize("death", [1, 2, 4, 7])
