@@ -12,8 +12,8 @@ from atoll import Recipe, Task, advise, create
 from atoll.algorithms import name_of
 from atoll.experiments import advice as module
 from atoll.experiments.candidates import ALWAYS, CLUSTERS, Constraints, Look, normalise_lead, propose
-from atoll.experiments.claims import Gain, estimate_gain, pool_seeds
 from atoll.kernel.errors import RunError
+from atoll.metrics.gains import Gain, estimate_gain, pool_seeds
 from atoll.report.table import count_range
 
 SMALL = Recipe("digits", partition="dirichlet:0.3", clients=8, samples=400, model="mlp:4")

@@ -68,7 +68,9 @@ def compare(
             metavar="METHOD...", help="As for `run`; local and fedavg are added if missing.", **completion.METHODS
         ),
     ],
-    seeds: Annotated[int, option("How many seeds, from --seed on.", min=1, **ROUNDS)] = 3,
+    seeds: Annotated[
+        int | None, option("How many seeds, from --seed on; else 3, or one per fold.", min=1, **ROUNDS)
+    ] = None,
     select: Annotated[str, SELECT] = "last",
     reach: Annotated[float | None, REACH] = None,
     together: Annotated[bool | None, TOGETHER] = None,
@@ -77,20 +79,21 @@ def compare(
     options: Options,
 ) -> None:
     """Compare methods over several seeds; finished runs of the same task and settings are reused."""
-    from atoll.experiments.comparison import add_references, folder_name
+    from atoll.experiments.comparison import add_references, folder_name, plan_recipe, plan_tasks
     from atoll.experiments.comparison import compare as compare_methods
     from atoll.experiments.tracking import tracking
 
     asked = _create_all(methods, options.hyperparameters)
     algorithms = list(add_references(asked).values())
-    recipe, settings, engine = options.recipe(), options.settings(asked), options.build_engine()
-    numbers = [*range(options.seed, options.seed + seeds)]
+    settings, engine = options.settings(asked), options.build_engine()
+    recipe = plan_recipe(options.recipe(), seeds)
+    tasks = plan_tasks(recipe, seeds, None, None, options.seed)
     folder = options.out or RUNS / folder_name(recipe, settings, engine)
     folder = unused_folder(folder) if fresh else folder
     with tracking(folder, tensorboard=options.tensorboard, mlflow=options.mlflow) as tracked:
-        with show_progress(settings.rounds, runs=len(algorithms) * seeds) as bar:
+        with show_progress(settings.rounds, runs=len(algorithms) * len(tasks)) as bar:
             comparison = compare_methods(
-                recipe, algorithms, seeds=numbers, settings=settings, engine=engine, folder=folder,
+                recipe, algorithms, seeds=[*tasks], settings=settings, engine=engine, folder=folder,
                 on_run=_follow_runs(bar, tracked, algorithms), on_epoch=bar.show_epoch,
                 select=_require_selection(select), target=reach, together=_share_lanes(together, tracked),
             )  # fmt: skip

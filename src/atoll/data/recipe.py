@@ -12,7 +12,7 @@ from atoll.data import augment, datasets, partition
 from atoll.data.datasets import Dataset
 from atoll.data.million import Million
 from atoll.data.own import Own
-from atoll.data.splits import Shares
+from atoll.data.splits import FOLDS, REPEATS, Cut, Shares
 from atoll.data.task import Task, Training
 from atoll.kernel.errors import NamesChecked, RunError, TaskError
 from atoll.kernel.randomness import generator
@@ -31,6 +31,10 @@ class Recipe(NamesChecked):
     data: str | None = None  # the folder of the data sets; ATOLL_DATA by default
     samples: int | None = None  # so many of the data set's, drawn before anything else; all by default
     split: str = "60/15/25"  # per cent of each client's samples: train / val / test; of own data also a column
+    stratify: bool = False  # class by class, which flatters personal models of small clients
+    folds: int | None = None  # instead of a split, each in turn for testing; None: a comparison decides, 0: a split
+    repeats: int = REPEATS  # of all folds
+    number: int = 0  # of the cut: fold `number % folds` of repeat `number // folds`
     central: str = "none"  # test set of the server: none, official, or a share taken before dealing, as 0.1
     public: float = 0.0  # share that everybody may see, taken before dealing
     augment: str = "none"  # how training images are changed: none, crop-flip, crop, simclr or simclr-batch
@@ -46,6 +50,10 @@ class Recipe(NamesChecked):
         if not looks_like_shares(split):
             own, words = replace(own, split=split), {**words, "split": cls.split}
         return cls(dataset=own.title, own=own, **words)
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise TaskError(f"`repeats` must be at least 1. Got {self.repeats!r}.")
 
     def build(self) -> Task:
         """Build the task."""
@@ -71,7 +79,7 @@ class Recipe(NamesChecked):
             seed=self.seed,
             partition_seed=self.partition_seed,
             training=self.training,
-            shares=shares_of(self.split),
+            cut=Cut(shares_of(self.split), self.stratify, self.folds or 0, self.number),
             central=_central_share(self.central, dataset),
             public=self.public,
             augment=augment.parse(self.augment),
@@ -113,6 +121,18 @@ class Recipe(NamesChecked):
     def with_seed(self, seed: int) -> Recipe:
         """Return the same recipe with another seed."""
         return replace(self, seed=seed)
+
+    def choose_folds(self) -> Recipe:
+        """Return the recipe of a comparison: with folds, or with 0 of them where one part is held out."""
+        if self.folds is not None:
+            return self
+        return replace(self, folds=FOLDS if self.own is not None and self.build().wants_folds else 0)
+
+    def list_cuts(self, seed: int) -> dict[int, Recipe]:
+        """Return the recipe of every cut by the seed of its training, the first of which is given."""
+        deal = seed if self.partition_seed is None else self.partition_seed
+        cuts = range((self.folds or 0) * self.repeats)
+        return {seed + number: replace(self, seed=seed + number, partition_seed=deal, number=number) for number in cuts}
 
     @property
     def words(self) -> dict[str, Any]:

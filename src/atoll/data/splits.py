@@ -17,6 +17,62 @@ from atoll.kernel.randomness import generator
 SPLITS = ("train", "val", "test")
 Shares = tuple[float, float, float]
 SHARES: Shares = (0.6, 0.15, 0.25)  # of a client's samples: train, val, test
+FEWEST_FOLDS = 3  # one for testing, one for validation, the rest for training
+FOLDS, REPEATS = 5, 2
+MOST_FOLDED = 20_000  # samples; with more, one cut says enough
+SMALL_CLIENT = 500  # samples of the median client; a larger one scores alike on any cut
+HARMLESS = 0.001  # of a Brier score: how far a cut class by class may flatter personal models
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How each client's samples are cut: one part held out by shares, or one of several folds.
+
+    Samples are dealt at random within a client. With ``stratify`` they are dealt class by class, so a client's test
+    samples have the class shares of its training samples: with few samples that flatters personal models.
+    """
+
+    shares: Shares = SHARES
+    stratify: bool = False
+    folds: int = 0  # 0: held out by shares
+    number: int = 0  # of the cut: fold `number % folds` of repeat `number // folds`
+
+    def __post_init__(self) -> None:
+        if not (len(self.shares) == 3 and min(self.shares) >= 0 and abs(sum(self.shares) - 1) <= 1e-6):
+            raise TaskError(f"`shares` must be three shares (train, val, test) that sum to 1. Got {self.shares!r}.")
+        if self.shares[0] <= 0:
+            raise TaskError(f"The share of training samples must be above 0. Got {self.shares!r}.")
+        if self.folds and self.folds < FEWEST_FOLDS:
+            raise TaskError(
+                f"`folds` must be at least {FEWEST_FOLDS}: one for testing, one for validation, the rest for training. "
+                f"Got {self.folds}.",
+                hint="0 holds out one part instead.",
+            )
+        if self.folds and self.stratify:
+            raise TaskError("Folds are dealt at random, so `stratify` must be left out. Got both.")
+
+    @property
+    def repeat(self) -> int:
+        """How often all folds were dealt before."""
+        return self.number // self.folds if self.folds else 0
+
+    def deal(self, samples: int, draw: np.random.Generator) -> NDArray[np.int64]:
+        """Return the split of each of so many samples in drawn order."""
+        if not self.folds:
+            return deal_turns(self.shares, samples)
+        return self.side_of((np.arange(samples) + int(draw.integers(self.folds))) % self.folds)
+
+    def side_of(self, fold: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the split of samples in these folds; what would validate trains where nothing else is left to."""
+        ahead = (fold - self.number) % self.folds
+        side = np.where(ahead == 0, 2, np.where(ahead == 1, 1, 0))
+        return side if (side == 0).any() else np.where(side == 1, 0, side)
+
+    def facts(self, words: str = "") -> dict[str, Any]:
+        """Describe the cut for a run's configuration, after the `words` of a rule."""
+        rule = f"in {self.folds} folds" if self.folds else "class by class" if self.stratify else ""
+        found: dict[str, Any] = {"split_by": " ".join(filter(None, [rule, words]))} if rule or words else {}
+        return found | ({"folds": self.folds, "cut": self.number} if self.folds else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,112 +98,113 @@ class Rule:
 
 
 def cut_by_rule(
-    rule: Rule, parts: list[Indices], dealt: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, seed: int,
-    first: int = 0,
-) -> dict[str, Split]:  # fmt: skip
+    rule: Rule, parts: list[Indices], dealt: list[Indices], cut: Cut, seed: int, first: int = 0
+) -> dict[str, Split]:
     """Cut each client's samples as a rule says; the rows `parts` of a task were made from the samples `dealt`."""
-    _require_shares(shares)
-    cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
+    pieces: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     sides: dict[int, int] = {}  # of groups: one that several clients have is on the same side with all of them
     for client, (rows, own) in enumerate(zip(parts, dealt, strict=True)):
         if rule.given is not None:
             where = rule.given[own]
         elif rule.group is not None:
-            mine = None if labels is None else labels[rows]
-            where = _cut_groups(rule.group[own], mine, shares, sides, generator(seed, "split", first + client))
+            where = _cut_groups(rule.group[own], cut, sides, _draw(cut, seed, first + client))
         else:
             assert rule.order is not None
             order = np.argsort(rule.order[own], kind="stable")
             where = np.empty(len(own), dtype=np.int64)
-            where[order] = _cut_in_time(len(own), shares, rule.gap)
+            where[order] = _cut_in_time(len(own), cut.shares, rule.gap)
         for index, name in enumerate(SPLITS):
-            cut[name].append(rows[where == index])
-    return {name: _join_pieces(pieces) for name, pieces in cut.items()}
+            pieces[name].append(rows[where == index])
+    return {name: _join_pieces(some) for name, some in pieces.items()}
+
+
+def _draw(cut: Cut, seed: int, client: int) -> np.random.Generator:
+    """Return the draws of a client's cut: the same for all folds of a repeat."""
+    return generator(seed, "split", client) if not cut.folds else generator(seed, "split", cut.repeat, client)
 
 
 def _cut_groups(
-    group: NDArray[np.int64],
-    labels: NDArray[np.int64] | None,
-    shares: Shares,
-    sides: dict[int, int],
-    draw: np.random.Generator,
+    group: NDArray[np.int64], cut: Cut, sides: dict[int, int], draw: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return the split of each sample of a client, whole groups at a time, and note the side of each group.
+    """Return the split of each sample of a client, whole groups at a time in drawn order, and note their sides.
 
-    The groups with most samples go first, each to where the counts of the classes come nearest to the shares. If a
-    client would be left without training samples, or without test samples, its last groups are those.
+    Each group goes to the split that is furthest behind its share of samples, or to the fold with fewest samples, of
+    equals a drawn one. If a client would be left without training or test samples, its last groups are those.
     """
-    found, number = np.unique(group, return_inverse=True)
-    classes = np.zeros(len(group), dtype=np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
-    counts = np.zeros((len(found), int(classes.max(initial=0)) + 1))
-    np.add.at(counts, (number, classes), 1)
-    wanted = np.array(shares)[:, None] * counts.sum(axis=0)
-    have, side = np.zeros((3, counts.shape[1])), np.full(len(found), -1)
+    found, number, sizes = np.unique(group, return_inverse=True, return_counts=True)
     order = draw.permutation(len(found))
-    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
     known = [index for index in order if int(found[index]) in sides]
     queue = [*known, *(index for index in order if int(found[index]) not in sides)]
+    wanted = np.full(cut.folds, 1 / cut.folds) if cut.folds else np.array(cut.shares)
+    have, side = np.zeros(len(wanted)), np.full(len(found), -1)
     for place, index in enumerate(queue):
         chosen = sides.get(int(found[index]))
         if chosen is None:
-            chosen = _choose_side(counts[index], have, wanted, shares, left=len(queue) - place)
+            empty = [] if cut.folds else [split for split in (0, 2) if wanted[split] > 0 and not have[split]]
+            behind = np.where(wanted > 0, wanted * (have.sum() + sizes[index]) - have, -np.inf)
+            best = np.flatnonzero(np.isclose(behind, behind.max()))
+            chosen = empty[0] if empty and len(queue) - place <= len(empty) else int(draw.choice(best))
             sides[int(found[index])] = chosen
         side[index] = chosen
-        have[chosen] += counts[index]
-    return side[number]
-
-
-def _choose_side(
-    counts: NDArray[np.float64], have: NDArray[np.float64], wanted: NDArray[np.float64], shares: Shares, left: int
-) -> int:
-    """Return the split that a group fits best; if only so many are `left` as splits need, the first of those."""
-    empty = [split for split in (0, 2) if shares[split] > 0 and not have[split].any()]
-    if empty and left <= len(empty):
-        return empty[0]
-    scale = np.maximum(wanted.sum(axis=0), 1)  # a rare class counts as much as a common one
-    misfits = []
-    for place in range(3):
-        then = have.copy()
-        then[place] += counts
-        misfit = float((((then - wanted) / scale) ** 2).sum())
-        misfits.append(misfit if shares[place] > 0 else np.inf)
-    return int(np.argmin(misfits))
-
-
-def _require_shares(shares: Shares) -> None:
-    if not (len(shares) == 3 and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6 and shares[0] > 0):
-        raise TaskError(f"`shares` must be three shares (train, val, test) that sum to 1. Got {shares!r}.")
+        have[chosen] += sizes[index]
+    return cut.side_of(side[number]) if cut.folds else side[number]
 
 
 def cut_splits(
-    parts: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None, seed: int, first: int = 0
+    parts: list[Indices], cut: Cut, labels: NDArray[np.int64] | None, gap: int | None, seed: int, first: int = 0
 ) -> dict[str, Split]:
-    """Cut each client's samples into train, val and test, class by class where samples have one.
+    """Cut each client's samples into train, val and test, at random unless the `cut` is class by class.
 
     What is drawn for a client depends on its number; `first` is that of the first one, at a site with some of many.
-    Samples without a time order are shuffled first. With a `gap`, the first ones in time are for training, and so many
-    are left out before each of the other two: neighbours in time are nearly the same sample.
+    With a `gap`, samples are in time order, class by class: the first ones are for training, and so many are left out
+    before each of the other two, because neighbours in time are nearly the same sample.
     """
-    _require_shares(shares)
-    turns = deal_turns(shares, max(map(len, parts), default=0))
-    cut: dict[str, list[Indices]] = {name: [] for name in SPLITS}
+    pieces: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, part in enumerate(parts):
-        order = part if gap is not None else generator(seed, "split", first + client).permutation(part)
-        if labels is not None:
-            order = order[np.argsort(labels[order], kind="stable")]
         if gap is None:
-            where = turns[: len(order)]
+            draw = _draw(cut, seed, first + client)
+            order = draw.permutation(part)
+            if cut.stratify and labels is not None:
+                order, where = _cut_by_class(order, labels, cut, draw)
+            else:
+                where = cut.deal(len(order), draw)
         else:
+            order = part if labels is None else part[np.argsort(labels[part], kind="stable")]
             runs = [order] if labels is None else np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
-            where = np.concatenate([_cut_in_time(len(run), shares, gap) for run in runs])
+            where = np.concatenate([_cut_in_time(len(run), cut.shares, gap) for run in runs])
         for index, name in enumerate(SPLITS):
-            cut[name].append(order[where == index])
-    return {name: _join_pieces(pieces) for name, pieces in cut.items()}
+            pieces[name].append(order[where == index])
+    return {name: _join_pieces(some) for name, some in pieces.items()}
+
+
+def _cut_by_class(
+    order: Indices, labels: NDArray[np.int64], cut: Cut, draw: np.random.Generator
+) -> tuple[Indices, NDArray[np.int64]]:
+    """Return samples class by class, classes in drawn order, and the split of each, from a drawn turn on."""
+    rank = draw.permutation(int(labels.max(initial=0)) + 1)
+    turns = deal_turns(cut.shares, 2 * len(order) + 1)
+    begin = int(draw.choice(np.flatnonzero(turns[: len(order) + 1] == 0)))  # the first sample is for training
+    return order[np.argsort(rank[labels[order]], kind="stable")], turns[begin : begin + len(order)]
+
+
+def measure_flattery(parts: list[Indices], labels: NDArray[np.int64], shares: Shares) -> float:
+    """Return how far a cut class by class flatters a personal model, in Brier score, as a mean over clients.
+
+        B_k = 1/2 sum_c p_c (1 - p_c) (1 / n_k + 1 / n_train)
+
+    A client's own class shares fit its test samples by so much better than they fit what comes next.
+    """
+    found = []
+    for part in parts:
+        if len(part):
+            share = np.bincount(labels[part]) / len(part)
+            found.append(0.5 * (share * (1 - share)).sum() * (1 + 1 / shares[0]) / len(part))
+    return float(np.mean(found)) if found else 0.0
 
 
 def cut_shared_splits(
-    parts: list[Indices], dealt: list[Indices], shares: Shares, labels: NDArray[np.int64] | None, gap: int | None,
-    seed: int, samples: int,
+    parts: list[Indices], dealt: list[Indices], cut: Cut, labels: NDArray[np.int64] | None, gap: int | None, seed: int,
+    samples: int,
 ) -> dict[str, Split]:  # fmt: skip
     """Cut samples that clients share: one goes to the same split with all who have it.
 
@@ -155,7 +212,7 @@ def cut_shared_splits(
     are the rows of each client, which were made from the samples `dealt`.
     """
     split_of = np.full(samples, -1)
-    for number, split in enumerate(cut_splits([np.arange(samples)], shares, labels, gap, seed).values()):
+    for number, split in enumerate(cut_splits([np.arange(samples)], cut, labels, gap, seed).values()):
         split_of[split.order.numpy()] = number
     both = list(zip(parts, dealt, strict=True))
     return {
@@ -182,12 +239,16 @@ def leave_last_out(parts: list[Indices]) -> dict[str, Split]:
 def deal_turns(shares: Shares, most: int) -> NDArray[np.int64]:
     """Return which split each next sample goes to: the one furthest behind its share, of equals train first.
 
-    The first n of these hold every split's share of n, to rounding, for every n; so do the samples of any one class
-    where a client's samples are in the order of their classes. The very first is for training, whatever its share.
+    The first n of these hold every split's share of n, to rounding, for every n. The very first is for training, and
+    the second for testing, whatever their shares, unless nothing is to be tested.
     """
-    have, turns = [1, 0, 0], np.zeros(most, dtype=np.int64)
+    turns = np.zeros(most, dtype=np.int64)
+    have = [1, 0, 0]
     order = (0, 2, 1)  # of equals, test comes before val
     for place in range(1, most):
+        if place == 1 and shares[2] > 0:
+            turns[1], have[2] = 2, 1
+            continue
         # rounded: a sum of shares that is 1 - 1e-16 must not decide between equals
         behind = [round((place + 1) * share - got, 9) for share, got in zip(shares, have, strict=True)]
         turns[place] = max(order, key=lambda split: (behind[split], -order.index(split)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,12 +22,14 @@ from atoll.data.building import (
     adapt_to_data,
     are_amounts,
     build_network,
+    can_fold,
     check_samples,
     choose_model,
     deal_networks,
     describe_owners,
     owners_of,
     report_leaks,
+    require_tested,
     scale_samples,
     split_clients,
     take_out,
@@ -34,11 +37,12 @@ from atoll.data.building import (
 from atoll.data.datasets import Dataset
 from atoll.data.devices import Devices
 from atoll.data.duplicates import digests, duplicates
+from atoll.data.own import OwnData
 from atoll.data.partition import Natural, Partition, Shifted
 from atoll.data.preprocessing import Preprocessing, Scaling, plain_scaling
 from atoll.data.ratings import FEWEST, list_interactions, read_columns
 from atoll.data.schema import Schema
-from atoll.data.splits import SHARES, Shares, cut_splits
+from atoll.data.splits import MOST_FOLDED, SHARES, SMALL_CLIENT, Cut, Shares, cut_splits
 from atoll.data.statistics import Statistics, statistics
 from atoll.kernel.batch import Augment, check_outputs
 from atoll.kernel.errors import TaskError, describe_given, require_keywords
@@ -55,6 +59,19 @@ __all__ = ["Model", "Task", "Training"]
 MOST_LISTED = 10  # clients in a notebook
 LARGEST_USUAL = 30.0  # standard deviations; what is larger was not scaled, or is a spike
 MOST_DESCRIBED = 20_000  # clients whose samples are made to describe them
+
+Change = TypeVar("Change", bound=Callable[..., "Task"])
+
+
+def repeat_after_cut(change: Change) -> Change:
+    """Make the same change again once the samples are cut another way."""
+
+    @functools.wraps(change)
+    def changed(task: Task, *args: Any, **kwargs: Any) -> Task:
+        found, recut = change(task, *args, **kwargs), task.recut
+        return found if recut is None else replace(found, recut=lambda cut: change(recut(cut), *args, **kwargs))
+
+    return cast(Change, changed)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,6 +97,8 @@ class Task:
     recommends: bool = False  # whether classes are items, of which those that a client knows are no candidates
     devices: Devices | None = None  # how fast clients are, what they can hold, how long they last; None: no limits
     scaling: Scaling | None = None  # how raw samples of own data became numbers, client by client
+    cut: Cut | None = None  # how each client's samples were cut, where no rule says it
+    recut: Callable[[Cut], Task] | None = None  # builds the same task with its samples cut another way
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -191,6 +210,7 @@ class Task:
             networks=networks,
             central=move_both(self.central),
             public=move_both(self.public),
+            recut=None,
         )
         return here if self.unseen is None else replace(here, unseen=self.unseen._share_tensors(here, first))
 
@@ -203,11 +223,13 @@ class Task:
         splits = self._move_splits(seen.x.device, first)
         return replace(self, x=seen.x, y=seen.y, splits=splits, network=seen.network, networks=seen.networks)
 
+    @repeat_after_cut
     def with_training(self, **changes: Any) -> Task:
         """Return the same task whose clients take their steps differently: `task.with_training(lr=0.05)`."""
         unseen = None if self.unseen is None else self.unseen.with_training(**changes)
         return replace(self, training=replace(self.training, **changes), unseen=unseen)
 
+    @repeat_after_cut
     def hold_out(self, share: float, seed: int = 0) -> Task:
         """Hold out a share of the clients: they become the `unseen` ones of the others' task."""
         if not 0 <= share < 1:
@@ -224,6 +246,7 @@ class Task:
         new, old = np.sort(drawn[:size]), np.sort(drawn[size:])
         return replace(self.of(old), unseen=self.of(new))
 
+    @repeat_after_cut
     def of(self, clients: NDArray[np.int64]) -> Task:
         """Return the task of some clients only."""
         return replace(
@@ -247,6 +270,7 @@ class Task:
             recommends=self.recommends, speed=None if self.devices is None else self.devices.speed,
         )  # fmt: skip
 
+    @repeat_after_cut
     def with_devices(self, devices: Devices | Path | str) -> Task:
         """Return the same task on these devices, or those of a CSV file: unequal speed, memory and energy.
 
@@ -264,6 +288,7 @@ class Task:
         assert self.public is not None
         return self.public
 
+    @repeat_after_cut
     def with_public(self, x: Any, y: Any) -> Task:
         """Return the same task with public samples of yours; none may be a client's or the server's."""
         if not self.splits["train"].stored:
@@ -291,6 +316,14 @@ class Task:
         digest = hashlib.blake2b(b"".join(digests(samples)), digest_size=8).hexdigest()
         public = f"{len(samples)} samples, {digest}"
         return replace(self, public=(samples, targets), facts={**self.facts, "public": public})
+
+    @property
+    def wants_folds(self) -> bool:
+        """Whether one cut says little, so a comparison cuts clients' samples several times: they have few of them."""
+        if self.recut is None or self.cut != Cut():
+            return False
+        sizes = sum(split.sizes(np.arange(self.clients)) for split in self.splits.values())
+        return int(np.sum(sizes)) <= MOST_FOLDED and float(np.median(sizes)) <= SMALL_CLIENT
 
     @property
     def samples(self) -> str:
@@ -334,16 +367,18 @@ class Task:
         augment: Augment | None = None,
         facts: Mapping[str, Any] | None = None,
         first: int = 0,
+        cut: Cut | None = None,
     ) -> Task:
         """Deal a data set to clients and split each client's samples into train, val and test.
 
-        `partition_seed` decides who gets what; `seed` decides the model's initial values. The shares `central` and
+        `partition_seed` decides who gets what; `seed` decides the model's initial values. Samples of a client are split
+        at random by `shares`, or as the `cut` says. The shares `central` and
         `public` of all samples are taken before the rest is dealt: for a test set of the server's own (where the data
         set brings none), and for what everybody may see. Only a natural partition needs no number of `clients`. Several
         models are dealt in turn: client k has number k modulo how many there are. At a site, `first` is the number of
         its first client in the federation, so its samples are split as in a simulation of all.
         """
-        deal = seed if partition_seed is None else partition_seed
+        deal, cut, whole = seed if partition_seed is None else partition_seed, cut or Cut(shares), dataset
         partition = adapt_to_data(partition, dataset)
         taken = {"central": central, "public": public}
         dataset, held = take_out(dataset, taken, deal, least=dataset.least if partition.reads == "owners" else 0)
@@ -357,12 +392,22 @@ class Task:
         chosen = model or dataset.model or choose_model(tuple(x.shape[1:]))
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
         networks = [build_network(one, dataset, seed) for one in several]
-        splits = split_clients(dataset, dealt, parts, y, shares, deal, first)
+        splits = split_clients(dataset, dealt, parts, y, cut, deal, first)
+        if isinstance(dataset, OwnData) and not cut.folds:
+            require_tested(splits, names)
         if isinstance(partition, Shifted):
             x, y = partition.spoil(x, y, parts, splits["test"].order, generator(deal, "spoil"))
         if are_amounts(x, networks):
             x, held = x.float(), {name: replace(one, x=one.x.float()) for name, one in held.items()}
-        leaks = report_leaks(dataset, x, splits)
+        leaks, split_by = report_leaks(dataset, x, splits), str(dataset.facts.get("split_by", ""))
+
+        def recut(another: Cut) -> Task:
+            return cls.build(
+                whole, partition, clients=clients, model=model, seed=seed, partition_seed=partition_seed,
+                training=training, central=central, public=public, augment=augment, facts=facts, first=first,
+                cut=another,
+            )  # fmt: skip
+
         x, aside, scaling = scale_samples(dataset, x, splits, dealt, parts, held)
         return cls(
             name=dataset.name,
@@ -377,9 +422,11 @@ class Task:
             public=aside.get("public"),
             groups=groups,
             augment=augment,
-            facts={**(facts or {}), **dataset.facts, **leaks, "source": dataset.source},
+            facts={**(facts or {}), **dataset.facts, **cut.facts(split_by), **leaks, "source": dataset.source},
             scaling=scaling,
             recommends=dataset.recommends,
+            cut=cut,
+            recut=recut if can_fold(dataset, parts) else None,
         )
 
     @classmethod
@@ -507,7 +554,7 @@ class Task:
             name=name,
             x=x,
             y=y,
-            splits=cut_splits(parts, shares, y.numpy() if classes is not None and y.ndim == 1 else None, None, seed),
+            splits=cut_splits(parts, Cut(shares), None, None, seed),
             **deal_networks(networks, len(data)),
             classes=classes,
             training=training or Training(),

@@ -22,7 +22,6 @@ from atoll.compose import as_method
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
 from atoll.experiments.candidates import Constraints, Look, normalise_lead, propose
-from atoll.experiments.claims import BY_CHANCE, FEWEST_CLIENTS, SURE_SEEDS, Gain, estimate_gain, pool_seeds
 from atoll.experiments.comparison import Comparison
 from atoll.experiments.race import Arm, Race
 from atoll.experiments.tuning import (
@@ -36,6 +35,7 @@ from atoll.experiments.tuning import (
 )
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import RunError
+from atoll.metrics.gains import BY_CHANCE, FEWEST_CLIENTS, SURE_SEEDS, Gain, estimate_gain, pool_seeds
 from atoll.records.configuration import Settings
 from atoll.records.files import write_json, writing
 from atoll.records.labels import label

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ from atoll.algorithms import file_of, name_of
 from atoll.compose import as_method, create
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
+from atoll.data.splits import FOLDS, REPEATS, Cut
 from atoll.data.task import Task
 from atoll.experiments.cells import Begun, Cell, OnRound, group_cells, run_cells, run_name, runs_together, settings_of
 from atoll.kernel.algorithm import Algorithm
@@ -24,6 +26,7 @@ from atoll.kernel.html import html_table
 from atoll.kernel.sources import code_digest
 from atoll.records.configuration import AlgorithmSpec, Settings
 from atoll.records.files import read_record, write_record, writing
+from atoll.records.folds import pool_folds
 from atoll.records.labels import REFERENCES, label
 from atoll.records.progress import call_all, show_progress
 from atoll.records.report import Report, Select
@@ -83,7 +86,9 @@ def compare(
     task: Recipe | Task | Callable[[int], Task],
     methods: Sequence[Algorithm | str] | Algorithm | str,
     *,
-    seeds: int | Sequence[int] = 3,
+    seeds: int | Sequence[int] | None = None,
+    folds: int | None = None,
+    repeats: int | None = None,
     settings: Settings | None = None,
     engine: LocalEngine | ClusterEngine | None = None,
     folder: Path | str | None = None,
@@ -98,25 +103,25 @@ def compare(
 ) -> Comparison:
     """Run every method with every seed on the same clients, and pair them client by client.
 
-    A seed decides training, initial values and, unless the recipe has a `partition_seed`, who gets which samples; a
-    `Task` is the same for all seeds. Local and FedAvg are added if they are missing. With a `folder`, runs that are
-    finished there are reused and interrupted ones continued. All runs share one engine, and so its programs; with
-    `together`, the default on a GPU, they also run side by side, as more lanes of one program. On a cluster, where it
-    is the default as well, each worker then has a run of its own; else all work on the clients of one run. `select`
-    says which round counts: the last one, the best on validation, or, for comparison with papers, the oracle's.
-    `on_run` may return a function to be called after each round of that run. With `progress`, a bar is shown in
-    terminals and notebooks.
+    A seed, of which there are 3 unless `seeds` says otherwise, decides training, initial values and, unless the recipe
+    has a `partition_seed`, who gets which samples and how they are cut; a `Task` is the same for all seeds. With
+    `folds`, each fold of a client's samples is for testing once, `repeats` times over, and every cut is trained with a
+    seed of its own: the default for own data of small clients. Local and FedAvg are added if they are missing. With a
+    `folder`, runs that are finished there are reused and interrupted ones continued. All runs share one engine, and so
+    its programs; with `together`, the default on a GPU, they also run side by side, as more lanes of one program. On a
+    cluster, where it is the default as well, each worker then has a run of its own; else all work on the clients of one
+    run. `select` says which round counts: the last one, the best on validation, or, for comparison with papers, the
+    oracle's. `on_run` may return a function to be called after each round of that run. With `progress`, a bar is shown
+    in terminals and notebooks.
 
         compare(Recipe("digits", clients=20), ["fedper", Ditto(lam=0.1)], seeds=3, rounds=30).table()
     """
     settings = (settings or Settings()).change(more, compare)
     require_engine(engine)
     engine = engine or LocalEngine()
-    seeds = [*range(settings.seed, settings.seed + seeds)] if isinstance(seeds, int) else [*seeds]
-    if not all(isinstance(seed, int) for seed in seeds):
-        raise RunError(f"`seeds` must be how many there are, or a list of whole numbers. Got {seeds!r}.")
-    if not seeds:
-        raise RunError("A comparison must have at least 1 seed. Got none.")
+    task = plan_recipe(task, seeds, folds, repeats) if isinstance(task, Recipe) else task
+    tasks = plan_tasks(task, seeds, folds, repeats, settings.seed)
+    seeds = [*tasks]
     if select not in SELECTIONS:
         raise unknown("selection", select, SELECTIONS)
     if not settings.scores_clients:
@@ -130,7 +135,6 @@ def compare(
             f"`curve` scores one-shot methods after some of their epochs. {', '.join(chosen)} train in rounds.",
             hint="leave it out: rounds are scored as they come, as `eval_every` says.",
         )
-    build = _builder(task)
     folder = None if folder is None else Path(folder)
     found: dict[tuple[str, int], Report] = {}
     alone = alone_in(folder) if folder is not None else nullcontext()
@@ -147,7 +151,7 @@ def compare(
         for some in [seeds] if together else [[seed] for seed in seeds]:
             cells = []
             for seed in some:
-                here = build(seed)
+                here = replace(tasks[seed](), recut=None)  # what reads the samples again stays here
                 _require_samples(here, select)
                 _require_kept_scores(here, select, settings)
                 _require_beginnings(here, chosen.values(), settings, seed)
@@ -157,7 +161,7 @@ def compare(
                     group, engine, stop, on_run=begin_run, on_round=on_round,
                     on_epoch=call_all(shown.show_epoch, on_epoch),
                 )  # fmt: skip
-    outcomes = {name: [found[name, seed] for seed in seeds] for name in chosen}
+    outcomes = {name: pool_folds([found[name, seed] for seed in seeds]) for name in chosen}
     return Comparison(outcomes, select, target)
 
 
@@ -305,17 +309,73 @@ def _claim(
         write_record(path, asked)
 
 
-def _builder(task: Recipe | Task | Callable[[int], Task]) -> Callable[[int], Task]:
+def plan_recipe(
+    recipe: Recipe, seeds: int | Sequence[int] | None = None, folds: int | None = None, repeats: int | None = None
+) -> Recipe:
+    """Return the recipe with the folds that are asked for; where nothing is, with those that its data call for."""
+    recipe = replace(
+        recipe,
+        folds=recipe.folds if folds is None else folds,
+        repeats=recipe.repeats if repeats is None else repeats,
+    )
+    return recipe.choose_folds() if seeds is None else replace(recipe, folds=recipe.folds or 0)
+
+
+def plan_tasks(
+    task: Recipe | Task | Callable[[int], Task], seeds: int | Sequence[int] | None, folds: int | None,
+    repeats: int | None, first: int,
+) -> dict[int, Callable[[], Task]]:  # fmt: skip
+    """Return what builds the task of each seed: one for every cut, where there are folds."""
     if isinstance(task, Recipe):
-        return lambda seed: task.with_seed(seed).build()
-    if isinstance(task, Task):
-        return lambda _: task
-    if not callable(task):
+        cuts = {seed: recipe.build for seed, recipe in task.list_cuts(first).items()}
+    elif isinstance(task, Task):
+        cuts = _recut(task, folds, repeats, first, wanted=seeds is None and task.wants_folds)
+    elif callable(task):
+        if folds:
+            raise RunError("Folds need a Recipe or a Task. Got a function.", hint="give Task.own(...) itself.")
+        cuts = {}
+    else:
         raise TaskError(
             f"`task` must be a Task, a Recipe, or a function that makes a task of a seed. Got {describe_given(task)}.",
             hint="make one: Recipe('digits', clients=20), or Task.own(...) of your data.",
         )
-    return task
+    if cuts and (seeds is None or (not isinstance(seeds, int) and [*seeds] == [*cuts])):
+        return cuts
+    if cuts:
+        raise RunError(
+            f"Every fold is trained with a seed of its own, {len(cuts)} in all, so `seeds` must be left out. "
+            f"Got {seeds!r}.",
+            hint="choose `folds` and `repeats`; folds=0 holds out one part per seed.",
+        )
+    numbers = [*range(first, first + (3 if seeds is None else seeds))] if not isinstance(seeds, Sequence) else [*seeds]
+    if not all(isinstance(seed, int) for seed in numbers):
+        raise RunError(f"`seeds` must be how many there are, or a list of whole numbers. Got {seeds!r}.")
+    if not numbers:
+        raise RunError("A comparison must have at least 1 seed. Got none.")
+    return {seed: functools.partial(_build, task, seed) for seed in numbers}
+
+
+def _recut(
+    task: Task, folds: int | None, repeats: int | None, first: int, *, wanted: bool
+) -> dict[int, Callable[[], Task]]:
+    """Return what builds a task for each of its cuts, by seed; nothing if one part is held out."""
+    many = FOLDS if folds is None and wanted else folds or 0
+    if not many:
+        return {}
+    if task.recut is None:
+        raise RunError(
+            f"Folds need own data whose split no column or time decides. {task.name} cannot be cut again.",
+            hint="leave out `folds`, or give a Recipe of the data set.",
+        )
+    cuts = [Cut(folds=many, number=number) for number in range(many * (REPEATS if repeats is None else repeats))]
+    return {first + cut.number: functools.partial(task.recut, cut) for cut in cuts}
+
+
+def _build(task: Recipe | Task | Callable[[int], Task], seed: int) -> Task:
+    """Build the task of a seed; one that is there already is the same for all."""
+    if isinstance(task, Recipe):
+        return task.with_seed(seed).build()
+    return task if isinstance(task, Task) else task(seed)
 
 
 def _digest(data: bytes) -> str:

@@ -39,7 +39,6 @@ CENTRAL_BATCH = 2_000
 CENTRAL_ALONE = 50  # samples that are answered one by one side by side; on a GPU ten times as many
 BINS = 15  # of confidence
 KEPT = ("each", "answers", "targets", "kept")  # of each sample, where it is asked for
-CLASSES = ("answers", "targets")
 INDUCTIVE = "inductive"  # the test split, one sample at a time: for methods whose answers depend on the others
 
 Clients = NDArray[np.int64]
@@ -65,6 +64,8 @@ class ClientScores:
     pooled: float | None = None  # the measure over all samples together; None: the mean over samples
     answers: NDArray[np.int64] | None = None  # the class that each sample was given, client after client
     labels: NDArray[np.int64] | None = None  # the class that it has
+    kept: Values | None = None  # what a measure that is no mean needs of each sample, and its targets
+    targets: Values | None = None
 
     @property
     def macro(self) -> float:
@@ -154,8 +155,9 @@ class ClientScores:
         return {"samples": self.samples, "score": self.score, "variance": variance}
 
     def list_answers(self) -> Arrays:
-        """Return the class that each sample was given and the one that it has, where samples have a class."""
-        return {} if self.answers is None or self.labels is None else {"answer": self.answers, "label": self.labels}
+        """Return what is known of each sample: its answer and class where it has one, and what the measure needs."""
+        known = {"answer": self.answers, "label": self.labels, "kept": self.kept, "target": self.targets}
+        return {name: values for name, values in known.items() if values is not None}
 
 
 @dataclass(frozen=True)
@@ -403,8 +405,15 @@ class ClientSums:
             self.totals["held"],
             self.drawn_from,
             pooled,
-            *(self.rows[name][:, 0].astype(np.int64) if "answers" in self.rows else None for name in CLASSES),
+            answers=self._of_classes("answers"),
+            labels=self._of_classes("targets"),
+            kept=self.rows.get("kept") if "each" in self.rows else None,
+            targets=self.rows.get("targets") if {"each", "kept"} <= {*self.rows} else None,
         )
+
+    def _of_classes(self, name: str) -> NDArray[np.int64] | None:
+        """Return the class of every sample, or the one that it was given, where samples have a class."""
+        return self.rows[name][:, 0].astype(np.int64) if "answers" in self.rows else None
 
     def _mean(self, name: str) -> Values:
         sizes = self.sizes.astype(np.float64)

@@ -32,10 +32,12 @@ from atoll.algorithms import name_of
 from atoll.kernel.errors import RunError, unknown
 from atoll.kernel.references import bibtex
 from atoll.metrics import cost, fairness, significance
+from atoll.metrics.gains import FEWEST_CLIENTS, Gain, estimate_gain, pool_seeds
 from atoll.metrics.groups import GroupScore, by_group, groups_of
 from atoll.records.agreement import require_same_task
 from atoll.records.clients import list_clients, list_percentiles
 from atoll.records.configuration import Metric
+from atoll.records.folds import pool_folds
 from atoll.records.labels import REFERENCES
 from atoll.records.report import Report, Scores, Select
 from atoll.runtime.population import MANY_CLIENTS
@@ -45,7 +47,7 @@ SELECTIONS: dict[Select, str] = {
     "best": "after the round that is best on validation",
     "oracle": "after the round that is best on test (an oracle: it cannot be chosen in practice)",
 }
-SPLIT_WITHOUT_SHARES = ("by column", "by time")  # how rules begin that need no shares of samples
+SPLIT_WITHOUT_SHARES = ("by column", "by time", "in ")  # how rules begin that need no shares of samples
 SIGNIFICANT = 0.05
 GAIN_DIGITS = 12
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
@@ -104,7 +106,7 @@ class Results:
         left_out = sorted(set.union(*(set(of_method) for of_method in found.values())) - set(common))
         if left_out:
             missing.append(f"Left out, because not every method has them: seeds {', '.join(map(str, left_out))}.")
-        outcomes = {method: [of_method[seed] for seed in common] for method, of_method in found.items()}
+        outcomes = {method: pool_folds([of_method[seed] for seed in common]) for method, of_method in found.items()}
         return cls(outcomes, missing=tuple(missing), **more)
 
     @property
@@ -165,6 +167,8 @@ class Results:
         """Whether all of several seeds have the same clients: the same were scored, with the same data or names."""
         if len(self.seeds) == 1 or any(not np.array_equal(one.scored, self.example.scored) for one in self.first):
             return False
+        if self.folds:
+            return True
         data = {str(one.config.task.data or one.seed) for one in self.first}
         names = {None if (found := one.statistics) is None else found.names for one in self.first}
         return len(data) == 1 or (len(names) == 1 and None not in names)
@@ -175,6 +179,18 @@ class Results:
         Then there is one row; else, every row has clients of its own and the values are returned as they are.
         """
         return _mean_of_known(values)[None] if self.together else values
+
+    @property
+    def folds(self) -> int:
+        """How many folds each client's samples were cut into; 0 if one part was held out."""
+        return int(self.example.config.task.more.get("folds") or 0)
+
+    @property
+    def cuts(self) -> int:
+        """How many cuts of the clients' samples the figures rest on."""
+        if self.folds:
+            return self.folds * len(self.seeds)
+        return len({str(one.config.task.data or one.seed) for one in self.first})
 
     @property
     def judged(self) -> int:
@@ -242,7 +258,7 @@ class Results:
 
     @cached_property
     def significant(self) -> dict[str, dict[str, float]]:
-        """By reference and method: Wilcoxon's p over all clients, each once, after Holm's correction."""
+        """By reference and method: the p of `test_pair`, after Holm's correction."""
         found = {}
         for over in REFERENCES:
             reference, methods = self.reference(over), self.others(over)
@@ -251,8 +267,23 @@ class Results:
                 found[over] = dict(zip(methods, significance.holm(tests).tolist(), strict=True))
         return found
 
+    def estimate(self, method: str, other: str) -> Gain | None:
+        """Estimate what clients like these gain over another method, over clients and seeds; None for few clients.
+
+        All seeds must have the same clients. The spread over seeds is pooled over methods: few seeds say little of it.
+        """
+        if not self.together or self.judged < FEWEST_CLIENTS:
+            return None
+        found = {
+            one: self.example.sign * (self.scores(one) - self.scores(other)) for one in self.outcomes if one != other
+        }
+        return estimate_gain(found[method], pool_seeds([*found.values()]))
+
     def test_pair(self, method: str, other: str) -> float:
-        """Return Wilcoxon's p of the difference of two methods, one pair for each client."""
+        """Return the p of the difference of two methods: of `estimate`, else Wilcoxon's, one pair for each client."""
+        gain = self.estimate(method, other)
+        if gain is not None and gain.p is not None:
+            return gain.p
         ours, theirs = (self.count_once(self.scores(one)).ravel() for one in (method, other))
         return significance.wilcoxon(ours, theirs)
 
@@ -383,7 +414,7 @@ class Results:
             "central_interval": self._interval_over_seeds([outcome.central for outcome in outcomes]),
             **{f"gain_{name}": _nanmean(self.gains(method, name)) for name in REFERENCES},
             "gain_local_median": _reduce_known(np.nanmedian, once),
-            "gain_local_interval": None if gains is None else self._interval(_known_means(gains), gains),
+            **{f"gain_{name}_interval": self._interval_of_gain(method, name) for name in REFERENCES},
             **{f"p_{name}": self.significant.get(name, {}).get(method) for name in REFERENCES},
             "helped": None if once is None else float((once > 0).sum(axis=1).mean()),
             "harmed": None if harmed is None else float(harmed.sum(axis=1).mean()),
@@ -410,11 +441,21 @@ class Results:
         found = _mean(outcome.figures("val", select=self.select).macro for outcome in outcomes)
         return found if math.isfinite(found) else None
 
-    def _interval(self, means: Sequence[float], values: Scores) -> float | None:
-        """Return half the 95 % interval of a mean: over seeds; of one seed, that of its sample of clients.
+    def _interval_of_gain(self, method: str, over: str) -> float | None:
+        """Return half the 95 % interval of a mean gain over a reference."""
+        reference, gains = self.reference(over), self.gains(method, over)
+        if reference is None or gains is None or method == reference:
+            return None
+        return self._interval(_known_means(gains), gains)
 
-        Seeds draw different samples, so what differs between seeds includes what differs between samples.
+    def _interval(self, means: Sequence[float], values: Scores) -> float | None:
+        """Return half the 95 % interval of a mean: over clients and seeds, if all seeds have the same clients.
+
+        Else it is that over seeds; they have clients, or samples of them, of their own, so what differs between seeds
+        includes what differs between clients. Of one seed it is that of its sample of clients.
         """
+        if self.together and not self.sampled:
+            return estimate_gain(values).half
         return significance.interval(means) if len(means) > 1 else self._interval_of_sample(values)
 
     def _interval_over_seeds(self, scores: Sequence[float | None]) -> float | None:
@@ -486,27 +527,41 @@ class Results:
         what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
         rule, leaks = (task.more.get(name) for name in ("split_by", "leaks"))
         share = None if rule and rule.startswith(SPLIT_WITHOUT_SHARES) else split
-        cut = ", ".join([*([f"train/val/test {share} %"] if share else []), *([rule] if rule else [])])
-        cut = f" ({cut})" if cut else ""
+        shares = [f"train/val/test {share} %"] if share and not self.folds else []
+        cut = ", ".join([*shares, *([rule] if rule else []), self._count_cuts()])
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
         rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
         measured = (
-            f"of the model each client would deploy, on its own test split{cut}, {SELECTIONS[self.select]}{rounds}"
+            f"of the model each client would deploy, on its own test split ({cut}), {SELECTIONS[self.select]}{rounds}"
         )
         if self.only_central:
             measured = (
                 f"of the shared model or ensemble on the server's own test set, {SELECTIONS[self.select]}{rounds}"
             )
-            who = f"all {task.clients:,} clients train, without test samples of their own{cut}: nobody's gain is known"
+            who = f"all {task.clients:,} clients train, without test samples of their own ({cut}): nobody's gain is known"
         else:
             who = f"{who} each counted the same"
         return (
             f"{what} {measured}; {who}{self._explain_interval()}. "
-            f"{task.name}{f', {dealt}' if dealt else ''}, seed{'s' if len(self.seeds) > 1 else ''} "
-            f"{', '.join(map(str, self.seeds))}.{shared}{self._explain_undefined()}"
+            f"{task.name}{f', {dealt}' if dealt else ''}, {self._list_seeds()}.{shared}{self._explain_undefined()}"
             f"{f' Warning: {leaks}' if leaks else ''}"
         )
+
+    def _count_cuts(self) -> str:
+        """Say how many cuts of the samples there are, and where several seeds share one."""
+        if self.folds:
+            times = "once" if len(self.seeds) == 1 else f"{len(self.seeds)} times"
+            return f"every sample tested {times}, {self.cuts} cuts"
+        if self.cuts == 1:
+            return "one cut" if len(self.seeds) == 1 else f"one cut for all {len(self.seeds)} seeds"
+        return f"{self.cuts} cuts"
+
+    def _list_seeds(self) -> str:
+        if self.folds:
+            first, last = self.seeds[0], self.seeds[-1] + self.folds - 1
+            return f"seeds {first} to {last}"
+        return f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
 
     def _explain_undefined(self) -> str:
         """Say for how many clients the metric does not exist; nothing if it exists for all that have test samples."""
@@ -522,6 +577,9 @@ class Results:
 
     def _explain_interval(self) -> str:
         over = f"; ± is the 95 % t-interval over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        if self.together and not self.sampled:
+            few = f" (fewer than {FEWEST_CLIENTS} clients have none)" if self.judged < FEWEST_CLIENTS else ""
+            over = f"; ± is the 95 % interval over clients and {'cuts' if self.cuts > 1 else 'seeds'}{few}"
         if not self.sampled:
             return over
         everybody = f"all {self.example.honest:,} {'honest ' * bool(self.attackers)}clients"

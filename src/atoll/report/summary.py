@@ -240,9 +240,12 @@ def _describe_lead(comparison: Results, method: str, other: str) -> str:
 
 def _compare_pair(comparison: Results, method: str, other: str) -> tuple[float, float | None]:
     """Return how much better the mean of one method is, and half the 95 % interval over seeds."""
+    gain = comparison.estimate(method, other)
+    if gain is not None:
+        return gain.mean, gain.half
     ours, theirs = (np.nanmean(comparison.scores(one), axis=1) for one in (method, other))
     lead, half = significance.paired_interval(ours, theirs)
-    return comparison.example.sign * lead, half
+    return comparison.example.sign * lead, None if comparison.together else half
 
 
 def _test_pair(comparison: Results, method: str, other: str) -> float:
@@ -313,7 +316,7 @@ def write_cautions(comparison: Results) -> list[str]:
     if seeds == 1:
         found.append("There is only one seed, so nothing is known about chance in training.")
     elif seeds < FEW_SEEDS and not comparison.only_central:
-        found.append(_describe_few_seeds(comparison))
+        found += _describe_few_seeds(comparison)
     samples = comparison.example.samples()
     tested = samples[samples > 0]
     if len(tested) and np.median(tested) < FEW_SAMPLES:
@@ -343,18 +346,23 @@ def write_cautions(comparison: Results) -> list[str]:
     return found
 
 
-def _describe_few_seeds(comparison: Results) -> str:
+def _describe_few_seeds(comparison: Results) -> list[str]:
+    """Say how uncertain the lead is that few seeds show; nothing where there is no interval."""
     numbers, names, ranked = Numbers.of(comparison), name_methods(comparison), _rank_methods(comparison)
-    few = f"{len(comparison.seeds)} seeds are few"
+    few = f"{comparison.cuts} cuts" if comparison.folds else f"{len(comparison.seeds)} seeds are few"
     if len(ranked) == 1:
-        return f"{few}: the mean is uncertain by ± {_write_amount(numbers, ranked[0]['interval'])} (95 % interval)."
+        half = ranked[0]["interval"]
+        uncertain = f"{few}: the mean is uncertain by ± {_write_amount(numbers, half or 0)} (95 % interval)."
+        return [] if half is None else [uncertain]
     best, other = (row["method"] for row in ranked[:2])
     lead, half = _compare_pair(comparison, best, other)
-    assert half is not None
-    return (
+    if half is None:
+        return []
+    over = "clients and cuts" if comparison.together else "seeds"
+    return [
         f"{few}: the lead of {names[best]} over {names[other]} is between {numbers.gain(lead - half)} and "
-        f"{numbers.gain(lead + half)}{_unit(numbers)} (95 % interval over seeds)."
-    )
+        f"{numbers.gain(lead + half)}{_unit(numbers)} (95 % interval over {over})."
+    ]
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

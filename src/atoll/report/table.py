@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.kernel.html import html_table
+from atoll.metrics.gains import FEWEST_CLIENTS
 from atoll.records.numbers import UNKNOWN, Numbers, mean_text, run_cells
 
 if TYPE_CHECKING:
@@ -252,9 +253,12 @@ def gains_note(comparison: Results) -> str:
     over = "the clients of the sample" if comparison.sampled else comparison.everybody
     if len(comparison.seeds) > 1:
         over += ", each with its mean over seeds" if comparison.together else " and seeds"
+    test = f"Wilcoxon's test over {over}"
+    if comparison.together and comparison.judged >= FEWEST_CLIENTS:
+        test = f"a t-test over clients and {'cuts' if comparison.cuts > 1 else 'seeds'}"
     return (
-        f"Gains are paired by client, in {Numbers.of(comparison).points}; {SIGNIFICANT} significant by Wilcoxon's test "
-        f"over {over} (p < 0.05 after Holm's correction)."
+        f"Gains are paired by client, in {Numbers.of(comparison).points}; {SIGNIFICANT} significant by {test} "
+        "(p < 0.05 after Holm's correction)."
     )
 
 
@@ -300,9 +304,10 @@ def gain_text(comparison: Results, row: dict[str, Any], over: str = "local") -> 
     """Write the mean gain over a reference, with its sign and mark; nothing for the reference itself."""
     if is_reference(comparison, row, over):
         return UNKNOWN
-    p = row[f"p_{over}"]
+    numbers, p, half = Numbers.of(comparison), row[f"p_{over}"], row[f"gain_{over}_interval"]
     mark = SIGNIFICANT if p is not None and p < 0.05 else ""
-    return f"{Numbers.of(comparison).gain(row[f'gain_{over}'])}{mark}"
+    within = f" ± {numbers.score(half)}" if comparison.together and half is not None else ""
+    return f"{numbers.gain(row[f'gain_{over}'])}{within}{mark}"
 
 
 def harmed_text(comparison: Results, row: dict[str, Any]) -> str:

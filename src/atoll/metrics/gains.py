@@ -1,9 +1,9 @@
-"""What may be said of a method that was chosen: its gain on seeds it was not chosen with, and how sure that is.
+"""How much is gained by clients like these, and how sure that is.
 
     g_ks = a_ks - r_ks        client k, seed s, the same samples; turned where a lower score is better
 
 The mean gain G has an interval of two parts: clients differ, se_c = sd_k(g_k) / sqrt(N), and so do seeds,
-se_s = sd_s(G_s) / sqrt(S):
+se_s = sd_s(G_s) / sqrt(S), each of which has a cut of the samples and a training of its own:
 
     G ± t sqrt(se_c^2 + se_s^2)
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Gains = NDArray[np.float64]  # [seed, client]
-FEWEST_CLIENTS = 6  # with fewer, gains are told client by client, without an interval
+FEWEST_CLIENTS = 6  # with fewer, gains have no interval: they are told client by client
 SURE_SEEDS = 3
 BY_CHANCE = 0.16  # of clients are worse off by more than one standard error where there is no difference at all
 
@@ -34,6 +34,7 @@ class Gain:
     of_seeds: float | None
     seeds: int
     agree: bool  # whether all seeds have the sign of the mean
+    p: float | None = None  # that a mean is so far from 0 by chance, to either side
 
     @property
     def words(self) -> str:
@@ -65,8 +66,11 @@ def estimate_gain(gains: Gains, pooled: tuple[float, int] | None = None) -> Gain
     se_seeds = spread / math.sqrt(seeds)
     both = se_clients**2 + se_seeds**2
     whole = se_clients**4 / (clients - 1) + se_seeds**4 / freedom
-    half = 0.0 if both == 0 else float(stats.t.ppf(0.975, both**2 / whole)) * math.sqrt(both)
-    return Gain(mean, half, se_clients, se_seeds, seeds, agree)
+    if both == 0:
+        return Gain(mean, 0.0, se_clients, se_seeds, seeds, agree, p=1.0 if mean == 0 else 0.0)
+    degrees, error = both**2 / whole, math.sqrt(both)
+    p = 2 * float(stats.t.sf(abs(mean) / error, degrees))
+    return Gain(mean, float(stats.t.ppf(0.975, degrees)) * error, se_clients, se_seeds, seeds, agree, p)
 
 
 def pool_seeds(several: list[Gains]) -> tuple[float, int]:
