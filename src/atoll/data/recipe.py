@@ -12,7 +12,7 @@ from atoll.data import augment, datasets, partition
 from atoll.data.datasets import Dataset
 from atoll.data.million import Million
 from atoll.data.own import Own
-from atoll.data.splits import FOLDS, REPEATS, Cut, Shares
+from atoll.data.splits import FOLDS, REPEATS, Cut, Shares, list_cuts
 from atoll.data.task import Task, Training
 from atoll.kernel.errors import NamesChecked, RunError, TaskError
 from atoll.kernel.randomness import generator
@@ -50,10 +50,6 @@ class Recipe(NamesChecked):
         if not looks_like_shares(split):
             own, words = replace(own, split=split), {**words, "split": cls.split}
         return cls(dataset=own.title, own=own, **words)
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise TaskError(f"`repeats` must be at least 1. Got {self.repeats!r}.")
 
     def build(self) -> Task:
         """Build the task."""
@@ -131,8 +127,10 @@ class Recipe(NamesChecked):
     def list_cuts(self, seed: int) -> dict[int, Recipe]:
         """Return the recipe of every cut by the seed of its training, the first of which is given."""
         deal = seed if self.partition_seed is None else self.partition_seed
-        cuts = range((self.folds or 0) * self.repeats)
-        return {seed + number: replace(self, seed=seed + number, partition_seed=deal, number=number) for number in cuts}
+        numbers = [cut.number for cut in list_cuts(self.folds or 0, self.repeats)]
+        return {
+            seed + number: replace(self, seed=seed + number, partition_seed=deal, number=number) for number in numbers
+        }
 
     @property
     def words(self) -> dict[str, Any]:

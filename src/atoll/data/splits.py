@@ -75,6 +75,13 @@ class Cut:
         return found | ({"folds": self.folds, "cut": self.number} if self.folds else {})
 
 
+def list_cuts(folds: int, repeats: int) -> list[Cut]:
+    """Return the cuts in which each fold is for testing so many times."""
+    if repeats < 1:
+        raise TaskError(f"`repeats` must be at least 1. Got {repeats!r}.")
+    return [Cut(folds=folds, number=number) for number in range(folds * repeats)]
+
+
 @dataclass(frozen=True, eq=False)
 class Rule:
     """What decides the split of each sample beside its client's shares: nothing, one of these, or two that agree."""

@@ -16,7 +16,7 @@ from atoll.algorithms import file_of, name_of
 from atoll.compose import as_method, create
 from atoll.compose.architectures import within_architectures
 from atoll.data.recipe import Recipe
-from atoll.data.splits import FOLDS, REPEATS, Cut
+from atoll.data.splits import FOLDS, REPEATS, list_cuts
 from atoll.data.task import Task
 from atoll.experiments.cells import Begun, Cell, OnRound, group_cells, run_cells, run_name, runs_together, settings_of
 from atoll.kernel.algorithm import Algorithm
@@ -367,7 +367,7 @@ def _recut(
             f"Folds need own data whose split no column or time decides. {task.name} cannot be cut again.",
             hint="leave out `folds`, or give a Recipe of the data set.",
         )
-    cuts = [Cut(folds=many, number=number) for number in range(many * (REPEATS if repeats is None else repeats))]
+    cuts = list_cuts(many, REPEATS if repeats is None else repeats)
     return {first + cut.number: functools.partial(task.recut, cut) for cut in cuts}
 
 

@@ -1,0 +1,204 @@
+"""Comparisons of own data whose clients are small: each fold is for testing once, and cuts are counted."""
+
+import csv
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from atoll import Recipe, Task, compare
+from atoll.data.own import Own
+from atoll.data.splits import Cut
+from atoll.experiments.comparison import Comparison, read_runs
+from atoll.kernel.errors import RunError, TaskError
+from atoll.kernel.randomness import generator
+from atoll.metrics.gains import estimate_gain
+
+METHODS = ["local", "fedavg"]
+
+
+def invent(clients=8, least=4):
+    """Small clients, each with its own share of class 1."""
+    draw = generator(0, "small clients")
+    frames = {}
+    for number in range(clients):
+        x = draw.normal(size=(least + 2 * number, 2))
+        rate = 1 / (1 + np.exp(-x[:, 0] - draw.normal()))
+        frames[f"ward {number}"] = {"age": x[:, 0], "stay": x[:, 1], "back": (draw.random(len(x)) < rate).astype(int)}
+    return frames
+
+
+@pytest.fixture(scope="module")
+def task():
+    return Task.own(invent(), target="back", model="linear")
+
+
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory):
+    """The same clients as one file with a column of wards."""
+    path = tmp_path_factory.mktemp("data") / "wards.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["ward", "age", "stay", "back"])
+        for name, columns in invent().items():
+            writer.writerows(zip([name] * len(columns["back"]), *columns.values(), strict=True))
+    return path
+
+
+def own(path):
+    return Recipe.of_own(Own.of(path, target="back", client="ward"), model="linear")
+
+
+@pytest.fixture(scope="module")
+def compared(task):
+    return compare(task, METHODS, folds=3, repeats=2, rounds=2, progress=False)
+
+
+# -- what is compared --------------------------------------------------------------------------------------------------
+
+
+def test_small_clients_are_compared_in_folds_unless_the_user_says_otherwise(task):
+    assert task.wants_folds
+    assert not Task.own(invent(), target="back", shares=(0.5, 0.25, 0.25)).wants_folds
+    assert not Task.own(invent(clients=2, least=900), target="back").wants_folds
+    asked = {name: [*values, 0] for name, values in {"day": range(9), "a": [1] * 9, "back": [0, 1, 1] * 3}.items()}
+    assert not Task.own({"x": asked, "y": asked}, target="back", order="day").wants_folds
+    cuts = compare(task, METHODS, rounds=1, progress=False)
+    assert (cuts.folds, cuts.cuts, len(cuts.seeds)) == (5, 10, 2)
+    held = compare(task, METHODS, rounds=1, seeds=2, progress=False)
+    assert (held.folds, held.cuts) == (0, 1)
+
+
+def test_a_clients_score_is_that_of_all_its_samples_together(task, compared):
+    for method in METHODS:
+        for repeat in range(2):
+            right, count = np.zeros(8), np.zeros(8)
+            for fold in range(3):
+                number = 3 * repeat + fold
+                again = compare(
+                    lambda _, number=number: task.recut(cut_number(number)), METHODS, rounds=2, seeds=[number],
+                    progress=False,
+                ).outcomes[method][0]  # fmt: skip
+                # a task built by a function carries its fold, so its only report is a repeat that lacks the others
+                right += np.nan_to_num(again.scores()) * again.samples()
+                count += again.samples()
+            assert count.tolist() == [len(columns["back"]) for columns in invent().values()]
+            assert compared.scores(method)[repeat] == pytest.approx(right / count, abs=1e-12)
+    assert compared.example.samples().tolist() == count.tolist()
+
+
+def cut_number(number):
+    return Cut(folds=3, number=number)
+
+
+def test_a_metric_that_is_no_mean_is_taken_over_all_samples_of_a_client(task):
+    found = compare(task, METHODS, folds=3, repeats=1, rounds=2, metric="auroc", progress=False)
+    outcomes = found.outcomes["fedavg"][0].outcomes
+    ends = np.cumsum(found.example.samples())[:-1]
+    scores, labels = (np.split(outcomes[name], ends) for name in ("kept", "target"))
+    for mine, classes, score in zip(scores, labels, found.scores("fedavg")[0], strict=True):
+        both = len(np.unique(classes)) > 1
+        assert score == pytest.approx(roc_auc_score(classes[:, 0], mine[:, -1]), abs=1e-12) if both else np.isnan(score)
+
+
+def test_every_repeat_tests_each_sample_once(task):
+    tested = [task.recut(cut_number(number)).splits["test"].order.tolist() for number in range(6)]
+    for repeat in (tested[:3], tested[3:]):
+        assert sorted(row for rows in repeat for row in rows) == [*range(len(task.y))]
+    assert tested[0] != tested[3]
+
+
+def test_a_change_of_the_task_is_made_again_after_a_cut(task):
+    faster = task.with_training(lr=0.7).of(np.array([1, 3]))
+    again = faster.recut(cut_number(1))
+    assert again.training.lr == 0.7
+    assert again.names == ("ward 1", "ward 3")
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_says_how_many_cuts_it_rests_on(task, compared):
+    assert "(in 3 folds, every sample tested 2 times, 6 cuts)" in compared.protocol
+    assert "seeds 0 to 5." in compared.protocol
+    once = compare(task, METHODS, seeds=2, rounds=1, progress=False)
+    assert "(one cut for all 2 seeds)" in once.protocol
+
+
+def test_gains_have_an_interval_over_clients_and_cuts(compared):
+    (row,) = [row for row in compared.results if row["method"] == "fedavg"]
+    gains = compared.gains("fedavg")
+    assert gains.shape == (2, 8)
+    assert row["gain_local_interval"] == pytest.approx(estimate_gain(gains).half)
+    assert row["p_local"] == pytest.approx(estimate_gain(gains).p)
+    assert "over clients and cuts" in compared.protocol
+
+
+def test_the_interval_of_a_gain_by_hand():
+    """A vector computed by another program."""
+    gain = estimate_gain(np.array([[0.1, 0.2, 0.0, 0.3, 0.2, 0.1], [0.2, 0.1, 0.1, 0.2, 0.0, 0.3]]))
+    se_clients = np.std([0.15, 0.15, 0.05, 0.25, 0.1, 0.2], ddof=1) / np.sqrt(6)
+    assert gain.mean == pytest.approx(0.15)
+    assert gain.of_seeds == pytest.approx(0.0, abs=1e-12)
+    assert gain.half == pytest.approx(2.570581835636314 * se_clients)
+
+
+# -- runs in a folder --------------------------------------------------------------------------------------------------
+
+
+def test_folds_are_kept_resumed_and_read_again(wards, tmp_path):
+    recipe = own(wards)
+    first = compare(recipe, METHODS, folds=3, repeats=2, rounds=1, folder=tmp_path / "runs", progress=False)
+    assert len([*(tmp_path / "runs").glob("local-seed*")]) == 6
+    begun = []
+    again = compare(
+        recipe, METHODS, folds=3, repeats=2, rounds=1, folder=tmp_path / "runs", progress=False,
+        on_run=lambda method, seed, how: begun.append(how),
+    )  # fmt: skip
+    assert set(begun) == {"reused"}
+    runs, _ = read_runs(tmp_path / "runs")
+    read = Comparison.of_runs(runs)
+    for method in METHODS:
+        assert first.scores(method).tolist() == again.scores(method).tolist() == read.scores(method).tolist()
+
+
+def test_a_repeat_that_is_not_whole_is_left_out(wards, tmp_path):
+    compare(own(wards), METHODS, folds=3, repeats=2, rounds=1, folder=tmp_path / "runs", progress=False)
+    runs, _ = read_runs(tmp_path / "runs")
+    read = Comparison.of_runs([run for run in runs if run.seed != 4])
+    assert read.scores("local").shape == (1, 8)
+
+
+# -- what must hold ----------------------------------------------------------------------------------------------------
+
+
+def test_seeds_and_folds_exclude_each_other(task, wards):
+    for source in (task, own(wards)):
+        with pytest.raises(
+            RunError, match="Every fold is trained with a seed of its own, 6 in all, so `seeds` must be"
+        ):
+            compare(source, METHODS, folds=3, repeats=2, seeds=4, progress=False)
+
+
+def test_a_task_that_cannot_be_cut_again_has_no_folds():
+    with pytest.raises(RunError, match="Folds need own data whose split no column or time decides. digits cannot"):
+        compare(Recipe(samples=200, clients=4).build(), METHODS, folds=5, progress=False)
+
+
+@pytest.mark.parametrize("folds", [1, 2])
+def test_three_folds_are_needed(task, folds):
+    with pytest.raises(TaskError, match=f"`folds` must be at least 3.*Got {folds}"):
+        compare(task, METHODS, folds=folds, progress=False)
+
+
+def test_repeats_must_be_positive(task, wards):
+    for source in (task, own(wards)):
+        with pytest.raises(TaskError, match="`repeats` must be at least 1. Got 0."):
+            compare(source, METHODS, folds=3, repeats=0, progress=False)
+
+
+def test_a_client_without_test_samples_is_named():
+    frames = {"ulm": {"a": [1.0, 2, 3], "on": ["train", "test", "val"], "y": [0, 1, 0]}}
+    frames["porto"] = {"a": [1.0, 2], "on": ["train", "train"], "y": [0, 1]}
+    with pytest.raises(TaskError, match=r"at least 1 test sample. 1 of 2 have none, the first is client porto\."):
+        Task.own(frames, target="y", split="on")
