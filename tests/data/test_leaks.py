@@ -7,7 +7,7 @@ import pytest
 
 from atoll.data import own
 from atoll.data.leaks import find_overlaps_within, nearest
-from atoll.data.splits import SPLITS, Rule, cut_by_rule
+from atoll.data.splits import SHARES, SPLITS, Cut, Rule, cut_by_rule
 from atoll.data.task import Task
 from atoll.kernel.errors import DataError, TaskError
 from atoll.kernel.randomness import generator
@@ -118,32 +118,29 @@ def test_groups_that_each_client_numbers_for_itself_are_not_the_same():
     assert len({*sides}) > 1
 
 
-def test_groups_are_split_class_by_class_as_far_as_they_can_be():
+def test_whole_groups_are_dealt_by_their_samples():
     group = np.repeat(np.arange(40), 5)
-    labels = np.repeat([0, 0, 0, 1], 50)  # ten groups of the rare class
     rows = [np.arange(200)]
-    cut = cut_by_rule(Rule(group=group), rows, rows, (0.6, 0.15, 0.25), labels, seed=0)
-    for name, share in zip(SPLITS, (0.6, 0.15, 0.25), strict=True):
-        rare = labels[cut[name].order.numpy()].mean()
-        assert rare == pytest.approx(0.25, abs=0.1)
+    cut = cut_by_rule(Rule(group=group), rows, rows, Cut(), seed=0)
+    for name, share in zip(SPLITS, SHARES, strict=True):
         assert len(cut[name].order) / 200 == pytest.approx(share, abs=0.05)
-
-
-def test_a_class_with_two_groups_is_trained_and_tested():
-    group, labels = np.repeat(np.arange(12), 10), np.repeat(np.arange(6), 20)
-    rows = [np.arange(120)]
-    for seed in range(5):
-        cut = cut_by_rule(Rule(group=group), rows, rows, (0.6, 0.15, 0.25), labels, seed)
-        assert {*labels[cut["train"].order.numpy()].tolist()} == {*range(6)}
-        assert len({*labels[cut["test"].order.numpy()].tolist()}) >= 4
 
 
 def test_a_client_with_one_group_trains_and_one_with_two_is_tested():
     one, two = np.zeros(6, dtype=np.int64), np.array([1, 1, 1, 2, 2, 2])
     rows = [np.arange(6), np.arange(6, 12)]
-    cut = cut_by_rule(Rule(group=np.concatenate([one, two])), rows, rows, (0.6, 0.15, 0.25), None, seed=0)
+    cut = cut_by_rule(Rule(group=np.concatenate([one, two])), rows, rows, Cut(), seed=0)
     assert cut["train"].offsets.tolist() == [0, 6, 9]
     assert cut["test"].offsets.tolist() == [0, 0, 3]
+
+
+def test_a_client_whose_groups_leave_none_to_test_is_named():
+    stays = {"age": [61, 62, 63, 64], "back": [0, 1, 0, 1]}
+    with pytest.raises(TaskError, match=r"at least 1 test sample. 1 of 2 have none, the first is client ulm\."):
+        Task.own(
+            {"ulm": {**stays, "patient": [1, 1, 1, 1]}, "porto": {**stays, "patient": [2, 3, 4, 5]}},
+            target="back", group="patient",
+        )  # fmt: skip
 
 
 def test_rows_that_nearly_repeat_across_the_split_are_said():

@@ -11,7 +11,7 @@ from atoll.data import datasets
 from atoll.data.batches import Split, find_offsets
 from atoll.data.million import Million
 from atoll.data.recipe import Recipe
-from atoll.data.splits import SPLITS, cut_splits
+from atoll.data.splits import SPLITS, Cut, cut_splits
 from atoll.data.task import Training
 from atoll.kernel.errors import DataError, EngineError, TaskError
 from atoll.toolbox.server import mixing
@@ -87,7 +87,7 @@ def test_the_splits_of_a_client_have_no_sample_in_common():
 def test_splits_are_as_large_as_those_of_stored_clients():
     made = Million(200)
     parts = np.split(np.arange(made.sizes.sum()), np.cumsum(made.sizes)[:-1])
-    for name, split in cut_splits(parts, (0.5, 0.2, 0.3), None, None, 0).items():
+    for name, split in cut_splits(parts, Cut((0.5, 0.2, 0.3)), None, None, 0).items():
         mine = made.task(shares=(0.5, 0.2, 0.3)).splits[name]
         np.testing.assert_array_equal(mine.offsets, split.offsets)
 

@@ -393,7 +393,7 @@ class Task:
         several = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else chosen
         networks = [build_network(one, dataset, seed) for one in several]
         splits = split_clients(dataset, dealt, parts, y, cut, deal, first)
-        if isinstance(dataset, OwnData) and not cut.folds:
+        if isinstance(dataset, OwnData) and dataset.rule and not cut.folds:
             require_tested(splits, names)
         if isinstance(partition, Shifted):
             x, y = partition.spoil(x, y, parts, splits["test"].order, generator(deal, "spoil"))
