@@ -359,10 +359,8 @@ def _describe_few_seeds(comparison: Results) -> list[str]:
     if half is None:
         return []
     over = "clients and cuts" if comparison.together else "seeds"
-    return [
-        f"{few}: the lead of {names[best]} over {names[other]} is between {numbers.gain(lead - half)} and "
-        f"{numbers.gain(lead + half)}{_unit(numbers)} (95 % interval over {over})."
-    ]
+    between = f"{numbers.gain(lead - half)} and {numbers.gain(lead + half)}{_unit(numbers)}"
+    return [f"{few}: the lead of {names[best]} over {names[other]} is between {between} (95 % interval over {over})."]
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
