@@ -169,7 +169,7 @@ def test_groups_of_linear_regressions_are_recovered(algorithm: Algorithm, seed: 
     "algorithm",
     [
         IFCA(clusters=4, starts="kmeans++", restarts=10),
-        IFCA(clusters=4, restarts=10),
+        IFCA(clusters=4, restarts=20),
         FLHC(rounds_before=3),
         FLHC(rounds_before=3, metric="cosine", linkage="average"),
         FLHC(rounds_before=3, signature="embedding", levels=2, clusters=4),

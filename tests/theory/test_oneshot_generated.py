@@ -303,7 +303,7 @@ def test_a_gate_listens_to_whom_a_sample_belongs() -> None:
     x, y = (torch.cat([data[k][part] for k in ("0", "1")]) for part in (0, 1))
     task = replace(task, public=(x, y))
     scores = {}
-    for method in (Ensemble(), IntactOFL(data="public", server_epochs=30, server_batch=20, server_lr=0.1)):
+    for method in (Ensemble(), IntactOFL(data="public", server_epochs=90, server_batch=20, server_lr=0.1)):
         report = play(task, method)
         said = answers_of(method, report.server, Batch(x, y, None, None, task.network, Variant(train=False)))
         scores[type(method)] = float((said.argmax(1) == y).double().mean())

@@ -120,9 +120,9 @@ class Recipe(NamesChecked):
 
     def choose_folds(self) -> Recipe:
         """Return the recipe of a comparison: with folds, or with 0 of them where one part is held out."""
-        if self.folds is not None:
+        if self.folds is not None or self.own is None:
             return self
-        return replace(self, folds=FOLDS if self.own is not None and self.build().wants_folds else 0)
+        return replace(self, folds=FOLDS if self.build().wants_folds else 0)
 
     def list_cuts(self, seed: int) -> dict[int, Recipe]:
         """Return the recipe of every cut by the seed of its training, the first of which is given."""

@@ -318,7 +318,7 @@ def plan_recipe(
         folds=recipe.folds if folds is None else folds,
         repeats=recipe.repeats if repeats is None else repeats,
     )
-    return recipe.choose_folds() if seeds is None else replace(recipe, folds=recipe.folds or 0)
+    return recipe.choose_folds() if seeds is None else recipe
 
 
 def plan_tasks(

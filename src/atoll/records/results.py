@@ -528,7 +528,8 @@ class Results:
         rule, leaks = (task.more.get(name) for name in ("split_by", "leaks"))
         share = None if rule and rule.startswith(SPLIT_WITHOUT_SHARES) else split
         shares = [f"train/val/test {share} %"] if share and not self.folds else []
-        cut = ", ".join([*shares, *([rule] if rule else []), self._count_cuts()])
+        cuts = [] if rule and share is None and not self.folds else [self._count_cuts()]  # nothing was drawn
+        cut = ", ".join([*shares, *([rule] if rule else []), *cuts])
         ended = sorted({run.select_round().round for of_method in self.outcomes.values() for run in of_method})
         rounds = f" ({' or '.join(map(str, ended))})" if self.select == "last" else ""
         shared = " Clients share samples in this partition." if dealt and dealt.startswith("fafi:") else ""
