@@ -540,7 +540,9 @@ class Results:
             measured = (
                 f"of the shared model or ensemble on the server's own test set, {SELECTIONS[self.select]}{rounds}"
             )
-            who = f"all {task.clients:,} clients train, without test samples of their own ({cut}): nobody's gain is known"
+            who = (
+                f"all {task.clients:,} clients train, without test samples of their own ({cut}): nobody's gain is known"
+            )
         else:
             who = f"{who} each counted the same"
         return (
