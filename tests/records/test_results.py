@@ -513,16 +513,17 @@ def test_the_protocol_says_what_the_figures_are():
     runs = [outcome("ditto", [[0.5, 0.5]] * 3, seed=seed, recipe=recipe) for seed in (0, 1)]
     found = Comparison({"ditto": runs})
     assert found.protocol == (
-        "Accuracy in % of the model each client would deploy, on its own test split "
-        "(train/val/test 60/15/25 %, 2 cuts), after the last round (3); all 2 clients, each counted the same; ± is the 95 % t-interval over 2 seeds. "
-        "toy, dirichlet:0.1, seeds 0, 1."
+        "Accuracy in % of the model each client would deploy, on its own test split (train/val/test 60/15/25 %, "
+        "2 cuts), after the last round (3); all 2 clients, each counted the same; ± is the 95 % t-interval over 2 "
+        "seeds. toy, dirichlet:0.1, seeds 0, 1."
     )
     assert "after the round that is best on validation; all" in found.with_selection("best").protocol
     assert "an oracle" in found.with_selection("oracle").protocol
     alone = comparison(outcome("ditto", [[0.5]], metric=ERROR, recipe={"partition": "fafi:0.1"}))
     assert alone.protocol == (
-        "Mean absolute error of the model each client would deploy, on its own test split (one cut), "
-        "after the last round (1); all 1 clients, each counted the same. toy, fafi:0.1, seed 0. Clients share samples in this partition."
+        "Mean absolute error of the model each client would deploy, on its own test split (one cut), after the last "
+        "round (1); all 1 clients, each counted the same. toy, fafi:0.1, seed 0. Clients share samples in this "
+        "partition."
     )
 
 
