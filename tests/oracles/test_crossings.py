@@ -76,6 +76,7 @@ def test_it_runs(crossing: Crossing) -> None:
         (cross("fedpac+dpsgd"), "hint: protect every message instead: dp='local:epsilon=50'"),
         (cross("ccvr+dpsgd"), "hint: protect it at the level of clients instead: dp='client:epsilon=4'"),
         (cross("fedmask", dp="client:noise=1"), "or take a method that sends numbers"),
+        (cross("fedcr", secure="sums"), "the server of FedCR reads it"),
         (cross("fedfomo", dp="local:noise=1"), "No mechanism covers what FedFomo sends as others"),
         (cross("sub-fedavg", dp="client:noise=1"), "No mechanism covers what SubFedAvg sends as mask"),
     ],

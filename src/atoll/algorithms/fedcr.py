@@ -57,6 +57,7 @@ class FedCR(Algorithm):
 
     sends: ClassVar[dict[str, str]] = {"delta": "model", "experts": "statistic"}
     limits: ClassVar[Limits] = {"fedper": {"beta": 0.0, "offset": 1000.0, "draws": 1, "final_epochs": 0}}
+    reads_total: ClassVar[bool] = True  # experts multiply, so as many as there are count
     cites: ClassVar[str] = "zhang2023fedcr"
 
     def start(self, task: Facts) -> State:

@@ -101,6 +101,7 @@ class Algorithm(NamesChecked):
     closed_form: ClassVar[bool] = False  # the result is computed, not trained: the order of batches does not change it
     reads_validation: ClassVar[bool] = False  # validation samples change the result, not only which round is selected
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
+    reads_total: ClassVar[bool] = False  # the server reads how much all replies weigh, and not only means
     needs_unicast: ClassVar[bool] = True  # replies hold what each client was sent by itself; False: that is let go of
     sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
     # fields that are made by `atoll.toolbox.client.private.release`, which knows how far one sample moves them

@@ -214,6 +214,12 @@ class Secure:
                 f"Secure sums hide single replies, and the server of {title} reads them.",
                 hint="take a method whose server needs sums only: `atoll show NAME` says which.",
             )
+        if algorithm.reads_total:
+            raise PrivacyError(
+                "Secure sums tell how much replies weigh relative to the largest weight only, and the server of "
+                f"{title} reads it.",
+                hint="leave out `secure`, or use dp='client:epsilon=4', under which all replies weigh 1.",
+            )
         if algorithm.defines("prepare"):
             raise PrivacyError(f"{title} asks clients for more before their first round, which is not protected.")
         if mixed and self.kind != "sums":
