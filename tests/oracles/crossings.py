@@ -474,7 +474,7 @@ def check_messages(crossing: Crossing, report: Report, watched: Watched) -> None
         return
     attackers = set(report.settings.draw_attackers(report.task.clients).tolist())
     rest: dict[tuple[int, str], np.ndarray] = {}
-    places: dict[tuple[int, str], set[int]] = {}
+    places: dict[tuple[int, str, int], set[int]] = {}  # of a round, a field and its size
     for round, arrival in watched.arrived:
         for k, client in enumerate(arrival.clients.tolist()):
             sent, weight = watched.made[client, round - arrival.late]
@@ -498,7 +498,7 @@ def check_messages(crossing: Crossing, report: Report, watched: Watched) -> None
                 p, a = (np.concatenate([one.ravel() for one in part]) for part in (before, after))
                 p = p + rest.get((client, name), 0.0)
                 shapes = [one.shape for one in before]
-                check_packed(packed, p, a, shapes, places.setdefault((round - arrival.late, name), set()))
+                check_packed(packed, p, a, shapes, places.setdefault((round - arrival.late, name, len(p)), set()))
                 if packed.startswith(("topk", "sign", "lowrank")):
                     rest[client, name] = p - a
 
