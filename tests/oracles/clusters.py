@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from oracles.tools import BODY, Federation, Outcome, Reply, Round, grad, loss, oracle, sgd
-from torch import Tensor
+from torch import Tensor, cosine_similarity
 
 from atoll.kernel.randomness import generator
 
@@ -89,30 +89,24 @@ def merge(distance: Callable[[int, int], float], members: list[int], until: int,
 @oracle("cfl", eps1=2.0, eps2=0.1, rounds_before=0, linkage="single", rounds=5)
 def cfl(fed: Federation, eps1: float, eps2: float, rounds_before: int, linkage: str = "complete") -> Outcome:
     """Sattler et al., TNNLS 2021."""
-    clusters, models = [[*fed.clients]], [fed.w0]
+    clusters = [([*fed.clients], fed.w0)]  # members and model
     for t in fed.rounds:
-        of = {k: c for c, members in enumerate(clusters) for k in members}
-        for k in t.asked:
-            t.send(k, delta=sgd(models[of[k]], t.batches(k), t.lr) - models[of[k]])
-        delta = {one.client: one.delta for one in t.replies}
-        for c, members in enumerate([*clusters]):
-            replied = [one for one in t.replies if one.client in members]
-            if not replied:
-                continue
-            length, longest = (
-                float(t.mean("delta", among=replied).norm()),
-                max(float(one.delta.norm()) for one in replied),
-            )
-            everybody = len(replied) == len(members) > 2
-            parts = [members]
-            if everybody and t.number >= rounds_before and length < eps1 and longest > eps2:
-                unlike = lambda i, j: 1 - float(torch.cosine_similarity(delta[i], delta[j], 0))
-                parts = merge(unlike, members, 2, linkage)  # as in the authors' code, halves part in this round
-            w, places = models[c], [c, len(clusters)]
-            for place, part in zip(places, parts, strict=False):
-                clusters[place : place + 1] = [part]
-                models[place : place + 1] = [w + t.mean("delta", among=[one for one in replied if one.client in part])]
-    return Outcome(models=[models[c] for k in fed.clients for c, members in enumerate(clusters) if k in members])
+        for members, w in clusters:
+            for k in members:
+                if k in t.asked:
+                    t.send(k, delta=sgd(w, t.batches(k), t.lr) - w)
+        delta, after = {one.client: one.delta for one in t.replies}, []
+        for members, w in clusters:
+            parts, replied = [members], [one for one in t.replies if one.client in members]
+            if t.number >= rounds_before and len(replied) == len(members) > 2:
+                stationary = float(t.mean("delta", among=replied).norm()) < eps1
+                if stationary and max(float(one.delta.norm()) for one in replied) > eps2:
+                    parts = merge(lambda i, j: 1 - float(cosine_similarity(delta[i], delta[j], 0)), members, 2, linkage)
+            for part in parts:  # as in the authors' code, halves part in the round of the split
+                moving = [one for one in replied if one.client in part]
+                after.append((part, w + t.mean("delta", among=moving) if moving else w))
+        clusters = after
+    return Outcome(models=[w for k in fed.clients for members, w in clusters if k in members])
 
 
 @oracle("flhc", rounds_before=2, clusters=2, rounds=5)

@@ -92,49 +92,44 @@ def simplex_minimum(V: Tensor, M: Tensor, m: Tensor) -> Tensor:
 @oracle("fedpac", lam=0.7, head_lr=0.4, epochs=1)
 def fedpac(fed: Federation, lam: float, head_epochs: int = 1, head_lr: float | None = None, epochs: int = 5) -> Outcome:
     """Xu et al., ICLR 2023, Algorithm 1."""
-    w, heads = fed.w0, dict[int, Tensor]()  # under the body of w the mean of all heads; mixed ones by client
+    body, heads = fed.w0[BODY], dict[int, Tensor]()
     centers, known = torch.zeros(CLASSES, HIDDEN).double(), torch.zeros(CLASSES).double()
-    last: dict[int, Tensor] = {}
+
+    def model(k: int) -> Tensor:
+        """Return the body under a client's mixture; before its first reply under the mean of all mixtures."""
+        mean_head = sum(heads.values()) / len(heads) if heads else fed.w0[HEAD]
+        return torch.cat([body, heads.get(k, mean_head)])
+
+    def pull(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient of the body: of the loss, and towards the centers of classes."""
+        g = torch.zeros_like(w)
+        g[BODY] = gradient(lambda v: aligned(v, x, y, centers, known, lam), w)[BODY]
+        return g
+
     for t in fed.rounds:
         rate = t.lr if head_lr is None else head_lr * fed.task.training.lr_decay**t.number
         for k in t.asked:
             x, y = fed.data(k)
-            z = features(w, x)  # of the body as it was received
-            total, _ = sums_by_class(z, y)
-            m = total / fed.n[k]
+            z = features(model(k), x)  # of the body as it was received
+            m = sums_by_class(z, y)[0] / fed.n[k]
             V = ((z**2).sum() / fed.n[k] - (m**2).sum()) / fed.n[k]
-            start = torch.cat([w[BODY], mixed(k, heads, last, fed)])
-            w_k = sgd(start, t.batches(k, head_epochs), rate, train_head)
-            h = w_k[HEAD]
-
-            def pull(v: Tensor, x: Tensor, y: Tensor) -> Tensor:
-                g = torch.zeros_like(v)
-                g[BODY] = gradient(lambda u: aligned(u, x, y, centers, known, lam), v)[BODY]
-                return g
-
+            w_k = sgd(model(k), t.batches(k, head_epochs), rate, train_head)
             w_k = sgd(w_k, t.batches(k, epochs), t.lr, pull)
             total, count = sums_by_class(features(w_k, x), y)
-            t.send(k, delta=w_k[BODY] - w[BODY], h=h, m=m.flatten(), V=V, total=total, count=count)
-        if t.replies:
-            w = torch.cat([w[BODY] + t.mean("delta"), w[HEAD]])
-            total = sum(one.discount * one.total for one in t.replies)
-            count = sum(one.discount * one.count for one in t.replies)
-            centers = torch.where((count > 0)[:, None], total / count.clamp(min=1e-300)[:, None], centers)
-            known = torch.where(count > 0, 1.0, known)
-            V, M, H = (torch.stack([one.fields[name] for one in t.replies]) for name in ("V", "m", "h"))
-            for one in t.replies:
-                a = simplex_minimum(V, M, one.m)
-                a = torch.where(a < 1e-3, 0, a)
-                heads[one.client] = a / a.sum() @ H
-                last[one.client] = one.h
-    return Outcome(models=[torch.cat([w[BODY], mixed(k, heads, last, fed)]) for k in fed.clients])
-
-
-def mixed(k: int, heads: dict[int, Tensor], last: dict[int, Tensor], fed: Federation) -> Tensor:
-    """Return a client's mixture; before its first reply the mean head of those that have replied."""
-    if k in heads:
-        return heads[k]
-    return sum(heads.values()) / len(heads) if heads else fed.w0[HEAD]
+            t.send(k, delta=w_k[BODY] - body, h=w_k[HEAD], m=m.flatten(), V=V, total=total, count=count)
+        if not t.replies:
+            continue
+        body = body + t.mean("delta")
+        total = sum(one.discount * one.total for one in t.replies)
+        count = sum(one.discount * one.count for one in t.replies)
+        centers = torch.where((count > 0)[:, None], total / count.clamp(min=1e-300)[:, None], centers)
+        known = torch.where(count > 0, 1.0, known)
+        V, M, H = (torch.stack([one.fields[name] for one in t.replies]) for name in ("V", "m", "h"))
+        for one in t.replies:
+            a = simplex_minimum(V, M, one.m)
+            a = torch.where(a < 1e-3, 0, a)
+            heads[one.client] = a / a.sum() @ H
+    return Outcome(models=[model(k) for k in fed.clients])
 
 
 @oracle("knn-per", neighbours=3, epochs=2)
