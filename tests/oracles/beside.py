@@ -26,7 +26,7 @@ def ditto(fed: Federation, lam: float, epochs: int, personal_epochs: int) -> Out
 
 
 @oracle("apfl", alpha=0.3, epochs=2)
-@oracle("apfl", alpha=0.6, adaptive=True)
+@oracle("apfl", alpha=0.95, adaptive=True)
 def apfl(fed: Federation, alpha: float, epochs: int = 1, adaptive: bool = False) -> Outcome:
     """Deng et al., 2020, Algorithm 1, with the gradient of the mixture in alpha at every step."""
     w, own = fed.w0, dict[int, tuple[Tensor, float]]()
@@ -104,8 +104,10 @@ def discrepancy(a: Tensor, b: Tensor) -> Tensor:
 
 
 @oracle("fedphp", lam=0.3, temperature=3.0, mu=0.8, ramp=3)
-@oracle("fedphp", way="mmd", lam=0.3, mu=0.8, ramp=2)
-def fedphp(fed: Federation, lam: float, mu: float, ramp: int, temperature: float = 1.0, way: str = "kd") -> Outcome:
+@oracle("fedphp", way="mmd", lam=0.3, mu=0.8, ramp=2, epochs=2)
+def fedphp(
+    fed: Federation, lam: float, mu: float, ramp: int, temperature: float = 1.0, way: str = "kd", epochs: int = 1
+) -> Outcome:
     """Li et al., ECML PKDD 2021, Algorithm 1."""
     w, inherited, visits = fed.w0, dict[int, Tensor](), dict[int, int]()
     for t in fed.rounds:
@@ -120,7 +122,7 @@ def fedphp(fed: Federation, lam: float, mu: float, ramp: int, temperature: float
                 return (1 - lam) * loss(v, x, y) + lam * lesson
 
             w_k = w
-            for x, y in t.batches(k):
+            for x, y in t.batches(k, epochs):
                 w_k = w_k - t.lr * gradient(lambda v, x=x, y=y: objective(v, x, y), w_k)
             share = mu * min(1.0, visits.get(k, 0) / ramp)
             inherited[k] = share * h + (1 - share) * w_k

@@ -22,15 +22,20 @@ def adam(w: Tensor, gradients: list, lr: float) -> Tensor:
 
 
 @oracle("feddf", server_epochs=3, server_batch=3, server_lr=0.02)
-@oracle("feddf", target="avg_probs", server_epochs=2, server_batch=7, server_lr=0.02)
+@oracle("feddf", target="avg_probs", epochs=2, server_epochs=2, server_batch=7, server_lr=0.02)
 def feddf(
-    fed: Federation, server_epochs: int, server_batch: int, server_lr: float, target: str = "avg_logits"
+    fed: Federation,
+    server_epochs: int,
+    server_batch: int,
+    server_lr: float,
+    epochs: int = 1,
+    target: str = "avg_logits",
 ) -> Outcome:
     """Lin et al., NeurIPS 2020, Algorithm 1: the average is taught the answers of those it is made of."""
     w, (x, _) = fed.w0, fed.public
     for t in fed.rounds:
         for k in t.asked:
-            w_k = sgd(w, t.batches(k), t.lr)
+            w_k = sgd(w, t.batches(k, epochs), t.lr)
             t.send(k, delta=w_k - w, model=w_k)
         if not t.replies:
             continue

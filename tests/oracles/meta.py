@@ -48,8 +48,10 @@ def adapt(fed: Federation, k: int, w: Tensor, alpha: float, steps: int) -> Tenso
 
 
 @oracle("maml", alpha=0.3, beta=0.5, adapt_steps=2)
-@oracle("maml", alpha=0.3, beta=0.5, order="fo")
-def maml(fed: Federation, alpha: float, beta: float, adapt_steps: int = 1, order: str = "full") -> Outcome:
+@oracle("maml", alpha=0.3, beta=0.5, order="fo", weighting="samples")
+def maml(
+    fed: Federation, alpha: float, beta: float, adapt_steps: int = 1, order: str = "full", weighting: str = "uniform"
+) -> Outcome:
     """Finn et al., ICML 2017, Algorithm 1, with clients as tasks: they send a gradient, the server takes the step."""
     w = fed.w0
     for t in fed.rounds:
@@ -61,7 +63,7 @@ def maml(fed: Federation, alpha: float, beta: float, adapt_steps: int = 1, order
                 g_k = g_k + g * len(after[1]) / fed.n[k]
             t.send(k, g=g_k)
         if t.replies:
-            w = w - beta * t.mean("g", "uniform")
+            w = w - beta * t.mean("g", weighting)
     return Outcome(models=[adapt(fed, k, w, alpha, adapt_steps) for k in fed.clients], shared=w)
 
 

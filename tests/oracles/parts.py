@@ -51,7 +51,7 @@ def lg_fedavg(fed: Federation, epochs: int, weighting: str) -> Outcome:
     return Outcome(models=[torch.cat([bodies[k], shared]) for k in fed.clients])
 
 
-@oracle("fedrep", head_epochs=2, epochs=1, final_epochs=3)
+@oracle("fedrep", head_epochs=3, epochs=2, final_epochs=3)
 def fedrep(fed: Federation, head_epochs: int, epochs: int, final_epochs: int) -> Outcome:
     """Collins et al., ICML 2021, Algorithm 1; after the last round all clients fit their heads."""
     body, heads = fed.w0[BODY], dict.fromkeys(fed.clients, fed.w0[HEAD])
