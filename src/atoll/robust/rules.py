@@ -130,7 +130,7 @@ class MeanAroundMedian(ByCoordinate):
         reach = torch.maximum(median - ordered[: self.hostile + 1], ordered[count - 1 :] - median).amin(0)
         apart = (ordered - median).abs()
         nearer, last = apart < reach, apart == reach
-        places = (count - nearer.sum(0)) / last.sum(0)
+        places = (count - nearer.sum(0)).to(rows) / last.sum(0)  # whole numbers would divide in single precision
         return torch.where(nearer, ordered, 0).sum(0).add(torch.where(last, ordered, 0).sum(0) * places) / count
 
 
