@@ -754,7 +754,10 @@ def main() -> int:
     began = time.perf_counter()
     for number in numbers:
         crossing = draw_crossing(asked.seed, number)
-        outcome = judge(crossing, number)
+        try:
+            outcome = judge(crossing, number)
+        except KeyboardInterrupt:
+            break
         counts[outcome.status] += 1
         if asked.verbose or asked.only is not None or outcome.status in ("differed", "known"):
             print(f"{number:5d} {outcome.status:9} {crossing}\n                {outcome.detail}", flush=True)

@@ -3,7 +3,9 @@
 import pytest
 from oracles.crossings import Crossing, draw_crossing, judge, run
 
+from atoll.compose import create
 from atoll.kernel.errors import AtollError
+from atoll.runtime.guards import hint_at_divergence
 
 DRAWS, SEED = 150, 7
 PART = 15  # crossings of one test
@@ -86,3 +88,10 @@ def test_it_is_refused_before_the_first_round(crossing: Crossing, message: str) 
     assert judge(crossing).status == "refused"
     with pytest.raises(AtollError, match=message):
         run(crossing)
+
+
+@pytest.mark.parametrize(
+    ("method", "step"), [("mtfl-adam", "lower `adam_lr`;"), ("fedavg", "lower `lr` or set `clip`;")]
+)
+def test_a_diverging_method_is_told_which_step_to_lower(method: str, step: str) -> None:
+    assert hint_at_divergence(cross(method).task(), create(method)).startswith(step)
