@@ -642,8 +642,8 @@ def check_neutral_words(crossing: Crossing, report: Report, found: Any, watched:
         return
     if name == "aggregate" and ("late" in words or "ifca" in crossing.method):
         return  # under a rule, late replies count as all others do, and so do clusters
-    if name == "dp" and (words & {"cohort", "drop"} or "mtfl-adam" in crossing.method):
-        return  # means divide by the expected cohort; and the root of a mean of squares near 0 makes noise large
+    if name == "dp" and (words & {"cohort", "drop"} or re.search("mtfl-adam|fafi|features", crossing.method)):
+        return  # means divide by the expected cohort; roots of squares near 0, and whole counts at a bound, jump
     if name == "secure" and largest_message(watched) > 0.9 * SECURE_CLIP:
         return
     jobs = Jobs()
