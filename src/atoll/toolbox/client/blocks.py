@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Workbench
 from atoll.kernel.errors import ModelError
-from atoll.kernel.params import Params, Stack
+from atoll.kernel.params import Stack
 from atoll.kernel.task import Facts
 from atoll.models.split import BodyAndHead
-from atoll.toolbox.client.features import membership
 
 NORMS = nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm
 
@@ -157,54 +155,3 @@ def train_above(
             notes[name] = notes.get(name, value.new_zeros(len(cohort))).index_copy(0, rows, value)
     cohort.observe(**notes)
     return after
-
-
-# -- what training did to blocks ---------------------------------------------------------------------------------------
-def drift(blocks: Blocks, w: Stack, start: Params) -> Tensor:
-    """Return |w_l - start_l| / |start_l| over the trained leaves of every block, [clients, blocks]."""
-    found = []
-    for leaves in blocks.leaves:
-        before, apart = start.only(leaves).trained, (w - start).only(leaves).trained
-        found.append(apart.norm() / before.norm().clamp(min=torch.finfo(w.norm().dtype).tiny))
-    return torch.stack(found, 1)
-
-
-def scatter(cohort: Cohort, blocks: Blocks, w: Stack) -> Tensor:
-    """Return tr(S_W) / tr(S_B), within over between classes, of every block on held-out samples, [clients, blocks].
-
-    A client that holds out none uses its training samples. Infinite where there is only one class.
-    """
-    held = cohort.has_samples("val")
-    ratios = [_ratios(cohort, blocks, w, split) for split in ("train", "val")]
-    return torch.where(held[:, None], ratios[1], ratios[0])
-
-
-def _ratios(cohort: Cohort, blocks: Blocks, w: Stack, split: str) -> Tensor:
-    classes = cohort.task.classes
-    assert classes is not None, "the task has no classes"
-    size = sum(blocks.widths)
-    start = Params.of(sum=torch.zeros(classes, size), count=torch.zeros(classes), square=torch.zeros(size))
-    seen = with_block_features(cohort).scan(
-        _add_scatter, start, given=w, split=split, shuffle=False, train=False, exact=True
-    )
-    count = seen["count"][..., None]
-    samples = count.sum(1).clamp(min=1)
-    mean, center = seen["sum"] / count.clamp(min=1), seen["sum"].sum(1) / samples
-    between = (count * (mean - center[:, None]).square()).sum(1)
-    within = (seen["square"] - (count * mean.square()).sum(1)).clamp(min=0)
-    several = (seen["count"] > 0).sum(1) > 1
-    each = [
-        torch.where(several, part.sum(1) / other.sum(1).clamp(min=torch.finfo(other.dtype).tiny), torch.inf)
-        for part, other in zip(blocks.split_by_block(within), blocks.split_by_block(between), strict=True)
-    ]
-    return torch.stack(each, 1)
-
-
-def _add_scatter(seen: Params, batch: Batch, w: Params) -> Params:
-    same, said = membership(batch, len(seen["count"])), batch.features(w)
-    real = said if batch.mask is None else said * batch.mask[:, None]
-    return Params.of(
-        sum=seen["sum"] + same.T @ said,
-        count=seen["count"] + same.sum(0),
-        square=seen["square"] + (real * said).sum(0),
-    )

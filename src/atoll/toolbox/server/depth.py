@@ -3,6 +3,7 @@
     label_similarity     1 - JS(h_k, h_j) / ln 2, of the shares h of classes
     feature_similarity   exp(-d^2 / width), d the Frechet distance between what one block says about their samples
     affinity             u_l(k): the mean over the other clients, which never grows with l
+    wanted               1 - (1 - e) l / L, e how even a client's classes are: what it can say of itself alone
     pays                 where a mean over all clients errs less than one's own: its bias against its variance
     cka                  how alike what two networks say about the same samples is, whatever the coordinates
     depth                how many of the first blocks are good enough
@@ -18,6 +19,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from atoll.kernel.params import Stack
+from atoll.toolbox.client.blocks import Blocks
 
 
 def divergence(counts: Tensor) -> Tensor:
@@ -56,6 +60,24 @@ def affinity(features: Sequence[Tensor], labels: Tensor, weight: float) -> Tenso
     others = 1 - torch.eye(len(labels), dtype=labels.dtype, device=labels.device)
     mean = (likeness * others[..., None]).sum(1) / max(1, len(labels) - 1)
     return mean.cummin(1).values
+
+
+def evenness(counts: Tensor) -> Tensor:
+    """Return the entropy of every client's shares of classes over ln C, [K]: 0 for one class, 1 for all alike."""
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    return torch.special.entr(shares).sum(1) / math.log(max(2, counts.shape[1]))
+
+
+def wanted(even: Tensor, blocks: int) -> Tensor:
+    """Return 1 - (1 - e_k) l / L of every client and block, [K, L]: falls with l unless classes are even."""
+    return 1 - (1 - even)[:, None] * torch.arange(1, blocks + 1, dtype=even.dtype, device=even.device) / blocks
+
+
+def likeness(blocks: Blocks, counts: Tensor, found: Stack, weight: float) -> Tensor:
+    """Return u_l(k), [K, L], from counts of classes, and mean and deviation of what all blocks say in one row."""
+    parts = [blocks.split_by_block(found[name].double()) for name in ("mean", "deviation")]
+    each = [feature_similarity(mean, deviation) for mean, deviation in zip(*parts, strict=True)]
+    return affinity(each, label_similarity(counts.double()), weight)
 
 
 def pays(mean: Tensor, deviation: Tensor, samples: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """One-shot methods with a common base under blocks of the clients' own, and what server and clients make of these.
 
-Of what clients sent, w_k with blocks above a common base and, class by class, sums of unit features z (`evidence`):
+Of what clients sent, their models w_k and, class by class, sums of unit features z (`evidence`):
 
+    shared        b_l = sum_k p_kl w_kl,      p_kl ~ n_k for those who share block l;  the first s_k blocks of client k
     prototypes    p_c = unit((1 - rho_c) unit(sum_k omega_kc p_kc) + rho_c a_c),      omega_kc ~ n_kc^a r_k^b q_kc^g
     together      s cos(sum_k (n_k / n) z_k(x), p_c), or where clients do not agree on directions: sum_k a_kc l_kc(x)
-    student       min_w  lf sum_{l <= s} |h_l(x; w) - h_l(x)|^2 / |h_l(x)|^2
-                         + T^2 KL(softmax(l(x) / T) || softmax(l(x; w) / T)) + lc CE,         x public samples,
-                  l_c(x) = sum_k a_kc l_kc(x),  a_kc ~ n_kc r_k,   h_l(x) = sum_k (n_k / n) h_kl(x)
+    student       min_w  lf sum_l |h_l(x; w) - h_l(x)|^2 / |h_l(x)|^2
+                         + T^2 KL(softmax(l(x) / T) || softmax(l(x; w) / T)) + lc CE,    from b, x public samples,
+                  l_c(x) = sum_k a_kc l_kc(x),  a_kc ~ n_kc r_k,   h_l(x) = sum_k p_kl h_kl(x)
     personal      the blocks above the base, once the others' work came back:  CE + beta |f(x; v) - f(x)|^2 / d
 
 r_k is a client's reliability, q_kc its confidence, a_c a corner of a simplex (`server.prototypes`); l_k are a client's
@@ -27,7 +28,8 @@ from torch import Tensor
 from atoll.kernel.algorithm import Algorithm, Deployed, Epochs, NonNegative, Positive, Predictor, Replies
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Params, Stack, Tree, spread
+from atoll.kernel.engine import Workbench
+from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import ensemble, members_of
 from atoll.kernel.randomness import generator
 from atoll.kernel.record import record
@@ -39,7 +41,7 @@ from atoll.toolbox.client.evidence import evidence
 from atoll.toolbox.client.features import class_sums, feature_size, features_and_outputs
 from atoll.toolbox.objectives.etf import simplex_etf
 from atoll.toolbox.objectives.margins import margin_logits, margins, own_moments
-from atoll.toolbox.oneshot import require_public, uploads
+from atoll.toolbox.oneshot import average_models, require_public, uploads
 from atoll.toolbox.server import prototypes
 from atoll.toolbox.server.distillation import lessons
 from atoll.toolbox.server.fusion import fuse, stack_features
@@ -61,7 +63,8 @@ class Found:
     evidence: Stack
     agreement: Tensor  # of clients on the directions of classes
     prototypes: Tensor  # p_c, [class, feature]
-    one: Params | None = None  # the student, or any of the models if all are the same
+    one: Params | None = None  # of every block, what those have who share it; the student, if there is one
+    whole: bool = False  # whether that is a model for everybody
 
 
 @record
@@ -148,21 +151,31 @@ class Splitting(Algorithm):
         """Return the model that all clients begin with."""
         return server.model
 
-    def conclude(self, server: State, replies: Replies, models: Stack, split: int) -> State:
-        """Return the state with all models, whose first `split` blocks are the same, their prototypes, and one for all.
+    def conclude(self, server: State, replies: Replies) -> State:
+        """Return the state with all models, each on the blocks that it shares, their prototypes, and one for all.
 
-        That is the student, or simply any of them if all their blocks are the same.
+        That is the student, or the average if everybody shares everything.
         """
-        sent = uploads(replies, "evidence")
+        models, sent, task = uploads(replies, "model"), uploads(replies, "evidence"), replies.workbench.task
         agreement = prototypes.agreement(sent["sum"], sent["count"])
         log.info("directions of a class agree with cosine %.2f between clients", float(agreement))
         clients = torch.from_numpy(replies.clients).to(server.splits.device).sort().values
         found = Found(clients, models, sent, agreement, self.directions(sent, server.anchors))
-        if split == len(blocks_of(replies.workbench.task)):
-            found = replace(found, one=models.client(0))
-        elif self.student_epochs:
-            found = replace(found, one=self.distil(server.model, found, replies, split))
-        return replace(server, found=found)
+        blocks, splits = blocks_of(task), server.splits[clients]
+        one = self.merge(blocks, found, splits, replies.workbench)
+        if self.student_epochs:
+            one = self.distil(one, found, splits, replies)
+        whole = self.student_epochs > 0 or bool((splits == len(blocks)).all())
+        models = on_shared_blocks(blocks, models, one, splits)
+        return replace(server, found=replace(found, models=models, one=one, whole=whole))
+
+    def merge(self, blocks: Blocks, found: Found, splits: Tensor, bench: Workbench) -> Params:
+        """Return one model: of every block the average over those who share it, or over all where nobody does."""
+        parts = [
+            average_models(found.models.only(leaves), share)
+            for leaves, share in zip(blocks.leaves, sharers(blocks, found, splits), strict=True)
+        ]
+        return Params({name: leaf for part in parts for name, leaf in part.items()}, found.models.layout)
 
     def directions(self, sent: Stack, anchors: Tensor) -> Tensor:
         """Return the prototypes p_c, [classes, features], of what clients sent."""
@@ -175,26 +188,27 @@ class Splitting(Algorithm):
         mean = prototypes.fuse(sent["sum"], omega, robust=self.robust)
         return prototypes.shrink(mean, anchors, sent["count"].sum(0), strength=self.shrinkage)
 
-    def distil(self, w: Params, found: Found, replies: Replies, split: int) -> Params:
-        """Teach one model to say below the split what all say, and to answer what all answer."""
+    def distil(self, w: Params, found: Found, splits: Tensor, replies: Replies) -> Params:
+        """Teach one model to say, block by block, what those say who share it, and to answer what all answer."""
         bench, task = replies.workbench, replies.workbench.task
         (x, y), blocks, talkative = bench.public, blocks_of(task), bench_with_block_features(bench)
-        base = torch.einsum("k,ksd->sd", sizes(found), talkative.answers(found.models, x, features=True))
-        likely = (self.teaching_logits(w, found, replies, x) / TEMPERATURE).softmax(1)
-        classes = F.one_hot(y, task.classes or 0).to(base.dtype)
-        cohort = lessons(bench, x, torch.cat([base, likely, classes], 1), network=talkative.network)
-        step = functools.partial(student_gradient, blocks, split, self.align, self.labels)
+        said = blocks.split_by_block(talkative.answers(found.models, x, features=True))
+        shares = sharers(blocks, found, splits)
+        base = [torch.einsum("k,ksd->sd", share.to(one), one) for share, one in zip(shares, said, strict=True)]
+        likely = (self.teaching_logits(found, replies, x) / TEMPERATURE).softmax(1)
+        classes = F.one_hot(y, task.classes or 0).to(likely.dtype)
+        cohort = lessons(bench, x, torch.cat([*base, likely, classes], 1), network=talkative.network)
+        step = functools.partial(student_gradient, blocks, int(splits.max()), self.align, self.labels)
         lr = torch.full_like(cohort.lr, self.student_lr)
         return sgd(cohort, w, epochs=self.student_epochs, lr=lr, gradient=step).client(0)
 
-    def teaching_logits(self, w: Params, found: Found, replies: Replies, x: Tensor) -> Tensor:
+    def teaching_logits(self, found: Found, replies: Replies, x: Tensor) -> Tensor:
         """Return what all models together answer to samples, as the student is taught it."""
         bench, models = replies.workbench, found.models
         if self.student_of == "logits":
             return torch.einsum("kc,ksc->sc", votes(found), bench.answers(models, x))
-        trained = spread(w, models.clients) | uploads(replies, "model")  # whose moments were sent
         scaled = margins(uploads(replies, "moments")) * SCALE
-        return margin_logits(bench.answers(trained, x, features=True), scaled)
+        return margin_logits(bench.answers(models, x, features=True), scaled)
 
     # -- what comes out ----------------------------------------------------------------------------------------------
     def shared(self, server: State) -> Params | Predictor:
@@ -202,7 +216,7 @@ class Splitting(Algorithm):
         found = server.found
         if found is None:
             return server.model
-        if found.one is not None:
+        if found.one is not None and found.whole:
             return found.one
         if self.answer == "outputs" or (self.answer == "auto" and found.agreement < AGREED):
             return ensemble(found.models, Params.of(shares=votes(found)), of_logits)
@@ -213,7 +227,7 @@ class Splitting(Algorithm):
         found = server.found
         if self.personal == "none" or found is None:
             return None
-        back = Back(found.one) if found.one is not None else Back(models=found.models, shares=sizes(found))
+        back = Back(found.one) if found.whole else Back(models=found.models, shares=sizes(found))
         near = Params.of(prototypes=found.prototypes) if self.personal == "prototypes" else None
         return replace(back, prototypes=near)
 
@@ -222,11 +236,11 @@ class Splitting(Algorithm):
         if self.personal == "none" or server.found is None:
             return None
         one, models, shares = server.found.one, server.found.models, sizes(server.found)
-        w = self.own(server.model, server.found, cohort)
-        if one is None:
-            given = Pull([models.client(k) for k in range(models.clients)], shares, self.beta)
-        else:
+        w = self.own(server, server.found, cohort)
+        if one is not None and server.found.whole:
             given = Pull([one], torch.ones_like(shares[:1]), self.beta)
+        else:
+            given = Pull([models.client(k) for k in range(models.clients)], shares, self.beta)
 
         def train(some: Cohort, start: Stack, names: frozenset[str]) -> Stack:
             step = functools.partial(held_gradient, names)
@@ -234,24 +248,20 @@ class Splitting(Algorithm):
 
         return train_above(cohort, blocks_of(cohort.task), w, server.splits[cohort.ids], train)
 
-    def own(self, first: Params, found: Found, cohort: Cohort) -> Stack:
-        """Return what each client sent; the first model for who sent nothing."""
-        start, models = cohort.stacked(first), found.models
+    def own(self, server: State, found: Found, cohort: Cohort) -> Stack:
+        """Return what each client sent, the first model for who sent nothing, on the blocks that it shares."""
+        start, models = cohort.stacked(server.model), found.models
         same = found.clients == cohort.ids[:, None]
         there, row = same.any(1), same.long().argmax(1)
-        return Stack(
-            {
-                name: torch.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), models[name][row], leaf)
-                for name, leaf in start.items()
-            },
-            start.layout,
-        )
+        own = models.rows(row).where(there, start)
+        assert found.one is not None
+        return on_shared_blocks(blocks_of(cohort.task), own, found.one, server.splits[cohort.ids])
 
     def personalize(self, server: State, cohort: Cohort) -> Deployed:
         """Return the client's own model, with its head or with prototypes near its own; or what everybody has."""
         if self.personal == "none" or server.found is None:
             return self.shared(server)
-        v = cohort.recall(default=self.own(server.model, server.found, cohort))
+        v = cohort.recall(default=self.own(server, server.found, cohort))
         if self.personal == "head":
             return v
         everybody = server.found.prototypes
@@ -262,6 +272,26 @@ class Splitting(Algorithm):
     def welcome(self, server: State, cohort: Cohort) -> Deployed:
         """Give a new client what everybody deploys."""
         return self.shared(server)
+
+
+# -- blocks that are shared --------------------------------------------------------------------------------------------
+def sharers(blocks: Blocks, found: Found, splits: Tensor) -> Tensor:
+    """Return how much each client counts in every block, [block, client]: by samples, among those who share it."""
+    shares = (splits > torch.arange(len(blocks), device=splits.device)[:, None]) * sizes(found)
+    nobody = ~shares.any(1, keepdim=True)
+    shares = torch.where(nobody, sizes(found), shares)
+    return shares / shares.sum(1, keepdim=True)
+
+
+def on_shared_blocks(blocks: Blocks, models: Stack, one: Params, splits: Tensor) -> Stack:
+    """Return every client's model with the blocks that it shares from one model."""
+    merged = dict(models)
+    for number, leaves in enumerate(blocks.leaves):
+        shares = splits > number
+        merged |= {
+            name: torch.where(shares.reshape(-1, *[1] * one[name].ndim), one[name], models[name]) for name in leaves
+        }
+    return Stack(merged, models.layout)
 
 
 # -- how much clients count --------------------------------------------------------------------------------------------
