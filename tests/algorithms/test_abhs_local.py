@@ -1,5 +1,6 @@
 """ABHS without an exchange, by hand: what clients decide, what the server decides, and the averaged base."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +18,7 @@ from atoll.kernel.errors import TaskError
 from atoll.kernel.randomness import generator
 from atoll.models import BodyAndHead
 from atoll.testing.conformance import personal_models, play
-from atoll.toolbox.client import sgd
-from atoll.toolbox.client.blocks import blocks_of, drift, scatter
+from atoll.toolbox.client.blocks import blocks_of
 
 CLASSES = 3
 quick = partial(ABHSLocal, epochs=2, personal_epochs=1)
@@ -32,21 +32,13 @@ def task(make_task: Callable[..., Task]) -> Task:
     return replace(task, public=(x, y))
 
 
-def test_clients_share_the_first_blocks_that_moved_little_and_are_generic(
-    task: Task, make_cohort: Callable[..., Cohort]
-) -> None:
-    cohort, blocks, w = make_cohort(task), blocks_of(task.public_facts()), task.network.initial
-    w_k = sgd(cohort, w, epochs=2)
-    moved, generic = drift(blocks, w_k, w), scatter(cohort, blocks, w_k)
-    for theta_d, theta_r in (
-        (1e9, 0.0),
-        (float(moved[:, 0].median()), 0.0),
-        (1e9, float(generic[:, 0].max())),
-        (0.0, 0.0),
-    ):
-        sent = quick(theta_d=theta_d, theta_r=theta_r).local(w, make_cohort(task)).send["split"]["split"]
-        good = ((moved <= theta_d) & (generic >= theta_r)).tolist()
-        assert sent.tolist() == [0 if not first else 1 + second for first, second in good]
+def test_clients_share_as_deep_as_their_classes_are_even(task: Task, make_cohort: Callable[..., Cohort]) -> None:
+    shares = [torch.bincount(own(task, k)[1], minlength=CLASSES) / len(own(task, k)[0]) for k in range(task.clients)]
+    even = torch.stack([torch.special.entr(one).sum() for one in shares]) / math.log(CLASSES)
+    for theta in (0.0, 0.5, 0.8, 0.95, 2.0):
+        sent = quick(theta=theta).local(task.network.initial, make_cohort(task)).send["split"]["split"]
+        good = [(1 - (1 - e) / 2 >= theta, e >= theta) for e in even.tolist()]
+        assert sent.tolist() == [int(first) + int(first and second) for first, second in good]
 
 
 def deciding(task: Task, splits: list[int], **options: Any) -> dict[str, Any]:
@@ -63,26 +55,29 @@ def deciding(task: Task, splits: list[int], **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("splits", "theta_c", "expected"),
-    [([2, 2, 2, 2], 0.0, 2), ([2, 2, 2, 2], 1.0, 0), ([0, 0, 2, 2], 0.0, 0), ([0, 1, 1, 2], 0.0, 1)],
-)
-def test_the_server_averages_as_deep_as_most_want_and_all_are_alike(
-    task: Task, splits: list[int], theta_c: float, expected: int
+    [
+        ([2, 2, 2, 2], 0.0, [2, 2, 2, 2]), ([2, 2, 2, 2], 1.0, [0, 0, 0, 0]), ([0, 0, 2, 2], 0.0, [0, 0, 2, 2]),
+        ([0, 1, 1, 2], 0.0, [0, 1, 1, 2]),
+    ],
+)  # fmt: skip
+def test_the_server_averages_as_deep_as_each_wants_and_all_are_alike(
+    task: Task, splits: list[int], theta_c: float, expected: list[int]
 ) -> None:
     server = deciding(task, splits, theta_c=theta_c)
-    assert server.splits.tolist() == [expected] * 4
+    assert server.splits.tolist() == expected
     assert bool(((server.alike > 0) & (server.alike < 1)).all())
-    alone = play(task, quick(theta_d=0.0)).server.found.models
+    alone = play(task, quick(theta=2.0)).server.found.models
     n = torch.tensor([len(own(task, k)[0]) for k in range(4)], dtype=torch.float64)
-    for name, leaf in server.found.models.items():
-        if name in blocks_of(task.public_facts()).below(expected):
-            mean = torch.tensordot(n / n.sum(), alone[name], dims=1)
-            torch.testing.assert_close(leaf, mean.expand_as(leaf))
-        else:
-            assert torch.equal(leaf, alone[name])
+    for number, leaves in enumerate(blocks_of(task.public_facts()).leaves):
+        shares = torch.tensor(expected) > number
+        for name in leaves:
+            mean = torch.tensordot(n * shares / (n * shares).sum().clamp(min=1), alone[name], dims=1)
+            for k in range(4):
+                torch.testing.assert_close(server.found.models[name][k], mean if shares[k] else alone[name][k])
 
 
 def test_all_averaged_is_one_model_and_no_ensemble(task: Task) -> None:
-    report = play(task, quick(theta_d=1e9, theta_r=0.0, theta_c=0.0))
+    report = play(task, quick(theta=0.0, theta_c=0.0))
     shared = report.algorithm.shared(report.server)
     assert isinstance(shared, Params)
     assert set(shared) == set(task.network.initial)
@@ -107,7 +102,7 @@ def test_statistics_of_the_averaged_base_are_those_of_samples(
         entering = normal.public[0] @ found["body.0.weight"].T + found["body.0.bias"]
         torch.testing.assert_close(mean, entering.mean(0), rtol=0, atol=0.15)
         return
-    alone = play(normal, quick(theta_d=0.0)).server.found.models
+    alone = play(normal, quick(theta=2.0)).server.found.models
     n = torch.tensor([len(own(normal, k)[0]) for k in range(4)], dtype=torch.float64)[:, None]
     share, means = n / n.sum(), alone["body.1.running_mean"]
     torch.testing.assert_close(mean, (share * means).sum(0))

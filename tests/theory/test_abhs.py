@@ -4,14 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from atoll import Batch, Task, Training
+from atoll import Batch, Recipe, Task, Training, federate
 from atoll.algorithms.abhs import ABHS
 from atoll.algorithms.abhs_local import ABHSLocal
+from atoll.algorithms.abhs_rounds import ABHSRounds
 from atoll.algorithms.local import Local
+from atoll.algorithms.oneshot_avg import OneShotAvg
 from atoll.kernel.network import Variant
 from atoll.kernel.params import Params
 from atoll.kernel.randomness import default_generator, generator
@@ -54,25 +57,36 @@ def test_abhs_that_shares_nothing_is_local(make_task: Callable[..., Task]) -> No
 @pytest.mark.limit("abhs-local")
 def test_abhs_local_that_shares_nothing_is_local(make_task: Callable[..., Task]) -> None:
     task = make_task(dtype=torch.float64, momentum=0.5, weight_decay=0.01)
-    alone = ABHSLocal(theta_d=0.0, epochs=2, personal_epochs=0)
+    alone = ABHSLocal(theta=2.0, epochs=2, personal_epochs=0)
     mine, theirs = (personal_models(play(task, one)) for one in (alone, Local(epochs=2)))
     assert_equal(mine, theirs)
 
 
 @pytest.mark.limit("abhs")
-def test_abhs_of_identical_clients_shares_everything_and_deploys_what_was_broadcast() -> None:
-    # However strict the threshold: u = 1 in every block. Nobody trains anything.
-    task = clients(*[rows(20, (0, 1, 2), seed=0)] * 3)
-    report = play(task, plain(theta=1.0 - 1e-9, personal_epochs=2))
+def test_abhs_of_identical_clients_shares_everything_and_learns_what_each_learns() -> None:
+    # However strict the threshold: u = 1 in every block. Their models are the same, if their batches are.
+    task = clients(*[rows(8, (0, 1, 2), seed=0)] * 3)
+    report = play(task, plain(theta=1.0 - 1e-9, hold=0.0, personal_epochs=2))
     assert report.server.splits.tolist() == [3, 3, 3]
-    assert_equal(personal_models(report), [task.network.initial] * 3)
+    for mine, theirs in zip(personal_models(report), personal_models(play(task, Local(epochs=2))), strict=True):
+        for name, leaf in theirs.items():
+            torch.testing.assert_close(mine[name], leaf, rtol=0, atol=1e-12)
+
+
+@pytest.mark.limit("abhs")
+def test_abhs_that_shares_everything_is_one_shot_averaging(make_task: Callable[..., Task]) -> None:
+    task = make_task(dtype=torch.float64, momentum=0.5)
+    mine, theirs = (
+        personal_models(play(task, one)) for one in (plain(theta=0.0, hold=0.0, personal="none"), OneShotAvg(epochs=2))
+    )
+    assert_equal(mine, theirs)
 
 
 @pytest.mark.limit("abhs-local")
 def test_abhs_local_of_identical_clients_averages_nothing_away() -> None:
     # They make the same model, if their batches are the same: then an average is any of them.
     task = clients(*[rows(8, (0, 1, 2), seed=0)] * 3)
-    report = play(task, ABHSLocal(theta_d=1e9, theta_r=0.0, epochs=3))
+    report = play(task, ABHSLocal(theta=0.0, epochs=3))
     assert report.server.splits.tolist() == [3, 3, 3]
     torch.testing.assert_close(report.server.alike, torch.ones(3).double())
     alone = personal_models(play(task, Local(epochs=3)))[0]
@@ -111,7 +125,7 @@ def test_weights_by_volume_and_confidence_give_the_likeliest_common_direction() 
 @pytest.mark.closed_form("abhs", "abhs-local")
 def test_one_client_alone_answers_with_its_own_directions() -> None:
     task = clients(rows(60, (0, 1, 2), seed=0))
-    report = play(task, ABHSLocal(theta_d=0.0, epochs=2, shrinkage=0.0, personal="none", answer="prototypes"))
+    report = play(task, ABHSLocal(theta=2.0, epochs=2, shrinkage=0.0, personal="none", answer="prototypes"))
     shared = report.algorithm.shared(report.server)
     batch = Batch(task.x, task.y, None, None, task.network, Variant(train=False))
     z = prototypes.unit(batch.features(report.server.found.models.client(0)))
@@ -133,12 +147,27 @@ def test_clients_that_are_alike_share_more_blocks() -> None:
 
 
 @pytest.mark.purpose("abhs-local")
-def test_blocks_that_hardly_trained_are_shared_and_those_that_went_apart_are_not() -> None:
-    data = [rows(24, (k,), seed=k, shift=float(k)) for k in range(3)]
-    task = clients(*data)
-    little, much = (
-        play(replace(task, training=Training(lr=lr, batch_size=8)), ABHSLocal(epochs=20, theta_r=0.0)).server.splits[0]
-        for lr in (1e-4, 0.5)
-    )
-    assert little == 3
-    assert much < 3
+def test_clients_that_differ_by_degrees_share_some_blocks_but_not_all() -> None:
+    def split(*data: tuple[Tensor, Tensor]) -> list[int]:
+        splits: list[int] = play(clients(*data), ABHSLocal(epochs=20)).server.splits.tolist()
+        return splits
+
+    alike = [rows(60, (0, 1, 2), seed=k) for k in range(3)]
+    assert split(*[alike[0]] * 3) == [3, 3, 3]
+    assert set(split(*alike)) <= {1, 2}
+    assert min(split(*alike)) >= max(split(*[rows(60, (k,), seed=k) for k in range(3)]))
+
+
+@pytest.mark.purpose("abhs", "abhs-rounds")
+def test_alike_clients_are_better_for_sharing() -> None:
+    # Of digits: on iid clients sharing is better than not sharing, than the public model, and than averaging once.
+    task = Recipe(partition="iid", clients=10, samples=1000, public=0.08).build()
+    shared, alone, base, averaged, rounds, local = (
+        float(np.nanmean(federate(task, one, rounds=r).scores()))
+        for one, r in (
+            (ABHS(), 1), (ABHS(theta=2.0), 1), (ABHS(theta=0.0, epochs=0, student_epochs=0), 1),
+            (OneShotAvg(epochs=15), 1), (ABHSRounds(), 8), (Local(), 8),
+        )
+    )  # fmt: skip
+    assert shared > max(alone, base, averaged) + 0.01
+    assert rounds > local + 0.02

@@ -2,7 +2,7 @@
 
     u_l(k) = mean over j != k of  (1 - v_l) S^l_kj + v_l S^y_kj,   v_l = (1 - w) l / L,   made to fall with l
     s_k    = max { l : u_l(k) >= theta }
-    w_k    = about argmin of F_k(w) + hold sum_{l <= s_k} |h_l(x; w) - h_l(x; w_0)|^2 / |h_l(x; w_0)|^2,   from w_0
+    w_k    = about argmin of F_k(w) + hold sum_{l <= s_k} E|h_l(x; w) - h_l(x; w_0)|^2 / E|h_l(x; w_0)|^2,  from w_0
     b_l    = mean of the blocks w_kl over all k with s_k >= l, by samples, then taught by all on public samples
 
 S^y compares label counts (Jensen-Shannon), S^l mean and deviation of what block l of the broadcast model w_0 says about
@@ -43,7 +43,7 @@ from atoll.toolbox.client.features import moments
 from atoll.toolbox.client.labels import label_counts
 from atoll.toolbox.oneshot import count_labels, require_public, uploads
 from atoll.toolbox.server import depth
-from atoll.toolbox.server.splitting import Splitting, State, relative
+from atoll.toolbox.server.splitting import Splitting, State
 
 
 @record
@@ -148,10 +148,16 @@ def aligned_gradient(blocks: Blocks, w: Params, batch: Batch, given: Given) -> F
         *body, outputs = blocks.split_by_block(said)
         loss = batch.mean(batch.network.loss(outputs, batch.y))
         apart = [
-            torch.where(given.split > number, batch.mean(relative(here, there)), 0)
+            torch.where(given.split > number, mean_relative(batch, here, there), 0)
             for number, (here, there) in enumerate(zip(body, wanted, strict=False))
         ]
         return loss + given.hold * torch.stack(apart).sum(), (loss, after.buffers)
 
     g, (loss, buffers) = batch.differentiate(objective, w.trained)
     return g, w | buffers, loss
+
+
+def mean_relative(batch: Batch, here: Tensor, there: Tensor) -> Tensor:
+    """Return the mean of |here - there|^2 over that of |there|^2; 0 where there is nothing to be like."""
+    length = batch.mean(there.square().sum(1))
+    return batch.mean((here - there).square().sum(1)) / torch.where(length > 0, length, torch.inf)

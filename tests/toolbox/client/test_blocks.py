@@ -18,8 +18,6 @@ from atoll.toolbox.client.blocks import (
     BlockFeatures,
     HeldBelow,
     blocks_of,
-    drift,
-    scatter,
     train_above,
     with_block_features,
 )
@@ -178,43 +176,6 @@ def test_held_parts_are_always_deployed(task: Task) -> None:
         assert network.head.training == (split < 3)
         assert f"split={split}" in str(network)
     task.network._original.train()
-
-
-# -- what training did -------------------------------------------------------------------------------------------------
-
-
-def test_drift_by_hand(task: Task, make_cohort: Callable[..., Cohort]) -> None:
-    start, blocks = task.network.initial, blocks_of(task.public_facts())
-    moved = start | (start.only(["head.weight"]) * 1.5)
-    w = make_cohort(task, clients=[0, 1]).stacked(moved)
-    head = torch.cat([start["head.weight"].flatten(), start["head.bias"]])
-    expected = 0.5 * start["head.weight"].norm() / head.norm()
-    found = drift(blocks, w, start)
-    assert found.shape == (2, 3)
-    assert found[:, :2].tolist() == [[0.0, 0.0]] * 2
-    torch.testing.assert_close(found[:, 2], expected.expand(2))
-
-
-def test_scatter_by_hand(make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]) -> None:
-    task = make_task(dtype=torch.float64, sizes=(20, 9), shares=(0.6, 0.4, 0.0))
-    cohort, blocks = make_cohort(task), blocks_of(task.public_facts())
-    found = scatter(cohort, blocks, cohort.stacked(cohort.initial))
-    for k in range(2):
-        x, y = own(task, k, "val")
-        said = task.network._original.features(x).detach()
-        within = sum((said[y == c] - said[y == c].mean(0)).square().sum() for c in y.unique())
-        between = sum((y == c).sum() * (said[y == c].mean(0) - said.mean(0)).square().sum() for c in y.unique())
-        torch.testing.assert_close(found[k, 0], within / between)
-
-
-def test_scatter_of_one_class_is_infinite_and_without_held_out_samples_of_those_trained_on(
-    make_task: Callable[..., Task], make_cohort: Callable[..., Cohort]
-) -> None:
-    task = make_task(dtype=torch.float64, sizes=(1, 12))  # all for training
-    cohort = make_cohort(task)
-    found = scatter(cohort, blocks_of(task.public_facts()), cohort.stacked(cohort.initial))
-    assert found[0].tolist() == [torch.inf] * 2
-    assert bool((torch.isfinite(found[1]) & (found[1] > 0)).all())
 
 
 def test_talking_clients_say_the_same_as_their_blocks(task: Task, make_cohort: Callable[..., Cohort]) -> None:

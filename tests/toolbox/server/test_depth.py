@@ -129,3 +129,14 @@ def test_the_mean_of_pairs() -> None:
     likeness = torch.tensor([[1.0, 0.2, 0.4], [0.2, 1.0, 0.9], [0.4, 0.9, 1.0]])
     assert float(depth.mean_of_pairs(likeness)) == pytest.approx(0.5)
     assert float(depth.mean_of_pairs(torch.ones(1, 1))) == 1.0
+
+
+def test_evenness_is_one_for_even_classes_and_zero_for_one() -> None:
+    counts = torch.tensor([[5.0, 5, 5], [9, 0, 0], [4, 4, 0], [0, 0, 0]], dtype=torch.float64)
+    assert depth.evenness(counts).tolist() == pytest.approx([1, 0, math.log(2) / math.log(3), 0])
+
+
+def test_what_a_client_wants_falls_with_depth_unless_its_classes_are_even() -> None:
+    found = depth.wanted(torch.tensor([1.0, 0.4, 0.0], dtype=torch.float64), 4)
+    expected = [[1, 1, 1, 1], [0.85, 0.7, 0.55, 0.4], [0.75, 0.5, 0.25, 0]]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
