@@ -67,9 +67,10 @@ OTHERS = {
     "CE + SupCon, probabilities by class": "ce-supcon:of=probs,weighting=classes",
     "FAFI, clean": "fafi",
     "FAFI, released settings": "fafi:profile=faithful",
+    # Run while shared blocks of ABHS stayed as they were broadcast; today these names mean something else.
     "a model of the public samples alone": "abhs:theta=0,personal=none",
-    "ABHS (A)": "abhs:personal=none",
-    "ABHS, local (B)": "abhs-local:personal=none",
+    "former ABHS (A)": "abhs:personal=none",
+    "former ABHS, local (B)": "abhs-local:personal=none",
 }
 TRAININGS = [  # of fafi-plus, the promising first
     "pool=labelled",

@@ -40,7 +40,7 @@ PROBES = 256  # samples at most
 class ABHSLocal(Splitting):
     """Adaptive base-head splitting without an exchange: the base is averaged as far as it is still the same."""
 
-    theta: NonNegative = 0.6  # θ: how even classes must be; above 1, no block is shared
+    theta: NonNegative = 0.9  # θ: how even classes must be; above 1, no block is shared
     theta_c: Share = 0.5  # the least alignment between clients of blocks that are averaged
     probes: Literal["noise", "public"] = "noise"  # what clients' blocks are compared on
 
