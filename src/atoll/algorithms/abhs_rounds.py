@@ -78,9 +78,9 @@ class ABHSRounds(Algorithm):
         splits = torch.zeros(task.clients, dtype=torch.int64, device=task.sample.device)
         return State(task.network.initial, splits, splits.bool())
 
-    def broadcast(self, server: State) -> Params:
-        """Send all blocks."""
-        return server.w
+    def broadcast(self, server: State) -> Params | None:
+        """Send all blocks; nothing before anybody told what it is like, which needs the initial model alone."""
+        return server.w if server.known.any() else None
 
     def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
         """Send each client its own split."""
@@ -109,7 +109,7 @@ class ABHSRounds(Algorithm):
         return replace(server, labels=None, blocks=None)
 
     # -- the clients -------------------------------------------------------------------------------------------------
-    def prepare(self, w: Params, cohort: Cohort) -> Update:
+    def prepare(self, w: Params | None, cohort: Cohort) -> Update:
         """Tell label counts, and mean and deviation of what every block of the initial model says."""
         found = moments(with_block_features(cohort), cohort.initial)
         return Update(send={"labels": label_counts(cohort), "blocks": found})

@@ -175,7 +175,8 @@ class Splitting(Algorithm):
             average_models(found.models.only(leaves), share)
             for leaves, share in zip(blocks.leaves, sharers(blocks, found, splits), strict=True)
         ]
-        return Params({name: leaf for part in parts for name, leaf in part.items()}, found.models.layout)
+        merged = {name: leaf for part in parts for name, leaf in part.items()}
+        return Params({name: merged[name] for name in found.models}, found.models.layout)
 
     def directions(self, sent: Stack, anchors: Tensor) -> Tensor:
         """Return the prototypes p_c, [classes, features], of what clients sent."""
