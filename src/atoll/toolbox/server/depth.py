@@ -65,7 +65,8 @@ def affinity(features: Sequence[Tensor], labels: Tensor, weight: float) -> Tenso
 def evenness(counts: Tensor) -> Tensor:
     """Return the entropy of every client's shares of classes over ln C, [K]: 0 for one class, 1 for all alike."""
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
-    return torch.special.entr(shares).sum(1) / math.log(max(2, counts.shape[1]))
+    entropy: Tensor = torch.special.entr(shares).sum(1)
+    return entropy / math.log(max(2, counts.shape[1]))
 
 
 def wanted(even: Tensor, blocks: int) -> Tensor:
