@@ -620,7 +620,8 @@ clean, and its answers have three at Dirichlet 0.05.
 - *The ladder at 0.05* (seed 0). Averaged weights are at chance level. For the same models, trained by cross-entropy,
   logits give 31, probabilities 38, with weights by class 60, and margins 65; the last two are 4.5 apart, with one
   training of one partition. FAFI, released settings, reaches 53.3, 17.7 above the clean profile. *A model of the public
-  samples alone* reaches 55.4: methods that use public samples should be compared with it. *One network instead of five*: FedDF taught by margins
+  samples alone* reaches 55.4: methods that use public samples should be compared with it. *One network instead of
+  five*: FedDF taught by margins
   reaches 56, by logits 29.
 - *The ladder at 0.3* (seed 0). FAFI, clean, reaches 75.3. RGA on a fixed frame (71.2, with moments of public samples
   72.5), margins of clients that train by cross-entropy (68.8), FAFI, released settings (68.7), CE + SupCon (68.7) and
@@ -634,7 +635,8 @@ clean, and its answers have three at Dirichlet 0.05.
   nobody learned anything in them; what its pages concluded from 52.1 and 39.1 (A), and from 47.0 and 64.0 (B), does not
   hold for ABHS as it is. In that version `abhs:theta=0` was the model of the public samples; today that is
   `abhs:theta=0,epochs=0,student_epochs=0`.
-- *Students* (FedDF, former ABHS (A)) learned on augmented public samples what their teachers had answered for unaugmented
+- *Students* (FedDF, former ABHS (A)) learned on augmented public samples what their teachers had answered for
+  unaugmented
   ones.
 - *FAFI, released settings, and FAFI, clean*: +17.7 at 0.05; -6.6 at 0.3, which is within ±7.7. On clients' own
   validation samples, of a few classes, the released settings reach 24.9 and 42.9, the clean profile 36.0 and 76.0. The
@@ -737,8 +739,10 @@ seeds an interval is wide; of the many differences here, one in twenty would exc
   33.8 and +11.8 ± 16.9), with a fifth of the numbers to deploy.
 - *The ladder.* For the same models at 0.05 logits give 13, probabilities by class 45, margins 59 (+13.7 ± 17.2 over
   those), features standardised by public samples 61. **One client with a single class silences an ensemble of logits**:
-  with seeds 0 and 1 all answers are its class, including those of the students it teaches (FedDF, former ABHS); with seed 2,
-  where there is no such client, logits by class reach 48 and the former ABHS 50. Heads on features that no client trains (FedCGS,
+  with seeds 0 and 1 all answers are its class, including those of the students it teaches (FedDF, former ABHS); with
+  seed 2,
+  where there is no such client, logits by class reach 48 and the former ABHS 50. Heads on features that no client
+  trains (FedCGS,
   FedPFT, wide AFL) reach 67 to 71 at both alphas, margins of FAFI's clients with a quarter of fused features 66 and 73:
   the Gaussian head is 3.2 ± 1.8 above that at 0.05, and -4.1 ± 5.0 at 0.3. A model of the 600 public samples alone
   reaches 62.
