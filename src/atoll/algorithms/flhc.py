@@ -3,10 +3,10 @@
     after `rounds_before` rounds of FedAvg:    clusters c by cutting a tree of merges of the updates delta_k = w_k - w
     from w_c = w on:                           w_c <- w_c + sum_{k in c} p_k (w_k - w_c)
 
-With ``clusters = 1`` this is FedAvg. Clients that miss the round of the clustering join later, by one update from w.
-A survey describes another form under this name: clients are compared by what the shared body makes of their samples
-(``signature = "embedding"``), and there are models on several `levels` of the tree, from common to personal, each of
-which begins at its parent.
+With ``clusters = 1`` and all clients in every round this is FedAvg. Clients that miss the round of the clustering join
+later, by one update from w. A survey describes another form under this name: clients are compared by what the shared
+body makes of their samples (``signature = "embedding"``), and there are models on several `levels` of the tree, from
+common to personal, each of which begins at its parent.
 
 Reference: Briggs, Fan, Andras. "Federated Learning with Hierarchical Clustering of Local Updates to Improve Training
 on Non-IID Data." IJCNN 2020, Algorithm 1. https://arxiv.org/abs/2004.11791
@@ -20,7 +20,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Count, Epochs, Limits, NonNegative, Replies, Rounds, Update, Weighting
+from atoll.kernel.algorithm import (
+    Algorithm,
+    Count,
+    Epochs,
+    Limits,
+    NonNegative,
+    Replies,
+    Rounds,
+    Update,
+    Weighting,
+    WithEverybody,
+)
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
@@ -82,7 +93,7 @@ class FLHC(Algorithm):
 
     sends: ClassVar[dict[str, str]] = {"delta": "model", "embedding": "statistic"}
     sums_suffice: ClassVar[bool] = False
-    limits: ClassVar[Limits] = {"fedavg": {"clusters": 1}}
+    limits: ClassVar[Limits] = {"fedavg": WithEverybody(clusters=1)}
     finds_clusters: ClassVar[bool] = True
     cites: ClassVar[str] = "briggs2020federated"
 

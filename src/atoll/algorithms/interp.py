@@ -105,7 +105,7 @@ class Interp(Algorithm):
         """Return a_k."""
         if self.adapt == "grid":
             return best_share(cohort, server.w, v, otherwise=0.0)
-        of_w, of_v = losses_of([server.w, v], cohort, "val").clamp(min=0).unbind(1)
+        of_w, of_v = losses_of([cohort.stacked(server.w), v], cohort, "val").clamp(min=0).unbind(1)
         d = torch.full_like(of_w, 0.5)
         if server.classes.any():
             everybody = server.classes / server.classes.sum()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 LONGEST_STRIDE = 32
 ALIKE = 0.99  # correlation of a copy with its sample: a little noise does not hide it
+EXACTLY = 1 - 1e-9  # the same without noise
 SAME = 1 - 1e-9  # the same for sorted numbers: any two sorted lists are alike
 AT_ONCE = 65_536  # windows
 
@@ -35,17 +36,19 @@ def copy_in(message: Mapping[str, Tensor], samples: Tensor) -> str | None:
     return None
 
 
-def likeness_in(message: Mapping[str, Tensor], samples: Tensor) -> str | None:
-    """Name the leaf of a message in which a window of numbers is like a sample."""
+def likeness_in(
+    message: Mapping[str, Tensor], samples: Tensor, alike: float = ALIKE, strides: int = LONGEST_STRIDE
+) -> str | None:
+    """Name the leaf of a message in which a window of numbers is like a sample: correlated by at least so much."""
     leaves = {name: leaf.flatten().to(samples) for name, leaf in message.items() if leaf.is_floating_point()}
     if not leaves:
         return None
     samples, values = samples.flatten(1), torch.cat([*leaves.values()])
     size, ends = samples.shape[1], torch.tensor([len(leaf) for leaf in leaves.values()]).cumsum(0)
     asked = [
-        *((values, samples, stride, ALIKE) for stride in range(1, LONGEST_STRIDE + 1)),
-        (values, samples.diff(), 1, ALIKE),
-        (values.diff(), samples[:, 1:], 1, ALIKE),
+        *((values, samples, stride, alike) for stride in range(1, strides + 1)),
+        (values, samples.diff(), 1, alike),
+        (values.diff(), samples[:, 1:], 1, alike),
     ]
     for line, wanted, stride, least in asked:
         place = _find_window(line, wanted, stride, least)

@@ -59,6 +59,8 @@ BATTERY = (
     participation.newcomers_are_welcome,
     declarations.bad_hyperparameters_are_refused,
     declarations.declared_limits_hold,
+    declarations.answers_need_no_labels,
+    declarations.answers_stand_alone,
     declarations.test_data_are_never_read,
     declarations.validation_data_are_read_where_declared,
     messages.one_shot_methods_upload_once,

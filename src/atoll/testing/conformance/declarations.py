@@ -11,13 +11,16 @@ from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.hyperparameters import Hyperparameter
 from atoll.kernel.params import Params
 from atoll.kernel.wrapper import title_of, with_values
+from atoll.records.report import Report
 from atoll.testing.conformance.errors import ConformanceError
 from atoll.testing.conformance.methods import list_asked, remember
-from atoll.testing.conformance.playing import gather_outcome, personal_models, train
+from atoll.testing.conformance.models import train_odd_model
+from atoll.testing.conformance.playing import LONG, answer_tests, gather_outcome, personal_models, train
 from atoll.testing.conformance.rehearsal import rehearse
-from atoll.testing.conformance.tasks import alter, build_task
+from atoll.testing.conformance.tasks import alter, poison, task_for
 from atoll.testing.conformance.trees import find_difference, require_same
 
+LASTS = 6  # rounds in which a limit must hold
 FEW = 2  # clients of a round in which not all are asked
 
 
@@ -73,7 +76,7 @@ def declared_limits_hold(method: Algorithm) -> str | None:
         limit, simple = with_values(method, **values), compose.create(other)
         for asked, hint in (everybody if isinstance(values, WithEverybody) else everybody | some).items():
             require_same(
-                personal_models(train(limit, cohort=asked)),
+                personal_models(train(limit, rounds=LASTS, cohort=asked)),
                 train_simple(simple, asked),
                 f"{title_of(method)} with {describe_values(values)} must equal {other}, as it declares"
                 f"{'' if asked is None else f', also with {asked} clients a round'}.",
@@ -85,7 +88,39 @@ def declared_limits_hold(method: Algorithm) -> str | None:
 @remember(32)
 def train_simple(simple: Algorithm, asked: int | None) -> list[Params]:
     """Return the personal models of a method that is the limit of others."""
-    return personal_models(train(simple, cohort=asked))
+    return personal_models(train(simple, rounds=LASTS, cohort=asked))
+
+
+def answers_need_no_labels(method: Algorithm) -> None:
+    """Check that answers to test samples are the same whatever the labels of these are."""
+    for report in reports_of(method):
+        require_same(
+            answer_tests(report),
+            answer_tests(report, task=poison(report.task)),
+            "Answers to test samples must not depend on their labels.",
+            "an answer has the sample alone: labels are for whoever scores it.",
+        )
+
+
+def answers_stand_alone(method: Algorithm) -> str | None:
+    """Check that the answer to a sample does not depend on the others of its batch, unless the method says so."""
+    if method.transductive:
+        return "it says that answers depend on the other samples of a batch"
+    for report in reports_of(method):
+        require_same(
+            answer_tests(report),
+            answer_tests(report, alone=True),
+            "The answer to a sample must be the same whether it is asked for alone or with others.",
+            "use no statistics of the batch, or declare it: transductive = True.",
+            tolerance=1e-8,
+        )
+    return None
+
+
+def reports_of(method: Algorithm) -> list[Report]:
+    """Return a run on a plain network, and one on a network with BatchNorm and dropout."""
+    plain = rehearse(method).report
+    return [plain] if method.items_by else [plain, train_odd_model(method)]
 
 
 def test_data_are_never_read(method: Algorithm) -> None:
@@ -94,7 +129,7 @@ def test_data_are_never_read(method: Algorithm) -> None:
         return
     require_same(
         rehearse(method).outcome,
-        gather_outcome(train(method, alter(build_task(items_by=method.items_by), "test"))),
+        gather_outcome(train(method, alter(task_for(method), "test"), rounds=LONG)),
         "Training must not depend on test samples, their labels or their number.",
         "select on the split `val`.",
     )
@@ -104,11 +139,12 @@ def validation_data_are_read_where_declared(method: Algorithm) -> str | None:
     """Check that training is the same with other validation samples, unless the method declares that it reads them."""
     if method.reads_validation:
         return "it says that it reads them"
+    rehearse(method).require("validation-data-are-read-where-declared")
     if ignores_other_samples(method):
         return None
     require_same(
         rehearse(method).outcome,
-        gather_outcome(train(method, alter(build_task(items_by=method.items_by), "val"))),
+        gather_outcome(train(method, alter(task_for(method), "val"), rounds=LONG)),
         "Training must not depend on validation samples, by which rounds are chosen.",
         "train on the split `train`, or declare it: reads_validation: ClassVar[bool] = True.",
     )
@@ -121,6 +157,6 @@ def ignores_other_samples(method: Algorithm) -> bool:
 
     All change at once: if that makes no difference, none of them does.
     """
-    task = alter(build_task(items_by=method.items_by), "test")
+    task = alter(task_for(method), "test")
     task = task if method.reads_validation else alter(task, "val")
-    return find_difference(rehearse(method).outcome, gather_outcome(train(method, task))) is None
+    return find_difference(rehearse(method).outcome, gather_outcome(train(method, task, rounds=LONG))) is None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from atoll.data.task import Task
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.job import Done, Lost
 from atoll.kernel.params import Tree
@@ -101,11 +102,20 @@ def population_of(cohort: Cohort) -> Population:
     return cast("Scanner", cohort._host)._population
 
 
+def with_task(cohort: Cohort, task: Task) -> Cohort:
+    """Return a cohort whose clients have the samples of another task; what they know of it is as it was."""
+    host = cast("Scanner", copy.copy(cohort._host))
+    host._population = replace(host._population, task=task)
+    host._held = {}
+    return replace(cohort, _host=host)
+
+
 def put_on_device(cohort: Cohort) -> Cohort:
     """Return a cohort of one client as its device sees it."""
     (client,) = cohort.clients.tolist()
     host = cast("Scanner", copy.copy(cohort._host))
     host._population = hold_population(host._population, client)
+    host._held = {}
     host.memory = host._population.memory
     return replace(cohort, _host=host)
 
@@ -113,14 +123,26 @@ def put_on_device(cohort: Cohort) -> Cohort:
 PROGRAMS = Programs()  # of all engines, because what a server traces is the same
 
 
-class Traced(LocalEngine):
+class Strict(LocalEngine):
+    """Lets no cohort fail: elsewhere its clients go again one by one, which hides what went wrong among many."""
+
+    def _attempt(self, part: Part, plan: Plan, clients: NDArray[np.int64]) -> Done[Any] | Lost | Exception:
+        outcome = super()._attempt(part, plan, clients)
+        if isinstance(outcome, Exception) and len(clients) > 1:
+            raise ConformanceError(
+                f"Clients must be able to work together. {len(clients)} failed: {type(outcome).__name__}: {outcome}"
+            ) from outcome
+        return outcome
+
+
+class Traced(Strict):
     """Traces every step, which the engine does by itself only where there is much work ahead."""
 
     def _calls(self, part: Part, plan: Plan) -> int:
         return FORCED
 
 
-class Thrifty(LocalEngine):
+class Thrifty(Strict):
     """Traces a step where a long run wins back what tracing costs, which is much for models as small as these."""
 
     def _calls(self, part: Part, plan: Plan) -> int:
@@ -138,7 +160,7 @@ class Devices(LocalEngine):
 @functools.cache
 def find_engine(strategy: str) -> LocalEngine:
     """Return the engine of a strategy; its plan is spelled out, so nothing is measured."""
-    kind = {"traced": Traced, "thrifty": Thrifty, "device": Devices}.get(strategy, LocalEngine)
+    kind = {"traced": Traced, "thrifty": Thrifty, "device": Devices}.get(strategy, Strict)
     plans = {"traced": "chunk:2 traced", "thrifty": "whole traced", "device": "loop eager"}
     plan = plans.get(strategy, f"{strategy} eager")
     engine = kind(device="cpu", dtype=torch.float64, strategy=plan)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from atoll.data.task import Task
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.params import Stack
 from atoll.kernel.wrapper import title_of
 from atoll.runtime.serialise import from_bytes, to_bytes
 from atoll.testing.conformance.errors import ConformanceError
-from atoll.testing.conformance.rehearsal import rehearse
-from atoll.testing.conformance.tasks import SIZES, build_task, find_samples
+from atoll.testing.conformance.playing import LONG
+from atoll.testing.conformance.rehearsal import Rehearsal, rehearse
+from atoll.testing.conformance.tasks import CLASSES, NINE, find_samples, task_for
 from atoll.testing.conformance.trees import is_telling, list_leaves, require_same
-from atoll.testing.conformance.tries import take_client
-from atoll.testing.leaks import copy_in, likeness_in
+from atoll.testing.conformance.tries import TRIED_EVERY, take_client
+from atoll.testing.leaks import EXACTLY, LONGEST_STRIDE, copy_in, likeness_in
 
+TELLS_LABELS = ("labels", "statistic")  # kinds of fields that may say which labels a client has
+ENOUGH = 7  # clients, for a rule of four numbers to be no chance
+TINY, EXACT = 1e-12, 1e-7
 SOME, SEVERAL = 5, 12  # samples whose mean is no sample; whose mean, or gradient, does not even resemble one
+
+
+LARGE = sum(size >= SEVERAL for size in NINE)  # clients whose messages are compared with whole samples
 
 
 def payload_survives_serialisation(method: Algorithm) -> str | None:
@@ -37,7 +46,7 @@ def payload_survives_serialisation(method: Algorithm) -> str | None:
     last = seen.report.algorithm.last_broadcast(seen.report.server)
     if last is not None:
         rounds = len(seen.report.history)
-        measured |= {("down", k, rounds - 1, "last broadcast"): len(to_bytes(last)) for k in range(len(SIZES))}
+        measured |= {("down", k, rounds - 1, "last broadcast"): len(to_bytes(last)) for k in range(len(NINE))}
     counted: dict[tuple[str, int, int, str], int] = {
         (message.direction, message.client, message.round, message.field): message.bytes
         for message in seen.report.ledger.messages()
@@ -53,9 +62,10 @@ def payload_survives_serialisation(method: Algorithm) -> str | None:
 
 def only_what_is_declared_leaves(method: Algorithm) -> str | None:
     """Check that only declared fields are sent, without what clients keep and without samples, even changed ones."""
-    seen, task = rehearse(method), build_task(items_by=method.items_by)
-    sends, before, likes = False, set[int](), list[str]()
-    for (round, client), (update, k) in sorted(seen.updates.items(), key=lambda one: one[0]):
+    seen, task = rehearse(method), task_for(method)
+    sends, before, exact = False, set[int](), 0
+    likes: dict[tuple[int, str], int] = {}  # by round and leaf: how many clients send what is like a sample
+    for (round, client), (update, k) in sorted((seen.updates | seen.far).items(), key=lambda one: one[0]):
         undeclared = update.send.keys() - method.sends.keys()
         if undeclared:
             raise ConformanceError(
@@ -80,10 +90,14 @@ def only_what_is_declared_leaves(method: Algorithm) -> str | None:
         message = sent | ({} if one["weight"] is None else {"weight": one["weight"]})
         samples = task.x[find_samples(task, client)]
         found = copy_in(message, samples) if len(samples) >= SOME else None
-        if found is None and len(samples) >= SEVERAL and (like := likeness_in(message, samples)) is not None:
-            # Once may be chance: where one sample alone turns a unit on, a gradient is like that sample.
-            likes.append(like)
-            found = like if len(likes) > 1 else None
+        strides = LONGEST_STRIDE if round % TRIED_EVERY == 0 or round >= LONG else 1
+        like = likeness_in(message, samples, strides=strides) if found is None and len(samples) >= SEVERAL else None
+        if like is not None:
+            # It may be chance: where one sample alone is far from its label, a gradient is like that sample. But not
+            # to nine digits, and not for all clients in two rounds.
+            likes[round, like] = likes.get((round, like), 0) + 1
+            exact += likeness_in(message, samples, EXACTLY, strides) is not None
+            found = like if exact > 1 or sum(clients == LARGE for clients in likes.values()) > 1 else None
         if found is not None:
             raise ConformanceError(
                 f"Samples must not leave. Client {client} sends one, or a part of one, in {found}.",
@@ -92,7 +106,76 @@ def only_what_is_declared_leaves(method: Algorithm) -> str | None:
     for (_, client), notes in seen.notes.items():
         if copy_in(notes, task.x[find_samples(task, client)]) is not None:
             raise ConformanceError(f"Samples must not be written to the log. Client {client} observes a part of one.")
+    if not method.items_by:
+        require_no_labels(method, seen, task)
     return None if sends else "this method sends nothing"
+
+
+def require_no_labels(method: Algorithm, seen: Rehearsal, task: Task) -> None:
+    """Raise if labels leave in what does not say so: in the weight, the log, or a field that is no statistic."""
+    known = list_secrets(task)
+    rounds = sorted({round for round, _ in (*seen.updates, *seen.far)})
+    for round in rounds:
+        rows: dict[str, dict[int, Tensor]] = {}
+        for (when, client), (update, k) in (seen.updates | seen.far).items():
+            if when != round:
+                continue
+            one = take_client(update, k)
+            hidden = {name: tree for name, tree in one["send"].items() if method.sends.get(name) not in TELLS_LABELS}
+            found = dict(list_leaves(hidden)) | ({} if one["weight"] is None else {"weight": one["weight"]})
+            noted = {f"log {name}": value for name, value in seen.notes.get((round, client), {}).items()}
+            for name, leaf in (found | noted).items():
+                rows.setdefault(name, {})[client] = leaf.double().flatten()
+        for name, by_client in rows.items():
+            if len({len(row) for row in by_client.values()}) != 1 or len(by_client) < ENOUGH:
+                continue
+            values, clients = torch.stack([*by_client.values()]), [*by_client]
+            told = next((what for what, table in known.items() if tells(values, table[clients])), None)
+            if told is not None:
+                where = "the log" if name.startswith("log ") else "what is sent"
+                raise ConformanceError(
+                    f"Labels must not leave unless a field says so. The {told} of clients follow from {name} in "
+                    f"{where} (round {round}).",
+                    hint='declare a field of its own: sends = {"labels": "labels"} (or "statistic").',
+                )
+
+
+def list_secrets(task: Task) -> dict[str, Tensor]:
+    """Return what labels are, by what it is called: a row of numbers for each client; the first one is its size."""
+    found: dict[str, list[Tensor]] = {}
+    train = task.splits["train"]
+    for client in range(task.clients):
+        own = task.y[train.order[train.offsets[client] : train.offsets[client + 1]]]
+        for words, y in (("label counts", own), ("label counts of all splits", task.y[find_samples(task, client)])):
+            counts = torch.bincount(y, minlength=CLASSES).double()
+            found.setdefault(words, []).append(counts)
+            found.setdefault(words.replace("counts", "shares"), []).append(counts / counts.sum().clamp(min=1))
+        found.setdefault("most frequent labels", []).append(torch.bincount(own, minlength=CLASSES).argmax()[None])
+        found.setdefault("sums of labels", []).append(own.sum()[None])
+    return {what: torch.stack(rows).double() for what, rows in found.items()}
+
+
+def tells(values: Tensor, secret: Tensor) -> bool:
+    """Say whether a number of a message is a sum of what is secret, by one rule for all clients, and not of its total.
+
+    How many samples a client has is no secret. An exact rule for nine clients is no chance.
+    """
+    ones = torch.ones(len(secret), 1, dtype=torch.float64)
+    total = torch.cat([ones, secret.sum(1, keepdim=True)], 1) if secret.shape[1] > 1 else ones
+    spread = (values - values.mean(0)).norm(dim=0)
+    open_rest = _rest(values, total)
+    secret_rest = _rest(values, torch.cat([ones, secret], 1))
+    worth = spread > TINY * values.abs().amax(0).clamp(min=1e-300)
+    return bool((worth & (open_rest > 1e-4 * spread) & (secret_rest < EXACT * spread)).any())
+
+
+def _rest(values: Tensor, by: Tensor) -> Tensor:
+    """Return how much of each column is no weighted sum of some others."""
+    basis = torch.linalg.svd(by, full_matrices=False)
+    keep = 1e-9 * basis.S[0] < basis.S
+    u = basis.U[:, keep]
+    rest: Tensor = (values - u @ (u.T @ values)).norm(dim=0)
+    return rest
 
 
 def one_shot_methods_upload_once(method: Algorithm) -> str | None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import LabelsNeeded
+from atoll.kernel.randomness import generator
+from atoll.kernel.wrapper import title_of
 from atoll.testing.conformance.determinism import STRATEGIES, require_resumes
 from atoll.testing.conformance.errors import ConformanceError
 from atoll.testing.conformance.models import train_odd_model
 from atoll.testing.conformance.playing import gather_outcome, require_sound, train, welcome
-from atoll.testing.conformance.rehearsal import rehearse, rehearse_long
+from atoll.testing.conformance.rehearsal import (
+    LATE,
+    SCORED_EVERY,
+    rehearse,
+    rehearse_in_pairs,
+    rehearse_late,
+    rehearse_short,
+)
 from atoll.testing.conformance.tasks import NEWCOMERS, SIZES, build_task
 from atoll.testing.conformance.trees import require_finite, require_same
 from atoll.testing.conformance.tries import PURE
@@ -27,7 +35,7 @@ def clients_may_drop_out(method: Algorithm) -> None:
     if report.history[0]["replied"] != len(SIZES) - 2:
         raise ConformanceError(f"All but 2 clients must have replied. Got {report.history[0]}.")
     if not method.one_shot:
-        before = rehearse(method).servers[0]
+        before = rehearse_short(method).servers[0]
         after = train(method, rounds=2, faults=lambda round, clients: np.full(len(clients), round == 1))
         hint = "a client that does not reply must not count."
         require_same(before, after.server, "A round without replies must leave the server as it was.", hint)
@@ -36,17 +44,17 @@ def clients_may_drop_out(method: Algorithm) -> None:
 
 
 def late_replies_are_read(method: Algorithm) -> str | None:
-    """Check that a run stays sound, reproducible and resumable with replies that are up to two rounds late."""
+    """Check that late replies are read with what clients were sent, and runs stay sound, reproducible, resumable."""
     if method.one_shot:
         return "a one-shot method has one round"
-    asked: dict[str, Any] = {"rounds": 5, "cohort": 3, "late": 0.5, "delay": 2}
-    straight = train(method, evaluation="all", eval_every=1, **asked)
-    require_sound(straight, "with late replies")
-    loop = gather_outcome(train(method, strategy="loop", **asked))
+    seen = rehearse_late(method)
+    require_sound(seen.report, "with late replies")
+    seen.require("late-replies-are-read")
+    loop = gather_outcome(train(method, strategy="loop", **LATE))
     message = "With late replies, the engine's strategies `whole` and `loop` must give the same numbers."
-    require_same(gather_outcome(straight), loop, message, PURE)
+    require_same(seen.outcome, loop, message, PURE)
     message = "A run with late replies that was stopped and resumed must end like the one that was not."
-    require_resumes(straight, method, message, 2, **asked)
+    require_resumes(seen.report, method, message, 2, eval_every=SCORED_EVERY, **LATE)
     return None
 
 
@@ -59,10 +67,10 @@ def odd_clients_are_served(method: Algorithm) -> None:
 
 
 def absent_clients_keep_their_memory(method: Algorithm) -> str | None:
-    """Check that nothing changes in what clients keep that are not asked, with two of six asked in a round."""
+    """Check that nothing changes in what clients keep that are not asked, with two of nine asked in a round."""
     if method.one_shot:
         return "a one-shot method has one round"
-    seen = rehearse_long(method)
+    seen = rehearse_in_pairs(method)
     seen.require("absent-clients-keep-their-memory")
     require_sound(seen.report, "with two clients per round")
     return None
@@ -75,7 +83,8 @@ def newcomers_are_welcome(method: Algorithm) -> None:
         newcomers = replace(build_task(sizes=NEWCOMERS, items_by=method.items_by), network=report.task.network)
         models = welcome(report, newcomers)
         require_finite(models, "for new clients")
-        for strategy in (*STRATEGIES, "device") if plain else ():
+        drawn = generator(0, f"conformance newcomers {title_of(method)}").choice([*STRATEGIES])
+        for strategy in (str(drawn), "device") if plain else ():
             message = f"The engine's strategies `whole` and `{strategy}` must give new clients the same models."
             require_same(models, welcome(report, newcomers, strategy=strategy), message, PURE)
         with suppress(LabelsNeeded):  # a method may say so

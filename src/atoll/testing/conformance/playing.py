@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from atoll.data.task import Task
 from atoll.federation import federate
@@ -15,19 +16,20 @@ from atoll.kernel.algorithm import Algorithm, Deployed
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.engine import Engine
-from atoll.kernel.job import AtTheEnd, Done, Job
+from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
 from atoll.kernel.params import Params, Stack, Tree
-from atoll.kernel.predictor import BESIDE, Answer, answer_samples, predictor_of
+from atoll.kernel.predictor import BESIDE, Answer, answer_one_by_one, answer_samples, predictor_of
 from atoll.records.report import Report
 from atoll.runtime.engines.measuring import one_thread_each
 from atoll.runtime.memory import Memory, RamMemory
 from atoll.runtime.population import Population
 from atoll.testing.conformance.engines import find_any_engine
 from atoll.testing.conformance.errors import ConformanceError
-from atoll.testing.conformance.tasks import build_task
+from atoll.testing.conformance.tasks import build_task, task_for
 from atoll.testing.conformance.trees import copy_tree, require_finite, take_row
 
-ROUNDS = 3  # of the usual runs
+ROUNDS = 2  # of short runs, which are played in many ways
+LONG = 12  # rounds in which whatever shows late is looked for
 
 
 def play(task: Task, algorithm: Algorithm, rounds: int = 1, *, strategy: str = "thrifty", **more: Any) -> Report:
@@ -44,9 +46,9 @@ def play(task: Task, algorithm: Algorithm, rounds: int = 1, *, strategy: str = "
 def train(
     algorithm: Algorithm, task: Task | None = None, *, rounds: int = ROUNDS, strategy: str = "whole", **more: Any
 ) -> Report:
-    """Run a method for a few rounds on the usual task."""
+    """Run a method for a few rounds on a few clients, or for many rounds on more of them."""
     return play(
-        task or build_task(items_by=algorithm.items_by),
+        task or (task_for(algorithm) if rounds >= LONG else build_task(items_by=algorithm.items_by)),
         algorithm,
         1 if algorithm.one_shot else rounds,
         strategy=strategy,
@@ -145,6 +147,50 @@ def sum_answers(cohort: Cohort, deployed: Deployed) -> Stack:
 def add_answers(answer: Answer, carry: Params, batch: Batch, given: tuple[Params, Params]) -> Params:
     """Add the answers to one batch."""
     return Params.of(sum=carry["sum"] + answer_samples(answer, *given, batch).sum())
+
+
+@dataclass(frozen=True)
+class Answers(AtTheEnd):
+    """Clients answer their test samples: all at once, or one at a time."""
+
+    alone: bool
+
+    splits: ClassVar[frozenset[str]] = EVERYTHING
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return f"answers {self.alone}"
+
+    def run(self, method: Algorithm, received: Tree, cohort: Cohort) -> Stack:
+        """Return a row for each sample; of small clients, zeros after the last."""
+        one, facts = predictor_of(method.personalize(received, cohort.without("test"))), cohort.task
+        largest = max(1, facts.largest["test"])
+        assert facts.classes is not None
+        answered: Stack = cohort.scan(
+            functools.partial(take_answers, one.answer, self.alone),
+            Params.of(answers=torch.zeros(largest, facts.classes)),
+            given=(one.model, one.beside), split="test", batch_size=largest, shuffle=False, train=False, exact=True,
+        )  # fmt: skip
+        return answered
+
+
+def take_answers(answer: Answer, alone: bool, carry: Params, batch: Batch, given: tuple[Params, Params]) -> Params:
+    """Return the answers to one batch, which holds all samples of a client."""
+    ask = answer_one_by_one if alone else answer_samples
+    answers = ask(answer, *given, batch)
+    answers = answers if batch.mask is None else answers * batch.mask[:, None]
+    rows = len(carry["answers"])
+    return Params.of(answers=torch.cat([answers, answers.new_zeros(rows - len(answers), answers.shape[1])]))
+
+
+def answer_tests(report: Report, *, alone: bool = False, task: Task | None = None) -> list[Tree]:
+    """Return what each client answers to its test samples after a run; `task` may have other labels."""
+    algorithm, server, population = report.algorithm, report.server, report.population
+    population = population if task is None else replace(population, task=task)
+    everybody, groups = np.arange(report.task.clients), algorithm.groups(server)
+    job = Job(Answers(alone), algorithm, server, everybody, report.settings.rounds, groups)
+    return run_job(report.engine, job, population)
 
 
 def welcome(report: Report, newcomers: Task, *, labelled: bool = True, strategy: str = "whole") -> list[Tree]:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.kernel.algorithm import Algorithm, Replies, Update
+from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.kernel.cohort import Cohort
-from atoll.kernel.params import Tree
+from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.wrapper import Wrapper, title_of
 from atoll.records.report import Report
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance.engines import OwnMemory, population_of
 from atoll.testing.conformance.errors import ConformanceError, blame
 from atoll.testing.conformance.methods import remember
-from atoll.testing.conformance.playing import gather_outcome, read_kept, train
-from atoll.testing.conformance.trees import copy_tree, require_same, take_row
-from atoll.testing.conformance.tries import call_hook, try_again
+from atoll.testing.conformance.playing import LONG, gather_outcome, read_kept, train
+from atoll.testing.conformance.trees import copy_tree, list_leaves, require_same, take_row
+from atoll.testing.conformance.tries import TRIED_EVERY, call_hook, try_again, try_on_device
 
 HOOKS = (
     "absorb", "aggregate", "broadcast", "equip", "finish", "local", "personalize", "prepare", "shared", "unicast",
     "welcome",
 )  # fmt: skip
-LONG = 12  # rounds of a run with two clients in each
+SCORED_EVERY = 6  # rounds
+LATE: dict[str, Any] = {"rounds": 4, "cohort": 3, "late": 0.5, "delay": 2}
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Rehearsal:
     broadcasts: dict[int, Tree] = field(default_factory=dict)  # by round
     unicasts: dict[tuple[int, int], Tree] = field(default_factory=dict)
     notes: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
+    far: dict[tuple[int, int], tuple[Update, int]] = field(default_factory=dict)  # in rounds that were not played
     servers: dict[int, Tree] = field(default_factory=dict)  # after each round
     wrong: dict[str, ConformanceError] = field(default_factory=dict)
     report: Report = field(init=False)
@@ -69,47 +71,115 @@ class Rehearsal:
                 self.updates[cohort.round, client] = update, k
 
 
-@remember(6)
-def rehearse(method: Algorithm, strategy: str = "whole") -> Rehearsal:
-    """Watch the usual run; on `device`s as each client sees it. Everything is tried on the whole cohort."""
+@remember(2)
+def rehearse(method: Algorithm) -> Rehearsal:
+    """Watch a long run of all clients together, in which everything is tried again in other ways."""
     seen = Rehearsal(method)
     hooks: dict[str, Callable[..., Any]] = {"local": note_clients(seen, "local"), "aggregate": note_servers(seen)}
     if method.defines("prepare"):
         hooks["prepare"] = note_clients(seen, "prepare")
-    if strategy == "whole":
-        hooks = {**hooks, **try_again(seen, hooks)}
-    if strategy != "device":
-        hooks = guard(seen, hooks)
-    settings: dict[str, Any] = {"evaluation": "all", "eval_every": 1} if strategy == "whole" else {}
-    report = train(with_hooks(method, hooks), strategy=strategy, **settings)
+    hooks = guard(seen, {**hooks, **try_again(seen, hooks)})
+    report = train(with_hooks(method, hooks), rounds=LONG, evaluation="all", eval_every=SCORED_EVERY)
     seen.report = replace(report, algorithm=method)  # nobody watches what is asked of it from now on
     seen.outcome = gather_outcome(seen.report)
     return seen
 
 
 @remember(4)
-def rehearse_long(method: Algorithm, strategy: str = "whole") -> Rehearsal:
+def rehearse_short(method: Algorithm, strategy: str = "whole") -> Rehearsal:
+    """Watch a short run, with clients one by one (`loop`) or on devices of their own (`device`)."""
+    seen = Rehearsal(method)
+    hooks: dict[str, Callable[..., Any]] = {"local": note_clients(seen, "local"), "aggregate": note_servers(seen)}
+    if strategy == "loop":
+        hooks = guard(seen, hooks)
+    report = train(with_hooks(method, hooks), strategy=strategy)
+    seen.report = replace(report, algorithm=method)
+    seen.outcome = gather_outcome(seen.report)
+    return seen
+
+
+@remember(2)
+def rehearse_in_pairs(method: Algorithm) -> Rehearsal:
     """Watch a long run with two clients in each round; what the others keep must stay."""
     seen = Rehearsal(method)
     note = note_clients(seen, "local")
     last: list[tuple[Cohort, Tree]] = []
 
     def local(algorithm: Algorithm, broadcast: Tree, cohort: Cohort) -> Update:
-        if strategy == "whole":
-            now = copy_tree(read_kept(population_of(cohort).memory))
-            with seen.finding("absent-clients-keep-their-memory"):
-                for asked, before in last:
-                    absent = {client: tree for client, tree in before.items() if int(client) not in asked.clients}
-                    after = {client: now.get(client) for client in absent}
-                    require_same(absent, after, "A client that was not asked must keep what it has.")
-            last[:] = [(cohort, now)]
+        now = copy_tree(read_kept(population_of(cohort).memory))
+        with seen.finding("absent-clients-keep-their-memory"):
+            for asked, before in last:
+                absent = {client: tree for client, tree in before.items() if int(client) not in asked.clients}
+                after = {client: now.get(client) for client in absent}
+                require_same(absent, after, "A client that was not asked must keep what it has.")
+        last[:] = [(cohort, now)]
         update: Update = note(algorithm, broadcast, cohort)
+        if cohort.round % TRIED_EVERY == 0:
+            with seen.finding("clients-are-isolated"):
+                try_on_device(algorithm, broadcast, cohort, update, cohort.round // TRIED_EVERY % len(cohort))
         return update
 
-    report = train(with_hooks(method, {"local": local}), rounds=LONG, cohort=2, strategy=strategy)
+    report = train(with_hooks(method, {"local": local}), rounds=LONG, cohort=2)
     seen.report = replace(report, algorithm=method)
     seen.outcome = gather_outcome(seen.report)
     return seen
+
+
+@remember(2)
+def rehearse_late(method: Algorithm) -> Rehearsal:
+    """Watch a run in which replies are late: each must be read with what its client was sent."""
+    seen = Rehearsal(method)
+
+    def aggregate(algorithm: Algorithm, server: Tree, replies: Replies) -> Tree:
+        asked: list[Params | Stack] = []
+        if replies._kept is not None and replies._workbench is not None:
+            replies._workbench = note_models(cast("Workbench", replies._workbench), asked)
+        after = algorithm.aggregate(server, replies)
+        with seen.finding("late-replies-are-read"):
+            if replies._kept is not None:
+                require_own_starts(method, algorithm.broadcast(server), replies._kept, [after, asked])
+        return after
+
+    report = train(with_hooks(method, {"aggregate": aggregate}), evaluation="all", eval_every=SCORED_EVERY, **LATE)
+    seen.report = replace(report, algorithm=method)
+    seen.outcome = gather_outcome(seen.report)
+    return seen
+
+
+def note_models(bench: Workbench, asked: list[Params | Stack]) -> Workbench:
+    """Return a workbench that writes down which models are asked for answers."""
+
+    class Noting(Workbench):
+        def answers(self, models: Params | Stack, x: Tensor, *, features: bool = False) -> Tensor:
+            asked.append(models)
+            return super().answers(models, x, features=features)
+
+    return Noting(**{one.name: getattr(bench, one.name) for one in fields(bench)})
+
+
+def require_own_starts(method: Algorithm, newest: Tree, arrivals: Sequence[Arrival], made: Tree) -> None:
+    """Raise if a table of models, one for each reply, has a late one that begins at the newest model.
+
+    No client has ever had such a model: it is what a client was sent that its change belongs to.
+    """
+    replied = sum(len(one.clients) for one in arrivals)
+    tables = [leaf for _, leaf in list_leaves(made) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == replied]
+    now = {place.rpartition("/")[2]: leaf for place, leaf in list_leaves(newest) if isinstance(leaf, Tensor)}
+    for late in (one for one in arrivals if one.late):
+        then = {place.rpartition("/")[2]: leaf for place, leaf in list_leaves(late.broadcast)}
+        for name, stack in late.fields.items():
+            for leaf, change in stack.items():
+                start, old = now.get(leaf), then.get(leaf)
+                if start is None or old is None or start.shape != change.shape[1:] or torch.equal(start, old):
+                    continue
+                for client, row in zip(late.clients, start + change, strict=True):
+                    rows = [table for table in tables if table.shape[1:] == row.shape]
+                    if any(bool((table == row).flatten(1).all(1).any()) for table in rows if row.numel() > 1):
+                        raise ConformanceError(
+                            f"A late reply must be read with what its client was sent. {title_of(method)} adds "
+                            f"{name!r} of client {client}, {late.late} round(s) late, to the newest model.",
+                            hint="replies.models(start) begins at what each client was sent.",
+                        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from atoll.records.report import Report
 from atoll.runtime.engines.measuring import one_thread_each
 from atoll.testing.conformance.engines import find_engine
 from atoll.testing.conformance.errors import ConformanceError
-from atoll.testing.conformance.playing import ROUNDS, read_kept
-from atoll.testing.conformance.rehearsal import rehearse
+from atoll.testing.conformance.playing import ROUNDS, read_kept, train
 from atoll.testing.conformance.tasks import build_task
 from atoll.testing.conformance.trees import require_same
 from atoll.testing.conformance.tries import PURE
@@ -37,7 +36,7 @@ def sites_agree(method: Algorithm) -> str | None:
     """Check that clients at sites, reached by signed messages alone, give the same bits as on one machine."""
     if not is_named(method):
         return "not checked: a method travels by its name or file, and this one has neither"
-    here = rehearse(method).report
+    here = train(method, evaluation="all", eval_every=ROUNDS)
     with tempfile.TemporaryDirectory() as folder, one_thread_each():
         report, kept = play_at_sites(method, build_task(items_by=method.items_by), Path(folder))
     lost = {reason for line in report.history for reason in line["lost"]}

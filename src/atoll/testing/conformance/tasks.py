@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from atoll import models
 from atoll.data.batches import Split
 from atoll.data.task import Task, Training
+from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.randomness import default_generator, generator
+from atoll.kernel.wrapper import title_of
 from atoll.models import BodyAndHead
 
 SIZES = (13, 1, 12, 5, 6, 2)  # samples of each client; the fourth has one class only
-NEWCOMERS = (9, 3, 1, 4, 6, 2, 8, 5)  # samples of clients that are never seen: there are more of them
+NINE = (*SIZES, 14, 4, 12)  # of the clients of long runs
+NEWCOMERS = (9, 3, 1, 4, 6, 2, 8, 5, 7, 3)  # samples of clients that are never seen: there are more of them
 FEATURES, CLASSES, ITEMS = 12, 3, 9
 PUBLIC = 11  # samples that everybody may see
 CENTRAL = 7  # samples of the server's test set
@@ -51,6 +54,11 @@ def build_task(kind: str = "plain", sizes: tuple[int, ...] = SIZES, *, items_by:
     return replace(task, public=public, central=central)
 
 
+def task_for(method: Algorithm) -> Task:
+    """Return the task of long runs."""
+    return build_task(sizes=NINE, items_by=method.items_by)
+
+
 def build_recommendation(sizes: tuple[int, ...], items_by: str) -> Task:
     """Make users who know so many items, whose samples nobody reads; the fourth knows one item, again and again."""
     draw = generator(0, "conformance items")
@@ -65,6 +73,11 @@ def build_recommendation(sizes: tuple[int, ...], items_by: str) -> Task:
     return replace(task, recommends=True)
 
 
+def draw_round(method: Algorithm, purpose: str, low: int, high: int) -> int:
+    """Draw a round for a method, the same in every run of the battery: nobody who writes a method can count on it."""
+    return int(generator(0, f"conformance {purpose} {title_of(method)}").integers(low, high))
+
+
 def build_model(kind: str) -> nn.Module:
     """Make a tiny network: a plain one, or an odd one with BatchNorm and dropout."""
     # Of a rectified unit that only one sample reaches, the gradient is a copy of that sample: the plain one is smooth.
@@ -73,6 +86,13 @@ def build_model(kind: str) -> nn.Module:
         "odd": [nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU()],
     }
     return BodyAndHead(nn.Sequential(nn.Linear(FEATURES, 8), *layers[kind]), nn.Linear(8, CLASSES))
+
+
+def poison(task: Task) -> Task:
+    """Return the task with other labels of the test samples."""
+    test, y = task.splits["test"].order, task.y.clone()
+    y[test] = (task.y[test] + 1) % (task.classes or CLASSES)
+    return replace(task, y=y)
 
 
 def alter(task: Task, name: str) -> Task:

@@ -19,14 +19,17 @@ from atoll.kernel.wrapper import title_of
 from atoll.runtime.channel import Channel
 from atoll.runtime.engines.scan import Scanner, Tally
 from atoll.runtime.workbench import Workbench
-from atoll.testing.conformance.engines import hold_population, put_on_device
-from atoll.testing.conformance.playing import ROUNDS
+from atoll.testing.conformance.engines import hold_population, population_of, put_on_device, with_task
+from atoll.testing.conformance.playing import LONG
+from atoll.testing.conformance.tasks import alter, draw_round
 from atoll.testing.conformance.trees import require_same, take_row
 
 if TYPE_CHECKING:
     from atoll.testing.conformance.rehearsal import Rehearsal
 
-FAR = (30, 100, 1000)  # rounds that are not played: clients are asked as if they were
+FAR = (30, 100, 1000)  # rounds that are not played: clients are asked as if they were, and in one that is drawn
+TRIED_EVERY = 3  # rounds, for what takes as long as a round
+BEYOND = 2000  # the last round that can be drawn
 PURE = "pass what differs between clients in `carry` or `given`; a step must not capture it from outside."
 
 
@@ -43,16 +46,16 @@ def try_again(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[
             last.append((cohort, update))
 
             def again(other: Cohort) -> Update:
-                host = cast("Scanner", copy.copy(other._host))
-                host.tally = Tally()  # what is tried is not a part of the run
-                done: Update = getattr(algorithm, name)(broadcast, replace(other, _host=host, notes={}))
-                return done
+                return do_again(algorithm, name, broadcast, other)
 
-            with seen.finding("order-of-clients-does-not-matter"):
-                try_in_another_order(cohort, update, again)
-            if name == "local" and cohort.round == ROUNDS - 1:
+            if cohort.round % TRIED_EVERY == 0 or name == "prepare":
+                with seen.finding("order-of-clients-does-not-matter"):
+                    try_in_another_order(cohort, update, again)
+            if name == "local":
                 with seen.finding("clients-are-isolated"):
-                    try_far_rounds(cohort, again)
+                    try_on_device(algorithm, broadcast, cohort, update, cohort.round % len(cohort))
+                if cohort.round == (0 if method.one_shot else LONG - 1):
+                    try_far_rounds(seen, cohort, again)
             return update
 
         return hook
@@ -61,6 +64,9 @@ def try_again(seen: Rehearsal, hooks: Mapping[str, Callable[..., Any]]) -> dict[
         def hook(algorithm: Algorithm, state: Tree, replies: Replies) -> Tree:
             after = hooks.get(name, call_hook(name))(algorithm, state, replies)
             if not last:  # nobody has replied yet, because nothing was asked of the replies
+                return after
+            if name == "aggregate" and last[0][0].round % TRIED_EVERY:
+                last.clear()
                 return after
             bench = cast("Workbench", replies.workbench)
             blind = replace(bench, _population=hold_population(bench._population, None))
@@ -115,14 +121,40 @@ def try_in_another_order(cohort: Cohort, update: Update, again: Callable[[Cohort
         )
 
 
-def try_far_rounds(cohort: Cohort, again: Callable[[Cohort], Update]) -> None:
-    """Let clients work in rounds far ahead, which are not played: each does the same as on its device."""
-    for number, round in enumerate(FAR):
-        there = replace(cohort, round=round)
-        together, k = again(there), number % len(cohort)
-        alone = put_on_device(take_some(there, [k]))
-        message = describe_isolation(cohort.clients[k], len(cohort), round)
-        require_same(take_client(together, k), take_client(again(alone), 0), message, PURE)
+def do_again(algorithm: Algorithm, name: str, broadcast: Tree, cohort: Cohort) -> Update:
+    """Let clients do a part of the method once more; what is tried is no part of the run."""
+    host = cast("Scanner", copy.copy(cohort._host))
+    host.tally = Tally()
+    done: Update = getattr(algorithm, name)(broadcast, replace(cohort, _host=host, notes={}))
+    return done
+
+
+def try_on_device(algorithm: Algorithm, broadcast: Tree, cohort: Cohort, update: Update, k: int) -> None:
+    """Let one client of a cohort do its work on its device, which holds nothing of others: it does the same."""
+    alone = do_again(algorithm, "local", broadcast, put_on_device(take_some(cohort, [k])))
+    message = describe_isolation(cohort.clients[k], len(cohort), cohort.round)
+    require_same(take_client(update, k), take_client(alone, 0), message, PURE)
+
+
+def try_far_rounds(seen: Rehearsal, cohort: Cohort, again: Callable[[Cohort], Update]) -> None:
+    """Let clients work in rounds far ahead, which are not played.
+
+    Each does the same as on its device, and with other validation samples, and what it sends is looked at as usual.
+    """
+    for number, round in enumerate((*FAR, draw_round(seen.method, "far round", LONG, BEYOND))):
+        there, k = replace(cohort, round=round, notes={}), number % len(cohort)
+        together = again(there)
+        with seen.finding("clients-are-isolated"):
+            alone = put_on_device(take_some(there, [k]))
+            message = describe_isolation(cohort.clients[k], len(cohort), round)
+            require_same(take_client(together, k), take_client(again(alone), 0), message, PURE)
+        with seen.finding("validation-data-are-read-where-declared"):
+            if not seen.method.reads_validation:
+                other = again(with_task(there, alter(population_of(there).task, "val")))
+                message = f"Training must not depend on validation samples, by which rounds are chosen (round {round})."
+                require_same(take_client(together, k), take_client(other, k), message)
+        for place, client in enumerate(there.clients.tolist()):
+            seen.far[round, client] = together, place
 
 
 def describe_isolation(client: int, clients: int, round: int) -> str:
