@@ -161,6 +161,7 @@ def stop_and_go_on(method: Algorithm, after: int, **asked: Any) -> Resumed:
         run: dict[str, Any] = {"evaluation": "all", "eval_every": 1, **asked, "folder": Path(folder) / "run"}
         with suppress(Stopped):
             train(method, on_round=stop, **run)
+        train(method, rounds=1, seed=1)  # as another process: what a class or module remembers is of another run
         resumed = train(method, resume=True, **run)
         left = {"server": resumed.server, "personal": personal_models(resumed)}
         if asked.get("memory") != "disk":

@@ -126,6 +126,8 @@ PROGRAMS = Programs()  # of all engines, because what a server traces is the sam
 class Strict(LocalEngine):
     """Lets no cohort fail: elsewhere its clients go again one by one, which hides what went wrong among many."""
 
+    is_dear = True  # a checkpoint after every round, so a run that is stopped goes on where it was
+
     def _attempt(self, part: Part, plan: Plan, clients: NDArray[np.int64]) -> Done[Any] | Lost | Exception:
         outcome = super()._attempt(part, plan, clients)
         if isinstance(outcome, Exception) and len(clients) > 1:
