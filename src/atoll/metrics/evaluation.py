@@ -38,6 +38,7 @@ LARGEST_BATCH = 32  # what a client lacks is filled up: with large batches that 
 CENTRAL_BATCH = 2_000
 CENTRAL_ALONE = 50  # samples that are answered one by one side by side; on a GPU ten times as many
 BINS = 15  # of confidence
+ABSURD = 1_000  # times the median score of all clients, by which a model without bounds has diverged
 KEPT = ("each", "answers", "targets", "kept")  # of each sample, where it is asked for
 INDUCTIVE = "inductive"  # the test split, one sample at a time: for methods whose answers depend on the others
 
@@ -66,6 +67,7 @@ class ClientScores:
     labels: NDArray[np.int64] | None = None  # the class that it has
     kept: Values | None = None  # what a measure that is no mean needs of each sample, and its targets
     targets: Values | None = None
+    diverged: Clients | None = None  # clients whose model has no sensible score: they count as the worst of the others
 
     @property
     def macro(self) -> float:
@@ -120,13 +122,14 @@ class ClientScores:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures of one split, and those of every client; of very many, the percentiles of their scores."""
-        loss = float(np.nanmean(self.loss)) if (self.samples > 0).any() else float("nan")
+        loss = float("nan") if np.isnan(self.loss).all() else float(np.nanmean(self.loss))
         calibration = {} if self.bins is None else {"ece": float(ece(*self.bins.sum(axis=0)))}
         return {
             "macro": self.macro,
             **({} if (half := self.interval) is None else {"interval": half}),
             "micro": self.micro,
             **({"undefined": self.undefined} if self.undefined else {}),
+            **({} if self.diverged is None else {"diverged": self.diverged.tolist()}),
             "worst": self.worst,
             "bottom10": self.bottom,
             "std": self.spread,
@@ -394,9 +397,17 @@ class ClientSums:
     def scores(self) -> ClientScores:
         """Return the scores of the clients."""
         score, variance, pooled = self._average() if self.measure.mean else self._take_figures()
+        loss = self._mean("loss")
+        diverged = self._find_diverged(score, loss)
+        if diverged.any():
+            others = np.where(diverged, np.nan, score) * (1 if self.measure.higher_is_better else -1)
+            worst = int(np.nanargmin(others))
+            senseless = diverged & ~(np.isfinite(score) & self.measure.share)  # a share of right answers is one
+            score, variance = (np.where(senseless, values[worst], values) for values in (score, variance))
+            loss = np.where(diverged, np.nanmax(loss[~diverged]), loss)
         return ClientScores(
             score,
-            self._mean("loss"),
+            loss,
             self.sizes,
             self.measure.higher_is_better,
             variance,
@@ -409,11 +420,25 @@ class ClientSums:
             labels=self._of_classes("targets"),
             kept=self.rows.get("kept") if "each" in self.rows else None,
             targets=self.rows.get("targets") if {"each", "kept"} <= {*self.rows} else None,
+            diverged=self.clients[diverged] if diverged.any() else None,
         )
 
     def _of_classes(self, name: str) -> NDArray[np.int64] | None:
         """Return the class of every sample, or the one that it was given, where samples have a class."""
         return self.rows[name][:, 0].astype(np.int64) if "answers" in self.rows else None
+
+    def _find_diverged(self, score: Values, loss: Values) -> NDArray[np.bool_]:
+        """Find clients whose model has diverged: a loss that is not finite, or a score far beyond the median.
+
+        Nobody has diverged where all have: then there is nothing to compare with.
+        """
+        there = (self.sizes > 0) & ~np.isnan(self.totals["held"])
+        broken = there & ~np.isfinite(loss)
+        sound = there & ~broken & np.isfinite(score)
+        if not self.measure.share and sound.any():
+            middle = np.median(score[sound])
+            broken |= sound & (middle != 0) & (np.abs(score - middle) > ABSURD * np.abs(middle))
+        return broken if (sound & ~broken).any() else np.zeros_like(broken)
 
     def _mean(self, name: str) -> Values:
         sizes = self.sizes.astype(np.float64)

@@ -42,6 +42,7 @@ from atoll.records.labels import REFERENCES
 from atoll.records.report import Report, Scores, Select
 from atoll.runtime.population import MANY_CLIENTS
 
+MOST_NAMED = 5  # clients in a sentence
 SELECTIONS: dict[Select, str] = {
     "last": "after the last round",
     "best": "after the round that is best on validation",
@@ -407,6 +408,7 @@ class Results:
             **{name: _nanmean([one[name] for one in spread]) for name in spread[0] if name != "macro"},
             **({} if self.metric.mean else {"micro": _nanmean([one.micro for one in figures])}),
             "undefined": _mean(one.undefined or 0 for one in figures),
+            "diverged": _mean(len(one.diverged or ()) for one in figures),
             "loss": _mean(one.loss for one in figures),
             "ece": _optional(_mean, [one.ece for one in figures]),
             "shared_union": _optional(_mean, [outcome.union for outcome in outcomes]),
@@ -548,6 +550,7 @@ class Results:
         return (
             f"{what} {measured}; {who}{self._explain_interval()}. "
             f"{task.name}{f', {dealt}' if dealt else ''}, {self._list_seeds()}.{shared}{self._explain_undefined()}"
+            f"{self._explain_diverged()}"
             f"{f' Warning: {leaks}' if leaks else ''}"
         )
 
@@ -576,6 +579,24 @@ class Results:
         return (
             f" {self.metric.title} is undefined for {most:g} of {tested:,} clients{each}, whose test samples do not "
             "differ in their targets; means are over the others."
+        )
+
+    def _explain_diverged(self) -> str:
+        """Name the clients whose models have no sensible score, by method; nothing if there are none."""
+        found = {
+            method: sorted({client for run in runs for client in run.figures(select=self.select).diverged or ()})
+            for method, runs in self.outcomes.items()
+        }
+        told = [
+            f"{'models of clients' if len(who) > 1 else 'model of client'} {', '.join(map(str, who[:MOST_NAMED]))}"
+            f"{f' and {len(who) - MOST_NAMED} more' if len(who) > MOST_NAMED else ''} with {method}"
+            for method, who in found.items() if who
+        ]  # fmt: skip
+        one = sum(map(len, found.values())) == 1
+        return (
+            f" Diverged: the {', the '.join(told)}. {'It counts' if one else 'They count'} as the worst of the others."
+            if told
+            else ""
         )
 
     def _explain_interval(self) -> str:

@@ -24,6 +24,7 @@ class Figures(Record):
     interval: float | None = None  # half the 95 % interval of the mean over all clients, where a sample was scored
     micro: float  # over all samples together
     undefined: int | None = None  # clients that have samples and no score; None if there are none
+    diverged: list[int] | None = None  # clients whose model has no sensible score, and who count as the worst others
     worst: float
     bottom10: float
     std: float
