@@ -89,5 +89,5 @@ def test_where_all_diverge_there_is_nothing_to_compare_with(regression) -> None:
 def test_a_table_names_them(regression, tmp_path) -> None:
     shown = compare(regression, ["local", Bursts()], rounds=1, progress=False, **ENGINE)
     assert [row["diverged"] for row in shown.results] == [0, 0, 1]
-    said = "Diverged: the model of client 3 with bursts. It counts as the worst of the others."
+    said = f"Diverged: the model of client 3 with {shown.results[2]['method']}. It counts as the worst of the others."
     assert said in notes(shown)
