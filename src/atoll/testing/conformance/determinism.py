@@ -28,17 +28,18 @@ from atoll.testing.conformance.playing import (
     train,
 )
 from atoll.testing.conformance.rehearsal import (
-    SCORED_EVERY,
     Rehearsal,
     rehearse,
     rehearse_in_pairs,
     rehearse_short,
+    scored_every,
 )
-from atoll.testing.conformance.tasks import build_task, draw_round, hold_task, task_for
+from atoll.testing.conformance.tasks import build_task, draw_number, hold_task, task_for
 from atoll.testing.conformance.trees import find_difference, require_same
 from atoll.testing.conformance.tries import PURE, describe_isolation, take_client
 
-STRATEGIES = ("chunk:4", "loop", "threads:3", "traced", "cluster")  # each is compared with "whole"
+ALWAYS = ("loop", "traced")  # strategies that are compared with "whole"
+DRAWN = ("chunk:4", "threads:3", "cluster")  # of which each method is played on one
 
 
 def same_seed_same_bits(method: Algorithm) -> None:
@@ -46,7 +47,7 @@ def same_seed_same_bits(method: Algorithm) -> None:
     first = rehearse(method)
     hint = "draw from `atoll.kernel.randomness` only, and keep no state in the method or its module."
     if method.one_shot or not resumes_well(method):  # a run that was stopped and agrees is a second run
-        second = train(method, rounds=LONG, evaluation="all", eval_every=SCORED_EVERY)
+        second = train(method, rounds=LONG, evaluation="all", eval_every=scored_every(method))
         require_same(first.outcome, gather_outcome(second), "Two runs with one seed must agree.", hint)
         if first.report.ledger.entries != second.ledger.entries or format_metrics(first.report) != format_metrics(
             second
@@ -69,13 +70,18 @@ def same_seed_same_bits(method: Algorithm) -> None:
 
 
 def strategies_agree(method: Algorithm) -> None:
-    """Check that one cohort, chunks, single clients, threads, traced steps and workers give the same bits."""
+    """Check that one cohort, single clients, traced steps, and chunks, threads or workers give the same bits."""
     whole = rehearse_short(method).outcome
-    for strategy in STRATEGIES:
+    for strategy in (*ALWAYS, draw_strategy(method)):
         loop = strategy == "loop"
         other = rehearse_short(method, "loop").outcome if loop else gather_outcome(train(method, strategy=strategy))
         message = f"The engine's strategies `whole` and `{strategy}` must give the same numbers."
         require_same(whole, other, message, PURE)
+
+
+def draw_strategy(method: Algorithm) -> str:
+    """Draw a strategy for a method, the same in every run of the battery."""
+    return DRAWN[draw_number(method, "strategy", 0, len(DRAWN))]
 
 
 def clients_are_isolated(method: Algorithm) -> None:
@@ -114,7 +120,7 @@ def stop_and_resume(method: Algorithm) -> str | None:
     if method.one_shot:
         return "a one-shot method has one round"
     require_resumed(rehearse(method).report, stop_far(method), RESUMED.format("memory: ram"))
-    disk = {"memory": "disk", "evaluation": "none", "rounds": ROUNDS}
+    disk = {"memory": "disk", "evaluation": "none", "rounds": ROUNDS, "strategy": "dear"}
     require_resumes(rehearse_short(method).report, method, RESUMED.format("memory: disk"), 1, **disk)
     return None
 
@@ -137,8 +143,8 @@ class Resumed:
 @remember(2)
 def stop_far(method: Algorithm) -> Resumed:
     """Play a long run once more, stop it after a round that is drawn, and resume it."""
-    after = draw_round(method, "stop", LONG // 3, LONG - 1)
-    return stop_and_go_on(method, after, rounds=LONG, eval_every=SCORED_EVERY)
+    after = scored_every(method)  # a checkpoint comes with scores
+    return stop_and_go_on(method, after, rounds=LONG, eval_every=after)
 
 
 def resumes_well(method: Algorithm) -> bool:
@@ -161,7 +167,8 @@ def stop_and_go_on(method: Algorithm, after: int, **asked: Any) -> Resumed:
         run: dict[str, Any] = {"evaluation": "all", "eval_every": 1, **asked, "folder": Path(folder) / "run"}
         with suppress(Stopped):
             train(method, on_round=stop, **run)
-        train(method, rounds=1, seed=1)  # as another process: what a class or module remembers is of another run
+        if asked["rounds"] == LONG:  # as another process: what a class or module remembers is of another run
+            train(method, rounds=1, seed=1)
         resumed = train(method, resume=True, **run)
         left = {"server": resumed.server, "personal": personal_models(resumed)}
         if asked.get("memory") != "disk":

@@ -126,8 +126,6 @@ PROGRAMS = Programs()  # of all engines, because what a server traces is the sam
 class Strict(LocalEngine):
     """Lets no cohort fail: elsewhere its clients go again one by one, which hides what went wrong among many."""
 
-    is_dear = True  # a checkpoint after every round, so a run that is stopped goes on where it was
-
     def _attempt(self, part: Part, plan: Plan, clients: NDArray[np.int64]) -> Done[Any] | Lost | Exception:
         outcome = super()._attempt(part, plan, clients)
         if isinstance(outcome, Exception) and len(clients) > 1:
@@ -151,6 +149,12 @@ class Thrifty(Strict):
         return part.job.calls // 4
 
 
+class Dear(Strict):
+    """Has a checkpoint after every round, so a run that is stopped goes on where it was."""
+
+    is_dear = True
+
+
 class Devices(LocalEngine):
     """Runs every client as a device would."""
 
@@ -162,8 +166,8 @@ class Devices(LocalEngine):
 @functools.cache
 def find_engine(strategy: str) -> LocalEngine:
     """Return the engine of a strategy; its plan is spelled out, so nothing is measured."""
-    kind = {"traced": Traced, "thrifty": Thrifty, "device": Devices}.get(strategy, Strict)
-    plans = {"traced": "chunk:2 traced", "thrifty": "whole traced", "device": "loop eager"}
+    kind = {"traced": Traced, "thrifty": Thrifty, "device": Devices, "dear": Dear}.get(strategy, Strict)
+    plans = {"traced": "chunk:2 traced", "thrifty": "whole traced", "device": "loop eager", "dear": "whole eager"}
     plan = plans.get(strategy, f"{strategy} eager")
     engine = kind(device="cpu", dtype=torch.float64, strategy=plan)
     engine.programs = PROGRAMS

@@ -9,15 +9,12 @@ import numpy as np
 
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import LabelsNeeded
-from atoll.kernel.randomness import generator
-from atoll.kernel.wrapper import title_of
-from atoll.testing.conformance.determinism import STRATEGIES, require_resumes
+from atoll.testing.conformance.determinism import draw_strategy, require_resumes
 from atoll.testing.conformance.errors import ConformanceError
 from atoll.testing.conformance.models import train_odd_model
 from atoll.testing.conformance.playing import gather_outcome, require_sound, train, welcome
 from atoll.testing.conformance.rehearsal import (
     LATE,
-    SCORED_EVERY,
     rehearse,
     rehearse_in_pairs,
     rehearse_late,
@@ -54,7 +51,7 @@ def late_replies_are_read(method: Algorithm) -> str | None:
     message = "With late replies, the engine's strategies `whole` and `loop` must give the same numbers."
     require_same(seen.outcome, loop, message, PURE)
     message = "A run with late replies that was stopped and resumed must end like the one that was not."
-    require_resumes(seen.report, method, message, 2, eval_every=SCORED_EVERY, **LATE)
+    require_resumes(seen.report, method, message, 2, eval_every=LATE["rounds"], strategy="dear", **LATE)
     return None
 
 
@@ -83,8 +80,7 @@ def newcomers_are_welcome(method: Algorithm) -> None:
         newcomers = replace(build_task(sizes=NEWCOMERS, items_by=method.items_by), network=report.task.network)
         models = welcome(report, newcomers)
         require_finite(models, "for new clients")
-        drawn = generator(0, f"conformance newcomers {title_of(method)}").choice([*STRATEGIES])
-        for strategy in (str(drawn), "device") if plain else ():
+        for strategy in (draw_strategy(method), "device") if plain else ():
             message = f"The engine's strategies `whole` and `{strategy}` must give new clients the same models."
             require_same(models, welcome(report, newcomers, strategy=strategy), message, PURE)
         with suppress(LabelsNeeded):  # a method may say so

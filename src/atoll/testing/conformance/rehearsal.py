@@ -21,6 +21,7 @@ from atoll.testing.conformance.engines import OwnMemory, population_of
 from atoll.testing.conformance.errors import ConformanceError, blame
 from atoll.testing.conformance.methods import remember
 from atoll.testing.conformance.playing import LONG, gather_outcome, read_kept, train
+from atoll.testing.conformance.tasks import draw_number
 from atoll.testing.conformance.trees import copy_tree, list_leaves, require_same, take_row
 from atoll.testing.conformance.tries import TRIED_EVERY, call_hook, try_again, try_on_device
 
@@ -28,7 +29,6 @@ HOOKS = (
     "absorb", "aggregate", "broadcast", "equip", "finish", "local", "personalize", "prepare", "shared", "unicast",
     "welcome",
 )  # fmt: skip
-SCORED_EVERY = 6  # rounds
 LATE: dict[str, Any] = {"rounds": 4, "cohort": 3, "late": 0.5, "delay": 2}
 
 
@@ -79,7 +79,7 @@ def rehearse(method: Algorithm) -> Rehearsal:
     if method.defines("prepare"):
         hooks["prepare"] = note_clients(seen, "prepare")
     hooks = guard(seen, {**hooks, **try_again(seen, hooks)})
-    report = train(with_hooks(method, hooks), rounds=LONG, evaluation="all", eval_every=SCORED_EVERY)
+    report = train(with_hooks(method, hooks), rounds=LONG, evaluation="all", eval_every=scored_every(method))
     seen.report = replace(report, algorithm=method)  # nobody watches what is asked of it from now on
     seen.outcome = gather_outcome(seen.report)
     return seen
@@ -140,10 +140,15 @@ def rehearse_late(method: Algorithm) -> Rehearsal:
                 require_own_starts(method, algorithm.broadcast(server), replies._kept, [after, asked])
         return after
 
-    report = train(with_hooks(method, {"aggregate": aggregate}), evaluation="all", eval_every=SCORED_EVERY, **LATE)
+    report = train(with_hooks(method, {"aggregate": aggregate}), evaluation="all", eval_every=LATE["rounds"], **LATE)
     seen.report = replace(report, algorithm=method)
     seen.outcome = gather_outcome(seen.report)
     return seen
+
+
+def scored_every(method: Algorithm) -> int:
+    """Draw after how many rounds clients of a long run are scored; there it can be stopped."""
+    return draw_number(method, "stop", LONG // 3, LONG - 1)
 
 
 def note_models(bench: Workbench, asked: list[Params | Stack]) -> Workbench:

@@ -73,8 +73,8 @@ def build_recommendation(sizes: tuple[int, ...], items_by: str) -> Task:
     return replace(task, recommends=True)
 
 
-def draw_round(method: Algorithm, purpose: str, low: int, high: int) -> int:
-    """Draw a round for a method, the same in every run of the battery: nobody who writes a method can count on it."""
+def draw_number(method: Algorithm, purpose: str, low: int, high: int) -> int:
+    """Draw a round, or the like, for a method: the same in every run, and nothing that its author can count on."""
     return int(generator(0, f"conformance {purpose} {title_of(method)}").integers(low, high))
 
 

@@ -21,7 +21,7 @@ from atoll.runtime.engines.scan import Scanner, Tally
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance.engines import hold_population, population_of, put_on_device, with_task
 from atoll.testing.conformance.playing import LONG
-from atoll.testing.conformance.tasks import alter, draw_round
+from atoll.testing.conformance.tasks import alter, draw_number
 from atoll.testing.conformance.trees import require_same, take_row
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def try_far_rounds(seen: Rehearsal, cohort: Cohort, again: Callable[[Cohort], Up
 
     Each does the same as on its device, and with other validation samples, and what it sends is looked at as usual.
     """
-    for number, round in enumerate((*FAR, draw_round(seen.method, "far round", LONG, BEYOND))):
+    for number, round in enumerate((*FAR, draw_number(seen.method, "far round", LONG, BEYOND))):
         there, k = replace(cohort, round=round, notes={}), number % len(cohort)
         together = again(there)
         with seen.finding("clients-are-isolated"):
