@@ -405,9 +405,6 @@ class ClientSums:
             senseless = diverged & ~(np.isfinite(score) & self.measure.share)  # a share of right answers is one
             score, variance = (np.where(senseless, values[worst], values) for values in (score, variance))
             loss = np.where(diverged, np.nanmax(loss[~diverged]), loss)
-        answers, labels = (
-            self.rows[name][:, 0].astype(np.int64) if "answers" in self.rows else None for name in CLASSES
-        )
         return ClientScores(
             score,
             loss,
