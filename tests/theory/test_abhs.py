@@ -160,14 +160,17 @@ def test_clients_that_differ_by_degrees_share_some_blocks_but_not_all() -> None:
 
 @pytest.mark.purpose("abhs", "abhs-rounds")
 def test_alike_clients_are_better_for_sharing() -> None:
-    # Of digits: on iid clients sharing is better than not sharing, than the public model, and than averaging once.
-    task = Recipe(partition="iid", clients=10, samples=1000, public=0.08).build()
+    # On iid clients sharing is better than not sharing, than the public model, and than averaging once.
     shared, alone, base, averaged, rounds, local = (
-        float(np.nanmean(federate(task, one, rounds=r).scores()))
+        np.mean([federate(digits(seed), one, rounds=r, seed=seed).scores() for seed in range(3)])
         for one, r in (
             (ABHS(), 1), (ABHS(theta=2.0), 1), (ABHS(theta=0.0, epochs=0, student_epochs=0), 1),
             (OneShotAvg(epochs=15), 1), (ABHSRounds(), 8), (Local(), 8),
         )
     )  # fmt: skip
     assert shared > max(alone, base, averaged) + 0.01
-    assert rounds > local + 0.02
+    assert rounds > local + 0.1
+
+
+def digits(seed: int) -> Task:
+    return Recipe(partition="iid", clients=10, samples=1000, public=0.08, seed=seed).build()
