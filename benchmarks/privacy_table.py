@@ -160,8 +160,8 @@ def write_page(cells: dict[str, Any]) -> str:
         f"membership inference by loss on the shared and on personal models of {AUDITED} clients (0.5: none); and a",
         f"lower bound of epsilon by {CANARIES} canary clients, of the same promise with the clip fixed at 1. The last",
         f"two are of seed {SEEDS[0]} alone. See [Privacy](../guides/privacy.md) and [Audit](../guides/audit.md).\n",
-        "**An older cut.** Clients' samples were cut class by class when this was measured, which flatters personal models",
-        "of small clients and training alone ([how samples are cut](cuts.md)); it was not measured again yet.\n",
+        "**An older cut.** Clients' samples were cut class by class when this was measured, which flatters personal",
+        "models of small clients and training alone ([how samples are cut](cuts.md)); it was not measured again yet.\n",
         "![accuracy by epsilon](privacy.svg)\n",
     ]
     for where in FEDERATIONS:
