@@ -101,10 +101,6 @@ class Options(OwnOptions):
         str, option("Per cent of a client's samples: train/val/test; of own data, or a column that says it.", **TASK)
     ] = "60/15/25"
     stratify: Annotated[bool, option("Cut class by class; flatters personal models.", "--stratify", **TASK)] = False
-    folds: Annotated[
-        int | None, option("Test on each of so many folds in turn, instead of --split; 0: do not.", **TASK)
-    ] = None
-    repeats: Annotated[int, option("How often folds are dealt anew.", **TASK)] = 2
     central: Annotated[str, option("The server's test set: none, official, or a share as 0.1.", **TASK)] = "none"
     public: Annotated[float, option("Share of samples that everybody may see.", **TASK)] = 0.0
     augment: Annotated[
@@ -203,8 +199,8 @@ class Options(OwnOptions):
         training = Training(**{name: getattr(self, name) for name in names})
         data = None if self.data is None else str(self.data.resolve())
         named = (
-            "partition", "clients", "model", "seed", "samples", "partition_seed", "split", "stratify", "folds",
-            "repeats", "central", "public", "augment", "unseen",
+            "partition", "clients", "model", "seed", "samples", "partition_seed", "split", "stratify",
+            "central", "public", "augment", "unseen",
         )  # fmt: skip
         words = {name: getattr(self, name) for name in named}
         words["devices"] = None if self.devices is None else str(self.devices.resolve())

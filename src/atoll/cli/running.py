@@ -8,7 +8,7 @@ import typer
 
 from atoll.cli import completion
 from atoll.cli.display import listen, present_comparison, present_run, say, show_progress, write
-from atoll.cli.options import ROUNDS, TOGETHER, Options, build_engine, with_options
+from atoll.cli.options import ROUNDS, TASK, TOGETHER, Options, build_engine, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
 from atoll.kernel.errors import EngineError, RunError, unknown
 from atoll.records.progress import call_all
@@ -71,6 +71,11 @@ def compare(
     seeds: Annotated[
         int | None, option("How many seeds, from --seed on; else 3, or one per fold.", min=1, **ROUNDS)
     ] = None,
+    folds: Annotated[
+        int | None,
+        option("Test on each of so many folds in turn; 0: hold one part out. Else 5 for small own clients.", **TASK),
+    ] = None,
+    repeats: Annotated[int | None, option("How often folds are dealt anew; else 2.", min=1, **TASK)] = None,
     select: Annotated[str, SELECT] = "last",
     reach: Annotated[float | None, REACH] = None,
     together: Annotated[bool | None, TOGETHER] = None,
@@ -86,7 +91,7 @@ def compare(
     asked = _create_all(methods, options.hyperparameters)
     algorithms = list(add_references(asked).values())
     settings, engine = options.settings(asked), options.build_engine()
-    recipe = plan_recipe(options.recipe(), seeds)
+    recipe = plan_recipe(options.recipe(), seeds, folds, repeats)
     tasks = plan_tasks(recipe, seeds, None, None, options.seed)
     folder = options.out or RUNS / folder_name(recipe, settings, engine)
     folder = unused_folder(folder) if fresh else folder
