@@ -48,7 +48,7 @@ def test_three_hospitals_go_from_files_to_a_report(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hospitals").mkdir()
     runpy.run_path(str(ROOT / "examples/hospitals.py"))["invent"](tmp_path / "hospitals")
-    small = code.replace("rounds=20", "rounds=2").replace("seeds=3", "seeds=2")
+    small = code.replace("rounds=20", "rounds=2, folds=3, repeats=1")
     exec(compile(small, "README.md", "exec"), {})
     assert "ditto" in capsys.readouterr().out
     report = (tmp_path / "report/report.html").read_text()
