@@ -18,9 +18,9 @@ a long training, not of a short one.
 is finished there, or in docs/results/notes.json, is not run again, so records of several machines and days add up.
 Nothing else is kept: a cell that is cut off begins again.
 
-Scores of a point are of 10,000 test images: `score` as released (BatchNorm sees 256 test images at a time: the answer
-is transductive), `inductive` the same for one image at a time, `running` with running statistics, where no image sees
-another either, and `own` what each client answers by itself, with running statistics.
+Scores of a point are of 10,000 test images: `score` in the released profile (BatchNorm sees 256 test images at a time:
+the answer is transductive), `inductive` the same for one image at a time, `running` with running statistics, where no
+image sees another either, and `own` what each client answers by itself, with running statistics.
 """
 
 from __future__ import annotations

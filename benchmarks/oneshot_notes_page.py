@@ -172,7 +172,7 @@ WORDS = {
     "score": ("score", "分数"),
     "minus V4": ("minus V4", "减 V4"),
     "minus V5": ("minus V5", "减 V5"),
-    "released": ("as released", "按发布的代码"),
+    "released": ("released profile", "按发布的代码"),
     "inductive": ("one image at a time", "一次一张图片"),
     "running": ("running statistics", "滑动统计量"),
     "claim": ("claim", "论断"),

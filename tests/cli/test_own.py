@@ -128,7 +128,7 @@ def test_the_split_may_be_a_column():
     torn = atoll("run", "fedavg", *OWN, *FEATURES, "--split", "fold", "--group", "patient", "--out", "there")
     assert torn.exit_code == 2
     assert "one side of the split. patient 'p00' of client " in torn.stderr
-    assert "is in train, val and test. So are 23 others." in torn.stderr
+    assert "is in train, val and test. 23 other groups are torn, too." in torn.stderr
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def _task(shares: tuple[float, float, float] = (0.5, 0.25, 0.25)) -> Task:
     """Clients with the same kind of samples; one of them gives the classes other numbers."""
     draw, data = generator(0, "gate"), {}
     for client in range(CLIENTS):
-        y = draw.integers(3, size=40)
-        x = 4 * torch.eye(3).double()[y] + torch.from_numpy(draw.normal(size=(40, 3)))
+        y = draw.integers(3, size=80)
+        x = 4 * torch.eye(3).double()[y] + torch.from_numpy(draw.normal(size=(80, 3)))
         data[str(client)] = (x, torch.from_numpy((y + 1) % 3 if client == ODD else y))
     with default_generator(0):
         model = MLP((3,), 3, hidden=(8,)).double()
@@ -119,9 +119,9 @@ def test_an_ensemble_stands_beside_the_clients_own_model() -> None:
 
 
 def test_a_client_falls_back_only_beyond_the_margin() -> None:
-    """Its ten validation samples never count for more than sqrt(10) standard errors."""
+    """Its twenty validation samples never count for more than sqrt(20) standard errors."""
     offered = _models("fedavg")
-    assert all(map(_same, _models("fedavg+gate:margin=3.17"), offered))
+    assert all(map(_same, _models("fedavg+gate:margin=4.48"), offered))
     assert not _same(_models("fedavg+gate:judge=score")[ODD], offered[ODD])
 
 

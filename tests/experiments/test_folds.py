@@ -1,15 +1,18 @@
 """Comparisons of own data whose clients are small: each fold is for testing once, and cuts are counted."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from atoll import Recipe, Task, compare
-from atoll.data.own import Own
+from atoll import Recipe, Report, Task, compare
+from atoll.data.own import Own, read
+from atoll.data.partition import Natural
 from atoll.data.splits import Cut
 from atoll.experiments.comparison import Comparison, read_runs
+from atoll.export.model import ClientModel
 from atoll.kernel.errors import RunError, TaskError
 from atoll.kernel.randomness import generator
 from atoll.metrics.gains import estimate_gain
@@ -143,6 +146,32 @@ def test_the_interval_of_a_gain_by_hand():
     assert gain.half == pytest.approx(2.570581835636314 * se_clients)
 
 
+def test_parts_of_a_repeat_are_told_apart_from_all_of_it(wards, tmp_path):
+    compare(own(wards), METHODS, folds=3, repeats=2, rounds=1, folder=tmp_path / "runs", progress=False)
+    runs, _ = read_runs(tmp_path / "runs")
+    alone = Comparison.of_runs([run for run in runs if run.seed == 1])
+    assert "(in 3 folds, 1 of them so far)" in alone.protocol
+    assert "seed 1." in alone.protocol
+    left = Comparison.of_runs([run for run in runs if run.seed != 4])
+    assert "every sample tested once, 3 cuts" in left.protocol
+    assert left.missing == ("Left out, because not all folds of their repeat are there: seeds 3, 5.",)
+
+
+def test_gains_that_are_rounding_are_not_significant(compared):
+    pair = compared.outcomes["fedavg"]
+    twin = [with_scores(report, report.scores() + 1e-17) for report in pair]
+    again = Comparison({"local": compared.outcomes["local"], "fedavg": pair, "twin": twin})
+    assert again.estimate("twin", "fedavg").p == 1.0
+
+
+def with_scores(report, scores):
+    """The same report with other scores of clients after the last round."""
+    line = report.history[-1]
+    test = replace(line.personal["test"], clients=scores.tolist())
+    found = replace(line.evaluation, personal={**line.personal, "test": test})
+    return replace(report, history=[*report.history[:-1], replace(line, evaluation=found)])
+
+
 # -- runs in a folder --------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +198,13 @@ def test_a_repeat_that_is_not_whole_is_left_out(wards, tmp_path):
     assert read.scores("local").shape == (1, 8)
 
 
+def test_models_of_a_fold_can_be_opened_again(wards, tmp_path):
+    task = Task.own(wards, target="back", client="ward", model="linear")
+    compare(task, METHODS, folds=3, repeats=1, rounds=1, folder=tmp_path / "runs", progress=False)
+    report = Report.read(next((tmp_path / "runs").glob("fedavg-*seed1")))
+    assert isinstance(report.model("ward 3"), ClientModel)
+
+
 # -- what must hold ----------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +217,9 @@ def test_seeds_and_folds_exclude_each_other(task, wards):
 
 
 def test_a_task_that_cannot_be_cut_again_has_no_folds():
-    with pytest.raises(RunError, match="Folds need own data whose split no column or time decides. digits cannot"):
+    with pytest.raises(
+        RunError, match="Folds need own data, 2 samples or groups of every client, .* digits cannot be cut again"
+    ):
         compare(Recipe(samples=200, clients=4).build(), METHODS, folds=5, progress=False)
 
 
@@ -202,3 +240,51 @@ def test_a_client_without_test_samples_is_named():
     frames["porto"] = {"a": [1.0, 2], "on": ["train", "train"], "y": [0, 1]}
     with pytest.raises(TaskError, match=r"at least 1 test sample. 1 of 2 have none, the first is client porto\."):
         Task.own(frames, target="y", split="on")
+
+
+def test_folds_need_the_scores_of_all_clients(task):
+    with pytest.raises(RunError, match="Folds need the scores of all clients. Got evaluation='sample:3'"):
+        compare(task, METHODS, folds=3, rounds=1, evaluation="sample:3", progress=False)
+
+
+def test_in_folds_a_figure_of_all_samples_is_taken_after_the_last_round(task):
+    with pytest.raises(RunError, match="In folds, auroc is taken after the last round, over all samples of a client"):
+        compare(task, METHODS, folds=3, rounds=2, metric="auroc", select="best", progress=False)
+
+
+def test_a_column_beside_groups_decides_once():
+    """The folds of such data would all be the same cut."""
+    sides = ["train", "train", "val", "test"]
+    frames = {
+        name: {"a": [1.0, 2, 3, 4], "stay": [number, number, number + 1, number + 2], "on": sides, "y": [0, 1, 0, 1]}
+        for number, name in ((0, "ulm"), (10, "porto"))
+    }
+    task = Task.own(frames, target="y", split="on", group="stay")
+    assert not task.wants_folds
+    assert task.recut is None
+
+
+def test_groups_that_several_clients_have_may_leave_one_without_test_samples():
+    """A group is on one side for all of them; no client can be blamed."""
+    draw = generator(0, "shared groups")
+    for seed in range(5):
+        frames = {
+            f"client {k}": {"a": draw.normal(size=9), "g": draw.integers(6, size=9), "y": draw.integers(2, size=9)}
+            for k in range(6)
+        }
+        assert Task.own(frames, target="y", group="g", seed=seed).clients == 6
+
+
+@pytest.mark.parametrize("words", [{"folds": 5}, {"stratify": True}])
+def test_generated_clients_are_not_cut_again(words):
+    with pytest.raises(
+        TaskError, match=f"The samples of million are made for their clients, so {next(iter(words))} cannot"
+    ):
+        Recipe("million", clients=10, **words).build()
+
+
+def test_amounts_are_not_cut_class_by_class():
+    frames = {name: {"a": [1.0, 2, 3, 4], "y": [0.5, 1.5, 2.5, 3.5]} for name in ("ulm", "porto")}
+    data = read(frames, target="y", kind="regression")
+    with pytest.raises(TaskError, match="`stratify` needs samples of one class each that no time orders"):
+        Task.build(data, Natural(), cut=Cut(stratify=True))

@@ -67,6 +67,7 @@ class ABHSRounds(Algorithm):
     sends: ClassVar[dict[str, str]] = {
         "delta": "model", "counts": "statistic", "labels": "labels", "blocks": "statistic",
     }  # fmt: skip
+    sums_suffice: ClassVar[bool] = False  # each block has a mean of its own, of those who share it
     limits: ClassVar[Limits] = {"fedavg": {"theta": 0.0}, "local": WithEverybody(theta=2.0)}
     cites: ClassVar[str] = "arivazhagan2019federated"
 

@@ -129,6 +129,11 @@ def split_clients(
 ) -> dict[str, Split]:
     """Cut the samples of each client into train, val and test; the `dealt` samples are now the rows `parts` of `y`."""
     labels = y.numpy() if has_one_label_each(dataset) else None
+    if cut.stratify and (labels is None or dataset.recommends or dataset.gap is not None):
+        raise TaskError(
+            f"`stratify` needs samples of one class each that no time orders. {dataset.name} has others.",
+            hint="leave it out: samples are cut as they should be.",
+        )
     if cut.folds and (dataset.recommends or dataset.gap is not None):
         raise TaskError(
             f"Folds need samples without an order in time. Those of {dataset.name} have one.", hint="leave out `folds`."
@@ -136,7 +141,7 @@ def split_clients(
     if dataset.recommends:
         return leave_last_out(parts)
     if isinstance(dataset, OwnData) and dataset.rule:
-        if cut.stratify or (cut.folds and dataset.rule.group is None):
+        if cut.stratify or (cut.folds and not dataset.rule.groups_alone):
             word = "stratify" if cut.stratify else "folds"
             raise TaskError(
                 f"Samples are cut {dataset.rule.words}, so `{word}` must be left out.",
@@ -155,10 +160,16 @@ def split_clients(
     return cut_shared_splits(parts, dealt, cut, labels, dataset.gap, seed, len(dataset.y))
 
 
-def require_tested(splits: Mapping[str, Split], names: Sequence[str] | None) -> None:
-    """Raise unless every client has test samples, or none has."""
+def require_tested(
+    splits: Mapping[str, Split], names: Sequence[str] | None, group: NDArray[np.int64] | None, parts: list[Indices]
+) -> None:
+    """Raise unless every client has test samples, or none has.
+
+    One whose groups others have as well may be without: a group is on one side for all of them.
+    """
     sizes = np.diff(splits["test"].offsets)
-    empty = np.flatnonzero(sizes == 0)
+    several = [group is not None and len(np.unique(group[part])) > 1 for part in parts]
+    empty = np.flatnonzero((sizes == 0) & ~np.array(several, dtype=bool))
     if len(empty) and sizes.any():
         name = empty[0] if names is None else names[int(empty[0])]
         raise TaskError(
@@ -172,10 +183,10 @@ def can_fold(dataset: Dataset, parts: list[Indices]) -> bool:
     """Return whether folds leave every client something to train on: own data that no column or time splits."""
     if not isinstance(dataset, OwnData) or dataset.recommends:
         return False
+    if not dataset.rule:
+        return min(map(len, parts)) > 1
     group = dataset.rule.group
-    if group is None:
-        return not dataset.rule and min(map(len, parts)) > 1
-    return min(len(np.unique(group[part])) for part in parts) > 1
+    return dataset.rule.groups_alone and group is not None and min(len(np.unique(group[part])) for part in parts) > 1
 
 
 def adapt_to_data(partition: Partition, dataset: Dataset) -> Partition:

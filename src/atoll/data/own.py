@@ -485,7 +485,7 @@ def _require_one_side(rows: Rows, group: str, numbered: NDArray[np.int64], given
         value, owners = _one_per_row(rows, group, categorical=True)[np.argmax(wrong)], np.unique(rows.owner[wrong])
         whose = f" of client {rows.owners[owners[0]]!r}" if len(owners) == 1 else ""
         others = len(torn) - 1
-        more = f" So {'are' if others > 1 else 'is'} {others} other{'s' * (others > 1)}." if others else ""
+        more = f" {others} other group{'s are' if others > 1 else ' is'} torn, too." if others else ""
         raise DataError(
             f"A group must be on one side of the split. {group} {str(value)!r}{whose} is in {', '.join(first)} and "
             f"{last}.{more}",

@@ -94,9 +94,10 @@ class Recipe(NamesChecked):
 
     def _generate(self) -> Task:
         """Build the task whose clients' samples are made when they are needed."""
-        fixed = {"samples": None, "central": "none", "public": 0.0, "augment": "none"}
+        fixed = {"samples": None, "central": "none", "public": 0.0, "augment": "none", "stratify": False}
         changed = [name for name, value in fixed.items() if getattr(self, name) != value]
         changed += [] if self.partition in ("auto", "natural") else ["partition"]
+        changed += ["folds"] if self.folds else []
         if changed:
             raise TaskError(
                 f"The samples of million are made for their clients, so {', '.join(changed)} cannot be chosen.",

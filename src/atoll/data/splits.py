@@ -95,6 +95,11 @@ class Rule:
     def __bool__(self) -> bool:
         return any(one is not None for one in (self.given, self.group, self.order))
 
+    @property
+    def groups_alone(self) -> bool:
+        """Whether groups decide, and neither a column nor the time."""
+        return self.group is not None and self.given is None and self.order is None
+
     def take(self, rows: Indices) -> Rule:
         """Return the rule of some samples."""
 
@@ -190,7 +195,9 @@ def _cut_by_class(
     """Return samples class by class, classes in drawn order, and the split of each, from a drawn turn on."""
     rank = draw.permutation(int(labels.max(initial=0)) + 1)
     turns = deal_turns(cut.shares, 2 * len(order) + 1)
-    begin = int(draw.choice(np.flatnonzero(turns[: len(order) + 1] == 0)))  # the first sample is for training
+    first = np.flatnonzero(turns[: len(order) + 1] == 0)  # the first sample is for training, and one for testing
+    tested = [turn for turn in first.tolist() if cut.shares[2] == 0 or 2 in turns[turn : turn + len(order)]]
+    begin = int(draw.choice(tested or [0]))
     return order[np.argsort(rank[labels[order]], kind="stable")], turns[begin : begin + len(order)]
 
 

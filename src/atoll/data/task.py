@@ -394,7 +394,7 @@ class Task:
         networks = [build_network(one, dataset, seed) for one in several]
         splits = split_clients(dataset, dealt, parts, y, cut, deal, first)
         if isinstance(dataset, OwnData) and dataset.rule and not cut.folds:
-            require_tested(splits, names)
+            require_tested(splits, names, None if dataset.rule.given is not None else dataset.rule.group, parts)
         if isinstance(partition, Shifted):
             x, y = partition.spoil(x, y, parts, splits["test"].order, generator(deal, "spoil"))
         if are_amounts(x, networks):
@@ -402,9 +402,12 @@ class Task:
         leaks, split_by = report_leaks(dataset, x, splits), str(dataset.facts.get("split_by", ""))
 
         def recut(another: Cut) -> Task:
+            words = {**(facts or {})}
+            if "recipe" in words:  # by which a run in a folder is opened again
+                words["recipe"] = {**words["recipe"], "folds": another.folds, "number": another.number}
             return cls.build(
                 whole, partition, clients=clients, model=model, seed=seed, partition_seed=partition_seed,
-                training=training, central=central, public=public, augment=augment, facts=facts, first=first,
+                training=training, central=central, public=public, augment=augment, facts=words, first=first,
                 cut=another,
             )  # fmt: skip
 

@@ -24,6 +24,7 @@ from atoll.kernel.engine import require_engine
 from atoll.kernel.errors import RunError, TaskError, describe_given, unknown
 from atoll.kernel.html import html_table
 from atoll.kernel.sources import code_digest
+from atoll.metrics.measures import measure_of
 from atoll.records.configuration import AlgorithmSpec, Settings
 from atoll.records.files import read_record, write_record, writing
 from atoll.records.folds import pool_folds
@@ -154,6 +155,7 @@ def compare(
                 here = replace(tasks[seed](), recut=None)  # what reads the samples again stays here
                 _require_samples(here, select)
                 _require_kept_scores(here, select, settings)
+                _require_whole_folds(here, select, settings)
                 _require_beginnings(here, chosen.values(), settings, seed)
                 cells += [Cell.find(name, method, seed, here, settings, folder) for name, method in chosen.items()]
             for group in group_cells(cells, engine, together=together):
@@ -185,6 +187,23 @@ def _require_kept_scores(task: Task, select: Select, settings: Settings) -> None
             f"A comparison of the {select} round must score at most {MANY_CLIENTS:,} clients: of more, only the last "
             f"round's scores are kept by client. Got {scored:,}.",
             hint="score a sample: `evaluation=sample:1000`.",
+        )
+
+
+def _require_whole_folds(task: Task, select: Select, settings: Settings) -> None:
+    """Raise before the first run if the scores of folds could not be put together."""
+    if task.cut is None or not task.cut.folds:
+        return
+    if len(settings.draw_scored(task.clients)) < settings.count_honest(task.clients):
+        raise RunError(
+            f"Folds need the scores of all clients. Got evaluation={settings.evaluation!r}.",
+            hint="choose evaluation='all', or folds=0.",
+        )
+    if select != "last" and not measure_of(settings.metric, task.network).mean:
+        raise RunError(
+            f"In folds, {settings.metric} is taken after the last round, over all samples of a client. Got "
+            f"select={select!r}.",
+            hint="choose select='last', a metric that is a mean over samples, or folds=0.",
         )
 
 
@@ -364,8 +383,9 @@ def _recut(
         return {}
     if task.recut is None:
         raise RunError(
-            f"Folds need own data whose split no column or time decides. {task.name} cannot be cut again.",
-            hint="leave out `folds`, or give a Recipe of the data set.",
+            f"Folds need own data, 2 samples or groups of every client, and no column or time that decides the split. "
+            f"{task.name} cannot be cut again.",
+            hint="leave out `folds`; of a data set in the catalogue give a Recipe.",
         )
     cuts = list_cuts(many, REPEATS if repeats is None else repeats)
     return {first + cut.number: functools.partial(task.recut, cut) for cut in cuts}

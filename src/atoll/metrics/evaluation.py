@@ -38,7 +38,7 @@ LARGEST_BATCH = 32  # what a client lacks is filled up: with large batches that 
 CENTRAL_BATCH = 2_000
 CENTRAL_ALONE = 50  # samples that are answered one by one side by side; on a GPU ten times as many
 BINS = 15  # of confidence
-ABSURD = 1_000  # times the median score of all clients, by which a model without bounds has diverged
+ABSURD = 1e6  # times the median error of all clients, by which a model has diverged; of an R2, below 0
 KEPT = ("each", "answers", "targets", "kept")  # of each sample, where it is asked for
 INDUCTIVE = "inductive"  # the test split, one sample at a time: for methods whose answers depend on the others
 
@@ -436,8 +436,9 @@ class ClientSums:
         broken = there & ~np.isfinite(loss)
         sound = there & ~broken & np.isfinite(score)
         if not self.measure.share and sound.any():
-            middle = np.median(score[sound])
-            broken |= sound & (middle != 0) & (np.abs(score - middle) > ABSURD * np.abs(middle))
+            middle = float(np.median(score[sound]))
+            absurd = score < -ABSURD if self.measure.higher_is_better else score > ABSURD * middle
+            broken |= sound & absurd & (self.measure.higher_is_better or middle > 0)
         return broken if (sound & ~broken).any() else np.zeros_like(broken)
 
     def _mean(self, name: str) -> Values:

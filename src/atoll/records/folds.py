@@ -25,7 +25,7 @@ Values = NDArray[np.float64]
 def pool_folds(reports: Sequence[Report]) -> list[Report]:
     """Return one report for every repeat of all folds; reports of runs without folds as they are.
 
-    A repeat of which folds are missing is left out, unless there is no other.
+    A repeat of which folds are missing is left out, unless there is no other: then only the first is there, in part.
     """
     folds = reports[0].config.task.more.get("folds")
     if not folds:
@@ -33,8 +33,13 @@ def pool_folds(reports: Sequence[Report]) -> list[Report]:
     repeats: dict[int, list[Report]] = {}
     for report in reports:
         repeats.setdefault(report.config.task.more["cut"] // folds, []).append(report)
-    whole = {number: some for number, some in repeats.items() if len(some) == folds}
-    return [_pool(some) for some in (whole or repeats).values()]
+    whole = [some for some in repeats.values() if len(some) == folds]
+    return [_pool(some) for some in whole or [next(iter(repeats.values()))]]
+
+
+def list_pooled(reports: Sequence[Report]) -> list[int]:
+    """Return the seeds of all runs that these reports stand for: each fold has one of its own."""
+    return [seed for report in reports for seed in report.config.task.more.get("pooled", [report.seed])]
 
 
 def _pool(reports: Sequence[Report]) -> Report:
@@ -45,8 +50,10 @@ def _pool(reports: Sequence[Report]) -> Report:
     lines = [{line.round: line for line in report.history} for report in reports]
     common = [number for number in lines[0] if all(number in one for one in lines)]
     history = [_pool_round([one[number] for one in lines], higher) for number in common]
-    outcomes = _join_samples(reports)
-    pooled = replace(reports[0].without_live(), history=history, outcomes=outcomes)
+    outcomes, first = _join_samples(reports), reports[0].without_live()
+    more = {**first.config.task.more, "pooled": [report.seed for report in reports]}
+    config = replace(first.config, task=replace(first.config.task, more=more))
+    pooled = replace(first, written=config, history=history, outcomes=outcomes)
     if "kept" in outcomes:  # the metric is no mean over samples, and is taken over all of them now
         pooled = replace(pooled, history=[*history[:-1], _take_figures(pooled, outcomes)])
     return pooled
@@ -58,6 +65,7 @@ def _pool_round(lines: Sequence[Round], higher: bool) -> Round:
     return replace(
         lines[0],
         gradients=round(_mean(line.gradients for line in lines)),
+        bytes={name: round(_mean(line.bytes.get(name, 0) for line in lines)) for name in lines[0].bytes},
         seconds={name: _mean(line.seconds.get(name, 0.0) for line in lines) for name in lines[0].seconds},
         memory=max(line.memory for line in lines),
         evaluation=_pool_evaluation(evaluations, higher) if len(evaluations) == len(lines) else None,
@@ -65,7 +73,10 @@ def _pool_round(lines: Sequence[Round], higher: bool) -> Round:
 
 
 def _pool_evaluation(found: Sequence[Evaluation], higher: bool) -> Evaluation:
-    """Return what was found after a round of all folds; clusters and their like are those of the first."""
+    """Return what was found after a round of all folds; clusters and what is observed are those of the first.
+
+    Scores of newcomers are left out: they have folds of their own.
+    """
 
     def pool(several: Sequence[dict[str, Figures] | None]) -> dict[str, Figures] | None:
         known = [one for one in several if one is not None]
@@ -73,14 +84,20 @@ def _pool_evaluation(found: Sequence[Evaluation], higher: bool) -> Evaluation:
         return {name: _pool_figures([one[name] for one in known], higher) for name in names} or None
 
     central = [one.central for one in found if one.central is not None]
+    alone = [one.inductive for one in central if one.inductive is not None]
     attacks = [one.attack for one in found if one.attack is not None]
     return replace(
         found[0],
         personal=pool([one.personal for one in found]),
         shared=pool([one.shared for one in found]),
-        central=Central(score=_mean(one.score for one in central), loss=_mean(one.loss for one in central))
+        central=Central(
+            score=_mean(one.score for one in central),
+            loss=_mean(one.loss for one in central),
+            inductive=_mean(alone) if alone else None,
+        )
         if central
         else None,
+        newcomers=None,
         attack=_mean(attacks) if attacks else None,
     )
 

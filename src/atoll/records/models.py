@@ -21,6 +21,7 @@ from atoll.compose.steps import adopt_step_size
 from atoll.data.datasets import CATALOGUE
 from atoll.data.preprocessing import Preprocessing
 from atoll.data.rows import Rows
+from atoll.data.splits import FOLDS
 from atoll.data.tables import table_of
 from atoll.data.task import Task
 from atoll.export.deployed import deploy, deploy_newcomer, is_untrained
@@ -44,7 +45,6 @@ log = logging.getLogger("atoll.export")
 
 NOT_STATED = "not stated"
 NEWCOMERS = "models/new"  # in a run's folder, the models of clients that were welcomed
-FOLDS = 5
 
 
 def restore(report: Report, task: Task | None = None) -> Live:

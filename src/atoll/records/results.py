@@ -37,7 +37,7 @@ from atoll.metrics.groups import GroupScore, by_group, groups_of
 from atoll.records.agreement import require_same_task
 from atoll.records.clients import list_clients, list_percentiles
 from atoll.records.configuration import Metric
-from atoll.records.folds import pool_folds
+from atoll.records.folds import list_pooled, pool_folds
 from atoll.records.labels import REFERENCES
 from atoll.records.report import Report, Scores, Select
 from atoll.runtime.population import MANY_CLIENTS
@@ -48,7 +48,7 @@ SELECTIONS: dict[Select, str] = {
     "best": "after the round that is best on validation",
     "oracle": "after the round that is best on test (an oracle: it cannot be chosen in practice)",
 }
-SPLIT_WITHOUT_SHARES = ("by column", "by time", "in ")  # how rules begin that need no shares of samples
+SPLIT_WITHOUT_SHARES = ("by column", "by time")  # how rules begin that need no shares of samples
 SIGNIFICANT = 0.05
 GAIN_DIGITS = 12
 TARGET_SHARE = 0.95  # of FedAvg's best: the target if none is given
@@ -108,6 +108,12 @@ class Results:
         if left_out:
             missing.append(f"Left out, because not every method has them: seeds {', '.join(map(str, left_out))}.")
         outcomes = {method: pool_folds([of_method[seed] for seed in common]) for method, of_method in found.items()}
+        part = [seed for seed in common if seed not in list_pooled(next(iter(outcomes.values())))]
+        if part:
+            missing.append(
+                "Left out, because not all folds of their repeat are there: "
+                f"seed{'s' * (len(part) > 1)} {', '.join(map(str, part))}."
+            )
         return cls(outcomes, missing=tuple(missing), **more)
 
     @property
@@ -190,7 +196,7 @@ class Results:
     def cuts(self) -> int:
         """How many cuts of the clients' samples the figures rest on."""
         if self.folds:
-            return self.folds * len(self.seeds)
+            return len(list_pooled(self.first))
         return len({str(one.config.task.data or one.seed) for one in self.first})
 
     @property
@@ -268,15 +274,22 @@ class Results:
                 found[over] = dict(zip(methods, significance.holm(tests).tolist(), strict=True))
         return found
 
+    @property
+    def estimates(self) -> bool:
+        """Whether gains are judged over clients and seeds: all seeds have the same clients, and enough of them."""
+        return self.together and self.judged >= FEWEST_CLIENTS
+
     def estimate(self, method: str, other: str) -> Gain | None:
         """Estimate what clients like these gain over another method, over clients and seeds; None for few clients.
 
         All seeds must have the same clients. The spread over seeds is pooled over methods: few seeds say little of it.
         """
-        if not self.together or self.judged < FEWEST_CLIENTS:
+        if not self.estimates:
             return None
         found = {
-            one: self.example.sign * (self.scores(one) - self.scores(other)) for one in self.outcomes if one != other
+            one: np.round(self.example.sign * (self.scores(one) - self.scores(other)), GAIN_DIGITS)
+            for one in self.outcomes
+            if one != other
         }
         return estimate_gain(found[method], pool_seeds([*found.values()]))
 
@@ -528,7 +541,7 @@ class Results:
             who = f"a sample of {self.scored:,} of {everybody}" if self.sampled else f"{everybody},"
         what = f"{self.metric.title}{' in %' if self.metric.share else ''}"
         rule, leaks = (task.more.get(name) for name in ("split_by", "leaks"))
-        share = None if rule and rule.startswith(SPLIT_WITHOUT_SHARES) else split
+        share = None if self.folds or (rule and rule.startswith(SPLIT_WITHOUT_SHARES)) else split
         shares = [f"train/val/test {share} %"] if share and not self.folds else []
         cuts = [] if rule and share is None and not self.folds else [self._count_cuts()]  # nothing was drawn
         cut = ", ".join([*shares, *([rule] if rule else []), *cuts])
@@ -556,6 +569,8 @@ class Results:
 
     def _count_cuts(self) -> str:
         """Say how many cuts of the samples there are, and where several seeds share one."""
+        if self.folds and self.cuts < self.folds:
+            return f"{self.cuts} of them so far"
         if self.folds:
             times = "once" if len(self.seeds) == 1 else f"{len(self.seeds)} times"
             return f"every sample tested {times}, {self.cuts} cuts"
@@ -564,10 +579,10 @@ class Results:
         return f"{self.cuts} cuts"
 
     def _list_seeds(self) -> str:
-        if self.folds:
-            first, last = self.seeds[0], self.seeds[-1] + self.folds - 1
-            return f"seeds {first} to {last}"
-        return f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
+        seeds = list_pooled(self.first)
+        if len(seeds) > 2 and seeds == [*range(seeds[0], seeds[-1] + 1)] and self.folds:
+            return f"seeds {seeds[0]} to {seeds[-1]}"
+        return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
     def _explain_undefined(self) -> str:
         """Say for how many clients the metric does not exist; nothing if it exists for all that have test samples."""

@@ -313,7 +313,9 @@ def write_cautions(comparison: Results) -> list[str]:
         found.append(
             "Rounds were chosen by their test score, which cannot be done in practice: all means are too good."
         )
-    if seeds == 1:
+    if seeds == 1 and comparison.folds:
+        found.append("Folds were dealt once, so little is known about chance in cuts and in training.")
+    elif seeds == 1:
         found.append("There is only one seed, so nothing is known about chance in training.")
     elif seeds < FEW_SEEDS and not comparison.only_central:
         found += _describe_few_seeds(comparison)

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.kernel.html import html_table
-from atoll.metrics.gains import FEWEST_CLIENTS
 from atoll.records.numbers import UNKNOWN, Numbers, mean_text, run_cells
 
 if TYPE_CHECKING:
@@ -254,7 +253,7 @@ def gains_note(comparison: Results) -> str:
     if len(comparison.seeds) > 1:
         over += ", each with its mean over seeds" if comparison.together else " and seeds"
     test = f"Wilcoxon's test over {over}"
-    if comparison.together and comparison.judged >= FEWEST_CLIENTS:
+    if comparison.estimates:
         test = f"a t-test over clients and {'cuts' if comparison.cuts > 1 else 'seeds'}"
     return (
         f"Gains are paired by client, in {Numbers.of(comparison).points}; {SIGNIFICANT} significant by {test} "

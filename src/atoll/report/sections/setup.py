@@ -92,7 +92,7 @@ def _describe_split(view: View) -> str:
     counts += [f"{split} {one.samples(split).sum():,}" for split in ("val", "test") if not _has_many(view)]
     rule = facts.get("split_by") or "at random"
     recipe = facts.get("recipe") or {}
-    cut_by_shares = recipe.get("split") and not rule.startswith(SPLIT_WITHOUT_SHARES)
+    cut_by_shares = recipe.get("split") and not facts.get("folds") and not rule.startswith(SPLIT_WITHOUT_SHARES)
     shares = f"train/val/test {recipe['split']} % of each client" if cut_by_shares else ""
     return "; ".join(filter(None, [shares, f"{', '.join(counts)} samples" if counts else "", f"cut {rule}"]))
 

@@ -143,13 +143,16 @@ def join(folds: Sequence[Fold], width: int) -> Fold:
         for row, *leaves in zip(first.work.per_client, *(inputs.given for inputs in every), strict=True)
     ]
     counts = torch.tensor([fold.clients for fold in folds])
-    masks = [inputs.mask for inputs in every if inputs.mask is not None]
+    kind = next((inputs.mask.dtype for inputs in every if inputs.mask is not None), None)
+    masks = [  # a run whose clients have full batches only has none
+        torch.ones_like(inputs.index, dtype=kind) if inputs.mask is None else inputs.mask for inputs in every
+    ]
     timed = [inputs.timed for inputs in every if inputs.timed is not None]
     inputs = Inputs(
         [torch.cat(leaves) for leaves in zip(*(inputs.carry for inputs in every), strict=True)],
         given,
         join_tables([inputs.index for inputs in every]),
-        join_tables(masks) if masks else None,
+        None if kind is None else join_tables(masks),
         Timed(*(torch.cat(parts) for parts in zip(*timed, strict=True))) if timed else None,
         np.concatenate([inputs.steps for inputs in every]),
         torch.arange(len(folds)).repeat_interleave(counts).to(every[0].index.device),

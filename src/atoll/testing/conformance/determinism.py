@@ -168,7 +168,7 @@ def stop_and_go_on(method: Algorithm, after: int, **asked: Any) -> Resumed:
         with suppress(Stopped):
             train(method, on_round=stop, **run)
         if asked["rounds"] == LONG:  # as another process: what a class or module remembers is of another run
-            train(method, rounds=1, seed=1)
+            train(method, seed=1)
         resumed = train(method, resume=True, **run)
         left = {"server": resumed.server, "personal": personal_models(resumed)}
         if asked.get("memory") != "disk":
