@@ -104,6 +104,17 @@ def test_a_metric_that_is_no_mean_is_taken_over_all_samples_of_a_client(task):
         assert score == pytest.approx(roc_auc_score(classes[:, 0], mine[:, -1]), abs=1e-12) if both else np.isnan(score)
 
 
+def test_a_run_in_a_folder_keeps_what_such_a_metric_needs(task, tmp_path):
+    asked = {"folds": 3, "repeats": 1, "rounds": 2, "metric": "auroc", "progress": False}
+    here, there = compare(task, METHODS, **asked), compare(task, METHODS, **asked, folder=tmp_path / "runs")
+    runs, _ = read_runs(tmp_path / "runs")
+    read = Comparison.of_runs(runs)
+    for method in METHODS:
+        assert not np.isnan(here.scores(method)).all()
+        np.testing.assert_allclose(there.scores(method), here.scores(method), atol=1e-12)
+        np.testing.assert_allclose(read.scores(method), here.scores(method), atol=1e-12)
+
+
 def test_every_repeat_tests_each_sample_once(task):
     tested = [task.recut(cut_number(number)).splits["test"].order.tolist() for number in range(6)]
     for repeat in (tested[:3], tested[3:]):

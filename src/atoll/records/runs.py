@@ -79,10 +79,12 @@ WHOLE = ("config.json", "clients.json", "preprocessing.json", "outcomes.npz")  #
 OUTCOMES: dict[str, type] = {  # what outcomes.npz may hold
     "test": np.float64,  # the score of every test sample, client after client
     "answer": np.int64, "label": np.int64,  # the class that it was given, and the one that it has
+    "kept": np.float64, "target": np.float64,  # where the metric is no mean: what it needs of each, in columns
     # of very many clients:
     "client": np.int64, "samples": np.int64, "score": np.float64, "variance": np.float64,  # of each client scored
     "cluster": np.int64,  # of each client
 }  # fmt: skip
+COLUMNS = ("kept", "target")  # of them, those with several numbers for each sample
 
 
 class Run:
@@ -216,8 +218,9 @@ class Run:
         except (DataError, NotImplementedError, RuntimeError) as error:  # or packed in a way that is not known here
             raise RunError(f"{path} must be what a run writes. It cannot be read.") from error
         for name, array in found.items():
-            if array.ndim != 1:
-                raise RunError(f"{path} must hold one row of numbers as {name}. It has the shape {array.shape}.")
+            if array.ndim != (2 if name in COLUMNS else 1):
+                form = "a table" if name in COLUMNS else "one row"
+                raise RunError(f"{path} must hold {form} of numbers as {name}. It has the shape {array.shape}.")
         return found
 
     def rewind(self, rounds: int) -> None:

@@ -188,6 +188,8 @@ def _name_client(comparison: Results, seed: int, place: int) -> str:
 def _compare_means(comparison: Results) -> list[str]:
     """Say which method has the best mean, and whether its lead is more than chance."""
     numbers, names, ranked = Numbers.of(comparison), name_methods(comparison), _rank_methods(comparison)
+    if all(math.isnan(row["mean"]) for row in ranked):
+        return ["No client has a score, so nothing is known about which method is best."]
     best, level = ranked[0]["method"], f"{numbers.name} {_write_score(numbers, ranked[0]['mean'])}"
     if len(ranked) == 1:
         worst = _write_score(numbers, ranked[0]["worst"])
