@@ -16,6 +16,7 @@ from atoll.export.model import ClientModel
 from atoll.kernel.errors import RunError, TaskError
 from atoll.kernel.randomness import generator
 from atoll.metrics.gains import estimate_gain
+from atoll.records.folds import pool_folds
 
 METHODS = ["local", "fedavg"]
 
@@ -127,6 +128,21 @@ def test_a_change_of_the_task_is_made_again_after_a_cut(task):
     again = faster.recut(cut_number(1))
     assert again.training.lr == 0.7
     assert again.names == ("ward 1", "ward 3")
+
+
+def test_a_client_that_diverged_in_one_fold_is_named(task):
+    asked = {"rounds": 1, "progress": False}
+    runs = [
+        compare(lambda _, cut=cut_number(number): task.recut(cut), METHODS, seeds=[number], **asked)
+        for number in range(3)
+    ]
+    reports = [run.outcomes["fedavg"][0] for run in runs]
+    line = reports[1].history[-1]
+    test = replace(line.personal["test"], diverged=[5])
+    found = replace(line.evaluation, personal={**line.personal, "test": test})
+    reports[1] = replace(reports[1], history=[replace(line, evaluation=found)])
+    (pooled,) = pool_folds(reports)
+    assert pooled.figures().diverged == [5]
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Runs of all folds of a repeat as one outcome, in which every sample of a client was tested once.
 
 A client's score is that of all its samples together, and not a mean of the scores of folds: where it has few samples,
-a fold tests it on one or two. What runs cost is the mean over folds, because one of them is what a user would train.
+a fold tests it on one or two. Time and gradients are means over folds, because one of them is what a user would train;
+messages, clusters and what clients observed are those of the first.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ def _pool(reports: Sequence[Report]) -> Report:
 
 
 def _pool_round(lines: Sequence[Round], higher: bool) -> Round:
-    """Return a round of all folds."""
+    """Return a round of all folds; scores by epoch are left out, because each fold has its own."""
     evaluations = [line.evaluation for line in lines if line.evaluation is not None]
     return replace(
         lines[0],
+        curve=None,
         gradients=round(_mean(line.gradients for line in lines)),
         bytes={name: round(_mean(line.bytes.get(name, 0) for line in lines)) for name in lines[0].bytes},
         seconds={name: _mean(line.seconds.get(name, 0.0) for line in lines) for name in lines[0].seconds},
@@ -125,9 +127,11 @@ def _pool_figures(found: Sequence[Figures], higher: bool) -> Figures:
     second, eces = average(squares), average([one.eces for one in found])
     variance = None if second is None else np.maximum(second - score**2, 0)
     errors = [one.ece for one in found if one.ece is not None]
+    diverged = sorted({client for one in found for client in one.diverged or ()})
     whole = ClientScores(score, loss, samples.sum(axis=0), higher, variance)
     return replace(
         Figures.of_json(whole.as_json()),
+        diverged=diverged or None,
         ece=_mean(errors) if errors else None,
         eces=None if eces is None else eces.tolist(),
     )
@@ -158,7 +162,7 @@ def _take_figures(pooled: Report, outcomes: Arrays) -> Round:
     pool = take_figure(figure, outcomes["kept"], outcomes["target"])
     loss, higher = np.array(figures.losses, dtype=np.float64), pooled.metric.higher_is_better
     whole = ClientScores(score, loss, pooled.samples(), higher, variance, pooled=pool)
-    test = replace(Figures.of_json(whole.as_json()), ece=figures.ece, eces=figures.eces)
+    test = replace(Figures.of_json(whole.as_json()), ece=figures.ece, eces=figures.eces, diverged=figures.diverged)
     return replace(line, evaluation=replace(line.evaluation, personal={**(line.personal or {}), "test": test}))
 
 
