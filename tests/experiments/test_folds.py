@@ -132,10 +132,7 @@ def test_a_change_of_the_task_is_made_again_after_a_cut(task):
 
 def test_a_client_that_diverged_in_one_fold_is_named(task):
     asked = {"rounds": 1, "progress": False}
-    runs = [
-        compare(lambda _, cut=cut_number(number): task.recut(cut), METHODS, seeds=[number], **asked)
-        for number in range(3)
-    ]
+    runs = [compare(lambda seed: task.recut(cut_number(seed)), METHODS, seeds=[number], **asked) for number in range(3)]
     reports = [run.outcomes["fedavg"][0] for run in runs]
     line = reports[1].history[-1]
     test = replace(line.personal["test"], diverged=[5])
