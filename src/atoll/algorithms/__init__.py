@@ -17,7 +17,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import HyperparameterError, UnknownName, unknown
@@ -28,6 +28,7 @@ __all__ = ["file_of", "find_pair", "list_methods", "list_pairs", "list_parts", "
 
 P = TypeVar("P", bound=Part)
 
+HERE = Path(__file__).parent
 FROM_FILES = "atoll_methods"  # users' files are modules in here, so none of them hides another module
 
 
@@ -44,7 +45,7 @@ def list_parts(kind: type[P]) -> dict[str, type[P]]:
     modules = [
         importlib.import_module(f"{__name__}.{folder}.{entry.name}")
         for folder in ("trainings", "answers")
-        for entry in pkgutil.iter_modules([str(Path(__path__[0], folder))])
+        for entry in pkgutil.iter_modules([str(HERE / folder)])
     ]
     parts = [part for module in modules for part in vars(module).values() if inspect.isclass(part)]
     found = {part.called: part for part in parts if issubclass(part, kind) and vars(part).get("called")}
@@ -94,7 +95,7 @@ def _with_file() -> dict[tuple[tuple[type[Part], ...], tuple[type[Part], ...]], 
 
 
 def _files() -> list[pkgutil.ModuleInfo]:
-    return [entry for entry in pkgutil.iter_modules(__path__) if not entry.ispkg]
+    return [entry for entry in pkgutil.iter_modules([str(HERE)]) if not entry.ispkg]
 
 
 def name_of(method: Algorithm | type[Algorithm]) -> str:
@@ -114,13 +115,19 @@ def _class_of(method: Algorithm | type[Algorithm]) -> type[Algorithm]:
     return method if isinstance(method, type) else type(core_of(method))
 
 
-def __getattr__(name: str) -> type[Algorithm]:
+def _find_class(name: str) -> type[Algorithm]:
     """Find a method by the name of its class, `from atoll.algorithms import Ditto`; only its own file is imported."""
     for entry in _files() if name[:1].isupper() else ():  # modules look each other up here, too
-        if f"class {name}(" in Path(__path__[0], f"{entry.name}.py").read_text(encoding="utf-8"):
+        if f"class {name}(" in (HERE / f"{entry.name}.py").read_text(encoding="utf-8"):
             method: type[Algorithm] = getattr(importlib.import_module(f"{__name__}.{entry.name}"), name)
             return method
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if TYPE_CHECKING:
+    from atoll.algorithms.typed import *  # noqa: F403
+else:
+    __getattr__ = _find_class
 
 
 def _methods(module: ModuleType) -> list[type[Algorithm]]:
