@@ -23,6 +23,7 @@ from atoll.runtime.channel.compression import (
     TopK,
     parse_compression,
 )
+from atoll.runtime.channel.stages import form_of
 from atoll.runtime.memory import RamMemory
 from atoll.testing.conformance import play
 from atoll.testing.conformance.tasks import build_task
@@ -44,9 +45,16 @@ def test_what_was_sent_and_what_is_remembered_add_up():
     sent = [send(TopK(0.4), x, round, memory)["w"][0] for round in range(4)]
     assert [one.tolist() for one in sent[:3]] == [[0, -2, 0, 3, 0]] * 3
     assert sent[3].tolist() == pytest.approx([2.4, 0, 0, 3, 0])
-    left = memory.beside("compress delta").recall(np.arange(1), Stack.of(cut=x), before=9)["cut"][0]
+    mark = form_of(Stack.of(w=x)).mark
+    left = memory.beside(f"compress delta {mark}").recall(np.arange(1), Stack.of(cut=x), before=9)["cut"][0]
     assert left.tolist() == pytest.approx([0, -2, 0.4, 0, -0.8])
     assert torch.allclose(sum(sent) + left, 4 * x[0])
+
+
+def test_what_was_cut_off_of_one_form_is_not_added_to_another():
+    memory, body, head = RamMemory(1), torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[8.0, 16.0]])
+    first = [send(TopK(0.3), rows, round, memory)["w"].tolist() for round, rows in enumerate([body, head, body])]
+    assert first == [[[0, 0, 4]], [[0, 16]], [[0, 4, 0]]]
 
 
 def test_of_equal_numbers_the_first_ones_are_sent():

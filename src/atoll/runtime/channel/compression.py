@@ -62,16 +62,23 @@ class Compression(Stage, ABC):
                 continue
             form = form_of(value)
             rows = form.to_rows(value)
-            before = self._recall(place, name, Params.of(cut=rows.new_zeros(form.size), **self.first_notes(form, name)))
+            notebook = None
+            if self.feeds_back and place.memory is not None:
+                notebook = place.memory.beside(f"compress {name} {form.mark}")
+            before = spread(
+                Params.of(cut=rows.new_zeros(form.size), **self.first_notes(form, name)), len(place.clients)
+            )
+            if notebook is not None:
+                before = notebook.recall(place.clients, before, before=place.round)
             rows = rows + before["cut"].to(rows)
             packed, notes = self.pack(rows, form, place, name, before)
             forms[name] = form
             fields[name] = Stack(
                 {PACKED + key: leaf for key, leaf in packed.items()} | dict(value.without(form.shapes))
             )
-            if self.feeds_back and place.memory is not None:
+            if notebook is not None:
                 left = Stack.of(cut=rows - self.unpack(packed, form, place, name).to(rows), **notes)
-                place.memory.beside(f"compress {name}").keep(place.clients, left, round=place.round)
+                notebook.keep(place.clients, left, round=place.round)
         return sent._replace(fields=fields, forms=forms)
 
     def restore(self, sent: Sent, place: Place) -> Sent:
@@ -84,14 +91,6 @@ class Compression(Stage, ABC):
             there = [leaf for leaf in form.order if leaf in leaves]  # secure sums leave out whole numbers
             fields[name] = Stack({leaf: leaves[leaf] for leaf in there}, form.layout)
         return sent._replace(fields=fields, forms={})
-
-    def _recall(self, place: Place, name: str, default: Params) -> Mapping[str, Tensor]:
-        """Return what these clients remember of a field; the default's rows where they remember nothing."""
-        first = spread(default, len(place.clients))
-        if not self.feeds_back or place.memory is None:
-            return first
-        kept: Stack = place.memory.beside(f"compress {name}").recall(place.clients, first, before=place.round)
-        return kept
 
     def first_notes(self, form: Form, field: str) -> dict[str, Tensor]:
         """Return what clients remember beside what was cut off, before they have packed anything."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from atoll.kernel.engine import Memory
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Layout, Stack
+from atoll.kernel.randomness import number
 
 
 class Form(NamedTuple):
@@ -32,6 +33,11 @@ class Form(NamedTuple):
     def size(self) -> int:
         """How many numbers the vector has."""
         return sum(shape.numel() for shape in self.shapes.values())
+
+    @property
+    def mark(self) -> str:
+        """What tells this form from others: a client may send the same field in another one later in a run."""
+        return f"{number(0, 'form', *(f'{name} {tuple(shape)}' for name, shape in self.shapes.items())):x}"
 
     def to_rows(self, value: Stack) -> Tensor:
         """Return the field as a matrix, a row per client."""
