@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from ratings import make_ratings
 from samples import own
 from torch import nn
 
@@ -11,6 +12,8 @@ from atoll import Batch, Cohort, Task
 from atoll.algorithms.answers.regmean import RIDGE, damp
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.regmean import RegMean
+from atoll.compose import create
+from atoll.kernel.errors import ModelError
 from atoll.kernel.network import Variant
 from atoll.models.cnn import LeNet
 from atoll.models.split import BodyAndHead
@@ -82,3 +85,9 @@ def test_everybody_gets_the_merged_model(make_task: Callable[..., Task]) -> None
     report = play(make_task(dtype=torch.float64), RegMean(epochs=2))
     for model in personal_models(report):
         assert all(torch.equal(model[name], leaf) for name, leaf in report.server.answer.items())
+
+
+@pytest.mark.parametrize("method", ["regmean", "fedlpa"])
+def test_a_network_without_linear_layers_has_nothing_to_merge(method: str) -> None:
+    with pytest.raises(ModelError, match=f"{method} needs a network with linear layers.* has none"):
+        create(method).start(make_ratings().public_facts())

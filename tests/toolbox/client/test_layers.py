@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from atoll import Batch, Params, Stack, Task
+from atoll.algorithms.answers.regmean import Regression
 from atoll.kernel.network import Variant
 from atoll.models import MLP
 from atoll.models.cnn import LeNet
@@ -41,8 +42,8 @@ def images(make_task: Callable[..., Task]) -> Callable[[Callable[[], nn.Module]]
 
 def test_linear_layers_and_on_demand_plain_convolutions_are_maps(images: Callable[..., Task]) -> None:
     task = images(strided)
-    assert linear_maps(task.public_facts()) == {"head": (3, 145)}
-    assert linear_maps(task.public_facts(), convolutions=True) == {
+    assert linear_maps(Regression(), task.public_facts()) == {"head": (3, 145)}
+    assert linear_maps(Regression(), task.public_facts(), convolutions=True) == {
         "body.0": (4, 9),
         "head": (3, 145),
     }  # not the one in groups
@@ -57,7 +58,7 @@ class Unused(MLP):
 
 
 def test_a_layer_that_does_not_run_is_no_map(make_task: Callable[..., Task]) -> None:
-    assert linear_maps(make_task(Unused).public_facts()) == {"body.1": (6, 5), "head": (3, 7)}
+    assert linear_maps(Regression(), make_task(Unused).public_facts()) == {"body.1": (6, 5), "head": (3, 7)}
 
 
 @pytest.mark.parametrize("model", [lenet, strided])
@@ -67,7 +68,7 @@ def test_inputs_and_gradients_make_the_gradient_of_the_matrix(
 ) -> None:
     task = images(model)
     batch, w = some(task, mask), task.network.initial
-    maps = linear_maps(task.public_facts(), convolutions=True)
+    maps = linear_maps(Regression(), task.public_facts(), convolutions=True)
     a, g = inputs_of(batch, w, maps), output_gradients(batch, w, maps)
     whole, _, _ = batch.gradient(w)
     for layer, shape in maps.items():
@@ -105,7 +106,7 @@ def test_padding_does_not_count_in_squares(images: Callable[..., Task]) -> None:
 
 def test_many_models_at_once(make_task: Callable[..., Task]) -> None:
     task = make_task(dtype=torch.float64)
-    w, maps = task.network.initial, linear_maps(task.public_facts())
+    w, maps = task.network.initial, linear_maps(Regression(), task.public_facts())
     task.network.module(Variant(train=False))
 
     def one(scale: Tensor) -> dict[str, Tensor]:

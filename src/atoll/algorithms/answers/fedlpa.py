@@ -58,7 +58,7 @@ class MostLikely(ServerAnswer):
 
     def require(self, training: LocalTraining, task: Facts) -> None:
         """Raise unless factors of all layers, of all clients, would fit in memory."""
-        numbers = sum(out**2 + inputs**2 for out, inputs in linear_maps(task, convolutions=True).values())
+        numbers = sum(out**2 + inputs**2 for out, inputs in linear_maps(self, task, convolutions=True).values())
         require_bytes(
             8 * numbers * task.clients,
             task.sample.device,
@@ -68,7 +68,7 @@ class MostLikely(ServerAnswer):
 
     def upload(self, training: LocalTraining, w: Stack, cohort: Cohort) -> Update:
         """Send the model, and the factors of each layer."""
-        maps = linear_maps(cohort.task, convolutions=True)
+        maps = linear_maps(self, cohort.task, convolutions=True)
         start = Factors(
             Params({layer: torch.zeros(inputs, inputs) for layer, (_, inputs) in maps.items()}),
             Params({layer: torch.zeros(out, out) for layer, (out, _) in maps.items()}),

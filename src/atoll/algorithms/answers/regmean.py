@@ -22,6 +22,7 @@ from atoll.kernel.algorithm import Replies, Share, Update
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack
+from atoll.kernel.task import Facts
 from atoll.toolbox.client.layers import inputs_of, linear_maps, matrix, squares, with_matrix
 from atoll.toolbox.pairs import LocalTraining, ServerAnswer, Start
 from atoll.toolbox.server.triangles import symmetric, triangle
@@ -41,9 +42,13 @@ class Regression(ServerAnswer):
     sends: ClassVar[dict[str, str]] = {"rest": "model", "products": "model", "grams": "statistic"}
     cites: ClassVar[str] = "jin2023dataless"
 
+    def require(self, training: LocalTraining, task: Facts) -> None:
+        """Raise unless there are linear layers to merge."""
+        linear_maps(self, task)
+
     def upload(self, training: LocalTraining, w: Stack, cohort: Cohort) -> Update:
         """Find out what enters each linear layer, and send that with the products."""
-        maps = linear_maps(cohort.task)
+        maps = linear_maps(self, cohort.task)
         start = Params({layer: torch.zeros(inputs, inputs) for layer, (_, inputs) in maps.items()})
         seen = cohort.scan(partial(_look, layers=tuple(maps)), start, given=w, shuffle=False, train=False, exact=True)
         grams = (seen / cohort.samples).map(partial(damp, damping=self.damping))

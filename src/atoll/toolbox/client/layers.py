@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.kernel.batch import Batch
+from atoll.kernel.errors import ModelError, name_in_messages
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.task import Facts
@@ -23,8 +24,11 @@ Rows = dict[str, Tensor]  # by layer: [sample, place, number]
 Look = Callable[[str, nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]  # name, layer, inputs, output
 
 
-def linear_maps(task: Facts, *, convolutions: bool = False) -> dict[str, tuple[int, int]]:
-    """Return the layers that are linear maps and enter a forward pass, with the shape of their matrix."""
+def linear_maps(method: object, task: Facts, *, convolutions: bool = False) -> dict[str, tuple[int, int]]:
+    """Return the layers that are linear maps and enter a forward pass, with the shape of their matrix.
+
+    Raises where there is none, so the method would merge nothing.
+    """
     kinds = (nn.Linear, nn.Conv2d) if convolutions else (nn.Linear,)
     network = task.network
     names = [
@@ -32,6 +36,12 @@ def linear_maps(task: Facts, *, convolutions: bool = False) -> dict[str, tuple[i
         for name, part in _parts(network).items()
         if type(part) in kinds and f"{name}.weight" in network.initial and _is_plain(part)
     ]
+    if not names:
+        raise ModelError(
+            f"{name_in_messages(method)} needs a network with linear layers{' or convolutions' * convolutions}. That "
+            f"of {task.name} has none.",
+            hint="take the answer `average`, which averages all layers.",
+        )
     with torch.no_grad():
         entered = inputs_of(one_sample(task), network.initial, names)
     return {name: (len(network.initial[f"{name}.weight"]), rows.shape[2]) for name, rows in entered.items()}
