@@ -53,6 +53,7 @@ def test_a_draw_does_not_depend_on_others() -> None:
         cross("ccvr", aggregate="median", attack="sign-flip:0.2"),
         cross("fedlpa", rounds=1, dp="local:noise=1"),
         cross("fedpft", rounds=1, dp="local:noise=1"),
+        cross("lg-fedavg@cfl:cluster_rounds=1", rounds=3, compress="topk:0.3"),  # first models, then bodies
     ],
     ids=str,
 )
@@ -78,6 +79,8 @@ def test_it_runs(crossing: Crossing) -> None:
         (cross("fedpac+dpsgd"), "hint: protect every message instead: dp='local:epsilon=50'"),
         (cross("ccvr+dpsgd"), "hint: protect it at the level of clients instead: dp='client:epsilon=4'"),
         (cross("fedmask", dp="client:noise=1"), "or take a method that sends numbers"),
+        (cross("fedlpa", "items", rounds=1), "needs a network with linear layers or convolutions. That of .* has none"),
+        (cross("regmean", "items", rounds=1), "RegMean is ce/regmean. regmean needs a network with linear layers. "),
         (cross("fedcr", secure="sums"), "the server of FedCR reads it"),
         (cross("fedfomo", dp="local:noise=1"), "No mechanism covers what FedFomo sends as others"),
         (cross("sub-fedavg", dp="client:noise=1"), "No mechanism covers what SubFedAvg sends as mask"),
