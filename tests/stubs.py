@@ -1,57 +1,78 @@
-"""Write what type checkers and editors read of the methods: run `python tests/stubs.py` after adding or changing one.
+"""Write what type checkers and editors read: run `python tests/stubs.py` after changing a method or a setting.
 
 Methods are imported when they are first asked for, and a pair takes over the hyperparameters of its parts when its
-class is made. Nobody sees either without running it, so `algorithms/typed.pyi` says both.
+class is made. Functions that take settings as keywords take the fields of `Settings`. Nobody sees any of this without
+running it, so the files `typed.pyi` say it.
 """
 
+import builtins
+import inspect
 import subprocess
 import sys
 import types
 import typing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-import atoll
+from atoll import Settings, algorithms
 from atoll.algorithms import list_methods
+from atoll.data import own
 from atoll.kernel.algorithm import Algorithm
 from atoll.toolbox.pairs import Pair
 
-SOURCE = Path(atoll.__file__).parent
-HEAD = '"""Every method by its class. `python tests/stubs.py` writes this file: do not edit it."""\n\n'
+ROOT = Path(__file__).parents[1]
+HEAD = "`python tests/stubs.py` writes this file: do not edit it."
 
 
-def spell(hint: typing.Any) -> str:
-    """Spell a type as it is written."""
-    args = typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        return f"Literal[{', '.join(map(repr, args))}]"
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return " | ".join(map(spell, args))
-    return "None" if hint is types.NoneType else str(hint.__name__)
+class Spelling:
+    """How types are written, and what must be imported for that."""
 
+    def __init__(self) -> None:
+        self.imports: set[tuple[str, str]] = set()
 
-def declare(pair: type[Pair]) -> str:
-    """Declare a pair with the hyperparameters of its parts."""
-    hints = typing.get_type_hints(pair)
-    own = [f"    {one.name}: {spell(hints[one.name])} = {one.default!r}" for one in fields(pair)]
-    return "\n".join(
-        [
-            "@dataclass(frozen=True, kw_only=True)",
-            f"class {pair.__name__}(_{pair.__name__}):",
-            f'    """{(pair.__doc__ or "").splitlines()[0]}"""\n',
-            *own,
-        ]
-    )
+    def name(self, kind: typing.Any) -> str:
+        """Return the name of a class."""
+        if kind.__module__ != builtins.__name__:
+            self.imports.add((kind.__module__, kind.__name__))
+        return str(kind.__name__)
+
+    def spell(self, hint: typing.Any) -> str:
+        """Return how a type is written, without the ranges in it."""
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if hint is types.NoneType or hint is ...:
+            return "None" if hint is types.NoneType else "..."
+        if origin is None:
+            return self.name(hint)
+        if origin is typing.Literal:
+            self.imports.add(("typing", "Literal"))
+            return f"Literal[{', '.join(map(repr, args))}]"
+        if origin in (types.UnionType, typing.Union):
+            return " | ".join(map(self.spell, args))
+        if origin is Callable:
+            *taken, made = args
+            return f"{self.name(origin)}[[{', '.join(map(self.spell, taken[0]))}], {self.spell(made)}]"
+        return f"{self.name(origin)}[{', '.join(map(self.spell, args))}]"
+
+    def write(self, title: str, exports: Iterable[str], classes: Iterable[str]) -> str:
+        """Return a whole stub, as the formatter leaves it."""
+        imports = [f"from {module} import {name}" for module, name in sorted(self.imports)]
+        text = "\n".join([f'"""{title} {HEAD}"""\n', *imports, "", *exports, "", *classes])
+        for command in (["check", "--select=I", "--fix"], ["format"]):
+            ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename=src/typed.pyi", "-"]
+            text = subprocess.run(ruff, input=text, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return text
 
 
 def write_methods() -> str:
     """Return the stub of all methods of Atoll."""
     methods = [one for one in list_methods().values() if one.__module__.startswith("atoll.")]
     methods.sort(key=lambda one: one.__module__)
-    pairs = [one for one in methods if issubclass(one, Pair)]
+    spelling = Spelling()
     imports = [f"from {one.__module__} import {one.__name__} as {alias(one)}" for one in methods]
-    standard = ["from dataclasses import dataclass", "from typing import Literal"]
-    return HEAD + tidy("\n".join([*standard, "", *imports, "", *map(declare, pairs)]))
+    classes = [declare_pair(one, spelling) for one in methods if issubclass(one, Pair)]
+    spelling.imports.add(("dataclasses", "dataclass"))
+    return spelling.write("Every method by its class.", imports, classes)
 
 
 def alias(method: type[Algorithm]) -> str:
@@ -59,13 +80,42 @@ def alias(method: type[Algorithm]) -> str:
     return f"_{method.__name__}" if issubclass(method, Pair) else method.__name__
 
 
-def tidy(text: str) -> str:
-    """Return the text as the formatter leaves it."""
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "typed.pyi", "-"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+def declare_pair(pair: type[Pair], spelling: Spelling) -> str:
+    """Declare a pair with the hyperparameters of its parts."""
+    hints = typing.get_type_hints(pair)
+    own = [f"    {one.name}: {spelling.spell(hints[one.name])} = {one.default!r}" for one in fields(pair)]
+    doc = (pair.__doc__ or "").splitlines()[0]
+    head = f'@dataclass(frozen=True, kw_only=True)\nclass {pair.__name__}({alias(pair)}):\n    """{doc}"""\n'
+    return "\n".join([head, *own])
 
 
-STUBS = {SOURCE / "algorithms" / "typed.pyi": write_methods}
+def write_keywords(name: str, title: str, hints: Mapping[str, typing.Any]) -> str:
+    """Return the stub of a dictionary of keywords."""
+    spelling = Spelling()
+    own = [f"    {key}: {spelling.spell(hint)}" for key, hint in hints.items()]
+    spelling.imports.add(("typing", "TypedDict"))
+    return spelling.write(title, [], ["\n".join([f"class {name}(TypedDict, total=False):", *own])])
+
+
+def write_settings() -> str:
+    """Return the stub of settings that are given as keywords."""
+    hints = typing.get_type_hints(Settings)
+    given = {one.name: hints[one.name] for one in fields(Settings)}
+    return write_keywords("GivenSettings", "Settings as keywords, such as `rounds=50`.", given)
+
+
+def write_reading() -> str:
+    """Return the stub of the arguments of `Task.own` that say how data are read."""
+    hints = typing.get_type_hints(own.read)
+    keywords = [one.name for one in inspect.signature(own.read).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    given = {name: hints[name] for name in keywords if name != "min_samples"}  # which `Task.own` takes itself
+    return write_keywords("GivenReading", "How own data are read, such as `target='readmitted'`.", given)
+
+
+STUBS: dict[Path, Callable[[], str]] = {
+    Path(inspect.getfile(place)).with_name("typed.pyi"): write
+    for place, write in ((algorithms, write_methods), (Settings, write_settings), (own, write_reading))
+}
 
 if __name__ == "__main__":
     for path, write in STUBS.items():

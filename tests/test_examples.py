@@ -28,7 +28,7 @@ def main_of(name: str) -> Callable[..., None]:
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"quickstart.py", "own_data.py", "hospitals.py", "new_method.py", "drop_outs.py"}
+    tested = {"quickstart.py", "own_data.py", "hospitals.py", "new_method.py", "drop_outs.py", "typed.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -61,6 +61,13 @@ def test_drop_outs(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "dropped out" in out
     assert "all 8 clients" in out
+
+
+def test_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("typed.py")(rounds=1)
+    out = capsys.readouterr().out
+    assert all(f"{hospital:6} gains" in out for hospital in ("Ulm", "Porto", "Lund"))
+    assert "one upload: " in out
 
 
 def test_new_method(tiny_task: Task) -> None:

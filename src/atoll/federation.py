@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,9 @@ from atoll.runtime.engines.trainings import OnEpoch
 from atoll.runtime.exchange import Traffic
 from atoll.runtime.guards import require_sound
 
+if TYPE_CHECKING:
+    from atoll.records.typed import GivenSettings
+
 log = logging.getLogger("atoll.federation")
 
 Clients = NDArray[np.int64]
@@ -66,7 +69,7 @@ def federate(
     stop: threading.Event | None = None,
     trained: Path | str | None = None,
     progress: bool = True,
-    **more: Any,
+    **more: Unpack[GivenSettings],
 ) -> Report:
     """Run `algorithm` on `task` and report on every client.
 

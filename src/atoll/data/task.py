@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
@@ -53,6 +53,9 @@ from atoll.kernel.objective import PerSample, accuracy, cross_entropy
 from atoll.kernel.params import Layout
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts, Training
+
+if TYPE_CHECKING:
+    from atoll.data.typed import GivenReading
 
 __all__ = ["Model", "Task", "Training"]
 
@@ -445,7 +448,7 @@ class Task:
         public: float = 0.0,
         min_samples: int = 2,
         first: int = 0,
-        **reading: Any,
+        **reading: Unpack[GivenReading],
     ) -> Task:
         """Build a task from your own data: a frame, a dict, a folder of files, torch or Hugging Face data sets.
 

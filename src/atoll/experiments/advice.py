@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from rich.table import Table as RichTable
@@ -43,6 +43,9 @@ from atoll.records.numbers import Numbers
 from atoll.report.table import count_range, megabytes
 from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
+
+if TYPE_CHECKING:
+    from atoll.records.typed import GivenSettings
 
 FEW_CLIENTS = 10  # below which a warning is given
 LEAST_KEPT = 3  # methods that go on after the middle rung, beside Local and FedAvg
@@ -224,7 +227,7 @@ def advise(
     together: bool | None = None,
     progress: bool = True,
     say: Say | None = None,
-    **more: Any,
+    **more: Unpack[GivenSettings],
 ) -> Advice:
     """Race the methods that fit a federation, and say which one to use, or that federating does not pay.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll.algorithms import file_of, name_of
 from atoll.compose import as_method, create
@@ -45,6 +45,9 @@ from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
 from atoll.runtime.participation import fingerprint
 from atoll.runtime.population import MANY_CLIENTS
+
+if TYPE_CHECKING:
+    from atoll.records.typed import GivenSettings
 
 log = logging.getLogger("atoll.experiments.comparison")
 
@@ -100,7 +103,7 @@ def compare(
     target: float | None = None,
     together: bool | None = None,
     progress: bool = True,
-    **more: Any,
+    **more: Unpack[GivenSettings],
 ) -> Comparison:
     """Run every method with every seed on the same clients, and pair them client by client.
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from rich.table import Table as RichTable
@@ -50,6 +50,9 @@ from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
 from atoll.runtime.participation import fingerprint
+
+if TYPE_CHECKING:
+    from atoll.records.typed import GivenSettings
 
 log = logging.getLogger("atoll.experiments.tuning")
 
@@ -146,7 +149,7 @@ def tune(
     together: bool | None = None,
     progress: bool = True,
     say: Say | None = None,
-    **more: Any,
+    **more: Unpack[GivenSettings],
 ) -> Tuning:
     """Find step size and hyperparameters of methods, and compare the methods with them.
 

@@ -1,0 +1,23 @@
+"""Settings as keywords, such as `rounds=50`. `python tests/stubs.py` writes this file: do not edit it."""
+
+from typing import TypedDict
+
+class GivenSettings(TypedDict, total=False):
+    rounds: int
+    seed: int
+    cohort: int | float | str | None
+    select_clients: str
+    participation: str
+    drop: float
+    late: float
+    delay: int
+    eval_every: int | None
+    curve: tuple[int, ...]
+    evaluation: str
+    metric: str
+    memory: str
+    compress: str
+    aggregate: str
+    attack: str
+    dp: str
+    secure: str
