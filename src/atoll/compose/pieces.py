@@ -184,10 +184,10 @@ class Asam(OfTraining):
 class Dpsgd(Piece):
     """Sample-level differential privacy: gradients of samples are cut to norm C, and noise is added to their sum.
 
-    Every model that clients train is covered, those that they keep as well. A sample is in one sum per epoch, so E
-    epochs in all cost sqrt(E) / z standard deviations, whatever the batch size; `report.privacy` says it as epsilon.
-    Statistics whose sensitivity the method declares get the same noise, at the price of one epoch each; a method that
-    sends anything else is refused.
+    Every model that clients train is covered, those that they keep and deploy as well. A sample is in one sum per
+    epoch, so E epochs in all cost sqrt(E) / z standard deviations, whatever the batch size; `report.privacy` says it as
+    epsilon. Statistics whose sensitivity the method declares get the same noise, at the price of one epoch each; a
+    method that sends anything else, or reads samples in any other way, is refused.
     """
 
     sample_clip: NonNegative = 1.0  # C: the largest norm of a sample's gradient, and of its features; 0: none is cut
@@ -232,14 +232,43 @@ class Dpsgd(Piece):
         """Work as the method, along private gradients; write down how often each sample was used."""
         if not self.sample_clip:
             return self.inner.local(broadcast, cohort)
-        before, change = cohort.passes, Change(private=Private(self.sample_clip, self.noise))
-        update = self.inner.local(broadcast, replace(cohort, changes=(*cohort.changes, change)))
+        before, inside = cohort.passes, self._guard(cohort)
+        update, change = self.inner.local(broadcast, inside), inside.changes[-1]
         covered = {name for fields in change.released for name in fields}
         covered |= {name for name, kind in self.sends.items() if kind == "model" and change.measured}
         self._require_covered({name for name, value in update.send.items() if len(value)} - covered)
         times = cohort.passes - before + len(change.released)
         cohort.observe(private_passes=torch.full((len(cohort),), float(times), device=cohort.device))
         return update
+
+    def finish(self, server: Tree, cohort: Cohort) -> Tree:
+        """Do the method's last step along private gradients."""
+        return self.inner.finish(server, self._guard(cohort, "finish"))
+
+    def personalize(self, server: Tree, cohort: Cohort) -> Deployed:
+        """Return what the method deploys, made along private gradients."""
+        return self.inner.personalize(server, self._guard(cohort, "personalize"))
+
+    def welcome(self, server: Tree, cohort: Cohort) -> Deployed:
+        """Return what the method gives new clients, made along private gradients."""
+        return self.inner.welcome(server, self._guard(cohort, "welcome"))
+
+    def joined(self, server: Tree, cohort: Cohort) -> Tensor:
+        """Return the clusters of new clients, found without reading samples as they are."""
+        return self.inner.joined(server, self._guard(cohort, "joined"))
+
+    def tune_newcomer(self, given: Stack, model: Stack, cohort: Cohort, *, epochs: int, stream: str) -> Stack | None:
+        """Tune along private gradients."""
+        inside = self._guard(cohort, "tune")
+        own_way = self.inner.tune_newcomer(given, model, inside, epochs=epochs, stream=stream)
+        return sgd(inside, start=model, epochs=epochs, stream=stream) if own_way is None else own_way
+
+    def _guard(self, cohort: Cohort, hook: str = "") -> Cohort:
+        """Return the clients for one hook, with private gradients, and nothing else to read their samples by."""
+        if not self.sample_clip:
+            return cohort
+        change = Change(private=Private(self.sample_clip, self.noise, f"private {hook}".strip()))
+        return replace(cohort, changes=(*cohort.changes, change), guarded=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.kernel.errors import CohortError, LabelsNeeded
+from atoll.kernel.errors import CohortError, LabelsNeeded, UncoveredRead
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack, Tree, flatten, rows_of, spread, stacked_leaves
 from atoll.kernel.record import is_record, parts_of
@@ -68,6 +68,7 @@ class Cohort:
         None  # the share of its steps that each client takes in every training; None: all
     )
     exact: bool = False  # whether all that is not training is computed in fp32, whatever the precision
+    guarded: bool = False  # whether samples may be read only where their privacy is covered
     notes: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -92,6 +93,11 @@ class Cohort:
     def labelled(self) -> bool:
         """Whether targets can be read: new clients may have samples only."""
         return "labels" in self._host.readable
+
+    @property
+    def covered(self) -> Cohort:
+        """The same clients for work that bounds and hides what one sample changes: private steps and releases."""
+        return replace(self, guarded=False)
 
     def without(self, *parts: str) -> Cohort:
         """Return the same clients with less to read: without a split, or without `labels`."""
@@ -192,9 +198,12 @@ class Cohort:
         dropout is off. With `draws`, a step may draw: `batch.normal("noise", 10)`. A step that reads no targets says
         so by `labels=False`: then it works for clients without labels, too. Sums that equations or answers are
         computed from, such as sums of features, are scanned `exact`: in fp32, whatever the precision of training.
+        Under sample-level privacy only `sgd` and `release` may scan.
         """
         if labels and not self.labelled:
             raise LabelsNeeded("This step reads targets. These clients have samples without them.")
+        if self.guarded:
+            raise UncoveredRead(split)
         if epochs < 0:
             raise CohortError(f"`epochs` must be at least 0. Got {epochs!r}.")
         return self._host.scan(

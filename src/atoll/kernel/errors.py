@@ -101,6 +101,17 @@ class PrivacyError(AtollError, ValueError):
     """A promise of privacy that would not hold."""
 
 
+class UncoveredRead(PrivacyError):
+    """Samples were read where sample-level privacy covers nothing of what is made of them."""
+
+    def __init__(self, split: str) -> None:
+        super().__init__(
+            f"Under sample-level privacy samples may be read by `sgd` and `release` only. Here {split} samples are "
+            "read as they are."
+        )
+        self.split = split
+
+
 class SumLost(PrivacyError):
     """Too few clients are left of a round to read the sum of what they sent."""
 

@@ -3,7 +3,8 @@
 A round of client-level privacy is a Gaussian on the sum of clipped messages, of a cohort that every client joins with
 probability q: `rounds` such releases are composed by privacy loss distributions (PLD), with Renyi divergences (RDP) as
 a check that is never below. All of it is for adding or removing one client. Training with noise on clipped gradients of
-shuffled samples has a closed form: every pass is one Gaussian per sample, without amplification.
+shuffled samples has a closed form: every pass is one Gaussian per sample, without amplification. That is for blanking a
+sample, whose place in the batches stays; exchanging it for any other moves a sum twice as far.
 
 References: Mironov et al., 2019 (sampled Gaussian, RDP); Sommer et al., PoPETs 2019, and Koskela et al., AISTATS 2020
 (PLD); Dong, Roth, Su, JRSS-B 2022 (Gaussian privacy). Composition is computed by dp-accounting.

@@ -48,6 +48,7 @@ from atoll.privacy import (
     parse_privacy,
     parse_secure,
 )
+from atoll.privacy.rehearsal import promises_samples, rehearse
 from atoll.privacy.secure import SecureSum
 from atoll.records.schema import Record, SchemaError
 from atoll.records.trust import require_trusted
@@ -180,8 +181,10 @@ class Settings(NamesChecked):
         """Raise for a compression, a promise of privacy or secure sums that cannot be with this task and algorithm."""
         if self._compression is not None:
             self._check_compression(self._compression, task, algorithm)
-        if "+dpsgd" in title_of(algorithm) and algorithm.trains_by_sgd and values_of(algorithm)["sample_clip"]:
-            require_own_gradients(algorithm, task.public_facts())
+        if promises_samples(algorithm):
+            if algorithm.trains_by_sgd:
+                require_own_gradients(algorithm, task.public_facts())
+            rehearse(algorithm, task)
         if self.privacy is not None:
             self._check_privacy(self.privacy, task, algorithm)
         if self._secure is not None:
@@ -583,6 +586,7 @@ class RunConfig(Record):
     settings: Settings
     schedule: dict[str, str] = field(default_factory=dict)  # a digest of a file of participation
     model: dict[str, Any] = field(default_factory=dict)
+    passes: dict[str, int] = field(default_factory=dict)  # over private samples, by each of the method's hooks
     computes: dict[str, str] | None  # a digest of what the model computes; None where nobody can tell
     engine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] | None = None
@@ -623,6 +627,7 @@ def describe(task: Task, algorithm: Algorithm, settings: Settings) -> RunConfig:
             "name": ", ".join(one.name for one in task.networks or (task.network,)),
             "parameters": [one.parameters for one in task.networks] or task.network.parameters,
         },
+        passes={**rehearse(algorithm, task)} if promises_samples(algorithm) else {},
         computes=digest_models(task),
     )
 

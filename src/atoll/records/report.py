@@ -389,7 +389,12 @@ class Report:
         for line in self.history:
             for client, count in ((line.observed or {}).get("private_passes") or {}).items():
                 passes[client] += count
-        return passes
+        return {client: count + self._passes_at_the_end for client, count in passes.items()}
+
+    @property
+    def _passes_at_the_end(self) -> int:
+        """How often a client's samples are used after the last round, for what it keeps and deploys."""
+        return sum(self.config.passes.get(hook, 0) for hook in ("finish", "personalize"))
 
     def _describe_samples(self) -> list[str]:
         """Say what sample-level privacy promises after all rounds."""
@@ -398,12 +403,15 @@ class Report:
         passes, delta = self._private_passes, DELTA
         most = max(passes, key=lambda client: passes[client])
         found = sorted(self.sample_epsilons.values())
+        exchanged = passes_epsilon(self.config.algorithm.values["noise"], 4 * passes[most], delta)  # twice as far apart
+        last = f", {self._passes_at_the_end} of them for what it deploys" if self._passes_at_the_end else ""
         sentence = (
-            f"Sample-level differential privacy: epsilon {found[-1]:.2f} at delta {delta:g} for adding or removing one "
-            f"sample of client {most}, whose samples were used most often ({passes[most]:g} passes); least "
-            f"{found[0]:.2f}, median {found[len(found) // 2]:.2f}. Batches are shuffled passes, so nothing is gained "
-            "by sampling; noise is drawn from the run's seed (simulated). How many samples a client has, scores and "
-            "losses in this report are not covered."
+            f"Sample-level differential privacy: epsilon {found[-1]:.2f} at delta {delta:g} for blanking one sample, "
+            f"whose place in the batches stays, and {exchanged:.2f} for exchanging it for any other. That is of client "
+            f"{most}, whose samples were used most often ({passes[most]:g} passes{last}); least {found[0]:.2f}, median "
+            f"{found[len(found) // 2]:.2f} for blanking. It covers what clients send, keep and deploy. Batches are "
+            "shuffled passes, so nothing is gained by sampling; noise is drawn from the run's seed (simulated). How "
+            "many samples a client has, scores and losses in this report are not covered."
         )
         return [sentence]
 

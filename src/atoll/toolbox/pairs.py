@@ -177,7 +177,7 @@ class ServerAnswer(Part):
 
     def upload(self, training: LocalTraining, w: Any, cohort: Cohort) -> Update:
         """Return what clients send: the model, and how many samples of each class it saw."""
-        return Update(send={"model": w, "labels": release(cohort, "labels", label_counts(cohort), {"counts": 0})})
+        return Update(send={"model": w, "labels": release(cohort, "labels", label_counts, {"counts": 0})})
 
     def conclude(self, training: LocalTraining, start: Any, replies: Replies) -> Any:
         """Return what the server makes of the uploads: one model, or a record that `deploy` reads."""

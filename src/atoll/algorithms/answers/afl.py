@@ -44,7 +44,8 @@ class Ridge(ServerAnswer):
 
     def upload(self, training: LocalTraining, phi: Phi, cohort: Cohort) -> Update:
         """Add up G_k and Q_k, as they follow from counts, class sums and squares."""
-        return Update(send={"moments": release(cohort, "moments", moments(cohort, phi), MOMENT_POWERS)})
+        sums = release(cohort, "moments", lambda some: moments(some, phi), MOMENT_POWERS)
+        return Update(send={"moments": sums})
 
     def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Solve for the head."""

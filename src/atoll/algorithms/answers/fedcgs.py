@@ -47,7 +47,8 @@ class Gaussian(ServerAnswer):
 
     def upload(self, training: LocalTraining, phi: Phi, cohort: Cohort) -> Update:
         """Add up counts, class sums and squares."""
-        return Update(send={"moments": release(cohort, "moments", moments(cohort, phi), MOMENT_POWERS)})
+        sums = release(cohort, "moments", lambda some: moments(some, phi), MOMENT_POWERS)
+        return Update(send={"moments": sums})
 
     def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Params:
         """Make the head of the Gaussians of all samples."""

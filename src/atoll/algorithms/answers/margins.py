@@ -63,7 +63,7 @@ class Margins(ServerAnswer):
     def upload(self, training: LocalTraining, w: Stack, cohort: Cohort) -> Update:
         """Send the model, and the moments of its features."""
         update = super().upload(training, w, cohort)
-        moments = release(cohort, "moments", own_moments(cohort, w), MOMENT_POWERS)
+        moments = release(cohort, "moments", lambda some: own_moments(some, w), MOMENT_POWERS)
         return Update(send={**update.send, "moments": moments})
 
     def conclude(self, training: LocalTraining, start: Start, replies: Replies) -> Discriminants:

@@ -60,8 +60,8 @@ class ClassMeans(ServerAnswer):
 
     def upload(self, training: LocalTraining, w: Stack, cohort: Cohort) -> Update:
         """Send the model, and the mean features of each class."""
-        sums = class_sums(cohort, w, feature_size(self, cohort.task))
-        own = release(cohort, ("labels", "prototypes"), sums, SUM_POWERS)
+        size = feature_size(self, cohort.task)
+        own = release(cohort, ("labels", "prototypes"), lambda some: class_sums(some, w, size), SUM_POWERS)
         mean = Stack.of(mean=own["sum"] / own["count"].clamp(min=1)[..., None])
         return Update(send={"model": w, "labels": Stack.of(counts=own["count"]), "prototypes": mean})
 

@@ -52,6 +52,7 @@ class Private:
 
     clip: float  # C; 0: none is cut
     noise: float  # z: standard deviation over C
+    stream: str = "private"  # of the noise: that of one training says nothing of another's
 
     def require(self, task: Facts, *, gradient: Any, radius: Any) -> None:
         """Raise where single samples have no gradient of their own."""
@@ -80,7 +81,7 @@ class Private:
         totals = [(share.to(rows).reshape(-1, *[1] * (rows.dim() - 1)) * rows).sum(0) for rows in each.values()]
         if self.noise:
             sizes = [total.numel() for total in totals]
-            drawn = torch.split(self.noise * self.clip * batch.normal("private", sum(sizes)), sizes)
+            drawn = torch.split(self.noise * self.clip * batch.normal(self.stream, sum(sizes)), sizes)
             totals = [total + noise.reshape(total.shape) for total, noise in zip(totals, drawn, strict=True)]
         found = {name: total / size for name, total in zip(each, totals, strict=True)}
         return Params(found, each.layout), w, loss
@@ -136,15 +137,17 @@ class _Cut:
         return rows * scale
 
 
-def release(cohort: Cohort, fields: str | tuple[str, ...], value: Stack, powers: Mapping[str, int]) -> Stack:
-    """Return statistics as they may leave clients: with noise, where the cohort has sample-level privacy.
+def release(
+    cohort: Cohort, fields: str | tuple[str, ...], take: Callable[[Cohort], Stack], powers: Mapping[str, int]
+) -> Stack:
+    """Take statistics of samples; return them as they may leave clients: with noise, under sample-level privacy.
 
     One sample, whose features were cut to norm C by `cut_rows`, moves each leaf by at most C to the power that is
     declared for it: 0 for counts, 1 for sums of features, 2 for sums of their products. That is all a method says of
     its sensitivity. All leaves are one Gaussian, and cost as much as one pass of training; what is made of them costs
     nothing. Counts stay at least 0. `fields` are those that are covered by it, and sent.
     """
-    private = find_private(cohort)
+    private, value = find_private(cohort), take(cohort.covered)
     if private is None:
         return value
     covered = (fields,) if isinstance(fields, str) else fields

@@ -13,7 +13,7 @@ from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.record import Each, record
 from atoll.toolbox.client.descent import Found, MeanLoss, descend, zero_velocity
 from atoll.toolbox.client.penalties import Penalty
-from atoll.toolbox.client.private import Private
+from atoll.toolbox.client.private import find_private
 from atoll.toolbox.client.sharpness import Radius, sharp_gradient, sharpen
 
 Gradient = Callable[..., Found]  # of a model, a batch (a tuple of them where there are several streams), and `given`
@@ -82,9 +82,12 @@ def sgd(
         if change.radius is not None:
             radius, adaptive = change.radius(start), change.adaptive
             of = None if change.part == "all" else layout.part(change.part)
-    private: Private | None = next((change.private for change in cohort.changes if change.private is not None), None)
+    private, home = find_private(cohort), cohort
     if private is not None:
         private.require(cohort.task, gradient=gradient, radius=radius)
+        home, before = cohort.covered, len(cohort.changes[0].measured)
+        if before:  # the noise of another training is another one, also on the same batches
+            private = replace(private, stream=f"{private.stream} {before}")
     onto = None if penalty is None else penalty.onto
 
     def direction(w: Params, batch: Any, given: Given) -> Found:
@@ -105,7 +108,7 @@ def sgd(
             w = w.moved(before.only(center) - center, -given.lr * given.pull.lam)
         return Carry(w, velocity, carry.loss.add(loss))
 
-    end = cohort.scan(
+    end = home.scan(
         step,
         Carry(start, zero_velocity(rule, start, names), MeanLoss()),
         given=Given(
