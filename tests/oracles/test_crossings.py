@@ -53,6 +53,7 @@ def test_a_draw_does_not_depend_on_others() -> None:
         cross("ccvr", aggregate="median", attack="sign-flip:0.2"),
         cross("fedlpa", rounds=1, dp="local:noise=1"),
         cross("fedpft", rounds=1, dp="local:noise=1"),
+        cross("pfedme", "norm", aggregate="fltrust"),  # replies that are enlarged, statistics and all
         cross("lg-fedavg@cfl:cluster_rounds=1", rounds=3, compress="topk:0.3"),  # first models, then bodies
     ],
     ids=str,

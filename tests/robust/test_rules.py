@@ -5,12 +5,14 @@ import logging
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from atoll import Recipe, federate
 from atoll.algorithms import FML, IFCA, FedAMP, FedAvg, Scaffold
 from atoll.kernel.algorithm import Arrival, Replies
 from atoll.kernel.errors import CohortError, HyperparameterError, PayloadError, TaskError, UnknownName
-from atoll.kernel.params import Stack
+from atoll.kernel.network import Network
+from atoll.kernel.params import Stack, spread
 from atoll.kernel.randomness import generator
 from atoll.robust.rules import (
     RULES,
@@ -23,6 +25,7 @@ from atoll.robust.rules import (
     parse_rule,
     trust_shares,
 )
+from atoll.robust.vectors import weigh
 
 X = torch.tensor([[0, 0], [1, 0], [0, 2], [3, 1], [50, -40]], dtype=torch.float64)
 
@@ -123,6 +126,17 @@ def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two():
 )
 def test_the_geometric_median_is_where_distances_add_up_to_least(rows, expected):
     assert combine("geometric", torch.tensor(rows, dtype=torch.float64)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_enlarged_replies_move_statistics_no_further_than_clients_did():
+    network = Network(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
+    moved = network.initial.only(["1.weight", "1.running_var"]).map(torch.neg)  # both from 1 to 0
+    replies = {"delta": spread(moved, 2)}
+    made = weigh(replies, torch.tensor([3.0, 1.0]))["delta"]
+    assert made["1.running_var"].tolist() == [-1, -1]
+    assert made["1.weight"].tolist() == [-4, -4]
+    halved = weigh(replies, torch.tensor([0.25, 0.25]))["delta"]
+    assert halved["1.running_var"].tolist() == [-0.5, -0.5]
 
 
 def test_trust_goes_by_the_cosine_with_the_servers_own_change():

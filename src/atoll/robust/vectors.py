@@ -112,5 +112,11 @@ def mix_rows(fields: Fields, shares: Tensor) -> dict[str, Stack]:
 
 
 def weigh(fields: Fields, shares: Tensor) -> dict[str, Params]:
-    """Return sum_i a_i x_i for shares a of the clients."""
-    return reduce_leaves(fields, lambda rows: torch.matmul(shares.to(rows), rows))
+    """Return sum_i a_i x_i for shares a of the clients; of statistics no more than a mean, so variances stay above 0."""
+
+    def add_up(some: Fields, a: Tensor) -> dict[str, Params]:
+        return reduce_leaves(some, lambda rows: torch.matmul(a.to(rows), rows))
+
+    statistics = {name: value.buffers for name, value in fields.items()}
+    means = add_up(statistics, shares / shares.sum().clamp(min=1))
+    return {name: value | means[name] for name, value in add_up(fields, shares).items()}
