@@ -23,6 +23,22 @@ def test_a_sketch_keeps_cosines():
     assert (draw_signs(0, 5, 8).abs() == 1).all()
 
 
+def test_sketches_are_as_exact_as_what_trains():
+    seen = []
+
+    class Watched(FedoraItems):
+        def describe(self, cohort):
+            z = super().describe(cohort)
+            seen.extend(zip(cohort.samples.tolist(), z, strict=True))
+            return z
+
+    recommend(make_ratings(), Watched(sketch=8), rounds=1)
+    for items, z in seen:
+        sums = z * (items * 8) ** 0.5  # of signs
+        assert (sums - sums.round()).abs().max() < 1e-14
+    assert len(seen) == 8
+
+
 def test_the_last_items_are_held_back():
     in_time = torch.tensor([[4, 9, 1, 7, 12, 12], [3, 12, 12, 12, 12, 12], [5, 2, 12, 12, 12, 12]])
     known = in_time.sort(1).values

@@ -132,7 +132,7 @@ class FedoraItems(Recommending):
         signs = draw_signs(seed, items, self.sketch).to(cohort.device, cohort.initial_dtype)
         rows = torch.cat([signs, torch.zeros_like(signs[:1])])
         sums = torch.stack([rows[mine].sum(0) for mine in known])  # one after another: the same bits in any cohort
-        z = sums / ((known < items).sum(1, keepdim=True) * self.sketch).sqrt().clamp(min=1)
+        z = sums / ((known < items).sum(1, keepdim=True).to(sums) * self.sketch).sqrt().clamp(min=1)
         if not self.noise:
             return z
         noises = [generator(seed, "sketch noise", k).normal(scale=self.noise, size=self.sketch) for k in cohort.clients]
