@@ -5,11 +5,13 @@ user does not train on are as likely. A pair's loss is the cross-entropy of sigm
 """
 
 import functools
+from itertools import pairwise
 
 import torch
 from oracles.tools import PROBES, Federation, Outcome, oracle
 from ratings import make_ratings
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from atoll import Task
 from atoll.kernel.randomness import Keys
@@ -19,9 +21,14 @@ RATE, PULL, OTHERS = 1.0, 0.01, 4  # step size, l2 and negatives by default
 
 
 @functools.cache
-def make_task() -> Task:
+def make_task(model: str | None = None) -> Task:
     """Make eight users of unequal size, in float64."""
-    return make_ratings().to(torch.device("cpu"), torch.float64)
+    return make_ratings(model=model).to(torch.device("cpu"), torch.float64)
+
+
+def make_neural_task() -> Task:
+    """Make the same users, whose items are scored by a network."""
+    return make_task("neural-items")
 
 
 def known(fed: Federation, k: int) -> list[int]:
@@ -150,6 +157,55 @@ def fcf(
             uphill = -(m / (1 - 0.9**steps)) / ((s / (1 - 0.999**steps)).sqrt() + 1e-8)
         q, b = q + rate * uphill[:, :-1], b + rate * uphill[:, -1] * bias
     return scores(fed, [q @ solve(k)[0] + b for k in fed.clients])
+
+
+WIDTHS = (2 * RANK, 2 * RANK, RANK, RANK // 2, 1)  # of the layers of FedNCF's network
+
+
+@oracle("fedncf", task=make_neural_task)
+@oracle("fedncf", task=make_neural_task, epochs=2, rate=0.3, l2=0.2, crowd=3)
+def fedncf(fed: Federation, epochs: int = 1, rate: float = RATE, l2: float = PULL, crowd: int = 1) -> Outcome:
+    """Perifanis, Efraimidis, 2022: MLP([p; q_i]) + b_i; rows are averaged by who touched them, the network by all."""
+    first = ITEMS * (RANK + 1)
+    (q, b), theta = table_of(fed), fed.w0[first + RANK :].clone()  # the user's vector stands between both
+    p = {k: torch.zeros(RANK, dtype=torch.float64) for k in fed.clients}
+
+    def score(theta: Tensor, p: Tensor, q: Tensor, b: Tensor) -> Tensor:
+        h, start = torch.cat([p.expand_as(q), q], 1), 0
+        for inputs, outputs in pairwise(WIDTHS):
+            if start:
+                h = h.relu()
+            weight = theta[start : start + inputs * outputs].reshape(outputs, inputs)
+            start += inputs * outputs
+            h = h @ weight.T + theta[start : start + outputs]
+            start += outputs
+        return h[:, 0] + b
+
+    for t in fed.rounds:
+        for k in t.asked:
+            here = [theta, p[k], q, b]
+            count = torch.zeros(ITEMS, dtype=torch.float64)
+            for epoch in range(epochs):
+                pairs = pairs_of(fed, k, t.number, epoch)
+                i, y = torch.tensor([i for i, _ in pairs]), torch.tensor([y for _, y in pairs], dtype=torch.float64)
+                at = [one.clone().requires_grad_() for one in here]
+                z = score(at[0], at[1], at[2][i], at[3][i])
+                g = torch.autograd.grad(cross_entropy(z, y, reduction="sum"), at)
+                touches = torch.bincount(i, minlength=ITEMS).double()
+                each = rate / touches.clamp(min=1)
+                here = [
+                    here[0] - rate * g[0] / len(pairs),
+                    here[1] - rate * (g[1] / len(pairs) + l2 * here[1]),
+                    here[2] - each[:, None] * g[2] - rate * l2 * (touches > 0)[:, None] * here[2],
+                    here[3] - each * g[3],
+                ]
+                count += touches
+            p[k] = here[1]
+            t.send(k, delta=here[0] - theta, q=here[2] - q, b=here[3] - b, count=count)
+        if t.replies:
+            theta = theta + t.mean("delta")
+        q, b = move_rows(q, b, t.replies, crowd=crowd)
+    return scores(fed, [score(theta, p[k], q, b) for k in fed.clients])
 
 
 @oracle("fedrap", task=make_task)

@@ -112,7 +112,7 @@ def mix_rows(fields: Fields, shares: Tensor) -> dict[str, Stack]:
 
 
 def weigh(fields: Fields, shares: Tensor) -> dict[str, Params]:
-    """Return sum_i a_i x_i for shares a of the clients; of statistics no more than a mean, so variances stay above 0."""
+    """Return sum_i a_i x_i for shares a of the clients; of statistics a mean at most, so variances stay above 0."""
 
     def add_up(some: Fields, a: Tensor) -> dict[str, Params]:
         return reduce_leaves(some, lambda rows: torch.matmul(a.to(rows), rows))
